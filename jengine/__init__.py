@@ -1,0 +1,27 @@
+"""jengine: MMEngine's training engine for JAX.
+
+The names below are imported at first use, so that `import jengine` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jengine.config import load_config as load_config
+    from jengine.runner import Runner as Runner
+
+__version__ = "0.1.0"
+
+_NAMES = {"Runner": "jengine.runner", "load_config": "jengine.config"}
+_PACKAGES = (
+    "averaging", "checkpoint", "config", "data", "errors", "evaluation", "hooks", "logging",
+    "model", "optim", "parallel", "paths", "registry", "runner", "train", "visualization",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"jengine.{name}")
+    raise AttributeError(f"module 'jengine' has no attribute {name!r}")

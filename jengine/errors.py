@@ -1,0 +1,63 @@
+"""What every error of the engine says: what was found, where in the config, what was expected, the closest name.
+
+The place in the config is kept in a context variable, so that a constructor five calls deep need not be told where
+its arguments came from: `place` marks the way down, and whatever exception leaves it carries the full path as a note.
+"""
+
+import contextlib
+import contextvars
+import difflib
+from collections.abc import Iterable, Iterator
+
+_PLACE: contextvars.ContextVar[tuple[str | int, ...]] = contextvars.ContextVar("jengine_config_place", default=())
+
+
+class ConfigError(ValueError):
+    """The config asks for something that cannot be built."""
+
+
+class UnknownNameError(KeyError):
+    """A name that no registry or table knows. Prints its message as it is (KeyError would print its repr)."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+def closest(name: str, candidates: Iterable[str]) -> str:
+    """Says which of `candidates` was probably meant.
+
+    Args:
+      name: what was found.
+      candidates: the legal names.
+
+    Returns:
+      "; did you mean 'x'?" when one of them is close, else the whole list of legal names.
+    """
+    names = sorted(str(c) for c in candidates)
+    by_lower = {n.lower(): n for n in names}
+    match = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.6)
+    if match:
+        return f"; did you mean {by_lower[match[0]]!r}?"
+    return f"; expected one of: {', '.join(names)}" if names else ""
+
+
+def where() -> str:
+    """The current place in the config as one types it, `custom_hooks[0].interval`; empty outside any `place`."""
+    text = ""
+    for key in _PLACE.get():
+        text += f"[{key}]" if isinstance(key, int) else (f".{key}" if text else str(key))
+    return text
+
+
+@contextlib.contextmanager
+def place(*keys: str | int) -> Iterator[None]:
+    """Marks that what happens inside is about `keys` of the config; an exception that leaves gains a note saying so."""
+    token = _PLACE.set((*_PLACE.get(), *keys))
+    try:
+        yield
+    except Exception as error:
+        if not any(note.startswith("in the config at ") for note in getattr(error, "__notes__", ())):
+            error.add_note(f"in the config at `{where()}`")
+        raise
+    finally:
+        _PLACE.reset(token)
