@@ -1,0 +1,234 @@
+"""The base of all hooks: twenty-two host stages, three traced points, and a state that checkpoints carry."""
+
+from collections.abc import Mapping, Sized
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from jengine.hooks.priority import Priority
+from jengine.train import StepContext
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+
+class Hook:
+    """Something that happens at fixed moments of a run.
+
+    A hook acts in one of two ways, or in both:
+
+    * **Host stages** (`before_run` … `after_run`, the names and arguments of MMEngine) are called by the Runner in
+      priority order, outside the compiled step. They see numbers, files and the clock.
+    * **Traced points** (`traced_batch`, `traced_grads`, `traced_update`) are pure functions `context -> context` that
+      are compiled into the step, in the same priority order. Whatever they remember lives in their traced state (see
+      `init_traced_state`), never in an attribute: an attribute read inside a trace is frozen at its first value.
+
+    Attributes:
+      priority: when the hook runs among others, unless the registration says otherwise.
+    """
+
+    priority: int | str | Priority = "NORMAL"
+
+    stages: ClassVar[tuple[str, ...]] = (
+        "before_run",
+        "after_load_checkpoint",
+        "before_train",
+        "before_train_epoch",
+        "before_train_iter",
+        "after_train_iter",
+        "after_train_epoch",
+        "before_val",
+        "before_val_epoch",
+        "before_val_iter",
+        "after_val_iter",
+        "after_val_epoch",
+        "after_val",
+        "before_save_checkpoint",
+        "after_train",
+        "before_test",
+        "before_test_epoch",
+        "before_test_iter",
+        "after_test_iter",
+        "after_test_epoch",
+        "after_test",
+        "after_run",
+    )
+    traced_points: ClassVar[tuple[str, ...]] = ("traced_batch", "traced_grads", "traced_update")
+
+    # --- Host stages, in the order of a run. ---
+
+    def before_run(self, runner: "Runner") -> None:
+        """Once before training, validation or testing begins."""
+
+    def after_load_checkpoint(self, runner: "Runner", checkpoint: dict[str, Any]) -> None:
+        """After a checkpoint was read and before it is used; `checkpoint` may be edited in place."""
+
+    def before_train(self, runner: "Runner") -> None:
+        """Before the first training iteration."""
+
+    def before_train_epoch(self, runner: "Runner") -> None:
+        """Before each training epoch; in an iteration loop once."""
+        self._before_epoch(runner, mode="train")
+
+    def before_train_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
+        """Before each training step, with the batch on its device."""
+        self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="train")
+
+    def after_train_iter(
+        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+    ) -> None:
+        """After each training step was dispatched; `outputs` are device arrays that may still be in the making."""
+        self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="train")
+
+    def after_train_epoch(self, runner: "Runner") -> None:
+        """After each training epoch; in an iteration loop once."""
+        self._after_epoch(runner, mode="train")
+
+    def before_val(self, runner: "Runner") -> None:
+        """Before a validation."""
+
+    def before_val_epoch(self, runner: "Runner") -> None:
+        """Before the first batch of a validation."""
+        self._before_epoch(runner, mode="val")
+
+    def before_val_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
+        """Before each validation step."""
+        self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="val")
+
+    def after_val_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """After each validation step; `outputs` are the predictions, on the device."""
+        self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="val")
+
+    def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+        """After a validation, with its metrics as host numbers."""
+        self._after_epoch(runner, mode="val")
+
+    def after_val(self, runner: "Runner") -> None:
+        """After a validation and its `after_val_epoch`."""
+
+    def before_save_checkpoint(self, runner: "Runner", checkpoint: dict[str, Any]) -> None:
+        """Before a checkpoint is written; `checkpoint` may be edited in place."""
+
+    def after_train(self, runner: "Runner") -> None:
+        """After the last training iteration."""
+
+    def before_test(self, runner: "Runner") -> None:
+        """Before a test."""
+
+    def before_test_epoch(self, runner: "Runner") -> None:
+        """Before the first batch of a test."""
+        self._before_epoch(runner, mode="test")
+
+    def before_test_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
+        """Before each test step."""
+        self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="test")
+
+    def after_test_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """After each test step; `outputs` are the predictions, on the device."""
+        self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="test")
+
+    def after_test_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+        """After a test, with its metrics as host numbers."""
+        self._after_epoch(runner, mode="test")
+
+    def after_test(self, runner: "Runner") -> None:
+        """After a test and its `after_test_epoch`."""
+
+    def after_run(self, runner: "Runner") -> None:
+        """Once when training, validation or testing has ended."""
+
+    # --- One method for the three modes: override these to act in training, validation and test alike. ---
+
+    def _before_epoch(self, runner: "Runner", mode: str = "train") -> None:
+        """Before each epoch of any mode ('train', 'val', 'test')."""
+
+    def _after_epoch(self, runner: "Runner", mode: str = "train") -> None:
+        """After each epoch of any mode."""
+
+    def _before_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
+        """Before each iteration of any mode."""
+
+    def _after_iter(
+        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+    ) -> None:
+        """After each iteration of any mode."""
+
+    # --- Traced points: pure, compiled into the training step. ---
+
+    def init_traced_state(self, params: Any, model_state: Any) -> Any:
+        """The hook's own part of `TrainState.hook_state`: a pytree of arrays, or None for none.
+
+        Its leaves must be arrays of their own (copy what starts as a parameter): the state is donated to each step,
+        and one buffer cannot be donated twice.
+        """
+        return None
+
+    def traced_batch(self, ctx: StepContext) -> StepContext:
+        """Before the loss: may change `ctx.batch`, `ctx.hyperparams`, `ctx.hook_state`."""
+        return ctx
+
+    def traced_grads(self, ctx: StepContext) -> StepContext:
+        """Between the gradients and the update: may change `ctx.grads`, `ctx.outputs`, `ctx.hook_state`."""
+        return ctx
+
+    def traced_update(self, ctx: StepContext) -> StepContext:
+        """After the update: sees the new `ctx.params`; may change them, `ctx.model_state`, `ctx.hook_state`."""
+        return ctx
+
+    # --- State on the host, saved in every checkpoint. ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the hook must remember over a restart, as JSON-able values."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave."""
+
+    # --- Helpers. ---
+
+    def every_n_epochs(self, runner: "Runner", n: int, start: int = 0) -> bool:
+        """Whether the epoch that ends now is one of every `n`, counted from epoch number `start` (which is one)."""
+        return n > 0 and runner.epoch + 1 >= start and (runner.epoch + 1 - start) % n == 0
+
+    def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
+        """Whether this is one of every `n` iterations of the epoch."""
+        return n > 0 and (batch_idx + 1) % n == 0
+
+    def every_n_train_iters(self, runner: "Runner", n: int, start: int = 0) -> bool:
+        """Whether this is one of every `n` training iterations, counted from iteration number `start`."""
+        return n > 0 and runner.iter + 1 >= start and (runner.iter + 1 - start) % n == 0
+
+    def end_of_epoch(self, dataloader: Sized, batch_idx: int) -> bool:
+        """Whether this is the last batch of the loader."""
+        return batch_idx + 1 == len(dataloader)
+
+    def is_last_train_epoch(self, runner: "Runner") -> bool:
+        """Whether the current epoch is the last."""
+        return runner.epoch + 1 == runner.max_epochs
+
+    def is_last_train_iter(self, runner: "Runner") -> bool:
+        """Whether the current iteration is the last."""
+        return runner.iter + 1 == runner.max_iters
+
+    def get_triggered_stages(self) -> list[str]:
+        """The host stages at which this hook does something, in the order of `stages`."""
+        return [stage for stage in self.stages if self._overrides(stage)]
+
+    def get_traced_points(self) -> list[str]:
+        """The traced points at which this hook does something."""
+        return [point for point in self.traced_points if getattr(type(self), point) is not getattr(Hook, point)]
+
+    def _overrides(self, stage: str) -> bool:
+        shared = _SHARED.get(stage)
+        return any(
+            name in self.__dict__ or getattr(type(self), name) is not getattr(Hook, name)
+            for name in (stage, shared)
+            if name is not None
+        )
+
+
+# `before_val_iter` does its default work in `_before_iter`, and so on.
+_SHARED = {
+    f"{when}_{mode}_{what}": f"_{when}_{what}"
+    for when in ("before", "after")
+    for mode in ("train", "val", "test")
+    for what in ("epoch", "iter")
+}

@@ -1,0 +1,75 @@
+"""Times iterations and says how long the run will still take."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from jengine.hooks.hook import Hook
+from jengine.registry import HOOKS
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+
+@HOOKS.register_module()
+class IterTimerHook(Hook):
+    """Records `data_time` and `time` of each iteration, in seconds, and the remaining time as the info `eta`.
+
+    The device works asynchronously, and the loop keeps at most two steps in flight: a single `time` says when a step
+    was dispatched, and its mean over a log interval is the true time of a step. With `block=True` every iteration
+    waits for its outputs, so that each single `time` is true as well, at the price of an idle device.
+
+    Args:
+      block: wait for the outputs of each iteration before its time is taken.
+      clock: gives the time in seconds.
+    """
+
+    priority = "NORMAL"
+
+    def __init__(self, block: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._block = block
+        self._clock = clock
+        self._then = 0.0
+        self._start_iter = 0
+        self._train_total = 0.0
+        self._eval_total = 0.0
+
+    def before_train(self, runner: "Runner") -> None:
+        """Remembers where training starts, so that a resumed run estimates from its own iterations alone."""
+        self._start_iter = runner.iter
+        self._train_total = 0.0
+
+    def _before_epoch(self, runner: "Runner", mode: str = "train") -> None:
+        self._then = self._clock()
+        self._eval_total = 0.0
+
+    def _before_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
+        runner.message_hub.update_scalar(f"{mode}/data_time", self._clock() - self._then)
+
+    def _after_iter(
+        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+    ) -> None:
+        if self._block:
+            import jax
+
+            jax.block_until_ready(outputs)
+        now = self._clock()
+        took, self._then = now - self._then, now
+        runner.message_hub.update_scalar(f"{mode}/time", took)
+        if mode == "train":
+            self._train_total += took
+            done = runner.iter - self._start_iter + 1
+            eta = self._train_total / done * (runner.max_iters - runner.iter - 1)
+        else:
+            self._eval_total += took
+            loop = runner.val_loop if mode == "val" else runner.test_loop
+            eta = self._eval_total / (batch_idx + 1) * (len(loop.dataloader) - batch_idx - 1)
+        runner.message_hub.update_info("eta", eta)
+
+    def _after_epoch(self, runner: "Runner", mode: str = "train") -> None:
+        # A validation inside training is no part of the next training iteration.
+        self._then = self._clock()
+
+    def after_val(self, runner: "Runner") -> None:
+        """Starts the clock of the training iteration that follows."""
+        self._then = self._clock()

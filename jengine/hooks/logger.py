@@ -1,0 +1,142 @@
+"""Writes the log: lines to the terminal and the log file, scalars to the visualizer's backends."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jengine.hooks.hook import Hook
+from jengine.registry import HOOKS
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+
+@HOOKS.register_module()
+class LoggerHook(Hook):
+    """Logs every `interval` iterations and after each validation and test.
+
+    A log line is the only moment at which the numbers of past iterations leave the device: all that wait come over
+    in one transfer.
+
+    Args:
+      interval: iterations between two lines, counted anew in each epoch.
+      ignore_last: leave out the incomplete rest of an epoch, unless the whole epoch is shorter than `interval`.
+      interval_exp_name: iterations between two lines that repeat the experiment's name.
+      out_dir: where the log files are copied to after the run, into a folder named like the work dir. A path or a URL
+        that `etils.epath` opens (`gs://`, `s3://`).
+      out_suffix: which files of the log directory are copied, by the end of their names.
+      keep_local: False removes the local files once they are copied.
+      log_metric_by_epoch: what the backends take as the step of validation metrics: the epoch, or the iteration.
+
+    Raises:
+      TypeError: `interval` is not an integer. ValueError: it is not positive.
+    """
+
+    priority = "BELOW_NORMAL"
+
+    def __init__(
+        self,
+        interval: int = 10,
+        ignore_last: bool = True,
+        interval_exp_name: int = 1000,
+        out_dir: str | os.PathLike[str] | None = None,
+        out_suffix: str | Sequence[str] = (".json", ".log", ".py", "yaml"),
+        keep_local: bool = True,
+        log_metric_by_epoch: bool = True,
+    ) -> None:
+        for name, value in (("interval", interval), ("interval_exp_name", interval_exp_name)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"LoggerHook: {name} is a number of iterations, an integer; found {value!r}")
+            if value <= 0:
+                raise ValueError(f"LoggerHook: {name} is a positive number of iterations, found {value}")
+        if out_dir is None and not keep_local:
+            raise ValueError("LoggerHook: keep_local=False needs an out_dir, or the logs would be lost")
+        self.interval = interval
+        self.ignore_last = ignore_last
+        self.interval_exp_name = interval_exp_name
+        self.out_dir = out_dir
+        self.out_suffix = (out_suffix,) if isinstance(out_suffix, str) else tuple(out_suffix)
+        self.keep_local = keep_local
+        self.log_metric_by_epoch = log_metric_by_epoch
+
+    def after_train_iter(
+        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Logs the iteration when it is due."""
+        length = len(runner.train_loop.dataloader)
+        # The iteration loop has no epochs: its batch index runs on, and its only end is the end of training.
+        last = batch_idx + 1 == length if runner.train_loop.by_epoch else self.is_last_train_iter(runner)
+        if self.every_n_train_iters(runner, self.interval_exp_name) or (last and runner.train_loop.by_epoch):
+            runner.logger.info(f"Exp name: {runner.experiment_name}")
+        period = length if runner.train_loop.by_epoch else runner.max_iters
+        if (batch_idx + 1) % self.interval == 0 or (last and (not self.ignore_last or period <= self.interval)):
+            tag, text = runner.log_processor.get_log_after_iter(runner, batch_idx, "train")
+            runner.logger.info(text)
+            runner.visualizer.add_scalars(tag, step=runner.iter + 1, file_path=f"{runner.timestamp}.json")
+
+    def after_val_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Logs the progress of a validation to the terminal and the log file."""
+        self._log_eval_iter(runner, batch_idx, "val")
+
+    def after_test_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Logs the progress of a test to the terminal and the log file."""
+        self._log_eval_iter(runner, batch_idx, "test")
+
+    def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+        """Logs the metrics of a validation, to the backends too."""
+        tag, text = runner.log_processor.get_log_after_epoch(runner, len(runner.val_loop.dataloader), "val")
+        runner.logger.info(text)
+        step = 0 if runner.train_loop is None else runner.epoch if self.log_metric_by_epoch else runner.iter
+        runner.visualizer.add_scalars(tag, step=step, file_path=f"{runner.timestamp}.json")
+
+    def after_test_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+        """Logs the metrics of a test, and writes them to `<timestamp>.json` in the log directory."""
+        tag, text = runner.log_processor.get_log_after_epoch(
+            runner, len(runner.test_loop.dataloader), "test", with_non_scalar=True
+        )
+        runner.logger.info(text)
+        if runner.is_main_process:
+            with open(os.path.join(runner.log_dir, f"{runner.timestamp}.json"), "w") as file:
+                json.dump({k: v for k, v in map(_jsonable, tag.items()) if v is not None}, file)
+
+    def after_run(self, runner: "Runner") -> None:
+        """Closes the backends and copies the log files to `out_dir`."""
+        runner.visualizer.close()
+        if self.out_dir is not None and runner.is_main_process:
+            self._copy_logs(runner)
+
+    def _log_eval_iter(self, runner: "Runner", batch_idx: int, mode: str) -> None:
+        if self.every_n_inner_iters(batch_idx, self.interval):
+            _, text = runner.log_processor.get_log_after_iter(runner, batch_idx, mode)
+            runner.logger.info(text)
+
+    def _copy_logs(self, runner: "Runner") -> None:
+        from etils import epath
+
+        assert self.out_dir is not None
+        source = epath.Path(runner.log_dir)
+        target = epath.Path(self.out_dir) / os.path.basename(runner.work_dir.rstrip("/"))
+        for folder, _, files in os.walk(runner.log_dir):
+            for name in files:
+                if name.endswith(self.out_suffix):
+                    path = epath.Path(folder) / name
+                    copy = target / path.relative_to(source)
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    path.copy(copy, overwrite=True)
+        runner.logger.info(f"The logs were copied to {target}.")
+        if not self.keep_local:
+            shutil.rmtree(runner.log_dir)
+
+
+def _jsonable(item: tuple[str, Any]) -> tuple[str, Any]:
+    """The entry with its value as JSON takes it; None where it cannot be said in JSON."""
+    name, value = item
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return name, None
+    return name, value

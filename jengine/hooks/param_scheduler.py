@@ -1,0 +1,58 @@
+"""Steps the parameter schedulers."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jengine.hooks.hook import Hook
+from jengine.registry import HOOKS
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+
+@HOOKS.register_module()
+class ParamSchedulerHook(Hook):
+    """Steps each scheduler of the runner when its unit of time is over.
+
+    Schedulers with `by_epoch=False` step after every iteration, the others after every epoch; those that follow a
+    metric get the metrics after every validation. The numbers that they change enter the compiled step as inputs.
+    """
+
+    priority = "LOW"
+
+    def after_train_iter(
+        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Steps what counts iterations."""
+        for scheduler in _all(runner):
+            if not scheduler.by_epoch:
+                scheduler.step()
+
+    def after_train_epoch(self, runner: "Runner") -> None:
+        """Steps what counts epochs."""
+        for scheduler in _all(runner):
+            if scheduler.by_epoch:
+                scheduler.step()
+
+    def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+        """Hands the metrics to what follows one."""
+        for scheduler in _all(runner):
+            if scheduler.by_epoch and getattr(scheduler, "need_val_args", False):
+                scheduler.step(metrics)
+
+
+def _all(runner: "Runner") -> Iterator[Any]:
+    """Every scheduler of the runner, of all optimizers."""
+    schedulers = runner.param_schedulers
+    if schedulers is None:
+        return
+    if isinstance(schedulers, list):
+        yield from schedulers
+    elif isinstance(schedulers, dict):
+        for of_one in schedulers.values():
+            yield from of_one
+    else:
+        raise TypeError(
+            f"runner.param_schedulers is a list, or a dict of lists for several optimizers, "
+            f"found {type(schedulers).__name__}"
+        )

@@ -1,0 +1,108 @@
+"""Puts the facts of the run (epoch, iteration, learning rate, losses, metrics) on the message hub."""
+
+import numbers
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jengine.hooks.hook import Hook
+from jengine.registry import HOOKS
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+
+@HOOKS.register_module()
+class RuntimeInfoHook(Hook):
+    """Keeps the message hub up to date; everything that logs reads from there.
+
+    Losses are put there as the device arrays that they are: nothing is fetched before somebody reads.
+    """
+
+    priority = "VERY_HIGH"
+
+    def __init__(self) -> None:
+        self._stage_before_val: str | None = None
+
+    def before_run(self, runner: "Runner") -> None:
+        """Notes the config, the seed, the experiment's name and the version."""
+        from jengine import __version__
+
+        runner.message_hub.update_info_dict(
+            dict(
+                cfg=runner.cfg_text,
+                seed=runner.seed,
+                experiment_name=runner.experiment_name,
+                jengine_version=__version__,
+            )
+        )
+
+    def before_train(self, runner: "Runner") -> None:
+        """Notes where training starts and how far it goes."""
+        hub = runner.message_hub
+        hub.update_info("loop_stage", "train")
+        hub.update_info("epoch", runner.epoch)
+        hub.update_info("iter", runner.iter)
+        hub.update_info("max_epochs", runner.max_epochs)
+        hub.update_info("max_iters", runner.max_iters)
+        if (meta := getattr(runner.train_dataloader, "metainfo", None)) is not None:
+            hub.update_info("dataset_meta", meta)
+
+    def before_train_epoch(self, runner: "Runner") -> None:
+        """Notes the epoch."""
+        runner.message_hub.update_info("epoch", runner.epoch)
+
+    def before_train_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
+        """Notes the iteration and the learning rate that it uses: of the first group, under each name of `get_lr`."""
+        hub = runner.message_hub
+        hub.update_info("iter", runner.iter)
+        for name, values in runner.optim_wrapper.get_lr().items():
+            hub.update_scalar(f"train/{name}", values[0])
+
+    def after_train_iter(
+        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Hands over the step's outputs."""
+        if outputs:
+            update = runner.message_hub.update_scalar
+            for name, value in outputs.items():
+                update(f"train/{name}", value)
+
+    def before_val(self, runner: "Runner") -> None:
+        """Marks the stage."""
+        self._stage_before_val = runner.message_hub.get_info("loop_stage")
+        runner.message_hub.update_info("loop_stage", "val")
+
+    def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+        """Notes the metrics as `val/…`."""
+        self._note_metrics(runner, "val", metrics)
+
+    def after_val(self, runner: "Runner") -> None:
+        """Restores the stage that the validation interrupted."""
+        if self._stage_before_val is None:
+            runner.message_hub.pop_info("loop_stage")
+        else:
+            runner.message_hub.update_info("loop_stage", self._stage_before_val)
+
+    def after_train(self, runner: "Runner") -> None:
+        """Forgets the stage."""
+        runner.message_hub.pop_info("loop_stage")
+
+    def before_test(self, runner: "Runner") -> None:
+        """Marks the stage."""
+        runner.message_hub.update_info("loop_stage", "test")
+
+    def after_test_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+        """Notes the metrics as `test/…`."""
+        self._note_metrics(runner, "test", metrics)
+
+    def after_test(self, runner: "Runner") -> None:
+        """Forgets the stage."""
+        runner.message_hub.pop_info("loop_stage")
+
+    @staticmethod
+    def _note_metrics(runner: "Runner", mode: str, metrics: dict[str, float] | None) -> None:
+        for name, value in (metrics or {}).items():
+            if isinstance(value, numbers.Number) or getattr(value, "size", None) == 1:
+                runner.message_hub.update_scalar(f"{mode}/{name}", value)
+            else:
+                runner.message_hub.update_info(f"{mode}/{name}", value)

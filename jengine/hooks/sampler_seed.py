@@ -1,0 +1,32 @@
+"""Gives each epoch its own order of the data."""
+
+from typing import TYPE_CHECKING
+
+from jengine.hooks.hook import Hook
+from jengine.registry import HOOKS
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+
+@HOOKS.register_module()
+class DistSamplerSeedHook(Hook):
+    """Tells the training data which epoch begins; its order is a function of the seed and the epoch.
+
+    The epoch goes to `loader.set_epoch`, `loader.sampler.set_epoch` or `loader.batch_sampler.sampler.set_epoch`,
+    whichever is there first; to nobody where there is none.
+    """
+
+    priority = "NORMAL"
+
+    def before_train_epoch(self, runner: "Runner") -> None:
+        """Hands the epoch to the data."""
+        loader = runner.train_loop.dataloader
+        for owner in (
+            loader,
+            getattr(loader, "sampler", None),
+            getattr(getattr(loader, "batch_sampler", None), "sampler", None),
+        ):
+            if hasattr(owner, "set_epoch"):
+                owner.set_epoch(runner.epoch)
+                return
