@@ -22,11 +22,8 @@ class DistSamplerSeedHook(Hook):
     def before_train_epoch(self, runner: "Runner") -> None:
         """Hands the epoch to the data."""
         loader = runner.train_loop.dataloader
-        for owner in (
-            loader,
-            getattr(loader, "sampler", None),
-            getattr(getattr(loader, "batch_sampler", None), "sampler", None),
-        ):
-            if hasattr(owner, "set_epoch"):
-                owner.set_epoch(runner.epoch)
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        for owner in (loader, getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None)):
+            if (set_epoch := getattr(owner, "set_epoch", None)) is not None:
+                set_epoch(runner.epoch)
                 return

@@ -1,0 +1,13 @@
+"""Models: pure functions behind one interface, and adapters for Linen, NNX and plain functions."""
+
+from jengine.model.functional import FunctionalModel as FunctionalModel
+from jengine.model.linen import LinenModel as LinenModel
+from jengine.model.losses import CrossEntropy as CrossEntropy
+from jengine.model.losses import MeanSquaredError as MeanSquaredError
+from jengine.model.model import Model as Model
+from jengine.model.networks import SmallCNN as SmallCNN
+from jengine.model.networks import SmallViT as SmallViT
+from jengine.model.nnx import NnxModel as NnxModel
+from jengine.model.precision import CastModel as CastModel
+from jengine.model.precision import Precision as Precision
+from jengine.model.precision import get_precision as get_precision

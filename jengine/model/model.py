@@ -1,0 +1,106 @@
+"""The interface that the engine sees: three pure functions and the types of the modules."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from jengine.registry import MODELS, check_arguments
+
+PyTree = Any
+Losses = dict[str, Any]  # name -> array of any shape (its mean counts), (sum, weight), or a list of those
+
+
+class Model:
+    """What the engine trains: pure functions over `params` (differentiated) and `model_state` (carried along).
+
+    Adapters: `LinenModel`, `NnxModel` and `FunctionalModel`; or derive from this class.
+
+    Attributes:
+      module_types: dotted module path -> class name ('backbone.norm1' -> 'LayerNorm'), known after `init` was called or
+        traced; empty for plain functions. Rules over parameters read from it what is a norm or a convolution.
+    """
+
+    module_types: Mapping[str, str] = {}
+
+    def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
+        """Makes `(params, model_state)`, nested dicts of arrays, from a key and a batch of the training data's form."""
+        raise NotImplementedError(f"{type(self).__name__} must define `init(rng, batch)`")
+
+    def loss(
+        self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
+    ) -> tuple[Losses, PyTree]:
+        """The losses of a training batch, and the new model state.
+
+        Args:
+          params: differentiated parameters.
+          model_state: what the model carries besides (running statistics); {} where there is none.
+          batch: pytree of arrays with a leading batch axis.
+          rng: a key of this iteration.
+          hyperparams: the scalars that the host hands to each step (`hyperparams['loss_lambda']`), traced.
+
+        Returns:
+          Losses by name and the new `model_state`. The total is the sum of the entries with 'loss' in their name; the
+          others are only logged.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `loss(params, model_state, batch, ...)`")
+
+    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+        """Predictions for an evaluation batch: a pytree whose arrays have the batch axis first."""
+        raise NotImplementedError(f"{type(self).__name__} must define `predict(params, model_state, batch)`")
+
+
+def select_inputs(batch: PyTree, inputs: str | tuple[str, ...] | None) -> tuple[Any, ...]:
+    """The positional arguments of a module: the entries of `batch` called `inputs`, or the batch itself for None.
+
+    Raises:
+      KeyError: the batch has no such entry.
+    """
+    if inputs is None:
+        return (batch,)
+    names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+    for name in names:
+        if not isinstance(batch, Mapping) or name not in batch:
+            found = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
+            raise KeyError(f"the model takes the batch entry {name!r} (its `inputs`), the batch has {found}")
+    return tuple(batch[name] for name in names)
+
+
+def build_loss(loss: Any) -> Callable[..., Any]:
+    """A loss function from a registered config, or the function itself.
+
+    Raises:
+      TypeError: neither a config nor callable.
+    """
+    if hasattr(loss, "items"):
+        loss = MODELS.build(loss)
+    if not callable(loss):
+        raise TypeError(f"a loss is a function (outputs, batch) -> losses or a config of one, found {loss!r}")
+    return loss
+
+
+def build_module(module: Any, **extra: Any) -> Any:
+    """A network from a registered config with nested configs built inside out, or the module itself."""
+    if not hasattr(module, "items"):
+        return module
+    arguments = {k: build_module(v) if hasattr(v, "items") and "type" in v else v for k, v in module.items()}
+    kind = arguments.pop("type", None)
+    if kind is None:
+        raise TypeError(f"a module config needs a 'type', found the keys {sorted(arguments)}")
+    entry = MODELS.get(kind) if isinstance(kind, str) else kind
+    arguments.update(extra)
+    check_arguments(entry, arguments)
+    return entry(**arguments)
+
+
+def call_loss(fn: Callable[..., Any], outputs: PyTree, batch: PyTree, hyperparams: Mapping[str, Any]) -> Losses:
+    """Calls `fn(outputs, batch)`, with `hyperparams` too when it takes them; a bare array counts as 'loss'."""
+    from jengine.model.functional import accepts
+
+    extra = {"hyperparams": hyperparams} if accepts(fn, "hyperparams") else {}
+    return named(fn(outputs, batch, **extra))
+
+
+def named(losses: Any) -> Losses:
+    """Losses by name: what is no dict is the entry 'loss'."""
+    return dict(losses) if isinstance(losses, Mapping) else {"loss": losses}

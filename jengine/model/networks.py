@@ -1,0 +1,96 @@
+"""Two small image classifiers in Linen, for examples, first steps and tests."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jengine.registry import MODELS
+
+
+@MODELS.register_module()
+class SmallCNN(nn.Module):
+    """A convolutional network with BatchNorm: stages of two convolutions, each after the first at half the resolution.
+
+    Attributes:
+      num_classes: number of logits.
+      widths: channels of each stage.
+      dropout: rate before the classifier.
+    """
+
+    num_classes: int = 10
+    widths: tuple[int, ...] = (32, 64)
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
+        """Logits f[B, num_classes] of images f[B, H, W, C]."""
+        x = image
+        for stage, width in enumerate(self.widths):
+            for depth in range(2):
+                stride = 2 if stage > 0 and depth == 0 else 1
+                x = nn.Conv(width, (3, 3), (stride, stride), use_bias=False, name=f"conv{stage}_{depth}")(x)
+                x = nn.BatchNorm(use_running_average=not train, momentum=0.9, name=f"bn{stage}_{depth}")(x)
+                x = nn.relu(x)
+        x = nn.Dropout(self.dropout, deterministic=not train)(x.mean(axis=(1, 2)))
+        return nn.Dense(self.num_classes, name="head")(x)
+
+
+class ViTBlock(nn.Module):
+    """A pre-norm transformer block.
+
+    Attributes:
+      heads: attention heads.
+      mlp_ratio: hidden width of the MLP over the width of the tokens.
+      dropout: rate after attention and MLP.
+    """
+
+    heads: int
+    mlp_ratio: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        """Tokens f[B, N, D] to tokens f[B, N, D]."""
+        y = nn.LayerNorm(name="ln1")(x)
+        y = nn.MultiHeadDotProductAttention(self.heads, name="attn")(y)
+        x = x + nn.Dropout(self.dropout, deterministic=not train)(y)
+        y = nn.LayerNorm(name="ln2")(x)
+        y = nn.Dense(self.mlp_ratio * x.shape[-1], name="fc1")(y)
+        y = nn.Dense(x.shape[-1], name="fc2")(nn.gelu(y))
+        return x + nn.Dropout(self.dropout, deterministic=not train)(y)
+
+
+@MODELS.register_module()
+class SmallViT(nn.Module):
+    """A vision transformer with a class token and learned positions.
+
+    Attributes:
+      num_classes: number of logits.
+      patch: side of a patch in pixels.
+      width: size of a token.
+      depth: number of blocks.
+      heads: attention heads per block.
+      mlp_ratio: hidden width of the MLPs over `width`.
+      dropout: rate in the blocks.
+    """
+
+    num_classes: int = 10
+    patch: int = 2
+    width: int = 64
+    depth: int = 4
+    heads: int = 4
+    mlp_ratio: int = 2
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
+        """Logits f[B, num_classes] of images f[B, H, W, C]."""
+        size = (self.patch, self.patch)
+        x = nn.Conv(self.width, size, size, name="patch_embed")(image)
+        x = x.reshape(x.shape[0], -1, self.width)
+        cls_token = self.param("cls_token", nn.initializers.zeros, (1, 1, self.width))
+        x = jnp.concatenate([jnp.broadcast_to(cls_token, (x.shape[0], 1, self.width)).astype(x.dtype), x], axis=1)
+        x = x + self.param("pos_embed", nn.initializers.normal(0.02), (1, x.shape[1], self.width))
+        for i in range(self.depth):
+            x = ViTBlock(self.heads, self.mlp_ratio, self.dropout, name=f"layers_{i}")(x, train)
+        return nn.Dense(self.num_classes, name="head")(nn.LayerNorm(name="norm")(x[:, 0]))

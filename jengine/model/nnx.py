@@ -1,0 +1,123 @@
+"""Flax NNX modules as a model.
+
+An NNX module is an object with state; the engine wants pure functions. So the object is taken apart once, in `init`,
+into its structure (static) and nested dicts of arrays, and put together again inside each trace. Random streams are
+no part of the state: they are reseeded from the key of the iteration, which makes a restart exact.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jengine.model.model import Losses, Model, PyTree, build_loss, build_module, call_loss, select_inputs
+from jengine.registry import MODELS
+
+
+@MODELS.register_module()
+class NnxModel(Model):
+    """A `flax.nnx` module with a loss on its outputs.
+
+    `nnx.Param` variables are differentiated; all others but random streams (`nnx.BatchStat`, …) are the model state.
+    Training runs after `module.train()`, prediction after `module.eval()`.
+
+    Args:
+      module: makes the module from `rngs`: a function or class `(rngs) -> nnx.Module`, or a config of one, which is
+        built with `rngs` added.
+      loss: `(outputs, batch) -> losses`, taking `hyperparams` too if it names them; or a config of one.
+      inputs: the batch entries that the module is called with, in order; None passes the whole batch.
+    """
+
+    def __init__(
+        self,
+        module: Callable[..., Any] | Mapping[str, Any],
+        loss: Callable[..., Any] | Mapping[str, Any],
+        inputs: str | Sequence[str] | None = "image",
+    ) -> None:
+        if not callable(module) and not hasattr(module, "items"):
+            raise TypeError(f"NnxModel: module makes an nnx.Module from rngs, found {module!r}")
+        self._module = module
+        self._loss = build_loss(loss)
+        self._inputs = inputs if inputs is None or isinstance(inputs, str) else tuple(inputs)
+        self._structure: tuple[Any, Any, Any, Any] | None = None
+        self.module_types: dict[str, str] = {}
+
+    def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
+        """Makes the module and takes it apart; notes the type of each submodule."""
+        from flax import nnx
+
+        rngs = nnx.Rngs(rng)
+        module = build_module(self._module, rngs=rngs) if hasattr(self._module, "items") else self._module(rngs=rngs)
+        self.module_types = {".".join(map(str, path)): type(node).__name__ for path, node in nnx.iter_modules(module)}
+        graphdef, params, streams, rest = _split(module)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, streams, rest))
+        self._structure = (graphdef, *shapes)
+        return _to_dict(params), _to_dict(rest)
+
+    def loss(
+        self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
+    ) -> tuple[Losses, PyTree]:
+        """Calls the module in training mode and its loss on the outputs."""
+        module = self._merge(params, model_state, rng)
+        module.train()
+        outputs = module(*select_inputs(batch, self._inputs))
+        _, _, _, rest = _split(module)
+        return call_loss(self._loss, outputs, batch, hyperparams), _to_dict(rest)
+
+    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+        """Calls the module in inference mode."""
+        module = self._merge(params, model_state, jax.random.key(0))
+        module.eval()
+        return module(*select_inputs(batch, self._inputs))
+
+    def _merge(self, params: PyTree, model_state: PyTree, rng: jax.Array) -> Any:
+        from flax import nnx
+
+        if self._structure is None:
+            raise RuntimeError("NnxModel: call (or trace) `init` first; it makes the module's structure")
+        graphdef, param_shapes, stream_shapes, rest_shapes = self._structure
+        state = (_from_dict(params, param_shapes), _reseed(stream_shapes, rng), _from_dict(model_state, rest_shapes))
+        return nnx.merge(graphdef, *state, copy=True)
+
+
+def _split(module: Any) -> tuple[Any, Any, Any, Any]:
+    """The structure, the parameters, the random streams and all other variables of a module."""
+    from flax import nnx
+
+    parts: Any = nnx.split(module, nnx.Param, nnx.RngState, ...)
+    return parts
+
+
+def _to_dict(state: Any) -> PyTree:
+    """An NNX state as nested dicts with string keys (list indices become '0', '1', …), as checkpoints need them."""
+    from flax import nnx
+
+    def rename(node: Any) -> Any:
+        return {str(k): rename(v) for k, v in node.items()} if isinstance(node, Mapping) else node
+
+    return rename(nnx.to_pure_dict(state))
+
+
+def _from_dict(values: PyTree, like: Any) -> Any:
+    """The state that has the structure of `like` and the arrays of `values`."""
+    from flax import nnx
+
+    def rename(node: Any, template: Any) -> Any:
+        if not isinstance(template, Mapping):
+            return node
+        return {k: rename(node[str(k)], v) for k, v in template.items()}
+
+    state = jax.tree.map(lambda x: x, like)  # a copy: the replacement below works in place
+    nnx.replace_by_pure_dict(state, rename(values, nnx.to_pure_dict(like)))
+    return state
+
+
+def _reseed(like: Any, rng: jax.Array) -> Any:
+    """Random streams that start anew from `rng`, each from a key of its own."""
+    leaves, structure = jax.tree.flatten(like)
+    fresh = [
+        jax.random.fold_in(rng, i) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.zeros(x.shape, x.dtype)
+        for i, x in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, fresh)
