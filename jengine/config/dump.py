@@ -1,0 +1,101 @@
+"""Configs written as Python files that load again."""
+
+import importlib
+import math
+import os
+import pathlib
+import warnings
+from typing import Any
+
+import numpy as np
+
+from jengine.config.load import MODULE_PREFIX
+from jengine.config.resolve import resolve
+
+_WIDTH = 100
+
+
+def dump_config(cfg: Any) -> str:
+    """The text of a Python file whose `get_config()` returns the config.
+
+    `load_config` reads it back to an equal config. Classes and functions are written as their dotted import path,
+    which every registry resolves. What cannot be written (an array, an object, a class of the config file
+    itself) becomes its repr, with a warning that names the place.
+
+    Args:
+      cfg: a dict or a ConfigDict.
+    """
+    return (
+        '"""The resolved config of a run."""\n\n\n'
+        f"def get_config() -> dict:\n    return {_literal(resolve(cfg), indent=4, place='')}\n"
+    )
+
+
+def write_config(cfg: Any, path: str | os.PathLike[str]) -> None:
+    """Writes a config file; one that is there is replaced at once or, when writing fails, left whole.
+
+    Args:
+      cfg: a dict, a ConfigDict, or the text of a config file as `dump_config` returns it.
+      path: the file; its directory is made when it does not exist.
+    """
+    target = pathlib.Path(path)
+    text = cfg if isinstance(cfg, str) else dump_config(cfg)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _literal(value: Any, indent: int, place: str) -> str:
+    """`value` as Python source, on one line where it fits, else an item a line."""
+    if type(value) in (list, tuple):
+        brackets = "[]" if isinstance(value, list) else "()"
+        items = [_literal(item, indent + 4, f"{place}[{i}]") for i, item in enumerate(value)]
+        comma = "," if brackets == "()" and len(items) == 1 else ""
+    elif isinstance(value, dict):
+        brackets, comma = "{}", ""
+        items = [
+            f"{_literal(key, indent + 4, place)}: {_literal(item, indent + 4, f'{place}.{key}' if place else str(key))}"
+            for key, item in value.items()
+        ]
+    else:
+        return _scalar(value, place)
+    line = f"{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
+    if "\n" not in line and indent + len(line) <= _WIDTH:
+        return line
+    margin = " " * indent
+    lines = [brackets[0], *(f"{margin}    {item}," for item in items), f"{margin}{brackets[1]}"]
+    return "\n".join(lines)
+
+
+def _scalar(value: Any, place: str) -> str:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if type(value) is float and not math.isfinite(value):
+        return f'float("{value}")'
+    if value is None or value is ... or type(value) in (bool, int, float, complex, str, bytes):
+        return repr(value)
+    if isinstance(value, os.PathLike):
+        return repr(os.fspath(value))
+    path = _import_path(value)
+    if path is None:
+        warnings.warn(
+            f"`{place}` holds a {type(value).__name__}, which cannot be written to a config file; its repr is written",
+            stacklevel=2,
+        )
+    return repr(path or repr(value))
+
+
+def _import_path(value: Any) -> str | None:
+    """The dotted path from which `value` can be imported, if there is one."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not module or not name or module.startswith(MODULE_PREFIX) or module == "__main__" or "." in name:
+        return None
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+    return f"{module}.{name}" if found is value else None

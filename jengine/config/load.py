@@ -1,0 +1,120 @@
+"""Config files: Python files with a `get_config()`."""
+
+import contextlib
+import difflib
+import importlib
+import inspect
+import itertools
+import os
+import pathlib
+import re
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jengine.config.containers import is_mapping
+from jengine.config.overrides import apply_overrides
+from jengine.errors import ConfigError, closest
+
+MODULE_PREFIX = "_jengine_config_"  # no file has this name: what a config file itself defines cannot be imported
+
+# The modules that config files imported from their own directory, by directory: two directories may both have a
+# `base.py`, and one that registers something must not run twice.
+_SIBLINGS: dict[str, dict[str, types.ModuleType]] = {}
+
+
+def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> ConfigDict:
+    """Runs a config file and applies overrides to what its `get_config()` returns.
+
+    While it loads, the file can import from its own directory.
+
+    Args:
+      path: the file. `path.py:argument` passes `argument`, a string, to a `get_config` that takes one.
+      overrides: such as `optim_wrapper.optimizer.lr=0.1`; see `apply_overrides`.
+
+    Returns:
+      A new ConfigDict; its references are still references, its keys may have dots.
+
+    Raises:
+      FileNotFoundError: no such file; the message names those that exist.
+      ConfigError: not a Python file, no `get_config`, one that returns no config, an argument that it does not take,
+        or an override that does not fit. Errors inside the file keep their type and gain a note.
+    """
+    name, colon, argument = os.fspath(path).partition(".py:")
+    file = pathlib.Path(f"{name}.py" if colon else name).expanduser()
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no config file {str(file)!r}{_files_like(file)}")
+    if file.suffix != ".py":
+        raise ConfigError(f"a config is a Python file with a `get_config()`, found {str(file)!r}")
+    file = file.resolve()
+    with _importable(file.parent):
+        try:
+            cfg = _run(file, argument if colon else None)
+        except Exception as error:
+            error.add_note(f"while the config file {str(file)!r} was loaded")
+            raise
+        if not is_mapping(cfg):
+            raise ConfigError(
+                f"get_config() of {str(file)!r} returned {type(cfg).__name__}, not a ConfigDict or a dict"
+            )
+    return apply_overrides(cfg, overrides)
+
+
+def _run(file: pathlib.Path, argument: str | None) -> Any:
+    module = types.ModuleType(MODULE_PREFIX + re.sub(r"\W", "_", str(file.with_suffix(""))))
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
+    exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
+    get_config = getattr(module, "get_config", None)
+    if not callable(get_config):
+        raise ConfigError(f"{str(file)!r} has no function `get_config()`")
+    arguments = () if argument is None else (argument,)
+    try:
+        inspect.signature(get_config).bind(*arguments)
+    except TypeError:
+        wanted = "takes no argument" if arguments else f"needs an argument: write {file.name}:argument"
+        raise ConfigError(f"get_config{inspect.signature(get_config)} of {str(file)!r} {wanted}") from None
+    return get_config(*arguments)
+
+
+@contextlib.contextmanager
+def _importable(directory: pathlib.Path) -> Iterator[None]:
+    """Lets what runs inside import the modules of `directory`, and those alone where another directory has the name."""
+    own = _SIBLINGS.setdefault(str(directory), {})
+    for other in _SIBLINGS.values():
+        for name, module in other.items():
+            top = directory / name.partition(".")[0]
+            if (
+                other is not own
+                and sys.modules.get(name) is module
+                and (top.is_dir() or top.with_suffix(".py").is_file())
+            ):
+                del sys.modules[name]
+    sys.modules.update(own)
+    before = set(sys.modules)
+    sys.path.insert(0, str(directory))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(directory))
+        for name in set(sys.modules) - before:
+            module = sys.modules[name]
+            inside = str(getattr(module, "__file__", None) or "").startswith(f"{directory}{os.sep}")
+            if inside and not name.startswith(MODULE_PREFIX):
+                own[name] = module
+
+
+def _files_like(file: pathlib.Path) -> str:
+    """The config files that exist where `file` was looked for, as the end of an error message."""
+    missing = 0
+    folder = file if file.is_dir() else file.parent
+    while not folder.is_dir():
+        folder, missing = folder.parent, missing + 1
+    found = folder.glob("*/" * missing + "*.py") if missing <= 2 else iter(())
+    names = [str(f) for f in itertools.islice(found, 500) if f.name != "__init__.py"]
+    return closest(str(file), difflib.get_close_matches(str(file), names, n=10, cutoff=0.0))

@@ -1,0 +1,47 @@
+"""From a config as it is written to the plain dict that everything is built from."""
+
+from typing import Any
+
+from ml_collections import FieldReference
+
+from jengine.config.containers import entries, is_mapping
+from jengine.errors import place
+
+
+def resolve(cfg: Any) -> dict[str, Any]:
+    """The config as one plain nested dict.
+
+    References are replaced by their values and ConfigDicts by dicts, inside lists and tuples too. Classes, functions
+    and other objects stay as they are.
+
+    Args:
+      cfg: a dict or a ConfigDict; it is left as it was.
+
+    Returns:
+      New dicts, lists and tuples, in the order of the source (a ConfigDict sorts its keys unless told otherwise).
+
+    Raises:
+      TypeError: `cfg` is neither.
+      ml_collections.config_dict.RequiredValueError: a required placeholder is still empty; a note says which.
+    """
+    if not is_mapping(cfg):
+        raise TypeError(f"a config is a ConfigDict or a dict, found {type(cfg).__name__}: {cfg!r}")
+    return _plain(cfg)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, FieldReference):
+        return _plain(value.get())
+    if is_mapping(value):
+        result = {}
+        for key, item in entries(value):
+            with place(key):
+                result[key] = _plain(item)
+        return result
+    if type(value) in (list, tuple):
+        items = []
+        for index, item in enumerate(value):
+            with place(index):
+                items.append(_plain(item))
+        return type(value)(items)
+    return value

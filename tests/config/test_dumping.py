@@ -1,0 +1,92 @@
+import collections
+import math
+import pathlib
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from jengine.config import dump_config, load_config, resolve, write_config
+
+
+def written_and_read(cfg, tmp_path):
+    write_config(cfg, tmp_path / "dumped.py")
+    return resolve(load_config(tmp_path / "dumped.py"))
+
+
+def test_a_dumped_config_reads_back_equal(tmp_path):
+    cfg = {
+        "zeta": 1,
+        "optim_wrapper": {
+            "optimizer": {"type": "AdamW", "lr": 1.5e-4 * 4096 / 256, "betas": (0.9, 0.95), "tag": 'it\'s "x"\n'},
+            "paramwise_cfg": {"custom_keys": {"backbone.layer0": {"lr_mult": 0.1}, ".cls_token": {"decay_mult": 0}}},
+        },
+        "hooks": [{"type": "A", "args": ()}, {"type": "B", "one": (1,)}, []],
+        "none": None, "flag": True, "bytes": b"\x00", "inf": math.inf, "minus": -math.inf, "by_index": {0: "a", 1: "b"},
+    }  # fmt: skip
+    result = written_and_read(cfg, tmp_path)
+    assert result == cfg
+    assert list(result) == list(cfg)
+    assert result["hooks"][1]["one"] == (1,)
+    assert math.isnan(written_and_read({"x": math.nan}, tmp_path)["x"])
+
+
+def test_references_are_written_as_their_values(tmp_path):
+    cfg = ConfigDict({"lr": 1.0})
+    cfg.half = cfg.get_ref("lr") * 0.5
+    assert written_and_read(cfg, tmp_path) == {"lr": 1.0, "half": 0.5}
+
+
+def test_classes_and_functions_are_written_as_import_paths(tmp_path):
+    cfg = {"type": collections.OrderedDict, "fn": pathlib.PurePath, "work_dir": pathlib.PurePosixPath("a/b")}
+    assert written_and_read(cfg, tmp_path) == {
+        "type": "collections.OrderedDict",
+        "fn": "pathlib.PurePath",
+        "work_dir": "a/b",
+    }
+
+
+def test_numpy_scalars_are_written_as_numbers(tmp_path):
+    result = written_and_read({"lr": np.float32(0.5), "n": np.int64(3)}, tmp_path)
+    assert result == {"lr": 0.5, "n": 3}
+    assert type(result["lr"]) is float
+
+
+def test_what_cannot_be_written_becomes_its_repr_with_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match=r"`model\.transforms\[1\]` holds a function, which cannot be written"):
+        result = written_and_read({"model": {"transforms": ["ok", lambda x: x]}}, tmp_path)
+    assert "<lambda>" in result["model"]["transforms"][1]
+    with pytest.warns(UserWarning, match="`mean` holds a ndarray"):
+        assert written_and_read({"mean": np.array([1, 2])}, tmp_path) == {"mean": "array([1, 2])"}
+
+
+def test_a_class_of_the_config_file_itself_is_not_written_as_if_it_could_be_imported(write, tmp_path):
+    path = write("a.py", "class Hook: pass\ndef get_config():\n    return dict(hook=Hook)")
+    with pytest.warns(UserWarning, match="`hook` holds a type"):
+        assert written_and_read(load_config(path), tmp_path)["hook"].startswith("<class")
+
+
+def test_long_values_take_a_line_each_and_short_ones_share_it():
+    text = dump_config({"short": {"a": 1}, "long": {f"key_{i}": "x" * 20 for i in range(8)}})
+    assert "        'short': {'a': 1},\n" in text
+    assert "            'key_7': 'xxxxxxxxxxxxxxxxxxxx',\n" in text
+
+
+def test_writing_makes_the_directory_and_takes_ready_text(tmp_path):
+    text = dump_config({"a": 1})
+    write_config(text, tmp_path / "new" / "config.py")
+    assert (tmp_path / "new" / "config.py").read_text() == text
+
+
+def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    target = tmp_path / "config.py"
+    write_config({"a": 1}, target)
+
+    def fail(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_config({"a": 2}, target)
+    assert resolve(load_config(target)) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["config.py"]

@@ -1,0 +1,138 @@
+import pathlib
+import sys
+
+import pytest
+from ml_collections import ConfigDict
+
+from jengine.config import load_config, resolve
+from jengine.errors import ConfigError
+
+
+def test_a_dict_and_a_config_dict_load_alike(write):
+    plain = write("a.py", "def get_config():\n    return dict(lr=0.1, opt=dict(type='SGD'))")
+    typed = write(
+        "b.py",
+        """
+        from ml_collections import ConfigDict
+        def get_config():
+            return ConfigDict(dict(lr=0.1, opt=dict(type='SGD')))
+        """,
+    )
+    assert isinstance(load_config(plain), ConfigDict)
+    assert load_config(plain).opt.type == "SGD"
+    assert resolve(load_config(plain)) == resolve(load_config(typed)) == {"lr": 0.1, "opt": {"type": "SGD"}}
+
+
+def test_keys_with_dots_and_the_order_of_a_dict_are_kept(write):
+    path = write(
+        "a.py", "def get_config():\n    return dict(z=1, custom_keys={'backbone.layer0': dict(lr_mult=0.1)}, a=2)"
+    )
+    cfg = load_config(path)
+    assert list(cfg) == ["z", "custom_keys", "a"]
+    assert cfg.custom_keys["backbone.layer0"].lr_mult == 0.1
+
+
+def test_an_override_reaches_everything_that_refers_to_the_value(write):
+    path = write(
+        "a.py",
+        """
+        from ml_collections import ConfigDict
+        def get_config():
+            cfg = ConfigDict(dict(batch=4))
+            cfg.lr = cfg.get_ref('batch') * 0.5
+            cfg.loaders = [dict(batch_size=cfg.get_ref('batch'))]
+            return cfg
+        """,
+    )
+    assert resolve(load_config(path)) == {"batch": 4, "lr": 2.0, "loaders": [{"batch_size": 4}]}
+    assert resolve(load_config(path, ["batch=8"])) == {"batch": 8, "lr": 4.0, "loaders": [{"batch_size": 8}]}
+    changed = resolve(load_config(path, ["loaders[0].batch_size=16"]))
+    assert changed == {"batch": 16, "lr": 8.0, "loaders": [{"batch_size": 16}]}
+
+
+def test_what_follows_the_colon_is_the_argument(write):
+    path = write("a.py", "def get_config(size='s'):\n    return dict(size=size)")
+    assert load_config(f"{path}:large").size == "large"
+    assert load_config(path).size == "s"
+
+
+def test_an_argument_must_fit_get_config(write):
+    without = write("a.py", "def get_config():\n    return {}")
+    with pytest.raises(ConfigError, match=r"get_config\(\) of .*takes no argument"):
+        load_config(f"{without}:large")
+    needing = write("b.py", "def get_config(size):\n    return {}")
+    with pytest.raises(ConfigError, match=r"needs an argument: write b\.py:argument"):
+        load_config(needing)
+
+
+def test_a_config_imports_from_its_own_directory_and_only_while_it_loads(write):
+    one = write("one/config.py", "from shared_part import lr\ndef get_config():\n    return dict(lr=lr)")
+    write("one/shared_part.py", "lr = 1.0")
+    before = list(sys.path)
+    assert load_config(one).lr == 1.0
+    assert sys.path == before
+
+
+def test_siblings_of_equal_name_are_told_apart_and_run_once(write):
+    text = "from part import values\ndef get_config():\n    values.append(1)\n    return dict(values=list(values))"
+    one, two = write("one/config.py", text), write("two/config.py", text)
+    write("one/part.py", "values = [10]")
+    write("two/part.py", "values = [20]")
+    assert load_config(one)["values"] == [10, 1]
+    assert load_config(two)["values"] == [20, 1]
+    # The module of the first directory comes back as it was: it has not run again.
+    assert load_config(one)["values"] == [10, 1, 1]
+
+
+def test_a_list_of_an_imported_module_is_not_changed_by_an_override(write):
+    path = write("c/config.py", "from pipe import steps\ndef get_config():\n    return dict(steps=steps)")
+    write("c/pipe.py", "steps = [dict(size=32)]")
+    assert load_config(path, ["steps[0].size=64"]).steps[0]["size"] == 64
+    assert load_config(path).steps[0]["size"] == 32
+
+
+def test_a_missing_file_is_named_with_the_closest_that_exists(write):
+    path = write("configs/resnet50.py", "def get_config():\n    return {}")
+    with pytest.raises(FileNotFoundError, match=r"resnet5\.py'; did you mean '.*configs/resnet50\.py'"):
+        load_config(path.with_name("resnet5.py"))
+    with pytest.raises(FileNotFoundError, match=r"did you mean '.*configs/resnet50\.py'"):
+        load_config(path.parent.parent / "config" / "resnet50.py")
+
+
+def test_files_that_are_no_configs_are_refused(write):
+    with pytest.raises(ConfigError, match="has no function `get_config"):
+        load_config(write("a.py", "config = {}"))
+    with pytest.raises(ConfigError, match="returned list, not a ConfigDict or a dict"):
+        load_config(write("b.py", "def get_config():\n    return []"))
+    with pytest.raises(ConfigError, match="a config is a Python file"):
+        load_config(write("c.yaml", "lr: 1"))
+
+
+def test_an_error_in_the_file_keeps_its_type_and_names_the_file(write):
+    path = write("a.py", "def get_config():\n    return dict(lr=undefined)")
+    with pytest.raises(NameError, match="undefined") as caught:
+        load_config(path)
+    assert any(str(path) in note for note in caught.value.__notes__)
+
+
+def test_a_class_of_the_file_itself_can_be_a_dataclass(write):
+    path = write(
+        "a.py",
+        """
+        from __future__ import annotations
+        import dataclasses
+        @dataclasses.dataclass
+        class Hook:
+            interval: int = 3
+        def get_config():
+            return dict(custom_hooks=[dict(type=Hook)])
+        """,
+    )
+    hook = load_config(path).custom_hooks[0]["type"]
+    assert hook().interval == 3
+
+
+def test_the_home_directory_is_expanded(write, monkeypatch):
+    path: pathlib.Path = write("a.py", "def get_config():\n    return dict(x=1)")
+    monkeypatch.setenv("HOME", str(path.parent))
+    assert load_config("~/a.py").x == 1
