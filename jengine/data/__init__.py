@@ -1,0 +1,11 @@
+"""Data: loaders over map-style datasets and foreign iterables, samplers, prefetch to the device."""
+
+from jengine.data.build import build_dataloader as build_dataloader
+from jengine.data.collate import default_collate as default_collate
+from jengine.data.datasets import ArrayDataset as ArrayDataset
+from jengine.data.datasets import Digits as Digits
+from jengine.data.iterables import IterableLoader as IterableLoader
+from jengine.data.loader import DataLoader as DataLoader
+from jengine.data.prefetch import prefetch_to_device as prefetch_to_device
+from jengine.data.samplers import DefaultSampler as DefaultSampler
+from jengine.data.samplers import InfiniteSampler as InfiniteSampler

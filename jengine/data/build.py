@@ -1,0 +1,70 @@
+"""From the dataloader of a config to a loader."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from jengine.data.iterables import IterableLoader
+from jengine.data.loader import DataLoader
+from jengine.data.samplers import DefaultSampler
+from jengine.errors import place
+from jengine.registry import DATA_SAMPLERS, DATASETS, check_arguments
+
+# Settings of MMEngine's configs that have nothing to set here, and why.
+_NEEDLESS = {
+    "persistent_workers": "workers stay alive between epochs",
+    "pin_memory": "the next batch is on its way to the device before it is needed",
+    "batch_sampler": "the sampler gives the order and batch_size cuts it",
+}
+
+
+def build_dataloader(
+    cfg_or_loader: Any, *, train: bool, seed: int = 0, process_index: int = 0, process_count: int = 1
+) -> DataLoader | IterableLoader:
+    """Builds the loader that a config describes, or adapts one that exists.
+
+    Args:
+      cfg_or_loader: a dict of `DataLoader`'s arguments, in which `dataset` and `sampler` may be dicts with a `type`;
+        or a loader; or any iterable of batches with a length. It is left as it was.
+      train: whether the data are for training: then the order is shuffled and `drop_last` is True unless said
+        otherwise, else they come in order and the last batch is padded.
+      seed: seed of the sampler, unless the config gives one.
+      process_index: this process.
+      process_count: how many processes share the data.
+
+    Returns:
+      A sized loader with `set_epoch(epoch, start=0)` that yields numpy pytrees.
+
+    Raises:
+      TypeError: an unknown or missing argument, or an iterable without a length. ValueError: a number out of range.
+    """
+    if isinstance(cfg_or_loader, DataLoader | IterableLoader):
+        return cfg_or_loader
+    if not isinstance(cfg_or_loader, Mapping) and not hasattr(cfg_or_loader, "items"):
+        return IterableLoader(cfg_or_loader, train)
+    arguments: dict[str, Any] = {"drop_last": train, "sampler": None, **dict(cfg_or_loader.items())}
+    for key, reason in _NEEDLESS.items():
+        if key in arguments:
+            raise TypeError(f"a dataloader has no argument {key!r}: {reason}; remove it")
+    check_arguments(DataLoader, arguments)
+    with place("dataset"):
+        if hasattr(arguments["dataset"], "items"):
+            arguments["dataset"] = DATASETS.build(arguments["dataset"])
+    share: dict[str, Any] = {"seed": seed, "process_index": process_index, "process_count": process_count}
+    with place("sampler"):
+        arguments["sampler"] = _build_sampler(arguments["sampler"], arguments["dataset"], train, share)
+    return DataLoader(**arguments)
+
+
+def _build_sampler(cfg: Any, dataset: Any, train: bool, share: dict[str, Any]) -> Any:
+    if cfg is None:
+        return DefaultSampler(dataset, shuffle=train, **share)
+    if not hasattr(cfg, "items"):
+        return cfg
+    kind = cfg.get("type")
+    if isinstance(kind, str):
+        with place("type"):
+            kind = DATA_SAMPLERS.get(kind)
+    wanted = inspect.signature(kind).parameters if callable(kind) else {}
+    extra = {key: value for key, value in share.items() if key in wanted and cfg.get(key) is None}
+    return DATA_SAMPLERS.build({**{k: v for k, v in cfg.items() if k not in extra}, "dataset": dataset, **extra})

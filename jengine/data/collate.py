@@ -1,0 +1,87 @@
+"""Samples to batches: stacking, and padding a short batch with rows that a mask marks as not real."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine import paths
+
+MASK = "mask"
+
+
+def default_collate(samples: Sequence[Any]) -> Any:
+    """Stacks samples along a new leading axis.
+
+    Args:
+      samples: pytrees of equal structure whose leaves have equal shapes: arrays, numbers, CPU tensors.
+
+    Returns:
+      One pytree of numpy arrays with leading axis `len(samples)`.
+
+    Raises:
+      ValueError: the samples differ in structure or shape; the message names the leaf.
+    """
+    try:
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *samples)
+    except ValueError as error:
+        raise ValueError(_difference(samples)) from error
+
+
+def row_count(batch: Any) -> int:
+    """The leading axis of a batch, which all its leaves share.
+
+    Raises:
+      ValueError: there is no array, a leaf has no leading axis, or two leaves differ in it.
+    """
+    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    if len(sizes) != 1 or () in sizes:
+        found = {path: np.shape(leaf) for path, leaf in paths.flatten(batch).items()} or "no array"
+        raise ValueError(f"the arrays of a batch or a dataset share their leading axis; found {found}")
+    return sizes.pop()[0]
+
+
+def pad_rows(batch: Any, size: int) -> Any:
+    """Repeats the last row of every array until the batch has `size` rows."""
+    missing = size - row_count(batch)
+    return jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)]), batch)
+
+
+def with_mask(batch: Any, mask: np.ndarray) -> dict[Any, Any]:
+    """Adds which rows are real.
+
+    Args:
+      batch: a dict of arrays with leading axis B.
+      mask: bool[B], True for a real row.
+
+    Raises:
+      TypeError: the batch is no dict. ValueError: it has an entry of that name.
+    """
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"a batch that may be padded is a dict, to which {MASK!r} (bool[B], True = a real row) is added; found "
+            f"{type(batch).__name__}: return a dict, or use drop_last=True"
+        )
+    if MASK in batch:
+        raise ValueError(
+            f"the batch has an entry {MASK!r} of its own; with drop_last=False that name says which rows are real: "
+            "rename the entry"
+        )
+    return {**batch, MASK: mask}
+
+
+def _difference(samples: Sequence[Any]) -> str:
+    """What keeps the samples from being stacked."""
+    first = paths.flatten(samples[0])
+    structure: Any = jax.tree.structure(samples[0])
+    for index, sample in enumerate(samples):
+        if jax.tree.structure(sample) != structure:
+            return f"samples of a batch have the same structure; found {structure} and {jax.tree.structure(sample)}"
+        for path, leaf in paths.flatten(sample).items():
+            if np.shape(leaf) != np.shape(first[path]):
+                return (
+                    f"samples of a batch have the same shapes; {path!r} is {np.shape(first[path])} in the first and "
+                    f"{np.shape(leaf)} in sample {index} of the batch: pad or crop it, or give a collate_fn"
+                )
+    return "the samples of a batch cannot be stacked"

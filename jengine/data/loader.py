@@ -1,0 +1,151 @@
+"""The loader: batches of a map-style dataset, at any place of any epoch, in constant time."""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jengine.data.batches import Batches, ReadAhead
+from jengine.data.collate import default_collate
+from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
+
+
+class DataLoader:
+    """Yields the batches of one epoch as numpy pytrees.
+
+    Batch i of epoch e is a pure function of (e, i), so that a resumed run continues anywhere at once. Without threads
+    and workers a batch is fetched where it is asked for, which for arrays in memory costs a few microseconds; with
+    them grain (https://google-grain.readthedocs.io) reads ahead, in the same order.
+
+    Args:
+      dataset: has `__len__` and `__getitem__(i)` -> sample (pytree), or `__getitems__(indices)` -> the whole batch
+        (or a list of samples), which is asked once per batch.
+      batch_size: rows of a batch on this process.
+      sampler: the order of the samples; None is the dataset's own. Any iterable of indices with a length will do.
+      drop_last: whether the last, smaller batch is left out. When False it is padded by repeating samples, and every
+        batch, then a dict, gets `mask`: bool[batch_size], True for a real row.
+      num_workers: worker processes that build batches. Dataset and `collate_fn` must then pickle, and the script
+        needs `if __name__ == "__main__":`. Workers stay alive between epochs; `close` ends them.
+      num_threads: threads that build batches (in each worker, if there are any): for datasets that wait for files.
+      prefetch_factor: batches that each worker, or each thread, builds ahead.
+      collate_fn: list of samples -> batch; None stacks them.
+      num_batch_per_epoch: cuts the epoch to that many batches, for a quick try.
+
+    Raises:
+      TypeError: the dataset is not map-style. ValueError: a number out of range, or a dataset smaller than one batch.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        sampler: Any = None,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        num_threads: int = 0,
+        prefetch_factor: int = 2,
+        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
+        num_batch_per_epoch: int | None = None,
+    ) -> None:
+        if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
+            raise TypeError(f"a dataset has __len__ and __getitem__, found {type(dataset).__name__}")
+        self.dataset = dataset
+        self.batch_size = _at_least("batch_size", batch_size, 1)
+        self.drop_last = drop_last
+        self.num_workers = _at_least("num_workers", num_workers, 0)
+        self.num_threads = _at_least("num_threads", num_threads, 0)
+        self.prefetch_factor = _at_least("prefetch_factor", prefetch_factor, 1)
+        if collate_fn is not None and not callable(collate_fn):
+            raise TypeError(f"collate_fn is a function from a list of samples to a batch, found {collate_fn!r}")
+        self.sampler = DefaultSampler(dataset, shuffle=False) if sampler is None else sampler
+        self._order = self.sampler if isinstance(self.sampler, Sampler) else IteratedSampler(self.sampler)
+        self._length = self._count_batches(num_batch_per_epoch)
+        self._collate = collate_fn or default_collate
+        self._epoch = self._start = self._position = 0
+        self._ahead: ReadAhead | None = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """Makes the next iteration yield the batches of `epoch` from batch `start` on, without reading those before.
+
+        Raises:
+          ValueError: `start` is not a place in the epoch.
+        """
+        if not 0 <= start <= self._length:
+            raise ValueError(f"start is a batch of the epoch, 0 to {self._length}, found {start}")
+        self._order.set_epoch(epoch)
+        self._epoch, self._start, self._position = epoch, start, start
+
+    def __iter__(self) -> Iterator[Any]:
+        # A hook may have set the epoch on the sampler itself, as in MMEngine.
+        epoch = getattr(self._order, "epoch", self._epoch)
+        start, self._start = self._start, 0
+        self._epoch, self._position = epoch, start
+        return self._batches(epoch, start)
+
+    def state_dict(self) -> dict[str, int]:
+        """The place after the last batch that was handed out: the epoch, and the batches handed out in it.
+
+        Whoever reads ahead of the consumer (`prefetch_to_device`) must count consumed batches itself.
+        """
+        if self._position >= self._length:
+            return {"epoch": self._epoch + 1, "position": 0}
+        return {"epoch": self._epoch, "position": self._position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continues at the place that `state_dict` told."""
+        self.set_epoch(int(state["epoch"]), int(state["position"]))
+
+    def close(self) -> None:
+        """Ends threads and worker processes, if there are any."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Any]:
+        first, end = epoch * self._length + start, (epoch + 1) * self._length
+        source = self._source(epoch, first, end)
+        for position in range(start, self._length):
+            batch = next(source)
+            self._position = position + 1
+            yield batch
+
+    def _source(self, epoch: int, first: int, end: int) -> Iterator[Any]:
+        """Batches from the number `first` on; running threads and workers go on if that is where they stand."""
+        ahead = self._ahead
+        if ahead is not None and first < ahead.stop:
+            distance = first - ahead.next
+            if distance == 0 or (self._order.repeats and distance % self._length == 0):
+                return ahead
+        self.close()
+        batches = Batches(
+            self.dataset, self._order, self._collate, self.batch_size, self._length, masked=not self.drop_last
+        )
+        batches.load_epoch(epoch)  # here and not in a worker, for a foreign sampler may draw another order there
+        if not self.num_workers and not self.num_threads:
+            return map(batches.__getitem__, range(first, end))
+        stop = end if isinstance(self._order, IteratedSampler) else len(batches)
+        self._ahead = ReadAhead(batches, first, stop, self.num_workers, self.num_threads, self.prefetch_factor)
+        return self._ahead
+
+    def _count_batches(self, limit: int | None) -> int:
+        samples = self._order.samples_per_epoch(self.drop_last)
+        batches = samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+        if batches == 0:
+            raise ValueError(
+                f"the dataset is smaller than one batch: {samples} samples on this process, batch_size "
+                f"{self.batch_size}; use a smaller batch_size, or drop_last=False to pad"
+            )
+        return batches if limit is None else min(batches, _at_least("num_batch_per_epoch", limit, 1))
+
+
+def _at_least(name: str, value: Any, minimum: int) -> int:
+    """`value` as an int, once it is one and large enough."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is an integer, found {value!r}") from None
+    if number < minimum:
+        raise ValueError(f"{name} is at least {minimum}, found {number}")
+    return number

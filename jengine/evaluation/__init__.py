@@ -1,0 +1,10 @@
+"""Evaluation: metrics as sums on the device, and the evaluator that runs them as one."""
+
+from jengine.evaluation.accuracy import Accuracy as Accuracy
+from jengine.evaluation.evaluator import Evaluator as Evaluator
+from jengine.evaluation.evaluator import EvaluatorState as EvaluatorState
+from jengine.evaluation.evaluator import build_evaluator as build_evaluator
+from jengine.evaluation.mean_loss import MeanLoss as MeanLoss
+from jengine.evaluation.metric import BaseMetric as BaseMetric
+from jengine.evaluation.metric import HostMetric as HostMetric
+from jengine.evaluation.metric import real_rows as real_rows
