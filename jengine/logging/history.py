@@ -1,0 +1,236 @@
+"""The history of one logged scalar: the newest values in a ring, and totals over all of them."""
+
+import math
+import types
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from jengine.errors import UnknownNameError, closest
+
+Statistic = TypeVar("Statistic", bound=Callable[..., Any])
+
+_FIRST_SIZE = 64  # most histories are short (metrics); the ring grows by doubling up to its capacity
+_SAVED_VALUES = 256  # what a checkpoint keeps of each history: enough for the windows that log lines use
+
+
+class HistoryBuffer:
+    """The values that one scalar took, as a bounded ring.
+
+    An update costs the same however long the run is. The ring holds the newest `capacity` values; the sum, count,
+    maximum and minimum of *all* values are kept beside it, so that a statistic over everything stays exact when older
+    values have left the ring.
+
+    Args:
+      capacity: how many values are kept, at least 1.
+
+    Raises:
+      ValueError: `capacity` below 1.
+    """
+
+    _statistics: ClassVar[dict[str, Callable[..., Any]]] = {}
+
+    def __init__(self, capacity: int = 10_000) -> None:
+        if capacity < 1:
+            raise ValueError(f"the capacity of a history is at least 1, found {capacity}")
+        self._capacity = capacity
+        self._clear()
+
+    def _clear(self) -> None:
+        self._values = np.empty(min(self._capacity, _FIRST_SIZE), np.float64)
+        self._counts = np.empty_like(self._values)
+        self._kept = 0
+        self._next = 0
+        self._updates = 0
+        self._sum = 0.0
+        self._count = 0
+        self._max = -math.inf
+        self._min = math.inf
+
+    @classmethod
+    def register_statistics(cls, method: Statistic) -> Statistic:
+        """Decorates `method(buffer, ...)` to make it callable by its name through `statistics`."""
+        cls._statistics[method.__name__] = method
+        return method
+
+    def update(self, value: float, count: int = 1) -> None:
+        """Appends a value.
+
+        Args:
+          value: the logged number; for `count` > 1 the sum over that many samples.
+          count: how many samples `value` stands for.
+
+        Raises:
+          TypeError: `value` is not a real number. ValueError: more than one element, or `count` below 1.
+        """
+        self.push(to_float(value), check_count(count))
+
+    def push(self, value: float, count: int) -> None:
+        """`update` without its checks, for callers that have made them."""
+        if self._next == len(self._values):
+            self._grow_or_wrap()
+        at = self._next
+        self._values[at] = value
+        self._counts[at] = count
+        self._next = at + 1
+        if self._kept < self._next:
+            self._kept = self._next
+        self._updates += 1
+        self._sum += value
+        self._count += count
+        # `value != value` lets a NaN through, and comparisons with it are false, so that it stays: as in np.max
+        if value > self._max or value != value:
+            self._max = value
+        if value < self._min or value != value:
+            self._min = value
+
+    @property
+    def updates(self) -> int:
+        """How many values there were since the start, those that left the ring included."""
+        return self._updates
+
+    @property
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        """The values and counts in the ring, oldest first: two float64[n] copies."""
+        return self._latest(self._kept)
+
+    def mean(self, window_size: int | None = None) -> float:
+        """Sum of the newest `window_size` values over the sum of their counts.
+
+        Args:
+          window_size: number of values; None, or as many as there ever were, takes all of them exactly. In between,
+            a window longer than the ring takes what the ring holds.
+
+        Raises:
+          ValueError: nothing was logged yet, or a window below 1. TypeError: a window that is not an int.
+        """
+        if self._takes_all(window_size):
+            return self._sum / self._count
+        values, counts = self._latest(window_size)
+        return float(values.sum() / counts.sum())
+
+    def max(self, window_size: int | None = None) -> float:
+        """The largest of the newest `window_size` values; window and errors as in `mean`."""
+        return self._max if self._takes_all(window_size) else float(self._latest(window_size)[0].max())
+
+    def min(self, window_size: int | None = None) -> float:
+        """The smallest of the newest `window_size` values; window and errors as in `mean`."""
+        return self._min if self._takes_all(window_size) else float(self._latest(window_size)[0].min())
+
+    def current(self, window_size: int | None = None) -> float:
+        """The newest value, which is the same in any window.
+
+        Raises:
+          ValueError: nothing was logged yet.
+        """
+        self._takes_all(window_size)
+        return float(self._values[self._next - 1])
+
+    def statistics(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls the statistic called `method_name` with the further arguments; names and errors as in `statistic`."""
+        return self.statistic(method_name)(*args, **kwargs)
+
+    def statistic(self, method_name: str) -> Callable[..., Any]:
+        """The statistic called `method_name` of this history: 'mean', 'max', 'min', 'current' or a registered one.
+
+        Raises:
+          KeyError: no statistic has that name.
+        """
+        if method_name not in self._statistics:
+            raise UnknownNameError(
+                f"no statistic is called {method_name!r}{closest(method_name, self._statistics)} "
+                "(HistoryBuffer.register_statistics adds one)"
+            )
+        return types.MethodType(self._statistics[method_name], self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The newest 256 values at most, and the totals over all: a bounded dict that JSON can hold."""
+        values, counts = self._latest(min(self._kept, _SAVED_VALUES))
+        return {
+            "values": values.tolist(),
+            "counts": counts.astype(np.int64).tolist(),
+            "updates": self._updates,
+            "sum": self._sum,
+            "count": self._count,
+            "max": self._max,
+            "min": self._min,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replaces the history by what `state_dict` gave."""
+        self._clear()
+        for value, count in zip(state["values"], state["counts"], strict=True):
+            self.push(float(value), int(count))
+        self._updates = int(state["updates"])
+        self._sum, self._count = float(state["sum"]), int(state["count"])
+        self._max, self._min = float(state["max"]), float(state["min"])
+
+    def __len__(self) -> int:
+        return self._kept
+
+    def __repr__(self) -> str:
+        return f"HistoryBuffer({self._updates} values, the newest {self._kept} kept)"
+
+    def _grow_or_wrap(self) -> None:
+        size = len(self._values)
+        if size == self._capacity:
+            self._next = 0
+            return
+        larger = min(self._capacity, 2 * size)
+        self._values = np.resize(self._values, larger)
+        self._counts = np.resize(self._counts, larger)
+
+    def _takes_all(self, window_size: int | None) -> bool:
+        if not self._updates:
+            raise ValueError("the history is empty: nothing was logged under this key yet")
+        if window_size is None:
+            return True
+        if isinstance(window_size, bool) or not isinstance(window_size, int):
+            raise TypeError(f"a window is a number of values (an int) or None, found {window_size!r}")
+        if window_size < 1:
+            raise ValueError(f"a window holds at least 1 value, found {window_size}")
+        return window_size >= self._updates
+
+    def _latest(self, window_size: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """The newest values and counts in order: float64[n] each, n = min(window_size, number kept)."""
+        number = self._kept if window_size is None else min(window_size, self._kept)
+        if number <= self._next:
+            part = slice(self._next - number, self._next)
+            return self._values[part].copy(), self._counts[part].copy()
+        at = np.arange(self._next - number, self._next)  # negative indices count from the ring's end: older values
+        return self._values[at], self._counts[at]
+
+
+for _method in (HistoryBuffer.mean, HistoryBuffer.max, HistoryBuffer.min, HistoryBuffer.current):
+    HistoryBuffer.register_statistics(_method)
+
+
+def to_float(value: Any) -> float:
+    """The Python float that a Python number, numpy number or array of one element stands for.
+
+    Raises:
+      TypeError: not a real number. ValueError: an array of more or less than one element.
+    """
+    size = getattr(value, "size", 1)
+    if size != 1:
+        raise ValueError(f"a logged scalar has one element, found {size} (shape {tuple(value.shape)})")
+    if isinstance(value, str | bytes) or value is None:
+        raise TypeError(f"a logged scalar is a number, found {type(value).__name__}: {value!r}")
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except TypeError as error:
+        raise TypeError(f"a logged scalar is a real number, found {type(value).__name__}: {value!r}") from error
+
+
+def check_count(count: Any) -> int:
+    """`count` if it is an int of at least 1.
+
+    Raises:
+      TypeError: not an int. ValueError: below 1.
+    """
+    if isinstance(count, bool) or not isinstance(count, int | np.integer):
+        raise TypeError(f"the count of a logged scalar is an int, found {count!r}")
+    if count < 1:
+        raise ValueError(f"the count of a logged scalar is at least 1, found {count}")
+    return int(count)

@@ -1,0 +1,254 @@
+"""The message hub: where whatever runs puts its numbers and news, and whoever reports them finds both.
+
+The step's outputs are device arrays. They wait in the hub as they are, so that the loop never waits for the device;
+the first read of any scalar fetches all of them in one transfer.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from jengine.errors import UnknownNameError, closest
+from jengine.logging.fetch import fetch_scalars
+from jengine.logging.history import HistoryBuffer, check_count, to_float
+
+_HOST_NUMBERS = frozenset({float, int, bool, np.float32, np.float64})
+_DEVICE_ARRAYS: set[type] = (
+    set()
+)  # classes of jax.Array met so far: asking `isinstance` costs half as much as an update
+_NOT_JSON = object()
+
+
+class MessageHub:
+    """Scalars with their history, and infos without.
+
+    A scalar (`update_scalar`) keeps a `HistoryBuffer`; an info (`update_info`) is the value given last, of any kind.
+    Keys that belong to a loop begin with 'train/', 'val/' or 'test/'.
+
+    Args:
+      name: the name of the hub.
+      capacity: how many scalar updates may wait unfetched; one more forces a fetch, so that nothing grows with the
+        run when nobody reads.
+    """
+
+    _instances: ClassVar[dict[str, "MessageHub"]] = {}
+
+    def __init__(self, name: str = "jengine", capacity: int = 10_000) -> None:
+        self.name = name
+        self.fetches = 0
+        self._capacity = capacity
+        self._waiting: list[tuple[str, Any, int]] = []
+        self._log_scalars: dict[str, HistoryBuffer] = {}
+        self._runtime_info: dict[str, Any] = {}
+        self._resumed: dict[str, bool] = {}
+
+    @classmethod
+    def get_instance(cls, name: str) -> "MessageHub":
+        """The one hub called `name`, made at the first call."""
+        if name not in cls._instances:
+            cls._instances[name] = cls(name)
+        return cls._instances[name]
+
+    @classmethod
+    def get_current_instance(cls) -> "MessageHub":
+        """The hub that `get_instance` made last; one called 'jengine' where there is none."""
+        return next(reversed(cls._instances.values())) if cls._instances else cls.get_instance("jengine")
+
+    def update_scalar(self, key: str, value: Any, count: int = 1, resumed: bool = True) -> None:
+        """Appends `value` to the history of `key`. Does not wait for the device.
+
+        Args:
+          key: the name, as a rule with its loop: 'train/loss'.
+          value: a number or an array of one element (of numpy or on a device). For `count` > 1 the sum over so many.
+          count: how many samples the value stands for.
+          resumed: whether checkpoints keep this key.
+
+        Raises:
+          TypeError: not a real number, or a traced value. ValueError: not one element, or a count below 1.
+          AssertionError: the key was used before with another `resumed`.
+        """
+        kind = type(value)
+        if kind in _DEVICE_ARRAYS:
+            if value.shape != () and value.size != 1:
+                raise ValueError(f"scalar {key!r} must have one element, found shape {value.shape}")
+        elif kind not in _HOST_NUMBERS:
+            value = _checked(key, value)
+        if count != 1:
+            count = check_count(count)
+        if self._resumed.setdefault(key, resumed) is not resumed:
+            raise AssertionError(_resumed_changed(key, resumed))
+        self._waiting.append((key, value, count))
+        if len(self._waiting) >= self._capacity:
+            self.flush()
+
+    def update_scalars(self, scalars: Mapping[str, Any], resumed: bool = True) -> None:
+        """`update_scalar` for each item; a value is a scalar or `dict(value=..., count=...)`.
+
+        Raises:
+          TypeError: not a mapping. KeyError: a dict without 'value' or with further keys.
+        """
+        if not isinstance(scalars, Mapping):
+            raise TypeError(f"scalars come as a dict name -> value, found {type(scalars).__name__}")
+        for key, value in scalars.items():
+            if isinstance(value, dict):
+                if "value" not in value or not value.keys() <= {"value", "count"}:
+                    raise KeyError(f"scalar {key!r} needs a 'value' and may have a 'count', found {sorted(value)}")
+                self.update_scalar(key, value["value"], value.get("count", 1), resumed)
+            else:
+                self.update_scalar(key, value, resumed=resumed)
+
+    def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
+        """Sets the info `key`, of any type, over what it was.
+
+        Raises:
+          AssertionError: the key was used before with another `resumed`.
+        """
+        if self._resumed.setdefault(key, resumed) is not resumed:
+            raise AssertionError(_resumed_changed(key, resumed))
+        self._runtime_info[key] = value
+
+    def update_info_dict(self, infos: Mapping[str, Any], resumed: bool = True) -> None:
+        """`update_info` for each item.
+
+        Raises:
+          TypeError: not a mapping.
+        """
+        if not isinstance(infos, Mapping):
+            raise TypeError(f"infos come as a dict name -> value, found {type(infos).__name__}")
+        for key, value in infos.items():
+            self.update_info(key, value, resumed)
+
+    def pop_info(self, key: str, default: Any = None) -> Any:
+        """Removes the info `key` and returns it, or `default` where there is none."""
+        return self._runtime_info.pop(key, default)
+
+    def get_info(self, key: str, default: Any = None) -> Any:
+        """The info `key`, or `default` where there is none."""
+        return self._runtime_info.get(key, default)
+
+    def get_scalar(self, key: str) -> HistoryBuffer:
+        """The history of the scalar `key`; fetches what waits.
+
+        Raises:
+          KeyError: no scalar has that name; the message says the closest.
+        """
+        self.flush()
+        if key not in self._log_scalars:
+            raise UnknownNameError(f"no scalar is called {key!r}{closest(key, self._log_scalars)}")
+        return self._log_scalars[key]
+
+    @property
+    def log_scalars(self) -> dict[str, HistoryBuffer]:
+        """All histories by key; fetches what waits."""
+        self.flush()
+        return self._log_scalars
+
+    @property
+    def runtime_info(self) -> dict[str, Any]:
+        """All infos by key."""
+        return self._runtime_info
+
+    def flush(self) -> None:
+        """Moves what waits into the histories: one `jax.device_get` for all device arrays, counted in `fetches`.
+
+        An error of the device comes out here; the values that waited are then dropped, so that it is told once.
+        """
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        on_device = [value for _, value, _ in waiting if type(value) not in _HOST_NUMBERS]
+        if on_device:
+            self.fetches += 1
+        fetched = iter(fetch_scalars(on_device) if on_device else ())
+        for key, value, count in waiting:
+            history = self._log_scalars.get(key)
+            if history is None:
+                history = self._log_scalars[key] = HistoryBuffer()
+            history.push(float(value) if type(value) in _HOST_NUMBERS else next(fetched), count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as a dict that JSON can hold and that does not grow with the run.
+
+        The keys marked `resumed=False` are left out. An info that JSON cannot hold is left out with a warning; tuples
+        become lists and numpy numbers become Python's.
+        """
+        scalars = {key: h.state_dict() for key, h in self.log_scalars.items() if self._resumed[key]}
+        infos = {}
+        for key, value in self._runtime_info.items():
+            if self._resumed[key]:
+                plain = _as_json(value)
+                if plain is _NOT_JSON:
+                    logging.getLogger("jengine").warning(
+                        "info %r is not saved: JSON cannot hold a %s (resumed=False silences this)", key, _kind(value)
+                    )
+                else:
+                    infos[key] = plain
+        return {"log_scalars": scalars, "runtime_info": infos}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state_dict` gave; other keys, and those marked `resumed=False` since, stay as they are.
+
+        Raises:
+          KeyError: `state` lacks 'log_scalars' or 'runtime_info'.
+        """
+        for part in ("log_scalars", "runtime_info"):
+            if part not in state:
+                raise KeyError(f"the state of a message hub has a {part!r}, found only {sorted(state)}")
+        self.flush()
+        for key, history in state["log_scalars"].items():
+            if self._resumed.setdefault(key, True):
+                self._log_scalars[key] = HistoryBuffer()
+                self._log_scalars[key].load_state_dict(history)
+        for key, value in state["runtime_info"].items():
+            if self._resumed.setdefault(key, True):
+                self._runtime_info[key] = value
+
+    def __repr__(self) -> str:
+        return (
+            f"MessageHub({self.name!r}, {len(self._log_scalars)} scalars, {len(self._waiting)} updates waiting, "
+            f"{len(self._runtime_info)} infos)"
+        )
+
+
+def _checked(key: str, value: Any) -> Any:
+    """`value` as a Python float, or as it is when it is a device array of one element."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"scalar {key!r} is a traced value: update the hub outside the compiled function, with what it returns"
+        )
+    if isinstance(value, jax.Array):
+        _DEVICE_ARRAYS.add(type(value))
+        if value.size != 1:
+            raise ValueError(f"scalar {key!r} must have one element, found shape {value.shape}")
+        return value
+    try:
+        return to_float(value)
+    except (TypeError, ValueError) as error:
+        error.add_note(f"in the update of the scalar {key!r}")
+        raise
+
+
+def _resumed_changed(key: str, resumed: bool) -> str:
+    return f"{key!r} was used with resumed={not resumed} before and cannot change to resumed={resumed}"
+
+
+def _as_json(value: Any) -> Any:
+    """`value` in JSON's types, or `_NOT_JSON`."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        items = [_as_json(item) for item in value]
+        return _NOT_JSON if any(item is _NOT_JSON for item in items) else items
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        plain = {key: _as_json(item) for key, item in value.items()}
+        return _NOT_JSON if any(item is _NOT_JSON for item in plain.values()) else plain
+    return _NOT_JSON
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} of shape {value.shape}" if hasattr(value, "shape") else type(value).__name__

@@ -1,0 +1,249 @@
+"""From the message hub's histories to a log line and the tag that goes to the visualization backends."""
+
+import datetime
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jengine.errors import place
+from jengine.logging.history import HistoryBuffer
+from jengine.logging.message_hub import MessageHub
+from jengine.registry import LOG_PROCESSORS, check_arguments
+
+Mode = Literal["train", "val", "test"]
+
+_BYTES_PER_MB = 1024**2
+
+
+@LOG_PROCESSORS.register_module()
+class LogProcessor:
+    """Chooses the statistic of each scalar and formats them, in the line format of MMEngine.
+
+    A scalar whose name matches `mean_pattern` is shown as its mean over the newest `window_size` values, any other as
+    its current value. `custom_cfg` adds statistics or replaces them.
+
+    Args:
+      window_size: how many values a mean takes.
+      by_epoch: headers count epochs, `Epoch(train) [1][2/4]`; False: `Iter(train) [2/40]`.
+      custom_cfg: list of `dict(data_src, method_name, window_size, log_name)`: the scalar (without its loop), the
+        statistic, its window (an int, 'epoch' or 'global'), and the name of the result (default: `data_src`, whose
+        own statistic it then replaces). Further keys go to the statistic.
+      num_digits: digits after the point.
+      log_with_hierarchy: the tag keeps the loop in its names: 'train/loss'.
+      mean_pattern: regular expression, searched in the name without its loop.
+
+    Raises:
+      AssertionError: two entries of `custom_cfg` with the same result name, an entry without `data_src`, or the
+        window 'epoch' with `by_epoch=False`.
+      KeyError: an entry without a known `method_name`, or without `window_size` while `by_epoch=False`.
+      TypeError: a window that is no int, 'epoch' or 'global'; an argument that the statistic does not have.
+      ValueError: a window below 1.
+    """
+
+    def __init__(
+        self,
+        window_size: int = 10,
+        by_epoch: bool = True,
+        custom_cfg: Sequence[Mapping[str, Any]] | None = None,
+        num_digits: int = 4,
+        log_with_hierarchy: bool = False,
+        mean_pattern: str = r".*(loss|time|data_time|grad_norm).*",
+    ) -> None:
+        with place("window_size"):
+            _check_window(window_size, names=())
+        self.window_size = window_size
+        self.by_epoch = by_epoch
+        self.custom_cfg = [dict(entry) for entry in custom_cfg or ()]
+        self.num_digits = num_digits
+        self.log_with_hierarchy = log_with_hierarchy
+        self.mean_pattern = re.compile(mean_pattern)
+        _check_custom_cfg(self.custom_cfg, by_epoch)
+
+    def get_log_after_iter(self, runner: Any, batch_idx: int, mode: Mode) -> tuple[dict[str, Any], str]:
+        """Formats what an iteration reports.
+
+        Args:
+          runner: the runner.
+          batch_idx: index of the batch in its loop, from 0.
+          mode: 'train', 'val' or 'test'.
+
+        Returns:
+          The tag (name -> number, with `epoch`, `iter` from 1 and `memory` where they apply) and the line.
+
+        Raises:
+          AssertionError: any other mode.
+        """
+        _check_mode(mode, ("train", "val", "test"))
+        scalars = self._scalars(runner.message_hub, batch_idx, mode, self.custom_cfg)
+        tag = self._named(scalars, mode)
+        header = self._iter_header(runner, batch_idx, mode)
+        if self.by_epoch and mode != "test":
+            tag["epoch"] = _epoch(runner, mode)
+        tag["iter"] = 0 if _untrained(runner) else runner.iter + 1
+
+        rates = {name: value for name, value in scalars.items() if name.endswith("lr")}
+        rest = {name: value for name, value in scalars.items() if name not in rates}
+        line = header + " ".join(f"{name}: {value:.{self.num_digits}e}" for name, value in rates.items()) + "  "
+        eta = runner.message_hub.get_info("eta")
+        if eta is not None and "time" in rest and "data_time" in rest:
+            line += f"eta: {datetime.timedelta(seconds=int(eta))}  "
+            line += "".join(f"{name}: {self._text(rest.pop(name))}  " for name in ("time", "data_time"))
+        memory = _peak_memory()
+        if memory is not None:
+            tag["memory"] = memory
+            line += f"memory: {memory}  "
+        if mode == "test":
+            rest = {}
+        elif mode == "val":  # the other metrics in the hub are still those of the pass before
+            rest = {name: value for name, value in rest.items() if re.match("(val/)?loss", name)}
+        return tag, line + "  ".join(f"{name}: {self._text(value)}" for name, value in rest.items())
+
+    def get_log_after_epoch(
+        self, runner: Any, batch_idx: int, mode: Mode, with_non_scalar: bool = False
+    ) -> tuple[dict[str, Any], str]:
+        """Formats what a validation or test pass found; `time` and `data_time` are means over the pass and come last.
+
+        Args:
+          runner: the runner.
+          batch_idx: index of the last batch, from 0.
+          mode: 'val' or 'test'.
+          with_non_scalar: the tag contains the pass's infos (arrays, dicts) too; the line always does.
+
+        Returns:
+          The tag and the line.
+
+        Raises:
+          AssertionError: any other mode.
+        """
+        _check_mode(mode, ("val", "test"))
+        size = _loader_size(runner, mode)
+        sources = {entry["data_src"].removeprefix(f"{mode}/") for entry in self.custom_cfg}
+        over_the_pass = [
+            {"data_src": name, "method_name": "mean", "window_size": "epoch"}
+            for name in ("time", "data_time")
+            if name not in sources
+        ]
+        last = min(batch_idx, size - 1)  # a window longer than the pass would reach into the one before
+        scalars = self._scalars(runner.message_hub, last, mode, [*self.custom_cfg, *over_the_pass])
+        times = self._named({k: v for k, v in scalars.items() if k in ("time", "data_time")}, mode)
+        metrics = self._named({k: v for k, v in scalars.items() if k not in ("time", "data_time")}, mode)
+        infos = self._named(_of_mode(runner.message_hub.runtime_info, mode), mode)
+
+        epoch = f"[{_epoch(runner, mode)}]" if self.by_epoch and mode == "val" else ""
+        header = f"{'Epoch' if self.by_epoch else 'Iter'}({mode}) {epoch}[{size}/{size}]    "
+        items = [*metrics.items(), *infos.items(), *times.items()]
+        line = header + "  ".join(f"{name}: {self._text(value)}" for name, value in items)
+        return {**metrics, **(infos if with_non_scalar else {}), **times}, line
+
+    def _scalars(
+        self, hub: MessageHub, batch_idx: int, mode: Mode, custom_cfg: Sequence[Mapping[str, Any]]
+    ) -> dict[str, float]:
+        """The statistic of each scalar of the loop, by name without the loop."""
+        histories = _of_mode(hub.log_scalars, mode)
+        scalars = {
+            name: history.mean(self.window_size) if self.mean_pattern.search(name) else history.current()
+            for name, history in histories.items()
+        }
+        for entry in custom_cfg:
+            arguments = dict(entry)
+            source = arguments.pop("data_src").removeprefix(f"{mode}/")
+            if source not in histories:
+                continue  # each loop has its own scalars
+            window = {"epoch": batch_idx + 1, "global": histories[source].updates}
+            if arguments.get("window_size") in ("epoch", "global"):
+                arguments["window_size"] = window[arguments["window_size"]]
+            name = arguments.pop("log_name", source).removeprefix(f"{mode}/")
+            scalars[name] = histories[source].statistics(**arguments)
+        return scalars
+
+    def _named(self, values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
+        return {f"{mode}/{name}": value for name, value in values.items()} if self.log_with_hierarchy else dict(values)
+
+    def _iter_header(self, runner: Any, batch_idx: int, mode: Mode) -> str:
+        inner = self.by_epoch or mode != "train"
+        done, total = (batch_idx + 1, _loader_size(runner, mode)) if inner else (runner.iter + 1, runner.max_iters)
+        progress = f"[{done:>{len(str(total))}}/{total}]  "
+        if not self.by_epoch:
+            return f"Iter({mode}) {progress}"
+        if mode == "test":
+            return f"Epoch(test) {progress}"
+        width = 0 if _untrained(runner) else len(str(runner.max_epochs))
+        epoch = f"[{_epoch(runner, mode)}]"
+        return f"Epoch({mode}) {epoch:>{width + 2}}{progress}"
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, float):
+            return f"{value:.{self.num_digits}f}"
+        if isinstance(value, np.ndarray | jax.Array):
+            return f"\n{value}\n"  # rows of an array stay below each other
+        return str(value)
+
+
+def _of_mode(values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
+    """What belongs to the loop, by name without the loop."""
+    prefix = f"{mode}/"
+    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+
+
+def _untrained(runner: Any) -> bool:
+    """Whether the runner only validates or tests."""
+    return getattr(runner, "train_loop", None) is None
+
+
+def _epoch(runner: Any, mode: Mode) -> int:
+    """The epoch as shown: from 1 in training; validation comes after the count went up; 0 without training."""
+    if mode == "train":
+        return runner.epoch + 1
+    return 0 if _untrained(runner) else runner.epoch
+
+
+def _loader_size(runner: Any, mode: Mode) -> int:
+    return len(getattr(runner, f"{mode}_loop").dataloader)
+
+
+def _peak_memory() -> int | None:
+    """The highest use of any local device since the process began, in MB; None where devices do not report it."""
+    reports = [device.memory_stats() for device in jax.local_devices()]
+    peaks = [report["peak_bytes_in_use"] for report in reports if report and "peak_bytes_in_use" in report]
+    return max(peaks) // _BYTES_PER_MB if peaks else None
+
+
+def _check_mode(mode: str, legal: Sequence[str]) -> None:
+    if mode not in legal:
+        raise AssertionError(f"mode must be one of {', '.join(map(repr, legal))}, found {mode!r}")
+
+
+def _check_window(window: Any, names: Sequence[str]) -> None:
+    expected = " or ".join(["an int", *map(repr, names)])
+    if isinstance(window, str) and window in names:
+        return
+    if isinstance(window, bool) or not isinstance(window, int):
+        raise TypeError(f"window_size must be {expected}, found {window!r}")
+    if window < 1:
+        raise ValueError(f"window_size must be at least 1, found {window}")
+
+
+def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -> None:
+    targets: set[str] = set()
+    for index, entry in enumerate(custom_cfg):
+        with place("custom_cfg", index):
+            if "data_src" not in entry:
+                raise AssertionError(f"an entry needs 'data_src', the scalar it is about; found {sorted(entry)}")
+            target = entry.get("log_name", entry["data_src"])
+            if target in targets:
+                raise AssertionError(f"two entries give the result {target!r}; each needs a 'log_name' of its own")
+            targets.add(target)
+            if not by_epoch and "window_size" not in entry:
+                raise KeyError("an entry needs 'window_size' when by_epoch=False")
+            if not by_epoch and entry["window_size"] == "epoch":
+                raise AssertionError("window_size='epoch' needs by_epoch=True; use an int or 'global'")
+            if "window_size" in entry:
+                _check_window(entry["window_size"], ("epoch", "global"))
+            if "method_name" not in entry:
+                raise KeyError("an entry needs 'method_name', the statistic: 'mean', 'max', 'min' or 'current'")
+            own = ("data_src", "log_name", "method_name")
+            statistic = HistoryBuffer().statistic(entry["method_name"])
+            check_arguments(statistic, {key: value for key, value in entry.items() if key not in own})

@@ -1,0 +1,172 @@
+"""The run's logger: formats, files, who prints, and a terminal that leaves text alone."""
+
+import io
+import logging
+import re
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from jengine.logging import build_logger, console, current_logger, print_log
+
+
+@pytest.fixture(autouse=True)
+def loggers(monkeypatch):
+    """Takes down what a test builds."""
+    monkeypatch.setattr(console, "_built", {})
+    yield
+    for name in console._built:
+        logger = logging.getLogger(name)
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+            handler.close()
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
+
+
+@pytest.fixture
+def a_terminal(monkeypatch):
+    """A terminal of 40 columns."""
+    out = io.StringIO()
+    fake = Console(file=out, force_terminal=True, width=40, color_system="standard", highlight=False)
+    monkeypatch.setattr(console, "terminal", fake)
+    return out
+
+
+def test_the_two_formats(tmp_path, capsys):
+    path = tmp_path / "new" / "run.log"
+    build_logger("engine", str(path)).info("Epoch(train) [1][2/4]")
+    assert re.fullmatch(
+        r"\d\d/\d\d \d\d:\d\d:\d\d - engine - INFO - Epoch\(train\) \[1\]\[2/4\]\n", capsys.readouterr().out
+    )
+    assert re.fullmatch(
+        r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d - engine - INFO - Epoch\(train\) \[1\]\[2/4\]\n", path.read_text()
+    )
+
+
+def test_a_pipe_gets_the_line_as_it_is(capsys):
+    text = "[bold]x[/bold] :smile: [1, 2]\tloss: " + "9" * 500 + "  "
+    build_logger("engine").warning(text)
+    assert capsys.readouterr().out.endswith(f" - WARNING - {text}\n")
+
+
+def test_a_terminal_gets_one_unwrapped_line_with_its_brackets(a_terminal):
+    text = "[bold]x[/bold] :smile: " + "9" * 500
+    build_logger("engine").info(text)
+    assert a_terminal.getvalue().endswith(f"engine - INFO - {text}\n")
+    assert a_terminal.getvalue().count("\n") == 1
+
+
+def test_a_terminal_shows_the_level_of_a_problem_in_colour(a_terminal):
+    build_logger("engine").error("broken")
+    assert "\x1b[1;31mERROR\x1b[0m - broken" in a_terminal.getvalue()
+
+
+def test_log_lines_and_a_progress_bar_share_the_terminal(a_terminal):
+    logger = build_logger("engine")
+    with Progress(console=console.terminal, auto_refresh=False) as progress:
+        progress.add_task("epoch", total=2)
+        progress.refresh()
+        logger.info("a line")
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", line) for line in a_terminal.getvalue().splitlines()]
+    assert any(line.endswith("- engine - INFO - a line") for line in lines)  # whole, not in the middle of the bar
+
+
+def test_a_file_is_appended_to(tmp_path):
+    path = tmp_path / "run.log"
+    path.write_text("before\n")
+    build_logger("engine", str(path)).info("after")
+    assert path.read_text().startswith("before\n")
+    assert path.read_text().endswith("after\n")
+
+
+def test_building_twice_prints_once_and_moves_to_the_new_file(tmp_path, capsys):
+    build_logger("engine", str(tmp_path / "1.log"))
+    logger = build_logger("engine", str(tmp_path / "2.log"))
+    logger.info("hello")
+    assert capsys.readouterr().out.count("hello") == 1
+    assert (tmp_path / "1.log").read_text() == ""
+    assert (tmp_path / "2.log").read_text().count("hello") == 1
+
+
+def test_a_handler_of_the_user_stays(tmp_path):
+    own = logging.NullHandler()
+    logging.getLogger("engine").addHandler(own)
+    assert own in build_logger("engine").handlers
+
+
+def test_records_stay_out_of_the_root_logger(caplog):
+    build_logger("engine").error("only here")
+    assert caplog.records == []
+
+
+def test_modules_log_through_the_run_logger(capsys):
+    build_logger("engine")
+    logging.getLogger("engine.hooks").info("from a module")
+    assert "- engine.hooks - INFO - from a module" in capsys.readouterr().out
+
+
+def test_repeated_warnings_are_printed_once(tmp_path, capsys):
+    path = tmp_path / "run.log"
+    logger = build_logger("engine", str(path))
+    for _ in range(3):
+        logger.warning("careful %d", 1)
+        logger.info("again")
+    logger.warning("careful %d", 2)
+    for text in (capsys.readouterr().out, path.read_text()):
+        assert (text.count("careful 1"), text.count("careful 2"), text.count("again")) == (1, 1, 3)
+
+
+def test_memory_of_warnings_is_bounded():
+    seen = console._RepeatedWarnings()
+    for number in range(2500):
+        record = logging.LogRecord("x", logging.WARNING, "", 0, f"at {number}", None, None)
+        assert seen.filter(record)
+    assert len(seen._seen) <= 1000
+
+
+def test_other_processes_print_errors_only(monkeypatch, capsys):
+    monkeypatch.setattr(console, "_process_index", lambda: 1)
+    logger = build_logger("engine")
+    logger.info("quiet")
+    logger.warning("quiet")
+    logger.error("loud")
+    out = capsys.readouterr().out
+    assert "quiet" not in out
+    assert "loud" in out
+
+
+def test_the_level_is_a_name_or_a_number(capsys):
+    build_logger("engine", level="warning").info("no")
+    build_logger("engine", level=logging.DEBUG).debug("yes")
+    assert capsys.readouterr().out.endswith("engine - DEBUG - yes\n")
+    with pytest.raises(ValueError, match="no log level is called 'INFOO'; did you mean 'INFO'"):
+        build_logger("engine", level="INFOO")
+
+
+def test_the_current_logger_is_the_one_built_last():
+    assert current_logger() is logging.getLogger("jengine")
+    first, second = build_logger("first"), build_logger("second")
+    assert current_logger() is second
+    assert build_logger("first") is first
+    assert current_logger() is first
+
+
+def test_print_log_reaches_each_of_its_targets(capsys):
+    logger = build_logger("engine")
+    print_log("plain [x]")
+    assert capsys.readouterr().out == "plain [x]\n"
+    for target in (logger, "engine", "current"):
+        print_log("text", logger=target, level=logging.WARNING if target == "engine" else logging.INFO)
+        assert re.search(r"engine - (INFO|WARNING) - text\n$", capsys.readouterr().out)
+    print_log("nothing", logger="silent")
+    assert capsys.readouterr().out == ""
+
+
+def test_print_log_refuses_unknown_targets():
+    build_logger("engine")
+    with pytest.raises(ValueError, match="no logger called 'engin' was built; did you mean 'engine'"):
+        print_log("x", logger="engin")
+    with pytest.raises(TypeError, match="found int"):
+        print_log("x", logger=3)

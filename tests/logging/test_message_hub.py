@@ -1,0 +1,253 @@
+"""The message hub: named hubs, scalars that wait on the device, infos, saving."""
+
+import json
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jengine.logging import MessageHub
+
+
+@pytest.fixture
+def hub():
+    return MessageHub("test")
+
+
+@pytest.fixture
+def transfers(monkeypatch):
+    """The arguments of each jax.device_get."""
+    calls = []
+    fetch = jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda arrays: calls.append(arrays) or fetch(arrays))
+    return calls
+
+
+@pytest.fixture
+def no_instances(monkeypatch):
+    monkeypatch.setattr(MessageHub, "_instances", {})
+
+
+@pytest.mark.usefixtures("no_instances")
+def test_a_name_stands_for_one_hub():
+    first = MessageHub.get_instance("first")
+    second = MessageHub.get_instance("second")
+    assert MessageHub.get_instance("first") is first
+    assert second is not first
+    assert first.name == "first"
+    assert MessageHub.get_current_instance() is second
+
+
+@pytest.mark.usefixtures("no_instances")
+def test_the_current_hub_exists_without_any_run():
+    assert MessageHub.get_current_instance() is MessageHub.get_instance("jengine")
+
+
+def test_a_scalar_keeps_its_history(hub):
+    for value in range(1, 11):
+        hub.update_scalar("train/loss", value)
+    assert hub.get_scalar("train/loss").mean(4) == 8.5  # (7 + 8 + 9 + 10) / 4
+    assert hub.get_scalar("train/loss").current() == 10
+
+
+def test_an_unknown_scalar_names_the_closest(hub):
+    hub.update_scalar("train/loss", 1)
+    with pytest.raises(KeyError, match="no scalar is called 'train/los'; did you mean 'train/loss'"):
+        hub.get_scalar("train/los")
+
+
+def test_device_values_wait_and_come_in_one_transfer(hub, transfers):
+    for step in range(40):
+        hub.update_scalars({"train/loss": jnp.float32(step), "train/acc": jnp.float32(-step)})
+        hub.update_scalar("train/time", 0.5)
+    assert transfers == []
+    np.testing.assert_array_equal(hub.get_scalar("train/loss").data[0], np.arange(40))
+    assert len(transfers) == hub.fetches == 1
+    np.testing.assert_array_equal(hub.get_scalar("train/acc").data[0], -np.arange(40))
+    np.testing.assert_array_equal(hub.log_scalars["train/time"].data[0], np.full(40, 0.5))
+    assert len(transfers) == hub.fetches == 1
+
+
+def test_updates_pass_where_transfers_to_the_host_are_forbidden(hub):
+    value = jax.jit(lambda x: x + 1)(jnp.float32(1))
+    with jax.transfer_guard_device_to_host("disallow_explicit"):
+        hub.update_scalar("train/loss", value)
+    assert hub.get_scalar("train/loss").current() == 2
+
+
+def test_host_numbers_cost_no_transfer(hub, transfers):
+    hub.update_scalars({"a": 1.0, "b": np.float32(2), "c": np.ones((1, 1)), "d": True})
+    assert [hub.get_scalar(key).current() for key in "abcd"] == [1, 2, 1, 1]
+    assert transfers == []
+    assert hub.fetches == 0
+
+
+def test_order_within_a_key_is_kept_over_host_and_device_values(hub):
+    for value in (1.0, jnp.float32(2), 3, jnp.int32(4), np.float32(5), jnp.bfloat16(6), jnp.ones(1)):
+        hub.update_scalar("x", value)
+    np.testing.assert_array_equal(hub.get_scalar("x").data[0], [1, 2, 3, 4, 5, 6, 1])
+
+
+def test_values_replicated_over_devices_are_fetched(hub):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    for value in range(3):
+        hub.update_scalar("x", jax.device_put(np.float32(value), replicated))
+    hub.update_scalar("x", jnp.float32(3))
+    np.testing.assert_array_equal(hub.get_scalar("x").data[0], [0, 1, 2, 3])
+    assert hub.fetches == 1
+
+
+def test_a_full_queue_forces_a_fetch(transfers):
+    hub = MessageHub("test", capacity=4)
+    for value in range(10):
+        hub.update_scalar("x", jnp.float32(value))
+        assert len(hub._waiting) < 4
+    assert len(transfers) == hub.fetches == 2
+    np.testing.assert_array_equal(hub.get_scalar("x").data[0], np.arange(10))
+
+
+def test_flush_without_anything_waiting_does_nothing(hub, transfers):
+    hub.flush()
+    assert transfers == []
+    assert hub.fetches == 0
+
+
+def test_an_error_of_the_device_is_told_once(hub):
+    value = jnp.float32(1) + 1
+    hub.update_scalar("x", value)
+    value.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        hub.flush()
+    hub.update_scalar("x", 2.0)
+    assert hub.get_scalar("x").data[0].tolist() == [2.0]
+
+
+@pytest.mark.parametrize("value", [np.ones(2), np.ones(0), jnp.ones(2), jnp.ones((1, 3))])
+def test_several_elements_are_refused_where_they_come_in(hub, value):
+    for _ in range(2):  # the second time the class of the value is known
+        with pytest.raises(ValueError, match="one element"):
+            hub.update_scalar("x", value)
+
+
+@pytest.mark.parametrize("value", ["1", None, [1.0]])
+def test_what_is_no_number_is_refused_with_its_key(hub, value):
+    with pytest.raises(TypeError) as caught:
+        hub.update_scalar("train/x", value)
+    assert "'train/x'" in caught.value.__notes__[0]
+
+
+def test_a_traced_value_is_refused(hub):
+    @jax.jit
+    def step(x):
+        hub.update_scalar("x", x)
+        return x
+
+    with pytest.raises(TypeError, match="'x' is a traced value"):
+        step(1.0)
+
+
+def test_counts_weigh_the_mean(hub):
+    hub.update_scalars({"x": {"value": 6.0, "count": 3}, "y": 1.0})
+    hub.update_scalar("x", 4.0)
+    assert hub.get_scalar("x").mean() == 2.5  # (6 + 4) / (3 + 1)
+    with pytest.raises(ValueError, match="count"):
+        hub.update_scalar("x", 1.0, count=0)
+
+
+@pytest.mark.parametrize("entry", [{"count": 2}, {"value": 1, "counts": 2}, {}])
+def test_a_scalar_given_as_a_dict_has_a_value_and_perhaps_a_count(hub, entry):
+    with pytest.raises(KeyError, match="'value'"):
+        hub.update_scalars({"x": entry})
+
+
+def test_several_updates_come_as_a_dict(hub):
+    with pytest.raises(TypeError, match="found list"):
+        hub.update_scalars([("x", 1)])
+    with pytest.raises(TypeError, match="found list"):
+        hub.update_info_dict([("x", 1)])
+
+
+def test_infos_hold_the_value_given_last(hub):
+    hub.update_info("iter", 1)
+    hub.update_info_dict({"iter": 2, "meta": {"classes": ["a"]}})
+    assert hub.get_info("iter") == 2
+    assert hub.runtime_info == {"iter": 2, "meta": {"classes": ["a"]}}
+    assert hub.get_info("missing") is None
+    assert hub.get_info("missing", 7) == 7
+    assert hub.pop_info("iter") == 2
+    assert hub.pop_info("iter", "gone") == "gone"
+    assert "iter" not in hub.runtime_info
+
+
+def test_whether_a_key_is_saved_cannot_change(hub):
+    hub.update_scalar("x", 1, resumed=False)
+    hub.update_scalar("x", 2, resumed=False)
+    with pytest.raises(AssertionError, match="'x' was used with resumed=False before"):
+        hub.update_scalar("x", 3)
+    hub.update_info("y", 1)
+    with pytest.raises(AssertionError, match="cannot change to resumed=False"):
+        hub.update_info("y", 1, resumed=False)
+
+
+def test_the_hub_is_saved_and_restored_through_json(hub):
+    for value in range(3):
+        hub.update_scalar("train/loss", jnp.float32(value))
+    hub.update_scalar("private", 1, resumed=False)
+    hub.update_info("best", np.float32(0.5))
+    hub.update_info("kept", (5, np.int64(10)))
+    hub.update_info("secret", 1, resumed=False)
+    state = json.loads(json.dumps(hub.state_dict()))
+    assert hub.fetches == 1
+
+    restored = MessageHub("restored")
+    restored.update_scalar("train/loss", 99)
+    restored.update_info("seed", 3)
+    restored.load_state_dict(state)
+    assert restored.get_scalar("train/loss").data[0].tolist() == [0, 1, 2]
+    assert restored.runtime_info == {"seed": 3, "best": 0.5, "kept": [5, 10]}
+    assert "private" not in restored.log_scalars
+
+
+def test_a_key_that_is_no_longer_saved_is_not_restored(hub):
+    hub.update_info("host", "old")
+    hub.update_scalar("x", 1)
+    restored = MessageHub("restored")
+    restored.update_info("host", "new", resumed=False)
+    restored.update_scalar("x", 2, resumed=False)
+    restored.load_state_dict(hub.state_dict())
+    assert restored.get_info("host") == "new"
+    assert restored.get_scalar("x").data[0].tolist() == [2]
+
+
+def test_the_state_does_not_grow_with_the_run(hub):
+    for value in range(300):
+        hub.update_scalar("x", value)
+    size = len(json.dumps(hub.state_dict()["log_scalars"]["x"]["values"]).split(","))
+    for value in range(3000):
+        hub.update_scalar("x", value)
+    assert len(json.dumps(hub.state_dict()["log_scalars"]["x"]["values"]).split(",")) == size == 256
+
+
+@pytest.mark.parametrize("value", [np.ones(3), object(), {"a": [np.ones(2)]}, {1: "int keys turn into strings"}])
+def test_an_info_that_json_cannot_hold_is_left_out_with_a_warning(hub, value):
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger = logging.getLogger("jengine")
+    logger.addHandler(handler)
+    try:
+        hub.update_info("val/matrix", value)
+        hub.update_info("epoch", 1)
+        assert hub.state_dict()["runtime_info"] == {"epoch": 1}
+    finally:
+        logger.removeHandler(handler)
+    assert "info 'val/matrix' is not saved" in records[0].getMessage()
+
+
+def test_a_state_without_its_parts_is_refused(hub):
+    with pytest.raises(KeyError, match="'runtime_info'"):
+        hub.load_state_dict({"log_scalars": {}})
