@@ -1,0 +1,3 @@
+"""The command line."""
+
+from jengine.cli.main import main as main

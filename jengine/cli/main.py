@@ -1,0 +1,142 @@
+"""`jengine train | test | config | groups`: the engine from the command line."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from jengine.errors import ConfigError, closest
+
+_EPILOG = """Any value of the config can be set with --config.PATH=VALUE:
+  jengine train configs/digits_cnn.py --config.optim_wrapper.optimizer.lr=0.01 --config.custom_hooks[0].interval=5
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+      argv: the arguments, those of the process by default.
+
+    Returns:
+      The exit code: 0, or 2 for a mistake in the config or on the command line.
+    """
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    overrides = [arg for arg in rest if arg.startswith("--config.")]
+    for arg in rest:
+        if arg not in overrides:
+            options = [option for action in _options(parser, args.command) for option in action]
+            parser.error(f"unknown argument {arg}{closest(arg.split('=')[0], [*options, '--config.PATH=VALUE'])}")
+    try:
+        args.run(args, overrides)
+    except Exception as error:
+        if args.traceback or not _is_users_mistake(error):
+            raise
+        print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            print(f"  {note}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jengine: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _train(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    runner = _runner(args, overrides, resume=args.resume)
+    if sys.stdout.isatty():
+        from jengine.hooks import ProgressHook
+
+        runner.register_hook(ProgressHook())
+    runner.train()
+
+
+def _test(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    _runner(args, overrides, load_from=args.checkpoint).test()
+
+
+def _config(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    from jengine.config import dump_config
+
+    print(dump_config(_load(args, overrides)), end="")
+
+
+def _groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    import tempfile
+
+    from jengine.runner import Runner
+    from jengine.runner.report import group_table
+
+    with tempfile.TemporaryDirectory() as work_dir:  # a look at the groups leaves nothing behind
+        runner = Runner.from_cfg({**_load(args, overrides), "work_dir": work_dir, "log_level": "WARNING"})
+        if runner.has_training:
+            print(group_table(runner.build_optimizer()))
+        else:
+            raise ConfigError("there are no parameter groups: the config has no optim_wrapper")
+
+
+def _runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:
+    """The Runner of a config, with the name and work dir that its file suggests."""
+    from jengine.runner import Runner
+
+    cfg = _load(args, overrides)
+    cfg.update({name: value for name, value in settings.items() if value is not None})
+    return Runner.from_cfg(cfg)
+
+
+def _load(args: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
+    from jengine.config import load_config, resolve
+
+    cfg = resolve(load_config(args.config, overrides))
+    stem = os.path.splitext(os.path.basename(args.config.split(":")[0]))[0]
+    if getattr(args, "work_dir", None):
+        cfg["work_dir"] = args.work_dir
+    cfg.setdefault("work_dir", os.path.join("work_dirs", stem))
+    cfg.setdefault("experiment_name", stem)
+    return cfg
+
+
+def _is_users_mistake(error: Exception) -> bool:
+    """Whether the message alone tells what to do: it is about the config or a file, not about code."""
+    placed = any(note.startswith("in the config at ") for note in getattr(error, "__notes__", ()))
+    return placed or isinstance(error, ConfigError | FileNotFoundError)
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("config", metavar="CONFIG", help="a Python file with get_config()")
+    common.add_argument("--traceback", action="store_true", help="show the whole traceback of a config error")
+    run = argparse.ArgumentParser(add_help=False)
+    run.add_argument("--work-dir", metavar="DIR", help="where checkpoints and logs go (work_dirs/CONFIG by default)")
+
+    parser = argparse.ArgumentParser(
+        prog="jengine", description="Train JAX models from config files.", epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", parents=[common, run], help="train the config's model")
+    train.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        metavar="PATH",
+        help="continue from the newest checkpoint of the work dir, or from PATH",
+    )
+    train.set_defaults(run=_train)
+    test = commands.add_parser("test", parents=[common, run], help="test a checkpoint")
+    test.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or a work dir for its newest one")
+    test.set_defaults(run=_test)
+    show = commands.add_parser("config", parents=[common], help="print the resolved config")
+    show.set_defaults(run=_config)
+    groups = commands.add_parser("groups", parents=[common], help="print the table of parameter groups")
+    groups.set_defaults(run=_groups)
+    return parser
+
+
+def _options(parser: argparse.ArgumentParser, command: str) -> list[Sequence[str]]:
+    subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return [action.option_strings for action in subparsers.choices[command]._actions]

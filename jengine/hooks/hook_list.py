@@ -1,0 +1,90 @@
+"""The hooks of a run in their order, and the calls to them."""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from jengine.hooks.hook import Hook
+from jengine.hooks.priority import Priority, get_priority, priority_name
+from jengine.registry import HOOKS
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+
+class HookList:
+    """Hooks sorted by priority; among equals the one registered first runs first.
+
+    Who acts at a stage is looked up once and kept: a stage at which no hook acts costs a dictionary access.
+    """
+
+    def __init__(self) -> None:
+        self._hooks: list[tuple[int, Hook]] = []
+        self._methods: dict[str, list[tuple[Hook, Callable[..., Any]]]] = {}
+
+    def register(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> Hook:
+        """Adds a hook, given as it is or as a config.
+
+        Args:
+          hook: an instance, or `dict(type=..., priority=..., **arguments)`, which is left as it was.
+          priority: goes before the config's `priority`, which goes before that of the class.
+
+        Raises:
+          TypeError: neither a hook nor a config of one.
+        """
+        if hasattr(hook, "items"):
+            cfg = dict(hook)
+            configured = cfg.pop("priority", None)
+            priority = configured if priority is None else priority
+            hook = HOOKS.build(cfg)
+        if not isinstance(hook, Hook):
+            raise TypeError(f"a hook is an instance of Hook or a config dict, found {hook!r}")
+        value = get_priority(hook.priority if priority is None else priority)
+        index = sum(other <= value for other, _ in self._hooks)
+        self._hooks.insert(index, (value, hook))
+        self._methods.clear()
+        return hook
+
+    def call(self, runner: "Runner", stage: str, **arguments: Any) -> None:
+        """Calls the method `stage` of every hook that defines it, in order.
+
+        An exception keeps its type and traceback; a note says which hook, stage and iteration it came from.
+        """
+        methods = self._methods.get(stage)
+        if methods is None:
+            methods = self._methods[stage] = self._find(stage)
+        for hook, method in methods:
+            try:
+                method(runner, **arguments)
+            except Exception as error:
+                error.add_note(f"in {type(hook).__name__}.{stage} at iteration {runner.iter} (epoch {runner.epoch})")
+                raise
+
+    def describe(self) -> str:
+        """The order of calls, stage by stage, as a run prints it."""
+        text = []
+        for stage in Hook.stages:
+            rows = [
+                f"({priority_name(value):<12}) {type(hook).__name__:<35}"
+                for value, hook in self._hooks
+                if stage in hook.get_triggered_stages()
+            ]
+            if rows:
+                text.append("\n".join([f"{stage}:", *rows, " -------------------- "]))
+        return "\n".join(text)
+
+    def priority_of(self, hook: Hook) -> int:
+        """The priority with which `hook` was registered."""
+        return next(value for value, other in self._hooks if other is hook)
+
+    def __iter__(self) -> Iterator[Hook]:
+        return iter([hook for _, hook in self._hooks])
+
+    def __len__(self) -> int:
+        return len(self._hooks)
+
+    def _find(self, stage: str) -> list[tuple[Hook, Callable[..., Any]]]:
+        if stage in Hook.stages:
+            acting = [hook for hook in self if stage in hook.get_triggered_stages()]
+        else:  # a stage of a user's own loop
+            acting = [hook for hook in self if callable(getattr(hook, stage, None))]
+        return [(hook, getattr(hook, stage)) for hook in acting]

@@ -1,0 +1,64 @@
+"""A progress bar with the remaining time, for a terminal."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jengine.hooks.hook import Hook
+from jengine.registry import HOOKS
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+_REDRAW_SECONDS = 0.1
+
+
+@HOOKS.register_module()
+class ProgressHook(Hook):
+    """Shows how far training is and how long it will take, below the log lines.
+
+    The command line adds it when the output is a terminal. The bar moves ten times a second at most, whatever the
+    speed of the loop.
+
+    Args:
+      clock: gives the time in seconds.
+    """
+
+    priority = "LOWEST"
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due = 0.0
+        self._progress: Any = None
+        self._task: Any = None
+
+    def before_train(self, runner: "Runner") -> None:
+        """Draws the bar."""
+        from rich import progress
+
+        from jengine.logging import get_console
+
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("eta"),
+            progress.TimeRemainingColumn(),
+            console=get_console(),
+            transient=True,
+        )
+        self._progress.start()
+        self._task = self._progress.add_task("training", total=runner.max_iters, completed=runner.iter)
+
+    def after_train_iter(
+        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Moves the bar."""
+        now = self._clock()
+        if now >= self._due or self.is_last_train_iter(runner):
+            self._due = now + _REDRAW_SECONDS
+            self._progress.update(self._task, completed=runner.iter + 1)
+
+    def after_train(self, runner: "Runner") -> None:
+        """Takes the bar away."""
+        self._progress.stop()

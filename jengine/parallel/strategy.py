@@ -1,0 +1,69 @@
+"""Where arrays live and how the step is compiled: the seam between the Runner and the devices."""
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jengine.registry import STRATEGIES
+
+PyTree = Any
+
+
+@STRATEGIES.register_module()
+class SingleDevice:
+    """Everything on one device.
+
+    Args:
+      device: index among `jax.local_devices()`.
+
+    Attributes:
+      max_in_flight: training steps that may be dispatched and unfinished before the host waits.
+    """
+
+    max_in_flight = 2
+
+    def __init__(self, device: int = 0) -> None:
+        devices = jax.local_devices()
+        if not 0 <= device < len(devices):
+            raise ValueError(f"SingleDevice: there are {len(devices)} devices, found device={device}")
+        self.device = devices[device]
+
+    def put_batch(self, batch: PyTree) -> PyTree:
+        """Starts the copy of a host batch to the device."""
+        return jax.device_put(batch, self.device)
+
+    def init_state(self, make: Callable[..., PyTree], *args: Any) -> PyTree:
+        """Runs `make(*args)`, compiled, and leaves its result on the device."""
+        with jax.default_device(self.device):
+            return jax.device_put(jax.jit(make)(*args), self.device)
+
+    def compile_train_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Compiles a training step; the state, its first argument, is donated."""
+        return jax.jit(step, donate_argnums=0)
+
+    def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Compiles an evaluation step; the metric sums, its third argument, are donated."""
+        return jax.jit(step, donate_argnums=2)
+
+
+class InFlight:
+    """Keeps the host from running ahead: at most `limit` dispatched steps are unfinished.
+
+    Waiting for a step costs no transfer. Without a bound the queue of dispatched work, and the memory it holds, grows
+    for as long as the device is slower than the host.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._tokens: collections.deque[Any] = collections.deque()
+        self._limit = limit
+
+    def wait(self) -> None:
+        """Call before a dispatch: waits until fewer than `limit` steps are unfinished."""
+        while len(self._tokens) >= self._limit:
+            jax.block_until_ready(self._tokens.popleft())
+
+    def add(self, token: Any) -> None:
+        """Call after a dispatch, with an output of the step that is not donated."""
+        self._tokens.append(token)

@@ -1,0 +1,7 @@
+"""The Runner and its loops."""
+
+from jengine.runner.loops import EpochBasedTrainLoop as EpochBasedTrainLoop
+from jengine.runner.loops import IterBasedTrainLoop as IterBasedTrainLoop
+from jengine.runner.loops import TestLoop as TestLoop
+from jengine.runner.loops import ValLoop as ValLoop
+from jengine.runner.runner import Runner as Runner

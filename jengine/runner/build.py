@@ -1,0 +1,198 @@
+"""From the sections of a config to the objects of a run, each built inside `place(section)`."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jengine.errors import ConfigError, place
+from jengine.hooks import Hook
+from jengine.hooks.hook_list import HookList
+from jengine.model import CastModel, Model, get_precision
+from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, check_arguments
+
+if TYPE_CHECKING:
+    from jengine.runner.runner import Runner
+
+_SECTIONS = {
+    "train": ("train_dataloader", "train_cfg", "optim_wrapper"),
+    "val": ("val_dataloader", "val_cfg", "val_evaluator"),
+    "test": ("test_dataloader", "test_cfg", "test_evaluator"),
+}
+
+DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
+    runtime_info=dict(type="RuntimeInfoHook"),
+    timer=dict(type="IterTimerHook"),
+    sampler_seed=dict(type="DistSamplerSeedHook"),
+    logger=dict(type="LoggerHook"),
+    param_scheduler=dict(type="ParamSchedulerHook"),
+    checkpoint=dict(type="CheckpointHook", interval=1),
+)
+
+
+def check_sections(sections: Mapping[str, Any]) -> None:
+    """Holds that training, validation and test are each described whole or not at all.
+
+    Raises:
+      ConfigError: some arguments of one of them are given and others are not.
+    """
+    for mode, names in _SECTIONS.items():
+        missing = [name for name in names if sections[name] is None]
+        if missing and len(missing) < len(names):
+            given = [name for name in names if name not in missing]
+            raise ConfigError(
+                f"{mode} is described in part: {', '.join(given)} given, {', '.join(missing)} missing; "
+                f"give all of {', '.join(names)}, or none"
+            )
+    if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
+        raise ConfigError("param_scheduler is given without an optim_wrapper whose numbers it could change")
+
+
+def build_model(model: Any, precision: Any) -> Model:
+    """The model, from an instance or a config, under the precision policy."""
+    with place("model"):
+        if hasattr(model, "items"):
+            model = MODELS.build(model)
+        missing = [name for name in ("init", "loss", "predict") if not callable(getattr(model, name, None))]
+        if missing:
+            raise TypeError(
+                f"a model has init, loss and predict; {type(model).__name__} lacks {', '.join(missing)}: wrap a Flax "
+                "module in LinenModel or NnxModel, and plain functions in FunctionalModel"
+            )
+    with place("precision"):
+        policy = get_precision(precision)
+    return model if policy is None else CastModel(model, policy)
+
+
+def build_strategy(parallel: Any) -> Any:
+    """The strategy, from None (one device), an instance or a config."""
+    with place("parallel"):
+        if parallel is None or hasattr(parallel, "items"):
+            return STRATEGIES.build(parallel or dict(type="SingleDevice"))
+        return parallel
+
+
+def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
+    """The default hooks as changed by the config, then the custom ones.
+
+    Args:
+      default_hooks: by name: a config or a hook takes the place of the default of that name or is added; None takes
+        the default away.
+      custom_hooks: a list of configs or hooks, or a single one.
+
+    Raises:
+      TypeError: not of that form. ValueError: None under a name that is no default hook.
+    """
+    hooks = HookList()
+    if default_hooks is not None and not hasattr(default_hooks, "items"):
+        raise TypeError(f"default_hooks is a dict of hooks by name, found {type(default_hooks).__name__}")
+    merged: dict[str, Any] = {**DEFAULT_HOOKS, **dict((default_hooks or {}).items())}
+    for name, hook in merged.items():
+        with place("default_hooks", name):
+            if hook is not None:
+                hooks.register(hook)
+            elif name not in DEFAULT_HOOKS:
+                raise ValueError(f"None takes a default hook away; {name!r} is none of {', '.join(DEFAULT_HOOKS)}")
+    if hasattr(custom_hooks, "items") or isinstance(custom_hooks, Hook):
+        custom_hooks = [custom_hooks]
+    if custom_hooks is not None and not isinstance(custom_hooks, list | tuple):
+        raise TypeError(f"custom_hooks is a list of hooks, or one, found {type(custom_hooks).__name__}")
+    for i, hook in enumerate(custom_hooks or []):
+        with place("custom_hooks", i):
+            hooks.register(hook)
+    return hooks
+
+
+def build_visualizer(visualizer: Any, save_dir: str) -> Any:
+    """The visualizer, from None (scalars as JSON lines), an instance or a config."""
+    with place("visualizer"):
+        if visualizer is None or hasattr(visualizer, "items"):
+            cfg = dict(visualizer or {})
+            return VISUALIZERS.build({"type": "Visualizer", "save_dir": save_dir, **cfg})
+        return visualizer
+
+
+def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
+    """The log processor, from None, an instance or a config; it counts as the training loop does."""
+    with place("log_processor"):
+        if log_processor is None or hasattr(log_processor, "items"):
+            return LOG_PROCESSORS.build({"type": "LogProcessor", "by_epoch": by_epoch, **dict(log_processor or {})})
+        return log_processor
+
+
+def build_train_loop(runner: "Runner", cfg: Any, dataloader: Any) -> Any:
+    """The training loop: by `type`, or by `by_epoch` (True unless said otherwise)."""
+    if not hasattr(cfg, "items"):
+        return cfg
+    with place("train_cfg"):
+        cfg = dict(cfg)
+        if "type" in cfg and "by_epoch" in cfg:
+            raise ConfigError("train_cfg names both a type and by_epoch, which stands for a type; keep one of them")
+        if "type" not in cfg:
+            cfg["type"] = "EpochBasedTrainLoop" if cfg.pop("by_epoch", True) else "IterBasedTrainLoop"
+        return LOOPS.build(cfg, runner=runner, dataloader=dataloader)
+
+
+def check_train_loop(cfg: Any) -> None:
+    """Checks the arguments of the training loop before anything is built from data.
+
+    Raises:
+      TypeError: arguments that the loop does not take, or that it lacks.
+    """
+    if hasattr(cfg, "items"):
+        with place("train_cfg"):
+            arguments = {k: v for k, v in cfg.items() if k != "by_epoch"}
+            kind = arguments.pop("type", "EpochBasedTrainLoop" if cfg.get("by_epoch", True) else "IterBasedTrainLoop")
+            entry = LOOPS.get(kind) if isinstance(kind, str) else kind
+            check_arguments(entry, {"runner": None, "dataloader": None, **arguments})
+
+
+def build_eval_loop(runner: "Runner", mode: str, cfg: Any, dataloader: Any, evaluator: Any) -> Any:
+    """The validation or test loop; `type` may be left out."""
+    from jengine.evaluation import build_evaluator
+
+    if not hasattr(cfg, "items"):
+        return cfg
+    with place(f"{mode}_evaluator"):
+        evaluator = build_evaluator(evaluator)
+    with place(f"{mode}_cfg"):
+        kind = {"val": "ValLoop", "test": "TestLoop"}[mode]
+        return LOOPS.build({"type": kind, **dict(cfg)}, runner=runner, dataloader=dataloader, evaluator=evaluator)
+
+
+def run_name(experiment_name: str | None, cfg_path: str | None, timestamp: str) -> str:
+    """The experiment's name: what the user called it, or the config file, and the time; else the time alone."""
+    stem = os.path.splitext(os.path.basename(cfg_path))[0] if cfg_path else None
+    name = experiment_name or stem
+    return f"{name}_{timestamp}" if name else timestamp
+
+
+def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
+    """Scales every learning rate by the linear rule: real batch size over the one that the config was made for.
+
+    Args:
+      optim_wrapper: whose groups are scaled, the one that holds the base settings included.
+      auto_scale_lr: None, or `dict(enable=bool, base_batch_size=int)`.
+      batch_size: examples per iteration over all devices.
+
+    Returns:
+      The factor.
+    """
+    if auto_scale_lr is None:
+        return 1.0
+    with place("auto_scale_lr"):
+        cfg = dict(auto_scale_lr)
+        check_arguments(_auto_scale_lr, cfg)
+        enable, base = _auto_scale_lr(**cfg)
+    if not enable:
+        return 1.0
+    factor = batch_size / base
+    for group in [*optim_wrapper.param_groups, optim_wrapper.base_param_settings]:
+        if group is not None:
+            group["lr"] = group["lr"] * factor
+    return factor
+
+
+def _auto_scale_lr(base_batch_size: int, enable: bool = False) -> tuple[bool, int]:
+    if base_batch_size < 1:
+        raise ValueError(f"base_batch_size is a positive number of examples, found {base_batch_size}")
+    return enable, base_batch_size

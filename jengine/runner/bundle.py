@@ -1,0 +1,113 @@
+"""What a checkpoint holds of a run, and how a run takes it back."""
+
+import importlib.metadata
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jengine.train import TrainState, hook_names
+
+if TYPE_CHECKING:
+    from jengine.runner.runner import Runner
+
+Bundle = dict[str, Any]
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+def pack(
+    runner: "Runner", *, save_optimizer: bool, save_param_scheduler: bool, meta: Mapping[str, Any] | None
+) -> Bundle:
+    """Everything that an exact resume needs: `state` (arrays) and the rest (JSON-able)."""
+    from jengine import __version__
+
+    state = runner.state
+    arrays = {name: getattr(state, name) for name in TrainState.__dataclass_fields__}
+    if not save_optimizer:
+        del arrays["opt_state"]
+    bundle: Bundle = dict(
+        state=arrays,
+        meta=dict(
+            epoch=runner.epoch,
+            iter=runner.iter,
+            seed=runner.seed,
+            experiment_name=runner.experiment_name,
+            timestamp=runner.timestamp,
+            time=time.strftime("%Y-%m-%d %H:%M:%S"),
+            cfg=runner.cfg_text,
+            jengine_version=__version__,
+            versions={name: importlib.metadata.version(name) for name in _PACKAGES},
+        ),
+        message_hub=runner.message_hub.state_dict(),
+        hooks={name: saved for name, hook in hook_names(runner.hooks).items() if (saved := hook.state_dict())},
+        hyperparams={name: float(value) for name, value in runner.hyperparams.items()},
+        validations=[[epoch, iteration, _plain(metrics)] for epoch, iteration, metrics in runner.validations],
+    )
+    bundle["meta"].update(meta or {})
+    if save_optimizer:
+        bundle["optimizer"] = runner.optim_wrapper.group_state_dict()
+    if save_param_scheduler and runner.param_schedulers is not None:
+        bundle["param_schedulers"] = _map_schedulers(runner.param_schedulers, lambda s: s.state_dict())
+    return bundle
+
+
+def resume(runner: "Runner", path: str) -> None:
+    """Puts the run where the checkpoint at `path` was written."""
+    from jengine.checkpoint import restore
+
+    target = {name: getattr(runner.state, name) for name in TrainState.__dataclass_fields__}
+    arrays, rest = restore(path, target)
+    bundle: Bundle = {"state": arrays, **rest}
+    runner.call_hook("after_load_checkpoint", checkpoint=bundle)
+    meta = bundle["meta"]
+    runner.state = TrainState(**bundle["state"])
+    loop = runner.train_loop
+    loop.iter, loop.epoch = meta["iter"], meta["epoch"]
+    runner.message_hub.load_state_dict(bundle["message_hub"])
+    runner.validations[:] = [tuple(row) for row in bundle["validations"]]
+    for name, value in bundle["hyperparams"].items():
+        runner.hyperparams[name] = value
+    if "optimizer" in bundle:
+        runner.optim_wrapper.load_group_state_dict(bundle["optimizer"])
+    if "param_schedulers" in bundle and runner.param_schedulers is not None:
+        _load_schedulers(runner.param_schedulers, bundle["param_schedulers"])
+    for name, hook in hook_names(runner.hooks).items():
+        if name in bundle["hooks"]:
+            hook.load_state_dict(bundle["hooks"][name])
+    runner.logger.info(f"Resumed from {path}: epoch {loop.epoch}, iteration {loop.iter}.")
+
+
+def load_weights(runner: "Runner", path: str) -> None:
+    """Takes parameters and model state, and nothing else, from the checkpoint at `path`."""
+    from jengine.checkpoint import restore
+
+    target = {"params": runner.state.params, "model_state": runner.state.model_state}
+    arrays, rest = restore(path, target)
+    bundle: Bundle = {"state": arrays, **rest}
+    runner.call_hook("after_load_checkpoint", checkpoint=bundle)
+    runner.state = runner.state.replace(**{name: bundle["state"][name] for name in target})
+    runner.logger.info(f"Loaded the weights of {path}.")
+
+
+def _map_schedulers(schedulers: Any, fn: Any) -> Any:
+    if isinstance(schedulers, Mapping):
+        return {name: [fn(s) for s in of_one] for name, of_one in schedulers.items()}
+    return [fn(s) for s in schedulers]
+
+
+def _load_schedulers(schedulers: Any, saved: Any) -> None:
+    names = schedulers if isinstance(schedulers, Mapping) else {"": schedulers}
+    saved = saved if isinstance(saved, Mapping) else {"": saved}
+    if {k: len(v) for k, v in names.items()} != {k: len(v) for k, v in saved.items()}:
+        raise ValueError(
+            f"the checkpoint has other parameter schedulers than the config: "
+            f"{ {k: len(v) for k, v in saved.items()} } of them against { {k: len(v) for k, v in names.items()} }"
+        )
+    for name, of_one in names.items():
+        for scheduler, state in zip(of_one, saved[name], strict=True):
+            scheduler.load_state_dict(state)
+
+
+def _plain(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if np.ndim(value) == 0}

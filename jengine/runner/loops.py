@@ -1,0 +1,252 @@
+"""The loops: by epochs, by iterations, and over the data of a validation or a test."""
+
+import bisect
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jengine.data import prefetch_to_device
+from jengine.model import CastModel, Precision
+from jengine.registry import LOOPS
+from jengine.train import build_eval_step
+
+if TYPE_CHECKING:
+    from jengine.runner.runner import Runner
+
+PyTree = Any
+
+
+class TrainLoop:
+    """What both training loops share: counting, one iteration, and when a validation is due.
+
+    Args:
+      runner: whose model is trained.
+      dataloader: sized; iterating it gives host batches.
+      val_begin: first epoch (or iteration) after which a validation may run; 0 validates before training too.
+      val_interval: epochs (or iterations) between validations.
+      dynamic_intervals: `(milestone, interval)` pairs; from a milestone on its interval takes the place of
+        `val_interval`.
+
+    Attributes:
+      by_epoch: whether the loop counts in epochs.
+      stop_training: set it to end training at the next occasion.
+      iter: training iterations done. epoch: epochs done; 0 throughout in an iteration loop.
+    """
+
+    by_epoch: bool
+
+    def __init__(
+        self,
+        runner: "Runner",
+        dataloader: Any,
+        val_begin: int,
+        val_interval: int,
+        dynamic_intervals: Sequence[tuple[int, int]] | None,
+    ) -> None:
+        for name, value, least in (("val_begin", val_begin, 0), ("val_interval", val_interval, 1)):
+            _check_count(type(self).__name__, name, value, least)
+        self.runner = runner
+        self.dataloader = dataloader
+        self.val_begin = val_begin
+        self.stop_training = False
+        self.iter = 0
+        self.epoch = 0
+        milestones = sorted(dynamic_intervals or [])
+        self._milestones = [0, *(milestone for milestone, _ in milestones)]
+        self._intervals = [val_interval, *(interval for _, interval in milestones)]
+
+    def run(self) -> None:
+        """Trains to the end."""
+        raise NotImplementedError(f"{type(self).__name__} must define `run()`")
+
+    def _run_iter(self, batch_idx: int, batch: PyTree) -> None:
+        """One iteration. Its order is fixed: hooks see the state before the step, then the step, then its outputs."""
+        runner = self.runner
+        runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
+        outputs = runner.train_step(batch)
+        runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=outputs)
+        self.iter += 1
+
+    def _validate_if_due(self, count: int, end: int) -> None:
+        """Validates when `count`, the epochs or iterations done, asks for it."""
+        interval = self._intervals[bisect.bisect(self._milestones, count + 1) - 1]
+        due = count >= max(self.val_begin, 1) and (count % interval == 0 or count == end)
+        if self.runner.val_loop is not None and due:
+            self.runner.val_loop.run()
+
+    def _validate_before_first(self, count: int, end: int, *, at_border: bool) -> None:
+        """Validates before the first iteration: at the start with `val_begin=0`; after a resume, what is still due.
+
+        A checkpoint is written before the validation of the same moment, which therefore has to follow.
+        """
+        if self.iter > 0 and at_border:
+            self._validate_if_due(count, end)
+        elif self.iter == 0 and self.val_begin == 0 and self.runner.val_loop is not None:
+            self.runner.val_loop.run()
+
+
+@LOOPS.register_module()
+class EpochBasedTrainLoop(TrainLoop):
+    """Trains for a number of epochs. Arguments as in `TrainLoop`, counted in epochs.
+
+    Args:
+      max_epochs: epochs to train for.
+    """
+
+    by_epoch = True
+
+    def __init__(
+        self,
+        runner: "Runner",
+        dataloader: Any,
+        max_epochs: int,
+        val_begin: int = 1,
+        val_interval: int = 1,
+        dynamic_intervals: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        _check_count("EpochBasedTrainLoop", "max_epochs", max_epochs, 1)
+        super().__init__(runner, dataloader, val_begin, val_interval, dynamic_intervals)
+        self.max_epochs = int(max_epochs)
+        self.max_iters = self.max_epochs * len(dataloader)
+
+    def run(self) -> None:
+        """Trains to the end, with a validation after each epoch that asks for one."""
+        self.runner.call_hook("before_train")
+        at_border = self.iter == self.epoch * len(self.dataloader)
+        self._validate_before_first(self.epoch, self.max_epochs, at_border=at_border)
+        while self.epoch < self.max_epochs and not self.stop_training:
+            self._run_epoch()
+            self._validate_if_due(self.epoch, self.max_epochs)
+        self.runner.call_hook("after_train")
+
+    def _run_epoch(self) -> None:
+        runner, loader = self.runner, self.dataloader
+        runner.call_hook("before_train_epoch")
+        start = self.iter - self.epoch * len(loader)
+        if start:  # resumed within the epoch
+            loader.set_epoch(loader.epoch, start)
+        with contextlib.closing(prefetch_to_device(loader, runner.strategy.put_batch)) as batches:
+            for batch_idx, batch in enumerate(batches, start):
+                self._run_iter(batch_idx, batch)
+        runner.call_hook("after_train_epoch")
+        self.epoch += 1
+
+
+@LOOPS.register_module()
+class IterBasedTrainLoop(TrainLoop):
+    """Trains for a number of iterations, over the data again and again. Arguments as in `TrainLoop`, in iterations.
+
+    Args:
+      max_iters: iterations to train for.
+    """
+
+    by_epoch = False
+    max_epochs = 1
+
+    def __init__(
+        self,
+        runner: "Runner",
+        dataloader: Any,
+        max_iters: int,
+        val_begin: int = 1,
+        val_interval: int = 1000,
+        dynamic_intervals: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        _check_count("IterBasedTrainLoop", "max_iters", max_iters, 1)
+        super().__init__(runner, dataloader, val_begin, val_interval, dynamic_intervals)
+        self.max_iters = int(max_iters)
+
+    def run(self) -> None:
+        """Trains to the end, with a validation after each iteration that asks for one."""
+        runner = self.runner
+        runner.call_hook("before_train")
+        self._validate_before_first(self.iter, self.max_iters, at_border=True)
+        runner.call_hook("before_train_epoch")
+        with contextlib.closing(prefetch_to_device(self._endless(), runner.strategy.put_batch)) as batches:
+            while self.iter < self.max_iters and not self.stop_training:
+                self._run_iter(self.iter, next(batches))
+                self._validate_if_due(self.iter, self.max_iters)
+        runner.call_hook("after_train_epoch")
+        runner.call_hook("after_train")
+
+    def _endless(self) -> Iterator[PyTree]:
+        """The data from the current iteration on: pass after pass, each in its own order."""
+        epoch, start = divmod(self.iter, len(self.dataloader))
+        while True:
+            self.dataloader.set_epoch(epoch, start)
+            yield from self.dataloader
+            epoch, start = epoch + 1, 0
+
+
+class EvalLoop:
+    """One pass over the data of a validation or a test, with the sums of the metrics kept on the device.
+
+    Args:
+      runner: whose model is evaluated.
+      dataloader: sized; iterating it gives host batches, the last of them padded.
+      evaluator: the metrics.
+      fp16: predict in float16.
+    """
+
+    mode: str
+
+    def __init__(self, runner: "Runner", dataloader: Any, evaluator: Any, fp16: bool = False) -> None:
+        self.runner = runner
+        self.dataloader = dataloader
+        self.evaluator = evaluator
+        if (meta := getattr(dataloader, "metainfo", None)) is not None:
+            evaluator.dataset_meta = meta
+        model = CastModel(runner.model, Precision(compute="float16")) if fp16 else runner.model
+        self._step = runner.strategy.compile_eval_step(build_eval_step(model, evaluator.update))
+
+    def run(self) -> dict[str, float]:
+        """Evaluates once and returns the metrics by name."""
+        runner, mode = self.runner, self.mode
+        runner.call_hook(f"before_{mode}")
+        runner.call_hook(f"before_{mode}_epoch")
+        metrics = self._evaluate()
+        runner.call_hook(f"after_{mode}_epoch", metrics=metrics)
+        runner.call_hook(f"after_{mode}")
+        return metrics
+
+    def _evaluate(self) -> dict[str, float]:
+        runner, mode = self.runner, self.mode
+        params, model_state = runner.eval_variables()
+        sums = self.evaluator.init()
+        with contextlib.closing(prefetch_to_device(self.dataloader, runner.strategy.put_batch)) as batches:
+            for batch_idx, batch in enumerate(batches):
+                runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
+                runner.in_flight.wait()
+                sums, predictions = self._step(params, model_state, sums, batch)
+                runner.in_flight.add(predictions)
+                self.evaluator.process_host(predictions, batch)
+                runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
+        return self.evaluator.evaluate(sums)
+
+
+@LOOPS.register_module()
+class ValLoop(EvalLoop):
+    """Validation: see `EvalLoop`."""
+
+    mode = "val"
+
+    def run(self) -> dict[str, float]:
+        """Validates once; the metrics are kept for the run's validation table."""
+        metrics = super().run()
+        self.runner.note_validation(metrics)
+        return metrics
+
+
+@LOOPS.register_module()
+class TestLoop(EvalLoop):
+    """Test: see `EvalLoop`."""
+
+    mode = "test"
+    __test__ = False  # not one of pytest's classes
+
+
+def _check_count(owner: str, name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise TypeError(f"{owner}: {name} is an integer, found {value!r}")
+    if value < least:
+        raise ValueError(f"{owner}: {name} is at least {least}, found {value}")

@@ -1,0 +1,64 @@
+"""What a run tells about itself: the parameter overview, the validation table, and where its files lie."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jengine.logging import format_table
+from jengine.paths import flatten
+
+if TYPE_CHECKING:
+    from jengine.runner.runner import Runner
+
+_MOST_ROWS = 40
+
+
+def parameter_overview(params: Any) -> str:
+    """A table of every parameter's path, shape, dtype and size; long models are shown by their ends."""
+    leaves = flatten(params)
+    rows = [
+        [path, str(tuple(leaf.shape)), str(leaf.dtype), f"{math.prod(leaf.shape):,}"] for path, leaf in leaves.items()
+    ]
+    if len(rows) > _MOST_ROWS:
+        half = _MOST_ROWS // 2
+        rows = [*rows[:half], [f"… {len(rows) - 2 * half} more …", "", "", ""], *rows[-half:]]
+    total = sum(math.prod(leaf.shape) for leaf in leaves.values())
+    bytes_ = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves.values())
+    table = format_table(["parameter", "shape", "dtype", "size"], rows, title="Parameters")
+    return f"{table}\n{len(leaves)} tensors, {total:,} parameters, {bytes_ / 2**20:,.2f} MiB"
+
+
+def group_table(optim_wrapper: Any) -> str:
+    """The table of parameter groups, one for each optimizer wrapper."""
+    columns, rows = optim_wrapper.group_table()
+    return format_table(columns, rows, title="Parameter groups")
+
+
+def validation_table(history: Sequence[tuple[int, int, Mapping[str, float]]]) -> str:
+    """One row per validation: epoch, iteration, and every metric."""
+    names = list(dict.fromkeys(name for _, _, metrics in history for name in metrics))
+    rows = [
+        [str(epoch), str(iteration), *(_number(metrics.get(name)) for name in names)]
+        for epoch, iteration, metrics in history
+    ]
+    return format_table(["epoch", "iter", *names], rows, title="Validations")
+
+
+def closing_lines(runner: "Runner") -> str:
+    """Where checkpoints, logs and TensorBoard files lie."""
+    lines = [f"checkpoints:  {runner.work_dir}"]
+    last = os.path.join(runner.work_dir, "last_checkpoint")
+    if os.path.exists(last):
+        with open(last) as file:
+            lines = [f"checkpoints:  {runner.work_dir} (last: {os.path.basename(file.read().strip())})"]
+    lines.append(f"log:          {os.path.join(runner.log_dir, runner.timestamp + '.log')}")
+    vis_dir = os.path.join(runner.log_dir, "vis_data")
+    lines.append(f"scalars:      {os.path.join(vis_dir, 'scalars.json')}")
+    if os.path.isdir(vis_dir) and any("tfevents" in name for name in os.listdir(vis_dir)):
+        lines.append(f"TensorBoard:  tensorboard --logdir {vis_dir}")
+    return "\n".join(lines)
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,503 @@
+"""The Runner: from a config to a trained model."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine.config import check_keys, dump_config, resolve, write_config
+from jengine.data import build_dataloader
+from jengine.errors import ConfigError, place
+from jengine.hooks import Hook, Priority
+from jengine.logging import MessageHub, build_logger
+from jengine.optim import build_optim_wrapper, build_param_schedulers
+from jengine.parallel import InFlight
+from jengine.runner import build, bundle, report
+from jengine.runner.hyperparams import Hyperparams
+from jengine.runner.workdir import make_timestamp, new_log_dir, set_aside
+from jengine.train import TrainState, build_train_step, create_train_state, trace_once
+
+PyTree = Any
+
+
+class Runner:
+    """Trains, validates and tests a model, with hooks around one compiled step.
+
+    Everything can be given built or as a config (`dict(type=..., ...)`); the arguments are MMEngine's. Bad arguments
+    are refused here, before anything is compiled; what depends on the data is built by `train`, `val` and `test`.
+
+    Args:
+      model: a `Model`, or a config of one.
+      work_dir: where checkpoints and logs go.
+      train_dataloader, val_dataloader, test_dataloader: config of a loader, a loader, or any sized iterable of batches.
+      train_cfg: `dict(by_epoch=True, max_epochs=...)`, `dict(by_epoch=False, max_iters=...)` or a loop by `type`, with
+        `val_begin`, `val_interval` and `dynamic_intervals`.
+      val_cfg, test_cfg: `dict()` or a loop by `type`.
+      optim_wrapper: an `OptimWrapper` or a config of one.
+      param_scheduler: a scheduler config, or a list of them, applied in order.
+      val_evaluator, test_evaluator: metrics: a config, a list of them, or an `Evaluator`.
+      default_hooks: changes to the six default hooks, by name; None takes one away.
+      custom_hooks: further hooks: a list, or one.
+      load_from: a checkpoint whose weights training (or a test) starts from.
+      resume: True continues from the newest checkpoint of `work_dir`, if there is one; a path from that checkpoint.
+      parallel: the strategy: which devices, and how.
+      precision: the dtype to compute in, or a dict of `Precision`'s fields.
+      log_processor: how log lines are put together.
+      visualizer: where scalars and images go; JSON lines by default.
+      randomness: `dict(seed=int)`; a seed of None is drawn, and kept in the checkpoints.
+      auto_scale_lr: `dict(enable=True, base_batch_size=...)` scales learning rates by the batch size.
+      experiment_name: what the run is called in its logs.
+      cfg: the config that all this came from; written to the work dir and kept in checkpoints.
+      log_level: what the terminal and the log file show, by the names of `logging`.
+
+    Attributes:
+      state: the `TrainState`; None before the first call of `train`, `val` or `test`.
+      hyperparams: scalars that hooks hand to the step beside those of the optimizer; set a key before training begins,
+        change its value at any time: nothing is traced again.
+
+    Raises:
+      ConfigError, TypeError, ValueError, KeyError: see the message; its note says where in the config.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        work_dir: str | os.PathLike[str],
+        train_dataloader: Any = None,
+        val_dataloader: Any = None,
+        test_dataloader: Any = None,
+        train_cfg: Any = None,
+        val_cfg: Any = None,
+        test_cfg: Any = None,
+        optim_wrapper: Any = None,
+        param_scheduler: Any = None,
+        val_evaluator: Any = None,
+        test_evaluator: Any = None,
+        default_hooks: Mapping[str, Any] | None = None,
+        custom_hooks: Any = None,
+        load_from: str | os.PathLike[str] | None = None,
+        resume: bool | str | os.PathLike[str] = False,
+        parallel: Any = None,
+        precision: Any = None,
+        log_processor: Any = None,
+        visualizer: Any = None,
+        randomness: Mapping[str, Any] | None = None,
+        auto_scale_lr: Any = None,
+        experiment_name: str | None = None,
+        cfg: Any = None,
+        log_level: int | str = "INFO",
+    ) -> None:
+        self._sections = dict(
+            train_dataloader=train_dataloader, train_cfg=train_cfg, optim_wrapper=optim_wrapper,
+            val_dataloader=val_dataloader, val_cfg=val_cfg, val_evaluator=val_evaluator,
+            test_dataloader=test_dataloader, test_cfg=test_cfg, test_evaluator=test_evaluator,
+            param_scheduler=param_scheduler, auto_scale_lr=auto_scale_lr,
+        )  # fmt: skip
+        build.check_sections(self._sections)
+        build.check_train_loop(train_cfg)
+        self.work_dir = os.path.abspath(os.fspath(work_dir))
+        self.cfg = resolve(cfg) if cfg is not None else {}
+        self.cfg_text = dump_config(self.cfg) if cfg is not None else ""
+
+        # A resumed run continues the logs and the seed of the one that wrote the checkpoint.
+        self._load_from, self._resume_from, earlier = self._find_checkpoint(load_from, resume)
+        self.seed = self._choose_seed(randomness, earlier.get("seed"))
+        self.log_dir, self.timestamp = self._choose_log_dir(earlier.get("timestamp"))
+        self.experiment_name = earlier.get("experiment_name") or build.run_name(experiment_name, None, self.timestamp)
+
+        self.strategy = build.build_strategy(parallel)
+        self.in_flight = InFlight(self.strategy.max_in_flight)
+        self.model = build.build_model(model, precision)
+        self._hooks = build.build_hooks(default_hooks, custom_hooks)
+        self.log_processor = build.build_log_processor(log_processor, by_epoch=self._counts_epochs(train_cfg))
+
+        os.makedirs(self.log_dir, exist_ok=True)
+        self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=log_level)
+        self.message_hub = MessageHub.get_instance(self.experiment_name)
+        self.visualizer = build.build_visualizer(visualizer, self.log_dir)
+        if self.cfg and self.is_main_process:
+            write_config(self.cfg, os.path.join(self.work_dir, "config.py"))
+            self.visualizer.add_config(self.cfg_text)
+
+        self.state: TrainState | None = None
+        self.hyperparams = Hyperparams()
+        self.train_loop: Any = None
+        self.val_loop: Any = None
+        self.test_loop: Any = None
+        self.optim_wrapper: Any = None
+        self.param_schedulers: Any = None
+        self.validations: list[tuple[int, int, dict[str, float]]] = []
+        self._loaders: dict[str, Any] = {}
+        self._checkpointer: Any = None
+        self._loaded = False
+
+    @classmethod
+    def from_cfg(cls, cfg: Any) -> "Runner":
+        """A Runner from a config whose keys are the arguments of the constructor.
+
+        The key `vars` is the user's own: what it holds is kept with the config and otherwise not looked at.
+
+        Raises:
+          ConfigError: an unknown key, or `model` or `work_dir` is missing.
+        """
+        import inspect
+
+        plain = resolve(cfg)
+        known = [name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "cfg")]
+        check_keys(plain, [*known, "vars"], hint="keep variables of your own under `vars`")
+        for name in ("model", "work_dir"):
+            if plain.get(name) is None:
+                raise ConfigError(f"the config needs the key {name!r}")
+        return cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
+
+    # --- What a user calls. ---
+
+    def train(self) -> TrainState:
+        """Trains to the end and returns the final state.
+
+        Raises:
+          RuntimeError: the Runner was made without the sections of a training.
+        """
+        if not self.has_training:
+            raise RuntimeError("there is nothing to train: give train_dataloader, train_cfg and optim_wrapper")
+        self._prepare_training()
+        self.call_hook("before_run")
+        self._load_or_resume()
+        self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
+        self._compile_train_steps()
+        self._introduce()
+        try:
+            self.train_loop.run()
+            self.call_hook("after_run")
+        finally:
+            self._close()
+        self._conclude()
+        assert self.state is not None
+        return self.state
+
+    def val(self) -> dict[str, float]:
+        """Validates once and returns the metrics.
+
+        Raises:
+          RuntimeError: the Runner was made without the sections of a validation.
+        """
+        return self._evaluate("val")
+
+    def test(self) -> dict[str, float]:
+        """Tests once and returns the metrics; after `train` on the trained state, else on `load_from`.
+
+        Raises:
+          RuntimeError: the Runner was made without the sections of a test.
+        """
+        return self._evaluate("test")
+
+    def register_hook(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> None:
+        """Adds a hook, given as it is or as a config; `priority` goes before the config's and the class's."""
+        self._hooks.register(hook, priority)
+
+    def call_hook(self, stage: str, **arguments: Any) -> None:
+        """Calls every hook that defines `stage`, in priority order; a loop of your own may have stages of its own."""
+        self._hooks.call(self, stage, **arguments)
+
+    def get_hooks_info(self) -> str:
+        """Which hooks run at which stage, in order."""
+        return self._hooks.describe()
+
+    # --- What hooks and loops use. ---
+
+    def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
+        """One training iteration on a batch that is on its device; returns the outputs, which stay there."""
+        hyperparams = {**self.optim_wrapper.hyperparams, **self.hyperparams}
+        step = self._update_step if self.optim_wrapper.advance() else self._accumulate_step
+        self.in_flight.wait()
+        self.state, outputs = step(self.state, batch, hyperparams)
+        self.in_flight.add(outputs["loss"])
+        return outputs
+
+    def eval_variables(self) -> tuple[PyTree, PyTree]:
+        """The parameters and model state that validation and test use."""
+        assert self.state is not None
+        return self.state.params, self.state.model_state
+
+    def note_validation(self, metrics: dict[str, float]) -> None:
+        """Keeps the metrics of a validation for the table at the end of the run."""
+        self.validations.append((self.epoch, self.iter, metrics))
+
+    def save_checkpoint(
+        self,
+        out_dir: str | None = None,
+        filename: str = "checkpoint",
+        save_optimizer: bool = True,
+        save_param_scheduler: bool = True,
+        meta: Mapping[str, Any] | None = None,
+        by_epoch: bool = True,
+        **options: Any,
+    ) -> str:
+        """Writes a checkpoint in the background and returns its path.
+
+        Args:
+          out_dir: its directory, the work dir by default.
+          filename: its name.
+          save_optimizer: with the optimizer's state and numbers.
+          save_param_scheduler: with the schedulers.
+          meta: entries that go before the Runner's own (`epoch`, `iter`, …).
+          by_epoch: whether the checkpoint counts as one of an epoch border.
+          **options: for `Checkpointer.save`.
+        """
+        packed = bundle.pack(
+            self, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
+        )
+        packed["meta"]["by_epoch"] = by_epoch
+        self.call_hook("before_save_checkpoint", checkpoint=packed)
+        path = os.path.join(out_dir or self.work_dir, filename)
+        state = packed.pop("state")
+        self.checkpointer.save(path, state, packed, **options)
+        return path
+
+    @property
+    def checkpointer(self) -> Any:
+        """Writes this run's checkpoints in the background."""
+        if self._checkpointer is None:
+            from jengine.checkpoint import Checkpointer
+
+            self._checkpointer = Checkpointer(self.work_dir)
+        return self._checkpointer
+
+    @property
+    def hooks(self) -> list[Hook]:
+        """The hooks in the order in which they run."""
+        return list(self._hooks)
+
+    @property
+    def iter(self) -> int:
+        """Training iterations done."""
+        return 0 if self.train_loop is None else self.train_loop.iter
+
+    @property
+    def epoch(self) -> int:
+        """Training epochs done; 0 throughout in an iteration loop."""
+        return 0 if self.train_loop is None else self.train_loop.epoch
+
+    @property
+    def max_iters(self) -> int:
+        """Training iterations of the whole run."""
+        return 0 if self.train_loop is None else self.train_loop.max_iters
+
+    @property
+    def max_epochs(self) -> int:
+        """Training epochs of the whole run; 1 in an iteration loop."""
+        return 0 if self.train_loop is None else self.train_loop.max_epochs
+
+    @property
+    def train_dataloader(self) -> Any:
+        """The loader of the training data, built at its first use."""
+        return self._loader("train")
+
+    @property
+    def val_dataloader(self) -> Any:
+        """The loader of the validation data, built at its first use."""
+        return self._loader("val")
+
+    @property
+    def test_dataloader(self) -> Any:
+        """The loader of the test data, built at its first use."""
+        return self._loader("test")
+
+    @property
+    def has_training(self) -> bool:
+        """Whether the sections of a training were given."""
+        return self._sections["train_cfg"] is not None
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this process writes the logs."""
+        return jax.process_index() == 0
+
+    # --- The parts of the story. ---
+
+    def build_optimizer(self) -> Any:
+        """The optimizer wrapper, built for the model's parameters; only their shapes are computed."""
+        if self.optim_wrapper is None:
+            with place("optim_wrapper"):
+                params, _ = jax.eval_shape(self.model.init, self._init_key(), self._example_batch("train"))
+                self.optim_wrapper = build_optim_wrapper(
+                    params, self._sections["optim_wrapper"], module_types=self.model.module_types
+                )
+        return self.optim_wrapper
+
+    def _prepare_training(self) -> None:
+        """Builds what depends on the data: loops, optimizer, schedulers, and the state."""
+        loader = self.train_dataloader
+        if self.train_loop is None:
+            self.train_loop = build.build_train_loop(self, self._sections["train_cfg"], loader)
+        wrapper = self.build_optimizer()
+        if self.param_schedulers is None:
+            batch_size = getattr(loader, "batch_size", None) or 1
+            factor = build.scale_lr(wrapper, self._sections["auto_scale_lr"], batch_size)
+            if factor != 1.0:
+                self.logger.info(f"Learning rates are scaled by {factor:g}, for a batch size of {batch_size}.")
+            self.param_schedulers = build_param_schedulers(
+                self._sections["param_scheduler"],
+                wrapper,
+                max_epochs=self.train_loop.max_epochs,
+                max_iters=self.train_loop.max_iters,
+                epoch_length=len(loader),
+                by_epoch_loop=self.train_loop.by_epoch,
+            )
+        if self._sections["val_cfg"] is not None:
+            self._eval_loop("val")
+        if self.state is None or self.state.opt_state is None:
+            self._init_state("train")
+
+    def _init_state(self, mode: str) -> None:
+        """Makes the state on the device; without an optimizer's part when nothing is trained."""
+        wrapper = self.optim_wrapper if mode == "train" else _NoOptimizer()
+        hooks = self.hooks if mode == "train" else ()
+
+        def make(init_key: jax.Array, run_key: jax.Array, batch: PyTree) -> TrainState:
+            params, model_state = self.model.init(init_key, batch)
+            return create_train_state(params, model_state, wrapper, hooks, rng=run_key)
+
+        run_key = jax.random.fold_in(jax.random.key(self.seed), 1)
+        self.state = self.strategy.init_state(make, self._init_key(), run_key, self._example_batch(mode))
+
+    def _init_key(self) -> jax.Array:
+        return jax.random.fold_in(jax.random.key(self.seed), 0)
+
+    def _example_batch(self, mode: str) -> PyTree:
+        """The first batch, for its form."""
+        loader = self._loader(mode)
+        for batch in loader:
+            loader.set_epoch(0)
+            return batch
+        raise ConfigError(f"{mode}_dataloader has no batch")
+
+    def _compile_train_steps(self) -> None:
+        """Wraps the two pure steps for the device; JAX compiles each at its first call."""
+        arguments = ("state", "batch", "hyperparams")
+        self._update_step, self._accumulate_step = (
+            self.strategy.compile_train_step(
+                trace_once(build_train_step(self.model, self.optim_wrapper, self.hooks, update=update), arguments)
+            )
+            for update in (True, False)
+        )
+
+    def _load_or_resume(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        if self._resume_from is not None and self.train_loop is not None:
+            bundle.resume(self, self._resume_from)
+        elif (path := self._load_from or self._resume_from) is not None:
+            bundle.load_weights(self, path)
+        if self.train_loop is not None and self._resume_from is None and self.is_main_process:
+            moved = set_aside(self.work_dir)
+            if moved is not None:
+                self.logger.warning(f"{self.work_dir} held checkpoints of an earlier run; they lie in {moved} now.")
+
+    def _evaluate(self, mode: str) -> dict[str, float]:
+        if self._sections[f"{mode}_cfg"] is None:
+            raise RuntimeError(f"there is nothing to run: give {mode}_dataloader, {mode}_cfg and {mode}_evaluator")
+        if self.state is None:
+            self._init_state(mode)
+        loop = self._eval_loop(mode)
+        self.call_hook("before_run")
+        self._load_or_resume()
+        try:
+            metrics = loop.run()
+            self.call_hook("after_run")
+        finally:
+            self._close()
+        return metrics
+
+    def _eval_loop(self, mode: str) -> Any:
+        name = f"{mode}_loop"
+        if getattr(self, name) is None:
+            cfg, evaluator = self._sections[f"{mode}_cfg"], self._sections[f"{mode}_evaluator"]
+            setattr(self, name, build.build_eval_loop(self, mode, cfg, self._loader(mode), evaluator))
+        return getattr(self, name)
+
+    def _loader(self, mode: str) -> Any:
+        name = f"{mode}_dataloader"
+        if mode not in self._loaders and self._sections[name] is not None:
+            with place(name):
+                self._loaders[mode] = build_dataloader(
+                    self._sections[name],
+                    train=mode == "train",
+                    seed=self.seed,
+                    process_index=jax.process_index(),
+                    process_count=jax.process_count(),
+                )
+        return self._loaders.get(mode)
+
+    def _introduce(self) -> None:
+        """Logs what is about to run: the device, the parameters, the groups, the hooks."""
+        assert self.state is not None
+        device = jax.local_devices()[0]
+        self.logger.info(
+            f"{self.experiment_name}: jax {jax.__version__} on {device.platform} ({device.device_kind}), seed {self.seed}"
+        )
+        self.logger.info("\n" + report.parameter_overview(self.state.params))
+        self.logger.info("\n" + report.group_table(self.optim_wrapper))
+        self.logger.info("Hooks will be executed in the following order:\n" + self.get_hooks_info())
+
+    def _conclude(self) -> None:
+        """Logs the validations and where everything lies."""
+        if self.validations:
+            self.logger.info("\n" + report.validation_table(self.validations))
+        self.logger.info("\n" + report.closing_lines(self))
+
+    def _close(self) -> None:
+        """Finishes what runs in the background, also when the run failed."""
+        if self._checkpointer is not None:
+            self._checkpointer.wait()
+        self.visualizer.close()
+
+    # --- Choices made once, in the constructor. ---
+
+    def _find_checkpoint(
+        self, load_from: Any, resume: Any
+    ) -> tuple[str | None, str | None, dict[str, Any]]:
+        """The paths to load from and to resume from, and the meta of the latter."""
+        from jengine import checkpoint
+
+        load_path = resume_path = None
+        if load_from is not None:
+            with place("load_from"):
+                load_path = checkpoint.resolve(os.fspath(load_from))
+        if resume is True:
+            resume_path = checkpoint.find_latest(self.work_dir)
+        elif resume:
+            with place("resume"):
+                resume_path = checkpoint.resolve(os.fspath(resume))
+        meta = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
+        return load_path, resume_path, meta
+
+    @staticmethod
+    def _choose_seed(randomness: Mapping[str, Any] | None, earlier: int | None) -> int:
+        with place("randomness"):
+            check_keys(dict(randomness or {}), ["seed"])
+            seed = (randomness or {"seed": 0}).get("seed")
+        if earlier is not None:
+            return earlier
+        return int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
+
+    def _choose_log_dir(self, earlier: str | None) -> tuple[str, str]:
+        if earlier is not None:
+            return os.path.join(self.work_dir, earlier), earlier
+        return new_log_dir(self.work_dir, make_timestamp())
+
+    @staticmethod
+    def _counts_epochs(train_cfg: Any) -> bool:
+        if hasattr(train_cfg, "items"):
+            return train_cfg.get("by_epoch", train_cfg.get("type") != "IterBasedTrainLoop")
+        return getattr(train_cfg, "by_epoch", True)
+
+
+class _NoOptimizer:
+    """Stands where no optimizer is needed."""
+
+    def init(self, params: PyTree) -> None:
+        return None

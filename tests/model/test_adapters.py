@@ -1,0 +1,217 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+from jengine.model import (
+    CastModel,
+    CrossEntropy,
+    FunctionalModel,
+    LinenModel,
+    MeanSquaredError,
+    NnxModel,
+    Precision,
+    SmallCNN,
+    SmallViT,
+    get_precision,
+)
+from jengine.registry import MODELS
+
+BATCH = {"image": np.linspace(0, 1, 4 * 8 * 8, dtype=np.float32).reshape(4, 8, 8, 1), "label": np.array([0, 1, 2, 1])}
+FLAT = {"image": BATCH["image"].reshape(4, 64), "label": BATCH["label"]}
+
+
+class LinenNet(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.Dense(6, name="fc")(x)
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9, name="bn")(x)
+        x = nn.Dropout(0.5, deterministic=not train)(x)
+        return nn.Dense(3, name="head")(x)
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(64, 6, rngs=rngs), nnx.Linear(6, 6, rngs=rngs)])
+        self.bn = nnx.BatchNorm(6, momentum=0.9, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.second = nnx.Dropout(0.5, rngs=rngs)
+        self.head = nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.second(self.dropout(self.bn(x))))
+
+
+@pytest.fixture(scope="module", params=["linen", "nnx"])
+def model(request):
+    if request.param == "linen":
+        return LinenModel(LinenNet(), CrossEntropy())
+    return NnxModel(NnxNet, CrossEntropy())
+
+
+@pytest.fixture(scope="module")
+def variables(model):
+    return jax.jit(model.init)(jax.random.key(0), FLAT)
+
+
+@pytest.fixture(scope="module")
+def loss(model):
+    return jax.jit(lambda p, s, rng: model.loss(p, s, FLAT, rng=rng, hyperparams={}))
+
+
+def test_running_statistics_are_model_state_and_move_in_training_only(model, variables, loss):
+    params, state = variables
+    before = jax.tree.leaves(state)
+    assert len(before) == 2  # mean and variance
+    _, after = loss(params, state, jax.random.key(1))
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert all(not np.allclose(a, b) for a, b in zip(before, jax.tree.leaves(after), strict=True))
+
+
+def test_dropout_follows_the_key_of_the_iteration(variables, loss):
+    params, state = variables
+    first, again, other = (loss(params, state, jax.random.key(k))[0]["loss"] for k in (1, 1, 2))
+    assert first.shape == (4,)  # one number per example
+    np.testing.assert_array_equal(first, again)
+    assert not np.allclose(first, other)
+
+
+def test_prediction_is_deterministic_and_leaves_the_state(model, variables):
+    params, state = variables
+    predict = jax.jit(model.predict)
+    np.testing.assert_array_equal(predict(params, state, FLAT), predict(params, state, FLAT))
+    assert predict(params, state, FLAT).shape == (4, 3)
+
+
+def test_gradients_reach_every_parameter(model, variables):
+    params, state = variables
+    grads = jax.grad(lambda p: model.loss(p, state, FLAT, rng=jax.random.key(0), hyperparams={})[0]["loss"].sum())(params)
+    assert all(np.any(np.asarray(g) != 0) for k, g in grads["head"].items())
+
+
+def test_parameter_paths_are_strings_and_module_types_are_known(model, variables):
+    from jengine.paths import flatten
+
+    assert "head.kernel" in flatten(variables[0])
+    assert model.module_types["bn"] == "BatchNorm"
+    assert model.module_types["head"] in ("Dense", "Linear")
+
+
+def test_two_dropouts_of_an_nnx_module_draw_different_masks():
+    class Twice(nnx.Module):
+        def __init__(self, rngs):
+            self.a, self.b = nnx.Dropout(0.5, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return jnp.stack([self.a(x), self.b(x)])
+
+    model = NnxModel(Twice, lambda outputs, batch: {"loss": outputs}, inputs="image")
+    params, state = model.init(jax.random.key(0), FLAT)
+    masks = model.loss(params, state, {"image": jnp.ones((100,))}, rng=jax.random.key(3), hyperparams={})[0]["loss"]
+    assert 20 < int((masks[0] != masks[1]).sum()) < 80
+
+
+def test_nnx_needs_init_before_it_can_be_put_together():
+    with pytest.raises(RuntimeError, match="call \\(or trace\\) `init` first"):
+        NnxModel(NnxNet, CrossEntropy()).predict({}, {}, FLAT)
+
+
+def test_functions_take_what_they_name():
+    model = FunctionalModel(
+        init=lambda rng: {"w": jnp.array([2.0])},
+        loss=lambda params, batch, hyperparams: hyperparams["weight"] * (params["w"] * batch["x"]),
+        predict=lambda params, batch: params["w"] * batch["x"],
+    )
+    params, state = model.init(jax.random.key(0), None)
+    batch = {"x": jnp.array([1.0, 3.0])}
+    losses, state = model.loss(params, state, batch, rng=jax.random.key(0), hyperparams={"weight": 10.0})
+    assert state == {}
+    np.testing.assert_array_equal(losses["loss"], [20.0, 60.0])
+    np.testing.assert_array_equal(model.predict(params, state, batch), [2.0, 6.0])
+
+
+def test_functions_with_state_return_it():
+    model = FunctionalModel(
+        init=lambda rng, batch: ({"w": jnp.ones(())}, {"n": jnp.zeros(())}),
+        loss=lambda params, model_state, batch: ({"loss": params["w"]}, {"n": model_state["n"] + 1}),
+    )
+    params, state = model.init(jax.random.key(0), None)
+    _, state = model.loss(params, state, None, rng=jax.random.key(0), hyperparams={})
+    assert state["n"] == 1.0
+    with pytest.raises(TypeError, match="need `predict`"):
+        model.predict(params, state, None)
+
+
+def test_functions_with_state_that_forget_it_are_told():
+    model = FunctionalModel(init=lambda: {"w": 1.0}, loss=lambda params, model_state: params["w"])
+    with pytest.raises(TypeError, match=r"`init` must return \(params, model_state\); found dict"):
+        model.init(jax.random.key(0), None)
+
+
+def test_a_missing_batch_entry_is_named():
+    model = LinenModel(LinenNet(), CrossEntropy(), inputs="pixels")
+    with pytest.raises(KeyError, match=r"'pixels' \(its `inputs`\), the batch has \['image', 'label'\]"):
+        model.init(jax.random.key(0), FLAT)
+
+
+@pytest.mark.parametrize("module", [SmallCNN(widths=(2, 4)), SmallViT(width=8, depth=1, heads=2)])
+def test_the_small_networks_make_logits(module):
+    shapes = jax.eval_shape(module.init, jax.random.key(0), BATCH["image"])
+    assert jax.eval_shape(module.apply, shapes, BATCH["image"]).shape == (4, 10)
+
+
+def test_models_are_built_from_nested_configs():
+    model = MODELS.build(
+        dict(type="LinenModel", module=dict(type="SmallCNN", widths=(2,)), loss=dict(type="CrossEntropy"))
+    )
+    assert model.module.widths == (2,)
+    with pytest.raises(TypeError, match="SmallCNN has no argument 'width'; did you mean 'widths'"):
+        MODELS.build(dict(type="LinenModel", module=dict(type="SmallCNN", width=(2,)), loss=dict(type="CrossEntropy")))
+
+
+def test_cross_entropy_against_a_hand_computed_value():
+    logits = jnp.log(jnp.array([[0.7, 0.2, 0.1]]))
+    plain = CrossEntropy()(logits, {"label": jnp.array([0])})["loss"]
+    smooth = CrossEntropy(label_smoothing=0.3)(logits, {"label": jnp.array([0])})["loss"]
+    np.testing.assert_allclose(plain, -np.log(0.7), rtol=1e-6)
+    np.testing.assert_allclose(smooth, -(0.8 * np.log(0.7) + 0.1 * np.log(0.2) + 0.1 * np.log(0.1)), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"lies in \[0, 1\)"):
+        CrossEntropy(label_smoothing=1.0)
+
+
+def test_mean_squared_error_keeps_one_number_per_example():
+    error = MeanSquaredError()(jnp.array([[1.0, 3.0], [0.0, 0.0]]), {"target": jnp.zeros((2, 2))})["loss"]
+    np.testing.assert_allclose(error, [5.0, 0.0])
+
+
+def test_a_precision_policy_casts_at_the_borders_only():
+    seen = {}
+
+    def loss(params, model_state, batch):
+        seen.update(w=params["w"].dtype, x=batch["x"].dtype, label=batch["label"].dtype, state=model_state["m"].dtype)
+        return {"loss": params["w"] * batch["x"]}, {"m": params["w"]}
+
+    inner = FunctionalModel(
+        init=lambda: ({"w": jnp.ones(())}, {"m": jnp.ones(())}), loss=loss, predict=lambda params: params["w"]
+    )
+    model = CastModel(inner, get_precision("bfloat16"))
+    params, state = model.init(jax.random.key(0), None)
+    batch = {"x": jnp.ones((2,)), "label": jnp.array([1, 2])}
+    losses, state = model.loss(params, state, batch, rng=jax.random.key(0), hyperparams={})
+    assert params["w"].dtype == jnp.float32
+    assert seen == {"w": jnp.bfloat16, "x": jnp.bfloat16, "label": jnp.int32, "state": jnp.float32}
+    assert losses["loss"].dtype == state["m"].dtype == jnp.float32
+    assert model.predict(params, state, batch).dtype == jnp.float32
+
+
+def test_precision_from_a_config():
+    assert get_precision(None) is None
+    assert get_precision(dict(compute="float16", output="float16")) == Precision("float16", "float32", "float16")
+    with pytest.raises(ValueError, match="found 'bfloat61'; did you mean 'bfloat16'"):
+        get_precision("bfloat61")
+    with pytest.raises(TypeError, match="no field 'computes'; did you mean 'compute'"):
+        get_precision(dict(computes="float16"))

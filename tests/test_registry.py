@@ -1,0 +1,86 @@
+import pytest
+
+from jengine.errors import UnknownNameError, closest, place, where
+from jengine.registry import HOOKS, Registry
+
+
+@pytest.fixture
+def tools():
+    registry = Registry("tool", "math")  # any module that registers nothing
+    registry.register_module()(Hammer)
+    return registry
+
+
+class Hammer:
+    def __init__(self, weight, handle="wood"):
+        self.weight = weight
+        self.handle = handle
+
+
+def test_a_name_is_registered_once_unless_forced(tools):
+    with pytest.raises(KeyError, match="'Hammer' is already registered"):
+        tools.register_module()(Hammer)
+    replacement = type("Hammer", (), {})
+    assert tools.register_module(force=True)(replacement) is replacement
+    assert tools.get("Hammer") is replacement
+
+
+def test_a_scope_and_an_import_path_resolve(tools):
+    assert tools.get("mmengine.Hammer") is Hammer
+    assert tools.get("collections.OrderedDict").__name__ == "OrderedDict"
+
+
+def test_an_unknown_name_gets_the_closest(tools):
+    with pytest.raises(KeyError) as error:
+        tools.get("Hamer")
+    assert str(error.value) == "no tool is called 'Hamer'; did you mean 'Hammer'?"
+
+
+def test_an_unknown_hook_lists_the_registry():
+    with pytest.raises(KeyError, match="expected one of: CheckpointHook, DistSamplerSeedHook"):
+        HOOKS.get("Zzz")
+
+
+def test_build_leaves_the_config_as_it_was(tools):
+    cfg = dict(type="Hammer", weight=2)
+    assert tools.build(cfg).weight == 2
+    assert cfg == dict(type="Hammer", weight=2)
+
+
+def test_the_config_wins_over_extra_arguments(tools):
+    hammer = tools.build(dict(type=Hammer, weight=2), weight=5, handle="steel")
+    assert (hammer.weight, hammer.handle) == (2, "steel")
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        (dict(type="Hammer", weight=1, handel="oak"), "Hammer has no argument 'handel'; did you mean 'handle'?"),
+        (dict(type="Hammer"), "Hammer needs the argument 'weight'"),
+        (dict(weight=1), "needs a 'type'; found only the keys ['weight']"),
+        ((dict(type="Hammer", weight=1),), "remove the comma"),
+        ("Hammer", "is a dict with a 'type', found str"),
+    ],
+)
+def test_bad_configs_say_what_is_wrong(tools, cfg, message):
+    with pytest.raises(TypeError) as error:
+        tools.build(cfg)
+    assert message in str(error.value)
+
+
+def test_the_place_in_the_config_is_a_note_on_the_error():
+    with pytest.raises(ValueError, match="boom") as error, place("custom_hooks", 0):  # noqa: PT012
+        assert where() == "custom_hooks[0]"
+        with place("interval"):
+            raise ValueError("boom")
+    assert error.value.__notes__ == ["in the config at `custom_hooks[0].interval`"]
+    assert where() == ""
+
+
+def test_unknown_name_error_prints_its_message():
+    assert str(UnknownNameError("plain text")) == "plain text"
+
+
+def test_closest_falls_back_to_all_names():
+    assert closest("qqqq", ["b", "a"]) == "; expected one of: a, b"
+    assert closest("sgd", ["SGD", "Adam"]) == "; did you mean 'SGD'?"
