@@ -1,0 +1,20 @@
+"""Checkpoints: written in the background, whole or not at all, readable without the config."""
+
+from jengine.checkpoint.checkpointer import Checkpointer as Checkpointer
+from jengine.checkpoint.checkpointer import CheckpointSaveError as CheckpointSaveError
+from jengine.checkpoint.layout import TornCheckpointError as TornCheckpointError
+from jengine.checkpoint.layout import find_latest as find_latest
+from jengine.checkpoint.layout import list_checkpoints as list_checkpoints
+from jengine.checkpoint.layout import read_meta as read_meta
+from jengine.checkpoint.layout import resolve as resolve
+from jengine.checkpoint.publish import publish as publish
+from jengine.checkpoint.ranking import infer_rule as infer_rule
+from jengine.checkpoint.ranking import is_better as is_better
+from jengine.checkpoint.ranking import pick_metric as pick_metric
+from jengine.checkpoint.report import CheckpointMismatchError as CheckpointMismatchError
+from jengine.checkpoint.report import LoadReport as LoadReport
+from jengine.checkpoint.restore import Checkpoint as Checkpoint
+from jengine.checkpoint.restore import load as load
+from jengine.checkpoint.restore import load_params as load_params
+from jengine.checkpoint.restore import restore as restore
+from jengine.checkpoint.restore import stored_arrays as stored_arrays

@@ -1,0 +1,163 @@
+"""Arrays to disk and back, through Orbax: the only module that knows its interface.
+
+Typed PRNG keys are stored as their data and become keys again where the target has keys. What is on disk is known by
+dotted path (`opt_state.1.0.mu.kernel`), so that a NamedTuple, a dict and a dataclass with equal names are the same.
+"""
+
+import functools
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine.paths import dotted, flatten, map_with_path
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether `leaf` is an array of typed PRNG keys, or the description of one."""
+    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def encode(state: Any) -> Any:
+    """`state` as Orbax can store it: every leaf an array with at least one element, no typed keys.
+
+    Raises:
+      TypeError: a leaf is neither an array nor a number. ValueError: a leaf is empty, or its buffer was donated to a
+        step that did not return, or two leaves have the same dotted path.
+    """
+    leaves = jax.tree.leaves(state)
+    if len(flatten(state)) != len(leaves):
+        raise ValueError("two arrays of the state have the same dotted path: use names without dots")
+    return map_with_path(_storable, state)
+
+
+def _storable(path: str, leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array):
+        if leaf.is_deleted():
+            raise ValueError(
+                f"{path} cannot be saved: its buffer was donated to a step that did not finish; "
+                "the last checkpoint before that step is the newest valid state"
+            )
+        leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
+    elif isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
+        leaf = np.asarray(leaf)
+    else:
+        raise TypeError(f"{path} is a {type(leaf).__name__}: a train state holds arrays; keep the rest in the meta")
+    if leaf.size == 0:
+        raise ValueError(f"{path} has no elements (shape {tuple(leaf.shape)}), which cannot be stored; leave it out")
+    return leaf
+
+
+def struct(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and sharding under which `leaf` is stored (a typed key: those of its data)."""
+    if is_key(leaf):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=getattr(leaf, "sharding", None))
+    if not hasattr(leaf, "dtype"):
+        leaf = np.asarray(leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+
+
+def rewrap(target: Any, stored: Any) -> Any:
+    """What was stored, as the kind of leaf that `target` is."""
+    if not is_key(target):
+        return stored
+    impl: list[Any] = []  # of a ShapeDtypeStruct it is known under a trace only
+    jax.eval_shape(lambda key: impl.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct((), target.dtype))
+    return jax.random.wrap_key_data(stored, impl=impl[0])
+
+
+def stored_tree(directory: Path) -> Any:
+    """The nested dicts and lists on disk, with a ShapeDtypeStruct for each array; reads no array."""
+    metadata = _reader().metadata(directory).item_metadata.tree
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), metadata)
+
+
+def read(directory: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
+    """Reads some of the arrays on disk.
+
+    Args:
+      directory: what a save wrote.
+      wanted: by dotted path; a struct with a sharding gives a JAX array so placed, one without a NumPy array.
+
+    Returns:
+      The tree on disk with the arrays wanted; Ellipsis in the place of the others.
+    """
+    import orbax.checkpoint as ocp
+
+    def restore_args(path: str, _: Any) -> Any:
+        leaf = wanted.get(path)
+        if leaf is None:
+            return ocp.RestoreArgs()
+        if leaf.sharding is None:
+            return ocp.RestoreArgs(restore_type=np.ndarray, dtype=leaf.dtype)
+        return ocp.ArrayRestoreArgs(sharding=leaf.sharding, dtype=leaf.dtype, global_shape=leaf.shape)
+
+    tree = stored_tree(directory)
+    item = map_with_path(lambda path, leaf: wanted.get(path, ocp.PLACEHOLDER), tree)
+    args = ocp.args.PyTreeRestore(item=item, restore_args=map_with_path(restore_args, tree))
+    return _reader().restore(directory, args=args)
+
+
+def read_flat(directory: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+    """`read`, as a flat dict of the arrays wanted by dotted path."""
+    leaves = jax.tree_util.tree_flatten_with_path(read(directory, wanted))[0]
+    return {name: leaf for path, leaf in leaves if (name := dotted(path)) in wanted}
+
+
+def async_writer() -> Any:
+    """A new Orbax checkpointer that writes in the background."""
+    import orbax.checkpoint as ocp
+
+    _silence_orbax()
+    return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=_type_handlers()))
+
+
+def write_alone(directory: Path, state: Any) -> None:
+    """Writes host arrays from this process only, while others do something else."""
+    import orbax.checkpoint as ocp
+
+    _silence_orbax()
+    me = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me} if jax.process_count() > 1 else None
+    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
+    with ocp.Checkpointer(handler, multiprocessing_options=options) as writer:
+        writer.save(directory, args=ocp.args.PyTreeSave(state))
+
+
+def save_args(state: Any) -> Any:
+    """The argument of an Orbax save for `state`, encoded."""
+    import orbax.checkpoint as ocp
+
+    return ocp.args.PyTreeSave(state)
+
+
+@functools.cache
+def _reader() -> Any:
+    import orbax.checkpoint as ocp
+
+    _silence_orbax()
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=_type_handlers()))
+
+
+@functools.cache
+def _type_handlers() -> Any:
+    import orbax.checkpoint as ocp
+
+    handlers = ocp.type_handlers
+    # By default replicated arrays are cut into one slice per replica, which compiles once per array: seconds of
+    # blocking at the first save, measured on eight devices.
+    return handlers.create_type_handler_registry(
+        (np.ndarray, handlers.NumpyHandler()), (jax.Array, handlers.ArrayHandler(use_replica_parallel=False))
+    )
+
+
+@functools.cache
+def _silence_orbax() -> None:
+    # Orbax narrates through absl's root logger; failures reach the caller as exceptions.
+    logging.getLogger("absl").addFilter(lambda record: "/orbax/" not in record.pathname.replace("\\", "/"))

@@ -1,0 +1,62 @@
+"""Cuts a checkpoint down to what is handed to others."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jengine.checkpoint import arrays
+from jengine.checkpoint.layout import INCOMING, META, STATE, encode_meta, resolve, write_manifest
+from jengine.checkpoint.restore import load
+from jengine.errors import UnknownNameError, closest
+from jengine.paths import flatten
+
+
+def publish(path: str | os.PathLike[str], keys: Iterable[str]) -> tuple[str, list[str]]:
+    """Writes a copy of a checkpoint beside it that holds only some of its keys, named after its content.
+
+    Args:
+      path: the checkpoint.
+      keys: what to keep: items of the state (`params`, `model_state`, …), entries of the rest (`meta`, `message_hub`,
+        …), and `state_dict` for `params` with `model_state`.
+
+    Returns:
+      The copy's path, `<name>-<first 8 hex digits of the SHA-256 of its arrays>`, and the keys left out.
+
+    Raises:
+      KeyError: a key that the checkpoint does not have. ValueError: no key of the state is among them.
+    """
+    source = Path(resolve(path))
+    checkpoint = load(source)
+    known = {*checkpoint.state, *checkpoint.meta, "state_dict"}
+    wanted: set[str] = set()
+    for key in keys:
+        if key not in known:
+            raise UnknownNameError(f"checkpoint {source} has no key {key!r}{closest(key, known)}")
+        wanted |= {"params", "model_state"} if key == "state_dict" else {key}
+    state = {key: value for key, value in checkpoint.state.items() if key in wanted}
+    if not flatten(state):
+        raise ValueError(f"nothing to publish of {source}: name an item of the state, {', '.join(checkpoint.state)}")
+    meta = {key: value for key, value in checkpoint.meta.items() if key in wanted}
+    copy = source.with_name(f"{source.name}-{_digest(state)}")
+    incoming = copy.with_name(copy.name + INCOMING)
+    shutil.rmtree(incoming, ignore_errors=True)
+    arrays.write_alone(incoming / STATE, state)
+    (incoming / META).write_text(encode_meta(meta))
+    write_manifest(incoming, latest=False, iteration=None)
+    shutil.rmtree(copy, ignore_errors=True)
+    incoming.rename(copy)
+    return str(copy), sorted({*checkpoint.state, *checkpoint.meta} - wanted)
+
+
+def _digest(state: Any) -> str:
+    """Of names, dtypes, shapes and bytes, so that equal parameters get equal names on any machine."""
+    digest = hashlib.sha256()
+    for name, leaf in sorted(flatten(state).items()):
+        digest.update(f"{name}:{leaf.dtype}:{leaf.shape}:".encode())
+        digest.update(np.ascontiguousarray(leaf).tobytes())
+    return digest.hexdigest()[:8]

@@ -1,0 +1,320 @@
+"""When to save, under which name, and what to keep."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jengine.checkpoint import infer_rule, is_better, pick_metric, publish
+from jengine.checkpoint.ranking import GREATER_KEYS, LESS_KEYS, check_rule
+from jengine.errors import ConfigError
+from jengine.hooks.hook import Hook
+from jengine.registry import HOOKS
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+
+@HOOKS.register_module()
+class CheckpointHook(Hook):
+    """Saves regular checkpoints at an interval and best ones when a validation improves.
+
+    Saving goes on in the background while training continues. Whatever is removed, because newer ones replace it, is
+    removed after the new checkpoint is whole. Best checkpoints carry the full state, so that training can go on from
+    them, and do not count among `max_keep_ckpts`; a new best writes no regular checkpoint beside it.
+
+    Args:
+      interval: epochs or iterations between two regular checkpoints; -1 for none but the last.
+      by_epoch: whether `interval`, `save_begin` and the names count epochs (else iterations).
+      save_optimizer: False leaves the optimizer's state out: a resumed run starts with fresh moments.
+      save_param_scheduler: False leaves the schedulers out: a resumed run starts its schedules anew.
+      out_dir: where checkpoints go, into a folder named like the work dir; the work dir itself by default.
+      max_keep_ckpts: how many regular checkpoints are kept; -1 for all.
+      save_last: also save where training ends, early stops included, whatever the interval.
+      save_best: the metric whose best value is kept in a checkpoint of its own, `best_<metric>_epoch_4`, or a list of
+        metrics; 'auto' for the first metric of the first validation.
+      rule: 'greater' or 'less', which value of the metric is better; one for each metric in a list. Inferred from the
+        metric's name by default.
+      greater_keys: names, or parts of them, of metrics whose greater value is better.
+      less_keys: likewise, whose lesser value is better.
+      file_client_args: not supported: checkpoints go to file systems.
+      filename_tmpl: the name of a regular checkpoint with one `{}` for the number; `epoch_{}` or `iter_{}` by default.
+      backend_args: not supported, as `file_client_args`.
+      published_keys: after training, write copies of the last and the best checkpoints that hold only these keys
+        (see `jengine.checkpoint.publish`).
+      save_begin: the first epoch or iteration, as a count, that may be saved; the interval counts from there.
+
+    Raises:
+      TypeError, ValueError, KeyError, AssertionError: an argument that makes no sense; a metric's rule that cannot be
+        told is a ValueError.
+    """
+
+    priority = "VERY_LOW"
+
+    def __init__(
+        self,
+        interval: int = -1,
+        by_epoch: bool = True,
+        save_optimizer: bool = True,
+        save_param_scheduler: bool = True,
+        out_dir: str | os.PathLike[str] | None = None,
+        max_keep_ckpts: int = -1,
+        save_last: bool = True,
+        save_best: str | Sequence[str] | None = None,
+        rule: str | Sequence[str] | None = None,
+        greater_keys: str | Sequence[str] | None = None,
+        less_keys: str | Sequence[str] | None = None,
+        file_client_args: None = None,
+        filename_tmpl: str | None = None,
+        backend_args: None = None,
+        published_keys: str | Sequence[str] | None = None,
+        save_begin: int = 0,
+    ) -> None:
+        if not isinstance(by_epoch, bool):
+            raise TypeError(f"CheckpointHook: by_epoch is True or False, found {by_epoch!r}")
+        _check_count("interval", interval, lowest=1, or_else="-1 for the last checkpoint only")
+        _check_count("max_keep_ckpts", max_keep_ckpts, lowest=1, or_else="-1 to keep all")
+        _check_count("save_begin", save_begin, lowest=0)
+        if file_client_args is not None or backend_args is not None:
+            raise ConfigError(
+                "CheckpointHook: storage backends are not supported, checkpoints go to file systems; remove "
+                "backend_args and file_client_args, and give the directory as out_dir"
+            )
+        if out_dir is not None and "://" in str(out_dir):
+            raise ConfigError(f"CheckpointHook: out_dir is a directory of a file system, found {str(out_dir)!r}")
+        if filename_tmpl is not None and (filename_tmpl.count("{}") != 1 or os.sep in filename_tmpl):
+            raise ValueError(
+                f"CheckpointHook: filename_tmpl is a file name with one {{}} for the number, like 'epoch_{{}}'; "
+                f"found {filename_tmpl!r}"
+            )
+        self.interval = interval
+        self.by_epoch = by_epoch
+        self.save_optimizer = save_optimizer
+        self.save_param_scheduler = save_param_scheduler
+        self.out_dir = out_dir
+        self.max_keep_ckpts = max_keep_ckpts
+        self.save_last = save_last
+        self.filename_tmpl = filename_tmpl
+        self.published_keys = _strings("published_keys", published_keys)
+        self.save_begin = save_begin
+        self._greater_keys = _strings("greater_keys", greater_keys) or GREATER_KEYS
+        self._less_keys = _strings("less_keys", less_keys) or LESS_KEYS
+        self._several = save_best is not None and not isinstance(save_best, str) and len(save_best) > 1
+        self._auto_rule: str | None = None
+        self._rules = self._read_rules(_strings("save_best", save_best), _strings("rule", rule))
+
+        self._directory = ""
+        self._training = False
+        self._saved_iter = 0  # the iteration that the newest regular checkpoint, or the start of the run, stands at
+        self._epoch_end_iter = -1  # the iteration at which the newest whole epoch ended
+        self._kept: list[int] = []
+        self._last: str | None = None
+        self._best: dict[str, dict[str, Any]] = {}  # metric -> its best 'score' and the 'name' of the checkpoint
+        self._evicting: list[str] = []  # names that go when the checkpoint being saved is whole
+
+    # --- Regular checkpoints. ---
+
+    def before_train(self, runner: "Runner") -> None:
+        """Finds its directory and removes what a resumed run has too many of."""
+        self._directory = str(runner.work_dir)
+        if self.out_dir is not None:
+            self._directory = os.path.join(self.out_dir, os.path.basename(os.path.normpath(runner.work_dir)))
+        self._training = True
+        self._saved_iter = runner.iter
+        surplus = self._surplus(self._kept)
+        for name in [*self._evicting, *map(self._name, surplus)]:
+            runner.checkpointer.delete(self._path(name))
+        self._evicting = []
+        self._kept = self._kept[len(surplus) :]
+        self._tell(runner)
+        runner.logger.info(f"Checkpoints will be saved to {self._directory}.")
+        if self.by_epoch and self.interval != -1 and not runner.train_loop.by_epoch:
+            runner.logger.warning(
+                "CheckpointHook counts epochs but the train loop counts iterations: only the end will be saved; "
+                "set by_epoch=False and an interval in iterations"
+            )
+
+    def after_train_epoch(self, runner: "Runner") -> None:
+        """Saves if an epoch that is due has ended."""
+        self._epoch_end_iter = runner.iter
+        if self.by_epoch and (
+            self.every_n_epochs(runner, self.interval, self.save_begin)
+            or (self.save_last and self.is_last_train_epoch(runner))
+        ):
+            self._save_regular(runner, runner.epoch + 1, epoch=runner.epoch + 1, iteration=runner.iter)
+
+    def after_train_iter(
+        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Saves if the iteration is due."""
+        if not self.by_epoch and (
+            self.every_n_train_iters(runner, self.interval, self.save_begin)
+            or (self.save_last and self.is_last_train_iter(runner))
+        ):
+            self._save_regular(runner, runner.iter + 1, epoch=runner.epoch, iteration=runner.iter + 1)
+
+    def after_train(self, runner: "Runner") -> None:
+        """Saves what an early end has left unsaved, and publishes."""
+        if self.save_last and runner.iter > self._saved_iter:
+            if not self.by_epoch:
+                self._save_regular(runner, runner.iter, epoch=runner.epoch, iteration=runner.iter)
+            elif runner.iter == self._epoch_end_iter:
+                self._save_regular(runner, runner.epoch, epoch=runner.epoch, iteration=runner.iter)
+            else:  # in the middle of an epoch: the name of a whole one would not be true
+                self._last = f"iter_{runner.iter}"
+                self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=[])
+        self._training = False
+        if self.published_keys:
+            self._publish(runner)
+
+    def _save_regular(self, runner: "Runner", number: int, *, epoch: int, iteration: int) -> None:
+        runner.logger.info(f"Saving checkpoint at {number} {'epochs' if self.by_epoch else 'iterations'}")
+        kept = [*(kept for kept in self._kept if kept != number), number]
+        surplus = self._surplus(kept)
+        self._kept = kept[len(surplus) :]
+        self._last = self._name(number)
+        self._saved_iter = iteration
+        self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=[self._name(old) for old in surplus])
+
+    def _surplus(self, kept: list[int]) -> list[int]:
+        return kept[: max(0, len(kept) - self.max_keep_ckpts)] if self.max_keep_ckpts > 0 else []
+
+    # --- Best checkpoints. ---
+
+    def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+        """Saves for each metric that has improved; outside training there is nothing new to save."""
+        if not self._training or not (self._rules or self._auto_rule):
+            return
+        if not metrics:
+            runner.logger.warning("the validation gave no metrics: no best checkpoint can be told")
+            return
+        if self._auto_rule:
+            self._settle_auto(next(iter(metrics)))
+        for key, rule in self._rules.items():
+            score = pick_metric(metrics, key)
+            best = self._best.get(key)
+            if score is not None and is_better(rule, score, best["score"] if best else None):
+                self._save_best(runner, key, score)
+
+    def _save_best(self, runner: "Runner", key: str, score: float) -> None:
+        epochs = self.by_epoch and runner.train_loop.by_epoch
+        number = runner.epoch if epochs else runner.iter
+        name = f"best_{key}_{self._name(number, epochs)}".replace("/", "_")
+        previous = [self._best[key]["name"]] if key in self._best else []
+        evict = [old for old in previous if old != name]
+        self._best[key] = {"score": score, "name": name}
+        self._write(runner, name, epoch=runner.epoch, iteration=runner.iter, evict=evict, latest=False)
+        for old in evict:
+            runner.logger.info(f"The previous best checkpoint {self._path(old)} is removed")
+        unit = "epoch" if epochs else "iter"
+        runner.logger.info(f"The best checkpoint with {score:0.4f} {key} at {number} {unit} is saved to {name}.")
+
+    def _read_rules(self, keys: tuple[str, ...], rules: tuple[str, ...]) -> dict[str, str]:
+        """Metric -> rule, as far as it is known before the first validation."""
+        rules = tuple(check_rule(rule) for rule in rules)
+        if len(set(keys)) != len(keys):
+            raise AssertionError(f"CheckpointHook: save_best names a metric twice: {list(keys)}")
+        if "auto" in keys and len(keys) > 1:
+            raise AssertionError(f"CheckpointHook: save_best='auto' stands alone, found {list(keys)}")
+        if keys and len(rules) not in (0, 1, len(keys)):
+            raise ValueError(
+                f"CheckpointHook: rule needs one entry, or one for each of the {len(keys)} metrics of save_best; "
+                f"found {len(rules)}"
+            )
+        if keys == ("auto",):
+            self._auto_rule = rules[0] if rules else "infer"
+            return {}
+        if len(rules) == len(keys):
+            return dict(zip(keys, rules, strict=True))
+        return {key: rules[0] if rules else infer_rule(key, self._greater_keys, self._less_keys) for key in keys}
+
+    def _settle_auto(self, key: str) -> None:
+        rule = self._auto_rule
+        assert rule is not None
+        self._rules = {key: infer_rule(key, self._greater_keys, self._less_keys) if rule == "infer" else rule}
+        self._auto_rule = None
+
+    # --- Both. ---
+
+    def _write(
+        self, runner: "Runner", name: str, *, epoch: int, iteration: int, evict: list[str], latest: bool = True
+    ) -> None:
+        # What is about to go is in the state that is saved: a run that dies before it went removes it when resumed.
+        self._evicting = evict
+        self._tell(runner)
+        runner.save_checkpoint(
+            out_dir=self._directory,
+            filename=name,
+            save_optimizer=self.save_optimizer,
+            save_param_scheduler=self.save_param_scheduler,
+            meta={"epoch": epoch, "iter": iteration},
+            by_epoch=self.by_epoch,
+            evict=[self._path(old) for old in evict],
+            latest=latest,
+        )
+        self._evicting = []
+
+    def _tell(self, runner: "Runner") -> None:
+        """Puts what others may want to know into the message hub."""
+        hub = runner.message_hub
+        if self._last is not None:
+            hub.update_info("last_ckpt", self._path(self._last))
+        if self.max_keep_ckpts > 0:
+            hub.update_info("keep_ckpt_ids", list(self._kept))
+        for key, best in self._best.items():
+            suffix = f"_{key}" if self._several else ""
+            hub.update_info(f"best_score{suffix}", best["score"])
+            hub.update_info(f"best_ckpt{suffix}", self._path(best["name"]))
+
+    def _publish(self, runner: "Runner") -> None:
+        runner.checkpointer.wait()
+        names = [self._last] if self.save_last and self._last else []
+        names += [best["name"] for best in self._best.values()]
+        for name in dict.fromkeys(names):
+            if os.path.isdir(self._path(name)) and jax.process_index() == 0:
+                path, removed = publish(self._path(name), self.published_keys)
+                runner.logger.info(f"Published {path} without the keys {', '.join(removed)}.")
+
+    def _name(self, number: int, epochs: bool | None = None) -> str:
+        epochs = self.by_epoch if epochs is None else epochs
+        return (self.filename_tmpl or ("epoch_{}" if epochs else "iter_{}")).format(number)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._directory, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which checkpoints there are and what the best scores are."""
+        return {
+            "kept": list(self._kept),
+            "last": self._last,
+            "best": {key: dict(best) for key, best in self._best.items()},
+            "evicting": list(self._evicting),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes back what `state_dict` gave, in the run that is resumed."""
+        self._kept = [int(number) for number in state_dict["kept"]]
+        self._last = state_dict["last"]
+        self._best = {key: dict(best) for key, best in state_dict["best"].items()}
+        self._evicting = list(state_dict["evicting"])
+        if self._auto_rule and self._best:  # 'auto' stays with the metric that it has begun with
+            self._settle_auto(next(iter(self._best)))
+
+
+def _check_count(name: str, value: Any, *, lowest: int, or_else: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"CheckpointHook: {name} is an integer, found {value!r}")
+    if value < lowest and not (or_else and value == -1):
+        expected = f"at least {lowest}" + (f", or {or_else}" if or_else else "")
+        raise ValueError(f"CheckpointHook: {name} is {expected}; found {value}")
+
+
+def _strings(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
+    """A name or a list of names as a tuple; nothing for None."""
+    if value is None:
+        return ()
+    entries = (value,) if isinstance(value, str) else value
+    if not isinstance(entries, Sequence) or not all(isinstance(entry, str) for entry in entries):
+        raise TypeError(f"CheckpointHook: {name} is a name or a list of names, found {value!r}")
+    return tuple(entries)
