@@ -1,0 +1,6 @@
+"""The visualizer: one place to send scalars, images and the config to, and the backends that write them down."""
+
+from jengine.visualization.backend import BaseVisBackend as BaseVisBackend
+from jengine.visualization.local import LocalVisBackend as LocalVisBackend
+from jengine.visualization.tensorboard import TensorboardVisBackend as TensorboardVisBackend
+from jengine.visualization.visualizer import Visualizer as Visualizer

@@ -1,0 +1,106 @@
+"""The backend of TensorBoard event files, written without TensorFlow and without torch."""
+
+import os
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jengine.registry import VISBACKENDS
+from jengine.visualization.backend import BaseVisBackend
+from jengine.visualization.image import encode_png
+
+_FLUSH_SECONDS = 10  # what a killed run may lose
+
+
+@VISBACKENDS.register_module()
+class TensorboardVisBackend(BaseVisBackend):
+    """Writes scalars, images and the config to a TensorBoard event file below `save_dir`.
+
+    Values that are no numbers are left out, with one warning for each name.
+
+    Args:
+      save_dir: the directory for the event files.
+    """
+
+    def __init__(self, save_dir: str | os.PathLike[str]) -> None:
+        super().__init__(save_dir)
+        self._writer: Any = None
+        self._warned: set[str] = set()
+
+    @property
+    def experiment(self) -> Any:
+        """The `EventFileWriter`, opened at the first use.
+
+        Raises:
+          ImportError: tensorboard is not installed.
+        """
+        if self._writer is None:
+            try:
+                from tensorboard.summary.writer.event_file_writer import EventFileWriter
+            except ImportError as error:
+                message = "TensorboardVisBackend needs tensorboard: pip install 'jengine[tensorboard]'"
+                raise ImportError(message) from error
+            self._writer = EventFileWriter(str(self.save_dir), flush_secs=_FLUSH_SECONDS)
+        return self._writer
+
+    def add_config(self, config: str) -> None:
+        """Writes the config as text."""
+        self._add_text("config", config)
+
+    def add_graph(self, graph: str) -> None:
+        """Writes the description of the model as text."""
+        self._add_text("graph", graph)
+
+    def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
+        """Writes `image`, uint8[H, W, C], as PNG; see `encode_png`."""
+        height, width, channels = np.shape(image) if np.ndim(image) == 3 else (0, 0, 0)
+        encoded = {"height": height, "width": width, "colorspace": channels, "encoded_image_string": encode_png(image)}
+        self.experiment.add_event(_event(step, tag=name, image=encoded))
+
+    def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
+        """Writes each number under its name; `file_path` is for backends of files and does nothing here."""
+        for name, value in scalar_dict.items():
+            if name == "step":
+                continue
+            number = _number(value)
+            if number is not None:
+                self.experiment.add_event(_event(step, tag=name, simple_value=number))
+            elif name not in self._warned:
+                self._warned.add(name)
+                warnings.warn(f"TensorBoard gets no {name!r}: it is no number but {type(value).__name__}", stacklevel=2)
+
+    def close(self) -> None:
+        """Writes out and closes the event file; a later call opens another."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _add_text(self, name: str, text: str) -> None:
+        writer = self.experiment
+        from tensorboard.plugins.text import metadata
+        from tensorboard.util import tensor_util
+
+        markdown = "\n".join(f"    {line}" for line in text.splitlines())  # indented by four is code
+        tensor = tensor_util.make_tensor_proto([markdown.encode()])
+        plugin = metadata.create_summary_metadata(display_name=name, description="")
+        writer.add_event(_event(0, tag=name, tensor=tensor, metadata=plugin))
+
+
+def _event(step: int, **value: Any) -> Any:
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+
+    summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(**value)])
+    return event_pb2.Event(wall_time=time.time(), step=int(step), summary=summary)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool | int | float):
+        return float(value)
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        if array.size == 1 and array.dtype.kind in "biufV":  # V: bfloat16 and its like
+            return float(array.item())
+    return None
