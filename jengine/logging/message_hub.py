@@ -162,7 +162,13 @@ class MessageHub:
         on_device = [value for _, value, _ in waiting if type(value) not in _HOST_NUMBERS]
         if on_device:
             self.fetches += 1
-        fetched = iter(fetch_scalars(on_device) if on_device else ())
+        try:
+            fetched = iter(fetch_scalars(on_device) if on_device else ())
+        except RuntimeError as error:
+            deleted = {key for key, value, _ in waiting if isinstance(value, jax.Array) and value.is_deleted()}
+            if deleted:
+                error.add_note(f"{sorted(deleted)} were logged from donated arrays: log what the step returns instead")
+            raise
         for key, value, count in waiting:
             history = self._log_scalars.get(key)
             if history is None:

@@ -118,10 +118,11 @@ def test_flush_without_anything_waiting_does_nothing(hub, transfers):
 
 def test_an_error_of_the_device_is_told_once(hub):
     value = jnp.float32(1) + 1
-    hub.update_scalar("x", value)
+    hub.update_scalars({"x": value, "y": jnp.float32(1)})
     value.delete()
-    with pytest.raises(RuntimeError, match="deleted"):
+    with pytest.raises(RuntimeError, match="deleted") as caught:
         hub.flush()
+    assert any("['x'] were logged from donated arrays" in note for note in caught.value.__notes__)
     hub.update_scalar("x", 2.0)
     assert hub.get_scalar("x").data[0].tolist() == [2.0]
 
