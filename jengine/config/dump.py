@@ -80,6 +80,8 @@ def _scalar(value: Any, place: str) -> str:
         return repr(value)
     if isinstance(value, os.PathLike):
         return repr(os.fspath(value))
+    if isinstance(value, np.dtype):
+        return repr(value.name)
     path = _import_path(value)
     if path is None:
         warnings.warn(
@@ -90,12 +92,16 @@ def _scalar(value: Any, place: str) -> str:
 
 
 def _import_path(value: Any) -> str | None:
-    """The dotted path from which `value` can be imported, if there is one."""
+    """The shortest dotted path from which `value` can be imported, if there is one."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not module or not name or module.startswith(MODULE_PREFIX) or module == "__main__" or "." in name:
         return None
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ImportError:
-        return None
-    return f"{module}.{name}" if found is value else None
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):  # packages re-export: `optax.adamw` is better than `optax._src.alias.adamw`
+        package = ".".join(parts[:count])
+        try:
+            if getattr(importlib.import_module(package), name, None) is value:
+                return f"{package}.{name}"
+        except ImportError:
+            return None
+    return None

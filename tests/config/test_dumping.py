@@ -1,8 +1,10 @@
 import collections
+import glob
 import math
 import pathlib
 
 import numpy as np
+import optax
 import pytest
 from ml_collections import ConfigDict
 
@@ -38,12 +40,17 @@ def test_references_are_written_as_their_values(tmp_path):
 
 
 def test_classes_and_functions_are_written_as_import_paths(tmp_path):
-    cfg = {"type": collections.OrderedDict, "fn": pathlib.PurePath, "work_dir": pathlib.PurePosixPath("a/b")}
+    cfg = {"type": collections.OrderedDict, "fn": glob.escape, "private": optax.adamw}
     assert written_and_read(cfg, tmp_path) == {
         "type": "collections.OrderedDict",
-        "fn": "pathlib.PurePath",
-        "work_dir": "a/b",
+        "fn": "glob.escape",
+        "private": "optax.adamw",  # it is defined in optax._src.alias
     }
+
+
+def test_paths_and_dtypes_are_written_as_strings(tmp_path):
+    cfg = {"work_dir": pathlib.PurePosixPath("a/b"), "dtype": np.dtype("float32")}
+    assert written_and_read(cfg, tmp_path) == {"work_dir": "a/b", "dtype": "float32"}
 
 
 def test_numpy_scalars_are_written_as_numbers(tmp_path):
