@@ -1,0 +1,17 @@
+"""Optimizers, parameter groups, optimizer wrappers and parameter schedulers."""
+
+from jengine.optim import optimizers as optimizers
+from jengine.optim import schedulers as schedulers
+from jengine.optim.build import build_optim_wrapper as build_optim_wrapper
+from jengine.optim.constructor import DefaultOptimWrapperConstructor as DefaultOptimWrapperConstructor
+from jengine.optim.core import Core as Core
+from jengine.optim.core import Optimizer as Optimizer
+from jengine.optim.loss_scale import LossScaleState as LossScaleState
+from jengine.optim.modules import Module as Module
+from jengine.optim.modules import Parameter as Parameter
+from jengine.optim.optimizers import SGD as SGD
+from jengine.optim.optimizers import Adam as Adam
+from jengine.optim.optimizers import AdamW as AdamW
+from jengine.optim.param_group import ParamGroup as ParamGroup
+from jengine.optim.wrapper import OptimWrapper as OptimWrapper
+from jengine.optim.wrapper import OptState as OptState

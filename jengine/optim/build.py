@@ -1,0 +1,43 @@
+"""From the `optim_wrapper` of a config to an optimizer wrapper."""
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from jengine.errors import place
+from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+
+
+def build_optim_wrapper(
+    params_or_model: Any, cfg: Mapping[str, Any], *, module_types: Mapping[str, str] | None = None
+) -> Any:
+    """Builds an optimizer wrapper.
+
+    Args:
+      params_or_model: a pytree of arrays or ShapeDtypeStructs, or an object that has one as `params` (and perhaps
+        `module_types`).
+      cfg: `dict(type='OptimWrapper', optimizer=dict(type=, lr=, ...), clip_grad=, accumulative_counts=,
+        paramwise_cfg=, constructor=)`; only `optimizer` is needed. It is left as it was.
+      module_types: dotted module path -> class name, from which rules know norms and convolutions; without it they
+        go by names and shapes.
+
+    Returns:
+      What the constructor returns: an OptimWrapper, or an OptimWrapperDict.
+
+    Raises:
+      AssertionError, KeyError, TypeError, ValueError: what is wrong with the config.
+    """
+    if not hasattr(cfg, "items"):
+        raise TypeError(f"an optimizer wrapper is a dict, found {type(cfg).__name__}: {cfg!r}")
+    own = copy.deepcopy({key: value for key, value in cfg.items() if key != "_delete_"})
+    paramwise_cfg = own.pop("paramwise_cfg", None)
+    name = own.pop("constructor", "DefaultOptimWrapperConstructor")
+    with place("optim_wrapper"):
+        with place("constructor"):
+            entry = OPTIM_WRAPPER_CONSTRUCTORS.get(name) if isinstance(name, str) else name
+        constructor = entry(optim_wrapper_cfg=own, paramwise_cfg=paramwise_cfg)
+        # a constructor of one's own need take the model alone
+        if "module_types" in inspect.signature(constructor.__call__).parameters:
+            return constructor(params_or_model, module_types=module_types)
+        return constructor(params_or_model)

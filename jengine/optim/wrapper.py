@@ -1,0 +1,468 @@
+"""The optimizer wrapper: from gradients to parameter updates, one interface for every strategy.
+
+`update` is the whole of it as a pure function: add what was accumulated, divide, clip, step. The numbers that a
+schedule moves are in `param_groups`, on the host; `hyperparams` hands them to a compiled step as data.
+"""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jengine import paths
+from jengine.optim.clip import ClipByNorm, clip, parse_clip_grad
+from jengine.optim.core import Optimizer, Tree, state_dtype, step_zero, zeros_like
+from jengine.optim.counting import Accumulation
+from jengine.optim.group_table import COLUMNS, group_table
+from jengine.optim.loss_scale import LossScaleState
+from jengine.optim.optimizers.optax_named import from_optax
+from jengine.optim.param_group import Layout, ParamGroup, bind, group_numbers
+from jengine.registry import OPTIM_WRAPPERS, OPTIMIZERS
+
+logger = logging.getLogger("jengine")
+
+
+class OptState(NamedTuple):
+    """What an optimizer wrapper carries through training; part of the train state."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
+    inner: Any  # the optimizer's state, float32; nothing for frozen parameters
+    acc: Tree  # float32, like the trainable parameters: summed gradients; None when none are accumulated
+    loss_scale: LossScaleState | None  # None without loss scaling
+    metrics: dict[str, jax.Array]  # float32[], what the last update reports for the log
+
+
+@OPTIM_WRAPPERS.register_module()
+class OptimWrapper:
+    """Optimizer, parameter groups, gradient accumulation and clipping behind one interface.
+
+    Args:
+      optimizer: an `Optimizer` such as `SGD(lr=0.1)`, its config, or an optax gradient transformation (whose
+        updates the group's lr, 1.0 at first, multiplies).
+      accumulative_counts: iterations whose mean gradient makes one update.
+      clip_grad: `dict(max_norm=, norm_type=2)`, `dict(clip_value=)` or None.
+      axis_name: the mapped axis of a `jax.pmap` or `jax.shard_map` around `update`; gradients are averaged over it.
+
+    Attributes:
+      param_groups: the groups; their numbers may be set at any time between two steps.
+      base_param_settings: with more than one group, a group of the optimizer's own settings that schedulers move
+        along: the learning rate without any multiplier.
+
+    Raises:
+      AssertionError: accumulative_counts under 1, or an empty clip_grad. TypeError, ValueError: see `parse_clip_grad`.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer | optax.GradientTransformation | Mapping[str, Any],
+        accumulative_counts: int = 1,
+        clip_grad: Mapping[str, Any] | None = None,
+        *,
+        axis_name: str | None = None,
+    ) -> None:
+        if isinstance(optimizer, optax.GradientTransformation):
+            optimizer = from_optax(optimizer)
+        elif not isinstance(optimizer, Optimizer):
+            optimizer = OPTIMIZERS.build(optimizer)
+        self.optimizer: Optimizer = optimizer
+        self.clip_grad = parse_clip_grad(clip_grad)
+        self.axis_name = axis_name
+        self._accumulation = Accumulation(accumulative_counts)
+        defaults = optimizer.defaults
+        if optimizer.param_groups is None:
+            self.param_groups = [ParamGroup(defaults)]
+        else:
+            self.param_groups = [_group(defaults, settings) for settings in optimizer.param_groups]
+        self.base_param_settings = ParamGroup(defaults, paths=()) if len(self.param_groups) > 1 else None
+        self._core = optimizer.plan(self.param_groups)
+        self._dtype: Any = np.float32
+        self._layout: Layout | None = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self.unmatched: list[str] = []  # custom keys that match no parameter, for the group table
+
+    # ------------------------------------------------------------------ what the step takes
+
+    @property
+    def accumulative_counts(self) -> int:
+        """Iterations whose mean gradient makes one update."""
+        return self._accumulation.counts
+
+    @property
+    def hyperparams(self) -> dict[str, Any]:
+        """The numbers of all groups as a compiled step takes them, read anew at each access.
+
+        Returns:
+          Name -> float32[G] over the groups (a list of G scalars when there are more than 64); with accumulation
+          also `loss_factor`, float32[]: what the summed gradients of the current window are divided by.
+        """
+        numbers = group_numbers(self.param_groups, self._core.numbers, self._dtype)
+        if self.accumulative_counts > 1:
+            numbers["loss_factor"] = np.asarray(self._accumulation.factor(), self._dtype)
+        return numbers
+
+    @property
+    def param_settings(self) -> dict[str, dict[str, Any]]:
+        """The settings in force for each parameter, by dotted path; empty until the parameters are known."""
+        if self._layout is None:
+            return {}
+        out = {}
+        for path, member in zip(self._layout.paths, self._layout.groups, strict=True):
+            if isinstance(member, tuple):
+                out.update({f"{path}[{i}]": dict(self.param_groups[g]) for i, g in enumerate(member)})
+            elif member is not None:
+                out[path] = dict(self.param_groups[member])
+        return out
+
+    def bind(self, params: Tree, unmatched: Sequence[str] = ()) -> None:
+        """Tells the wrapper which parameters it serves, before `init` does.
+
+        Args:
+          params: pytree of arrays or ShapeDtypeStructs.
+          unmatched: custom keys that match none of them.
+
+        Raises:
+          TypeError: a trainable leaf that is not floating. ValueError: groups that do not fit the parameters.
+        """
+        self._bind(params)
+        self.unmatched = list(unmatched)
+
+    # ------------------------------------------------------------------ pure: runs in the compiled step
+
+    def init(self, params: Tree) -> OptState:
+        """The state before the first update.
+
+        Args:
+          params: pytree of floating arrays.
+
+        Raises:
+          TypeError: a trainable leaf that is not floating. ValueError: groups that do not fit the parameters.
+        """
+        trainable = self._bind(params).trainable(params)
+        return OptState(
+            count=step_zero(),
+            inner=self._core.init(trainable),
+            acc=zeros_like(trainable) if self.accumulative_counts > 1 else None,
+            loss_scale=None,
+            metrics={name: jnp.zeros((), jnp.float32) for name in self._metric_names()},
+        )
+
+    def value_and_grad(self, loss_fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+        """`jax.value_and_grad` with respect to the trainable parameters.
+
+        Args:
+          loss_fn: `(params, *args, **kwargs) -> loss`, or `(loss, aux)` with `has_aux`.
+          has_aux: see loss_fn.
+
+        Returns:
+          `(params, opt_state, *args, **kwargs) -> (loss or (loss, aux), grads)`. Under loss scaling the gradients are
+          those of the scaled loss, the loss is not scaled. Gradients of frozen parameters are zeros, not computed.
+        """
+
+        def value_and_grad(params: Tree, opt_state: OptState, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
+            layout = self._bind(params)
+
+            def scaled(trainable: Tree) -> tuple[jax.Array, Any]:
+                out = self._call(loss_fn, layout.fill(trainable, params), args, kwargs)
+                loss = out[0] if has_aux else out
+                return self._scale_loss(loss, opt_state), (loss, out[1] if has_aux else None)
+
+            (_, (loss, aux)), grads = jax.value_and_grad(scaled, has_aux=True)(layout.trainable(params))
+            grads = layout.fill(grads, jax.tree.map(jnp.zeros_like, params))
+            return ((loss, aux) if has_aux else loss), grads
+
+        return value_and_grad
+
+    def accumulate(self, grads: Tree, opt_state: OptState) -> OptState:
+        """The iteration that only adds its gradients to `opt_state.acc`.
+
+        Args:
+          grads: gradients as `value_and_grad` gives them.
+          opt_state: the state.
+        """
+        if self._layout is None or opt_state.acc is None:
+            raise ValueError("nothing accumulates here: build with accumulative_counts above 1 and call init(params)")
+        return opt_state._replace(acc=_add(opt_state.acc, self._layout.trainable(grads)))
+
+    def update(
+        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any] | None = None
+    ) -> tuple[Tree, OptState]:
+        """The iteration that updates: adds what was accumulated, divides, clips, and steps.
+
+        Args:
+          grads: gradients as `value_and_grad` gives them.
+          opt_state: the state.
+          params: the parameters.
+          hyperparams: what `self.hyperparams` gave; other entries are ignored. None: the numbers of this moment,
+            which a trace would freeze.
+
+        Returns:
+          The updates, to be added by `optax.apply_updates`, exact zeros for frozen parameters; and the new state.
+        """
+        layout = self._bind(params)
+        hyperparams = self.hyperparams if hyperparams is None else hyperparams
+        grads = layout.trainable(grads)
+        if opt_state.acc is None:
+            grads = jax.tree.map(lambda g: g.astype(state_dtype(g.dtype)), grads)
+        else:
+            grads = _add(opt_state.acc, grads)
+        if self.accumulative_counts > 1:
+            grads = jax.tree.map(lambda g: g / hyperparams["loss_factor"], grads)
+        if opt_state.acc is not None:
+            opt_state = opt_state._replace(acc=jax.tree.map(jnp.zeros_like, opt_state.acc))
+        return self._step(grads, opt_state, params, hyperparams)
+
+    def _step(
+        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any]
+    ) -> tuple[Tree, OptState]:
+        """Everything after accumulation, on trainable gradients."""
+        if self.axis_name is not None:
+            grads = jax.lax.pmean(grads, self.axis_name)
+        updates, opt_state = self._clip_and_step(grads, opt_state, params, hyperparams)
+        return self._bind(params).fill(updates, jax.tree.map(jnp.zeros_like, params)), opt_state
+
+    def _clip_and_step(
+        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any]
+    ) -> tuple[Tree, OptState]:
+        metrics: dict[str, jax.Array] = {}
+        if self.clip_grad is not None:
+            grads, metrics = clip(grads, self.clip_grad)
+        updates, inner = self._core_update(grads, opt_state.inner, params, hyperparams)
+        return updates, opt_state._replace(count=opt_state.count + 1, inner=inner, metrics=metrics)
+
+    def _core_update(self, grads: Tree, inner: Any, params: Tree, hyperparams: Mapping[str, Any]) -> tuple[Tree, Any]:
+        layout = self._bind(params)
+        numbers = layout.spread(hyperparams, self._core.numbers(self.param_groups[0]), params)
+        return self._core.update(grads, inner, layout.trainable(params), numbers)
+
+    def _metric_names(self) -> tuple[str, ...]:
+        return ("grad_norm",) if isinstance(self.clip_grad, ClipByNorm) else ()
+
+    def _scale_loss(self, loss: jax.Array, opt_state: OptState) -> jax.Array:
+        return loss
+
+    def _call(self, loss_fn: Callable[..., Any], params: Tree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return loss_fn(params, *args, **kwargs)
+
+    # ------------------------------------------------------------------ host: counting, numbers, checkpoints
+
+    def initialize_count_status(self, init_counts: int, max_counts: int) -> None:
+        """Says where training stands, so that the last window of accumulation is closed.
+
+        Args:
+          init_counts: iterations done before.
+          max_counts: iterations in all; -1 if unknown.
+        """
+        self._accumulation.initialize(init_counts, max_counts)
+
+    @property
+    def inner_count(self) -> int:
+        """Iterations counted so far."""
+        return self._accumulation.done
+
+    def advance(self) -> bool:
+        """Counts one iteration, before its step runs; True if it updates, False if it only accumulates.
+
+        Read `hyperparams` after it: they then belong to this iteration.
+        """
+        return self._accumulation.advance()
+
+    def should_update(self) -> bool:
+        """Whether the iteration counted last updates the parameters."""
+        return self._accumulation.ends_window(self.inner_count)
+
+    def should_sync(self) -> bool:
+        """Whether the next iteration to be counted updates, so that replicas must exchange gradients."""
+        return self._accumulation.ends_window(self.inner_count + 1)
+
+    def get_lr(self) -> dict[str, list[float]]:
+        """Learning rates: `lr` of each group, preceded by `base_lr` when there is more than one group."""
+        lr = [group["lr"] for group in self.param_groups]
+        return (
+            {"lr": lr} if self.base_param_settings is None else {"base_lr": [self.base_param_settings["lr"]], "lr": lr}
+        )
+
+    def get_momentum(self) -> dict[str, list[float]]:
+        """The momentum of each group: `momentum`, else the first of `betas`, else 0."""
+        return {"momentum": [g["momentum"] if "momentum" in g else g.get("betas", (0,))[0] for g in self.param_groups]}
+
+    def group_table(self) -> tuple[list[str], list[list[str]]]:
+        """The parameter groups as a table: column names and rows of strings; no rows until parameters are known."""
+        if self._layout is None:
+            return list(COLUMNS), []
+        return list(COLUMNS), group_table(self.param_groups, self._layout, self._shapes, self.unmatched)
+
+    def group_state_dict(self) -> dict[str, Any]:
+        """The numbers of all groups, as JSON can hold them."""
+        out: dict[str, Any] = {"param_groups": [_plain(group) for group in self.param_groups]}
+        if self.base_param_settings is not None:
+            out["base_param_settings"] = _plain(self.base_param_settings)
+        return out
+
+    def load_group_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Puts the numbers of a `group_state_dict` in force.
+
+        Raises:
+          ValueError: it has another number of groups.
+        """
+        groups = state_dict["param_groups"]
+        if len(groups) != len(self.param_groups):
+            raise ValueError(
+                f"the checkpoint has {len(groups)} parameter groups, this run {len(self.param_groups)}: its "
+                "paramwise_cfg differs"
+            )
+        for group, saved in zip(self.param_groups, groups, strict=True):
+            _restore(group, saved)
+        if self.base_param_settings is not None and "base_param_settings" in state_dict:
+            _restore(self.base_param_settings, state_dict["base_param_settings"])
+
+    def state_dict(self, opt_state: OptState) -> dict[str, Any]:
+        """Everything: `state` (the optimizer state, arrays), `param_groups` and, if any, `base_param_settings`."""
+        return {"state": opt_state, **self.group_state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
+        """Puts a `state_dict` in force.
+
+        Args:
+          state_dict: what `state_dict` returned, here or in a run with the same config.
+          opt_state: the state of this run; gives the structure.
+
+        Raises:
+          ValueError: another structure or another number of groups.
+        """
+        saved = state_dict["state"]
+        found, expected = str(jax.tree.structure(saved)), str(jax.tree.structure(opt_state))
+        if found != expected:
+            raise ValueError(f"the saved optimizer state is {found}, expected {expected}")
+        self.load_group_state_dict(state_dict)
+        return saved
+
+    # ------------------------------------------------------------------ one call an iteration, outside any Runner
+
+    def update_params(
+        self,
+        loss_fn: Callable[..., Any],
+        params: Tree,
+        opt_state: OptState,
+        *args: Any,
+        hyperparams: Mapping[str, Any] | None = None,
+        has_aux: bool = False,
+    ) -> tuple[Tree, OptState, Any]:
+        """One training iteration: gradients, then an update or, inside an accumulation window, their addition.
+
+        It counts, so it is called from Python, not from inside a compiled function; what it runs is compiled once for
+        each `loss_fn`.
+
+        Args:
+          loss_fn: see `value_and_grad`.
+          params: the parameters.
+          opt_state: the state.
+          *args: for `loss_fn`, after the parameters; pytrees of arrays.
+          hyperparams: the numbers of this iteration; None: those of `param_groups`.
+          has_aux: see `value_and_grad`.
+
+        Returns:
+          The new parameters, the new state, and what `loss_fn` returned.
+        """
+        updates = self.advance()
+        numbers = {**self.hyperparams, **(hyperparams or {})}
+        return self._iteration(loss_fn, has_aux, updates)(params, opt_state, numbers, args)
+
+    @functools.lru_cache(maxsize=16)  # noqa: B019 - a wrapper lives as long as its training
+    def _iteration(self, loss_fn: Callable[..., Any], has_aux: bool, updates: bool) -> Callable[..., Any]:
+        value_and_grad = self.value_and_grad(loss_fn, has_aux)
+
+        @jax.jit
+        def iteration(params: Tree, opt_state: OptState, numbers: Any, args: Any) -> tuple[Tree, OptState, Any]:
+            out, grads = value_and_grad(params, opt_state, *args)
+            if not updates:
+                return params, self.accumulate(grads, opt_state), out
+            deltas, opt_state = self.update(grads, opt_state, params, numbers)
+            return optax.apply_updates(params, deltas), opt_state, out
+
+        return iteration
+
+    def backward(
+        self, loss_fn: Callable[..., Any], params: Tree, opt_state: OptState, *args: Any, has_aux: bool = False
+    ) -> tuple[OptState, Any]:
+        """Adds the gradients of `loss_fn(params, *args)` to those at hand, and counts one iteration; never steps.
+
+        Returns:
+          The new state and what `loss_fn` returned.
+        """
+        self.advance()
+        if opt_state.acc is None:
+            opt_state = opt_state._replace(acc=zeros_like(self._bind(params).trainable(params)))
+        out, grads = self.value_and_grad(loss_fn, has_aux)(params, opt_state, *args)
+        return self.accumulate(grads, opt_state), out
+
+    def step(
+        self, params: Tree, opt_state: OptState, hyperparams: Mapping[str, Any] | None = None
+    ) -> tuple[Tree, OptState]:
+        """Clips the gradients that `backward` summed and steps on them, as they are: nothing is divided or cleared.
+
+        Returns:
+          The new parameters and state; without a `backward` before, the old ones.
+        """
+        if opt_state.acc is None:
+            return params, opt_state
+        numbers = self.hyperparams if hyperparams is None else hyperparams
+        updates, opt_state = self._step(opt_state.acc, opt_state, params, numbers)
+        return optax.apply_updates(params, updates), opt_state
+
+    def zero_grad(self, opt_state: OptState) -> OptState:
+        """Clears the summed gradients."""
+        return opt_state._replace(acc=jax.tree.map(jnp.zeros_like, opt_state.acc))
+
+    @contextlib.contextmanager
+    def optim_context(self, model: Any = None) -> Iterator[bool]:
+        """Surrounds the forward pass, as in MMEngine; gives whether this iteration's gradients will be used at once.
+
+        Nothing needs switching here: what accumulates is a program without an exchange of gradients, and the compute
+        dtype belongs to `value_and_grad`.
+        """
+        yield self.should_sync()
+
+    def _bind(self, params: Tree) -> Layout:
+        if self._layout is None or self._layout.treedef != jax.tree_util.tree_structure(params):
+            self._layout = bind(params, self.param_groups)
+            self._shapes = {path: tuple(leaf.shape) for path, leaf in paths.flatten(params).items()}
+            widest = jnp.result_type(
+                np.float32, *{leaf.dtype for leaf in jax.tree.leaves(self._layout.trainable(params))}
+            )
+            self._dtype = jax.dtypes.canonicalize_dtype(widest)
+            if self.param_groups[0].paths is None:
+                self.param_groups[0].paths = list(self._layout.paths)
+        return self._layout
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.optimizer.name}, {len(self.param_groups)} groups, "
+            f"accumulative_counts={self.accumulative_counts}, clip_grad={self.clip_grad})"
+        )
+
+
+def _group(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> ParamGroup:
+    paths = settings["params"]
+    own = {key: value for key, value in settings.items() if key not in ("params", "patterns")}
+    return ParamGroup(
+        {**defaults, **own}, [paths] if isinstance(paths, str) else list(paths), settings.get("patterns", ())
+    )
+
+
+def _add(acc: Tree, grads: Tree) -> Tree:
+    return jax.tree.map(lambda a, g: a + g.astype(a.dtype), acc, grads)
+
+
+def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in group.items()}
+
+
+def _restore(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    for key, value in saved.items():
+        group[key] = tuple(value) if isinstance(value, list) else value
