@@ -4,6 +4,7 @@ Batch i of epoch e has the number e * length + i. Because any number can be aske
 work on different ones, and a restart goes straight to its place.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -111,18 +112,27 @@ class ReadAhead:
         if num_workers:
             dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers, prefetch_factor))
         self.next, self.stop = first, stop
-        self._iterator = iter(dataset)
+        self._iterators = [iter(dataset)]
+        # Runs at exit too, while the modules that ending a worker needs still exist.
+        self._end = weakref.finalize(self, _close, self._iterators)
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        batch = next(self._iterator)
+        try:
+            batch = next(self._iterators[0])
+        except Exception:
+            self.stop = self.next  # a failed reader is not to be read from again
+            raise
         self.next += 1
         return batch
 
     def close(self) -> None:
         """Ends the threads and processes."""
-        close = getattr(self._iterator, "close", None)
-        if close is not None:
-            close()
+        self._end()
+
+
+def _close(iterators: list[Any]) -> None:
+    while iterators:
+        iterators.pop().close()

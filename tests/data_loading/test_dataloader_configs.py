@@ -1,0 +1,138 @@
+import copy
+
+import numpy as np
+import pytest
+
+from jengine.data import ArrayDataset, DataLoader, DefaultSampler, InfiniteSampler, IterableLoader, build_dataloader
+from jengine.registry import DATA_SAMPLERS, DATASETS
+
+
+@pytest.fixture
+def cfg():
+    return {"dataset": {"type": "ArrayDataset", "arrays": {"x": np.arange(10)}}, "batch_size": 4}
+
+
+def notes(info):
+    return getattr(info.value, "__notes__", [])
+
+
+def test_training_data_are_shuffled_and_whole_evaluation_data_in_order_and_padded(cfg):
+    before = copy.deepcopy(cfg)
+    train = build_dataloader(cfg, train=True, seed=7)
+    val = build_dataloader(cfg, train=False, seed=7)
+    assert (len(train), len(val)) == (2, 3)
+    assert train.sampler.shuffle
+    assert train.sampler.seed == 7
+    assert [set(batch) for batch in train] == [{"x"}] * 2
+    assert [batch["x"].tolist() for batch in val] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 0]]
+    assert str(cfg) == str(before)
+
+
+def test_the_sampler_of_the_config_gets_the_shared_seed_and_the_shard(cfg):
+    cfg["sampler"] = {"type": "InfiniteSampler", "shuffle": False}
+    loader = build_dataloader(cfg, train=True, seed=7, process_index=1, process_count=2)
+    assert isinstance(loader.sampler, InfiniteSampler)
+    assert (loader.sampler.seed, loader.sampler.process_index, loader.sampler.process_count) == (7, 1, 2)
+    assert next(iter(loader))["x"].tolist() == [1, 3, 5, 7]
+
+
+def test_a_seed_in_the_config_wins_and_none_is_no_seed(cfg):
+    cfg["sampler"] = {"type": "DefaultSampler", "seed": 3}
+    assert build_dataloader(cfg, train=True, seed=7).sampler.seed == 3
+    cfg["sampler"]["seed"] = None
+    assert build_dataloader(cfg, train=True, seed=7).sampler.seed == 7
+
+
+def test_a_sampler_of_ones_own_is_asked_for_no_more_than_it_takes(cfg):
+    @DATA_SAMPLERS.register_module("EvenTest", force=True)
+    class Even:
+        def __init__(self, dataset):
+            self.size = len(dataset)
+
+        def __iter__(self):
+            return iter(range(0, self.size, 2))
+
+        def __len__(self):
+            return self.size // 2
+
+    cfg["sampler"] = {"type": "EvenTest"}
+    assert next(iter(build_dataloader(cfg, train=True)))["x"].tolist() == [0, 2, 4, 6]
+
+
+def test_what_is_built_already_is_taken_as_it_is(cfg):
+    dataset = ArrayDataset({"x": np.arange(4)})
+    sampler = DefaultSampler(dataset, shuffle=False)
+    loader = build_dataloader({"dataset": dataset, "batch_size": 2, "sampler": sampler}, train=True)
+    assert loader.dataset is dataset
+    assert loader.sampler is sampler
+    assert build_dataloader(loader, train=False) is loader
+    foreign = build_dataloader([{"x": np.zeros(2)}], train=False)
+    assert isinstance(foreign, IterableLoader)
+    assert build_dataloader(foreign, train=False) is foreign
+
+
+def test_a_misspelt_argument_names_the_closest(cfg):
+    with pytest.raises(TypeError, match="DataLoader has no argument 'batchsize'; did you mean 'batch_size'"):
+        build_dataloader({**cfg, "batchsize": 4}, train=True)
+
+
+def test_a_missing_dataset_is_named():
+    with pytest.raises(TypeError, match="DataLoader needs the argument 'dataset'"):
+        build_dataloader({"batch_size": 2}, train=True)
+
+
+def test_an_unknown_dataset_is_named_with_its_place(cfg):
+    cfg["dataset"]["type"] = "ArrayDatset"
+    with pytest.raises(KeyError, match="did you mean 'ArrayDataset'") as info:
+        build_dataloader(cfg, train=True)
+    assert notes(info) == ["in the config at `dataset.type`"]
+
+
+def test_an_unknown_sampler_is_named_with_its_place(cfg):
+    cfg["sampler"] = {"type": "DefaultSampelr"}
+    with pytest.raises(KeyError, match="did you mean 'DefaultSampler'") as info:
+        build_dataloader(cfg, train=True)
+    assert notes(info) == ["in the config at `sampler.type`"]
+
+
+@pytest.mark.parametrize("key", ["persistent_workers", "pin_memory", "batch_sampler"])
+def test_settings_that_have_nothing_to_set_say_why(cfg, key):
+    with pytest.raises(TypeError, match=f"a dataloader has no argument '{key}': .*; remove it"):
+        build_dataloader({**cfg, key: True}, train=True)
+
+
+def test_the_digits_are_split_once_and_for_all():
+    train, test = DATASETS.build({"type": "Digits"}), DATASETS.build({"type": "Digits", "split": "test", "flat": True})
+    assert (len(train), len(test)) == (1438, 359)  # 1,797 images, a fifth held out
+    assert train[0]["image"].shape == (8, 8, 1)
+    assert train[0]["image"].dtype == np.float32
+    assert test[0]["image"].shape == (64,)
+    assert test[0]["label"].dtype == np.int32
+    assert (train.arrays["image"].min(), train.arrays["image"].max()) == (0, 1)
+    assert train.metainfo["classes"] == tuple("0123456789")
+    # scikit-learn's whole set has 178 zeros; none is in both splits or in neither.
+    assert (train.arrays["label"] == 0).sum() + (test.arrays["label"] == 0).sum() == 178
+    seen = {image.tobytes() for image in train.arrays["image"]}
+    assert not any(image.tobytes() in seen for image in test.arrays["image"])
+
+
+def test_an_unknown_split_is_refused():
+    with pytest.raises(ValueError, match="split is 'train' or 'test', found 'val'"):
+        DATASETS.build({"type": "Digits", "split": "val"})
+
+
+def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    with pytest.raises(ImportError, match=r"pip install 'jengine\[examples\]'"):
+        DATASETS.build({"type": "Digits"})
+
+
+def test_arrays_of_different_length_are_refused():
+    with pytest.raises(ValueError, match=r"share their leading axis; found {'a': \(2,\), 'b': \(3,\)}"):
+        ArrayDataset({"a": np.zeros(2), "b": np.zeros(3)})
+
+
+def test_the_config_form_builds_the_same_loader_as_the_class(cfg):
+    built = build_dataloader({**cfg, "num_batch_per_epoch": 1}, train=True)
+    assert isinstance(built, DataLoader)
+    assert len(built) == 1

@@ -1,0 +1,191 @@
+import warnings
+
+import numpy as np
+import pytest
+
+from jengine.data import IterableLoader
+
+
+class Tensor:
+    """As much of a torch tensor as an adapter may rely on."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def detach(self):
+        return self
+
+    def cpu(self):
+        return self
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.values, dtype)
+
+
+class Epochs:
+    def __init__(self):
+        self.told = []
+
+    def set_epoch(self, epoch):
+        self.told.append(epoch)
+
+    def __len__(self):
+        return 5
+
+
+class TorchLike:
+    """As much of a torch DataLoader as an adapter may rely on."""
+
+    drop_last = False
+
+    def __init__(self, batch_size, size=5):
+        self.batch_size = batch_size
+        self.sampler = Epochs()
+        self.dataset = np.arange(size, dtype=np.float32)
+
+    def __len__(self):
+        return -(-len(self.dataset) // self.batch_size)
+
+    def __iter__(self):
+        for k in range(len(self)):
+            yield {"x": Tensor(self.dataset[k * self.batch_size : (k + 1) * self.batch_size])}
+
+
+class Unpeekable:
+    """Sized, and silent about the size of its last batch."""
+
+    def __init__(self, *sizes):
+        self.sizes = sizes
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __iter__(self):
+        return iter([{"x": np.full(size, k)} for k, size in enumerate(self.sizes)])
+
+
+def sizes(loader):
+    return [len(batch["x"]) for batch in loader]
+
+
+def test_tensors_become_numpy_arrays():
+    batch = next(iter(IterableLoader(TorchLike(5), train=True)))
+    assert isinstance(batch["x"], np.ndarray)
+    assert batch["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("make", [lambda: TorchLike(2), lambda: [{"x": np.zeros(n)} for n in (2, 2, 1)]])
+def test_a_smaller_last_batch_is_left_out_of_training_and_of_the_length_from_the_start(make):
+    with pytest.warns(UserWarning, match="the last of 3 batches is smaller"):
+        loader = IterableLoader(make(), train=True)
+    assert len(loader) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        assert sizes(loader) == sizes(loader) == [2, 2]
+
+
+def test_a_smaller_last_batch_that_shows_only_at_the_end_is_left_out_with_one_warning():
+    loader = IterableLoader(Unpeekable(2, 2, 1), train=True)
+    assert len(loader) == 3
+    with pytest.warns(UserWarning, match="the last of 3 batches is smaller"):
+        assert sizes(loader) == [2, 2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sizes(loader) == [2, 2]
+    assert len(loader) == 2
+
+
+@pytest.mark.parametrize("make", [lambda: TorchLike(2), lambda: Unpeekable(2, 2, 1)])
+def test_in_evaluation_the_last_batch_is_padded_and_all_have_a_mask(make):
+    loader = IterableLoader(make(), train=False)
+    batches = list(loader)
+    assert len(loader) == 3
+    assert [len(b["x"]) for b in batches] == [2, 2, 2]
+    assert [b["mask"].tolist() for b in batches] == [[True, True], [True, True], [True, False]]
+    assert batches[2]["x"][1] == batches[2]["x"][0]
+
+
+def test_evaluation_batches_that_are_no_dict_pass_when_all_are_full():
+    batches = [(np.zeros(2), np.ones(2))] * 2
+    assert len(list(IterableLoader(batches, train=False))) == 2
+    with pytest.raises(TypeError, match="a batch that may be padded is a dict"):
+        list(IterableLoader([*batches, (np.zeros(1), np.ones(1))], train=False))
+
+
+def test_a_batch_of_another_size_in_the_middle_is_refused():
+    with pytest.raises(ValueError, match="the first has 2 rows, number 1 1"):
+        list(IterableLoader(Unpeekable(2, 1, 2), train=True))
+
+
+def test_starting_in_the_middle_skips_and_keeps_the_size_of_the_first():
+    loader = IterableLoader(Unpeekable(2, 2, 1), train=False)
+    loader.set_epoch(0, start=2)
+    (batch,) = loader
+    assert batch["x"].tolist() == [2, 2]
+    assert batch["mask"].tolist() == [True, False]
+    assert loader.state_dict() == {"epoch": 1, "position": 0}
+    assert len(list(loader)) == 3
+
+
+def test_the_saved_position_is_continued():
+    loader = IterableLoader(Unpeekable(1, 1, 1), train=True)
+    loader.set_epoch(4)
+    next(iter(loader))
+    state = loader.state_dict()
+    assert state == {"epoch": 4, "position": 1}
+    loader.load_state_dict(state)
+    assert [batch["x"].tolist() for batch in loader] == [[1], [2]]
+
+
+def test_the_epoch_reaches_whoever_shuffles():
+    sampled = TorchLike(5)
+    IterableLoader(sampled, train=True).set_epoch(3)
+    assert sampled.sampler.told == [3]
+
+    nested = Unpeekable(1)
+    nested.batch_sampler = Epochs()
+    nested.batch_sampler.sampler = Epochs()
+    IterableLoader(nested, train=True).set_epoch(4)
+    assert nested.batch_sampler.sampler.told == [4]
+
+    own = Unpeekable(1)
+    own.told = []
+    own.set_epoch = own.told.append
+    IterableLoader(own, train=True).set_epoch(5)
+    assert own.told == [5]
+
+    IterableLoader(Unpeekable(1), train=True).set_epoch(6)  # nobody to tell: no error
+
+
+def test_the_epoch_can_be_cut_short():
+    loader = IterableLoader(Unpeekable(2, 2, 2), train=True, num_batch_per_epoch=2)
+    assert len(loader) == 2
+    assert sizes(loader) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((batch for batch in []), "generator can be gone through only once: give an object with __len__"),
+        (map(int, []), "map can be gone through only once"),
+        (3, "a dataloader is a config dict or an iterable of batches, found int"),
+        (type("Endless", (), {"__iter__": lambda self: iter(())})(), "Endless has no length: give an object"),
+    ],
+)
+def test_data_without_a_length_are_refused_with_advice(data, message):
+    with pytest.raises(TypeError, match=message):
+        IterableLoader(data, train=True)
+
+
+def test_no_batches_are_refused():
+    with pytest.raises(ValueError, match="the data have no whole batch"):
+        IterableLoader([], train=True)
+
+
+def test_the_dataset_behind_the_loader_is_found():
+    source = TorchLike(5)
+    assert IterableLoader(source, train=True).dataset is source.dataset
+    assert IterableLoader(source, train=True).batch_size == 5
+    batches = [{"x": np.zeros(2)}]
+    assert IterableLoader(batches, train=True).dataset is batches
+    assert IterableLoader(batches, train=True).batch_size is None

@@ -1,0 +1,301 @@
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from jengine.data import ArrayDataset, DataLoader, DefaultSampler, InfiniteSampler
+
+
+def rows(size):
+    return ArrayDataset({"x": np.arange(size, dtype=np.int32)})
+
+
+class Samples:
+    """A dataset that is asked for one sample at a time, and notes for which."""
+
+    def __init__(self, size):
+        self.size = size
+        self.asked = []
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return {"x": np.float32(index), "pair": (index, [np.full(2, index)])}
+
+
+def epoch_of(loader, epoch, start=0):
+    loader.set_epoch(epoch, start)
+    return [batch["x"].tolist() for batch in loader]
+
+
+def test_dropping_the_last_batch_leaves_whole_batches_without_a_mask():
+    loader = DataLoader(rows(10), 4, drop_last=True)
+    assert len(loader) == 2
+    assert epoch_of(loader, 0) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [set(batch) for batch in loader] == [{"x"}, {"x"}]
+
+
+def test_the_padded_last_batch_repeats_real_rows_and_every_batch_has_a_mask():
+    batches = list(DataLoader(rows(6), 4))
+    assert [b["x"].tolist() for b in batches] == [[0, 1, 2, 3], [4, 5, 0, 0]]
+    assert [b["mask"].tolist() for b in batches] == [[True] * 4, [True, True, False, False]]
+    assert batches[0]["mask"].dtype == bool
+
+
+def test_a_dataset_smaller_than_one_batch_is_padded_for_evaluation():
+    (batch,) = DataLoader(rows(2), 4)
+    assert batch["x"].shape == (4,)
+    assert batch["mask"].tolist() == [True, True, False, False]
+
+
+def test_over_all_processes_each_sample_is_real_exactly_once_and_batch_counts_are_equal():
+    loaders = [
+        DataLoader(rows(11), 2, DefaultSampler(11, seed=1, round_up=up, process_index=p, process_count=4))
+        for up in (True, False)
+        for p in range(4)
+    ]
+    assert {len(loader) for loader in loaders} == {2}
+    for group in (loaders[:4], loaders[4:]):
+        real = [x for loader in group for batch in loader for x in batch["x"][batch["mask"]].tolist()]
+        assert sorted(real) == list(range(11))
+
+
+def test_samples_are_stacked_over_the_whole_structure():
+    batch = next(iter(DataLoader(Samples(5), 3, drop_last=True)))
+    assert batch["x"].dtype == np.float32
+    assert batch["pair"][0].tolist() == [0, 1, 2]
+    assert batch["pair"][1][0].shape == (3, 2)
+
+
+def test_an_epoch_starts_anywhere_without_reading_what_came_before():
+    dataset = Samples(1000)
+    loader = DataLoader(dataset, 10, DefaultSampler(1000, seed=5), drop_last=True)
+    whole = epoch_of(loader, 3)
+    dataset.asked.clear()
+    assert epoch_of(loader, 3, start=98) == whole[98:]
+    assert len(dataset.asked) == 20
+
+
+def test_the_start_counts_for_one_iteration_only():
+    loader = DataLoader(rows(8), 2, drop_last=True)
+    assert len(epoch_of(loader, 0, start=3)) == 1
+    assert len(list(loader)) == 4
+
+
+def test_epochs_differ_and_resuming_at_an_epoch_equals_reaching_it():
+    def fresh():
+        return DataLoader(rows(12), 4, DefaultSampler(12, seed=2), drop_last=True)
+
+    loader = fresh()
+    first, second = epoch_of(loader, 0), epoch_of(loader, 1)
+    assert first != second
+    assert epoch_of(fresh(), 1) == second
+
+
+def test_the_saved_position_continues_after_the_last_batch_handed_out():
+    loader = DataLoader(rows(12), 4, DefaultSampler(12, seed=2), drop_last=True)
+    whole = epoch_of(loader, 1)
+    loader.set_epoch(1)
+    next(iter(loader))
+    assert loader.state_dict() == {"epoch": 1, "position": 1}
+    resumed = DataLoader(rows(12), 4, DefaultSampler(12, seed=2), drop_last=True)
+    resumed.load_state_dict(loader.state_dict())
+    assert [batch["x"].tolist() for batch in resumed] == whole[1:]
+    assert resumed.state_dict() == {"epoch": 2, "position": 0}
+
+
+def test_an_epoch_set_on_the_sampler_itself_counts():
+    loader = DataLoader(rows(12), 4, DefaultSampler(12, seed=2), drop_last=True)
+    second = epoch_of(loader, 1)
+    loader.set_epoch(0)
+    loader.sampler.set_epoch(1)
+    assert [batch["x"].tolist() for batch in loader] == second
+
+
+def test_batches_of_the_infinite_sampler_run_across_the_borders_of_permutations():
+    loader = DataLoader(rows(10), 4, InfiniteSampler(10, seed=1), drop_last=True)
+    assert len(loader) == 2
+    stream = [x for epoch in range(5) for batch in epoch_of(loader, epoch) for x in batch]
+    assert [sorted(stream[k : k + 10]) for k in range(0, 40, 10)] == [list(range(10))] * 4
+
+
+def test_a_foreign_sampler_gives_the_order_and_is_told_the_epoch():
+    class Backwards:
+        def __init__(self):
+            self.epoch = 0
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __len__(self):
+            return 4
+
+        def __iter__(self):
+            return iter([3 + self.epoch, 2, 1, 0])
+
+    loader = DataLoader(rows(8), 2, Backwards(), drop_last=True)
+    assert epoch_of(loader, 0) == [[3, 2], [1, 0]]
+    assert epoch_of(loader, 4) == [[7, 2], [1, 0]]
+    loader.sampler.set_epoch(1)
+    assert [batch["x"].tolist() for batch in loader] == [[4, 2], [1, 0]]
+
+
+def test_a_sampler_without_set_epoch_is_no_error():
+    loader = DataLoader(rows(4), 2, [2, 0, 3, 1], drop_last=True)
+    assert epoch_of(loader, 7) == [[2, 0], [3, 1]]
+
+
+def test_fetching_a_whole_batch_at_once_may_return_a_list_of_samples():
+    class Listed(Samples):
+        def __getitems__(self, indices):
+            return [{"x": np.float32(index)} for index in indices]
+
+    loader = DataLoader(Listed(4), 2, drop_last=True)
+    assert epoch_of(loader, 0) == [[0.0, 1.0], [2.0, 3.0]]
+
+
+def test_a_collate_function_makes_the_batch():
+    loader = DataLoader(Samples(4), 2, drop_last=True, collate_fn=lambda samples: {"x": np.array(len(samples))})
+    assert epoch_of(loader, 0) == [2, 2]
+
+
+def test_the_epoch_can_be_cut_short():
+    loader = DataLoader(rows(100), 4, drop_last=True, num_batch_per_epoch=3)
+    assert len(loader) == 3
+    assert len(list(loader)) == 3
+
+
+def test_nothing_is_started_without_workers_or_threads():
+    before = threading.active_count()
+    assert len(list(DataLoader(rows(100), 4))) == 25
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("kind", [{"num_threads": 2}, {"num_workers": 1}])
+def test_reading_ahead_yields_the_same_batches_and_goes_on_from_epoch_to_epoch(kind):
+    plain = DataLoader(rows(10), 4, DefaultSampler(10, seed=1))
+    ahead = DataLoader(rows(10), 4, DefaultSampler(10, seed=1), **kind)
+    assert epoch_of(ahead, 0) == epoch_of(plain, 0)
+    running = ahead._ahead
+    assert epoch_of(ahead, 1) == epoch_of(plain, 1)
+    assert ahead._ahead is running
+    if "num_threads" in kind:  # a second start of workers would take seconds
+        assert epoch_of(ahead, 5, start=1) == epoch_of(plain, 5, start=1)
+        assert ahead._ahead is not running
+    ahead.close()
+    assert ahead._ahead is None
+
+
+def test_an_unshuffled_pass_can_be_repeated_by_the_same_threads():
+    loader = DataLoader(rows(4), 2, num_threads=1)
+    first = epoch_of(loader, 0)
+    running = loader._ahead
+    assert epoch_of(loader, 0) == first == [[0, 1], [2, 3]]
+    assert loader._ahead is running
+    loader.close()
+
+
+def test_reading_ahead_of_a_foreign_sampler_takes_its_order_anew_each_epoch():
+    order = [0, 1, 2, 3]
+    loader = DataLoader(rows(4), 2, order, drop_last=True, num_threads=1)
+    assert epoch_of(loader, 0) == [[0, 1], [2, 3]]
+    order.reverse()
+    assert epoch_of(loader, 1) == [[3, 2], [1, 0]]
+    loader.close()
+
+
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_an_error_of_the_dataset_reaches_the_consumer_and_the_next_pass_reads_anew(num_threads):
+    class Flaky(Samples):
+        broken = True
+
+        def __getitem__(self, index):
+            if self.broken:
+                raise OSError(f"sample {index} cannot be read")
+            return super().__getitem__(index)
+
+    loader = DataLoader(Flaky(4), 2, num_threads=num_threads)
+    with pytest.raises(OSError, match="sample 0 cannot be read"):
+        list(loader)
+    loader.dataset.broken = False
+    assert epoch_of(loader, 0) == [[0.0, 1.0], [2.0, 3.0]]
+    loader.close()
+
+
+def test_a_script_that_leaves_its_workers_running_ends_quietly(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np\n"
+        "from jengine.data import ArrayDataset, DataLoader\n"
+        "if __name__ == '__main__':\n"
+        "    loader = DataLoader(ArrayDataset({'x': np.arange(8)}), 2, num_workers=1)\n"
+        "    print(next(iter(loader))['x'])\n"
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
+    assert (ended.stdout, ended.stderr) == ("[0 1]\n", "")
+
+
+def test_samplers_and_datasets_pickle_for_worker_processes():
+    loader = DataLoader(rows(4), 2, DefaultSampler(rows(4), seed=1))
+    copy = pickle.loads(pickle.dumps(loader))
+    assert epoch_of(copy, 2) == epoch_of(loader, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"batch_size": 0}, ValueError, "batch_size is at least 1, found 0"),
+        ({"batch_size": 2.5}, TypeError, "batch_size is an integer, found 2.5"),
+        ({"batch_size": 2, "num_workers": -1}, ValueError, "num_workers is at least 0, found -1"),
+        ({"batch_size": 9, "drop_last": True}, ValueError, "smaller than one batch: 8 samples .* batch_size 9"),
+        ({"batch_size": 2, "num_batch_per_epoch": 0}, ValueError, "num_batch_per_epoch is at least 1"),
+        ({"batch_size": 2, "collate_fn": {"type": "x"}}, TypeError, "collate_fn is a function"),
+        ({"batch_size": 2, "sampler": 3}, TypeError, "a sampler is an iterable of indices with a length, found int"),
+    ],
+)
+def test_bad_settings_say_what_was_found(arguments, error, message):
+    with pytest.raises(error, match=message):
+        DataLoader(rows(8), **arguments)
+
+
+def test_a_dataset_without_length_is_refused():
+    with pytest.raises(TypeError, match="a dataset has __len__ and __getitem__, found generator"):
+        DataLoader((i for i in range(3)), 2)
+
+
+def test_a_place_outside_the_epoch_is_refused():
+    with pytest.raises(ValueError, match="start is a batch of the epoch, 0 to 2, found 3"):
+        DataLoader(rows(4), 2).set_epoch(0, start=3)
+
+
+def test_a_batch_that_is_no_dict_cannot_be_padded():
+    with pytest.raises(TypeError, match="found tuple: return a dict, or use drop_last=True"):
+        next(iter(DataLoader(ArrayDataset((np.zeros(4), np.zeros(4))), 2)))
+
+
+def test_a_batch_with_a_mask_of_its_own_is_refused():
+    with pytest.raises(ValueError, match="an entry 'mask' of its own"):
+        next(iter(DataLoader(ArrayDataset({"mask": np.zeros(4)}), 2)))
+
+
+def test_samples_of_different_shapes_name_the_leaf():
+    class Ragged(Samples):
+        def __getitem__(self, index):
+            return {"image": np.zeros(index + 1)}
+
+    with pytest.raises(ValueError, match=r"'image' is \(1,\) in the first and \(2,\) in sample 1"):
+        next(iter(DataLoader(Ragged(4), 2)))
+
+
+def test_samples_of_different_structure_are_refused():
+    class Mixed(Samples):
+        def __getitem__(self, index):
+            return {"a": 1} if index else {"b": 1}
+
+    with pytest.raises(ValueError, match="the same structure"):
+        next(iter(DataLoader(Mixed(4), 2)))

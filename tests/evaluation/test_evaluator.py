@@ -1,0 +1,197 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.data import ArrayDataset, DataLoader
+from jengine.evaluation import Accuracy, BaseMetric, Evaluator, HostMetric, MeanLoss, build_evaluator
+from jengine.registry import METRICS
+
+SIZE = 45
+rng = np.random.RandomState(0)
+DATA = {"logits": rng.normal(size=(SIZE, 6)).astype(np.float32), "label": rng.randint(0, 6, SIZE).astype(np.int32)}
+
+
+def cross_entropy(predictions, batch):
+    return -jnp.take_along_axis(jax.nn.log_softmax(predictions), batch["label"][:, None], axis=1)[:, 0]
+
+
+class Ids(HostMetric):
+    """Collects labels, to see what reaches the host."""
+
+    default_prefix = "ids"
+
+    def process(self, data_batch, data_samples):
+        assert set(data_batch) == {"logits", "label"}
+        assert len(data_samples) == len(data_batch["label"])
+        self.results.append(data_batch["label"].tolist())
+
+    def compute_metrics(self, results):
+        return {"all": [label for batch in results for label in batch], "count": np.int64(sum(map(len, results)))}
+
+
+def evaluate(evaluator, loader):
+    update = jax.jit(evaluator.update)
+    state = evaluator.init()
+    for batch in loader:
+        state = update(state, batch["logits"], batch)
+        evaluator.process_host(jnp.asarray(batch["logits"]), batch)
+    return evaluator.evaluate(state)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 32, SIZE, 64])
+def test_results_are_the_same_for_any_batch_size(batch_size):
+    evaluator = Evaluator([Accuracy(topk=(1, 3)), MeanLoss(cross_entropy), Ids()])
+    got = evaluate(evaluator, DataLoader(ArrayDataset(DATA), batch_size))
+    # In float64 with NumPy.
+    logits, labels = DATA["logits"].astype(np.float64), DATA["label"]
+    order = np.argsort(-logits, axis=1)
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(SIZE), labels]
+    assert got["accuracy/top1"] == (order[:, 0] == labels).mean()
+    assert got["accuracy/top3"] == (order[:, :3] == labels[:, None]).any(axis=1).mean()
+    assert got["loss"] == pytest.approx(losses.mean(), rel=3e-7)  # a few float32 roundings
+    assert got["ids/all"] == labels.tolist()
+    assert got["ids/count"] == SIZE
+
+
+def test_all_sums_come_over_in_one_transfer(monkeypatch):
+    evaluator = Evaluator([Accuracy(topk=(1, 2)), MeanLoss(cross_entropy)])
+    state = evaluator.update(evaluator.init(), jnp.asarray(DATA["logits"]), DATA)
+    fetched = []
+    fetch = jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda tree: fetched.append(1) or fetch(tree))
+    result = evaluator.evaluate(state)
+    assert len(fetched) == 1
+    assert {type(value) for value in result.values()} == {float}
+
+
+def test_updating_fetches_nothing():
+    evaluator = Evaluator(Accuracy())
+    update = jax.jit(evaluator.update)
+    state, logits, batch = jax.device_put((evaluator.init(), DATA["logits"], DATA))
+    with jax.transfer_guard_device_to_host("disallow_explicit"):
+        update(update(state, logits, batch), logits, batch)
+
+
+def test_a_second_evaluation_starts_anew():
+    evaluator = Evaluator([Accuracy(), Ids()])
+    loader = DataLoader(ArrayDataset(DATA), 16)
+    assert evaluate(evaluator, loader) == evaluate(evaluator, loader)
+    evaluator.process_host(DATA["logits"], DATA)  # broken off: never evaluated
+    assert evaluate(evaluator, loader)["ids/count"] == SIZE
+
+
+def test_without_host_metrics_no_batch_is_fetched(monkeypatch):
+    monkeypatch.setattr(jax, "device_get", None)
+    Evaluator(Accuracy()).process_host(DATA["logits"], DATA)
+    assert Evaluator(Accuracy()).host_metrics == []
+
+
+def test_what_host_metrics_collected_is_joined_over_the_processes():
+    evaluator = Evaluator(Ids())
+    state = evaluator.update(evaluator.init(), DATA["logits"], DATA)
+    evaluator.process_host(DATA["logits"], DATA)
+    got = evaluator.evaluate(state, gather=lambda mine: [*mine, [100, 101]])
+    assert got["ids/count"] == SIZE + 2
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        Accuracy(),
+        {"type": "Accuracy"},
+        [{"type": "Accuracy"}],
+        (Accuracy(),),
+        {"metrics": {"type": "Accuracy"}},
+        {"type": "Evaluator", "metrics": [Accuracy()]},
+        Evaluator(Accuracy()),
+    ],
+    ids=str,
+)
+def test_every_form_of_config_builds_the_same(cfg):
+    evaluator = build_evaluator(cfg)
+    assert [type(metric) for metric in evaluator.metrics] == [Accuracy]
+
+
+def test_two_metrics_of_one_name_are_refused_before_anything_runs():
+    with pytest.raises(ValueError, match="several metrics give 'accuracy/top1': tell them apart with prefix="):
+        Evaluator([Accuracy(), Accuracy(topk=(1, 2))])
+    assert len(Evaluator([Accuracy(), Accuracy(prefix="other")]).metrics) == 2
+
+
+def test_names_known_only_afterwards_are_refused_afterwards():
+    evaluator = Evaluator([Ids(), Ids()])
+    state = evaluator.update(evaluator.init(), DATA["logits"], DATA)
+    with pytest.raises(ValueError, match="several metrics give 'ids/all', 'ids/count'"):
+        evaluator.evaluate(state)
+
+
+def test_an_evaluation_of_nothing_is_an_error():
+    evaluator = Evaluator(Accuracy())
+    with pytest.raises(ValueError, match="the evaluation saw no example"):
+        evaluator.evaluate(evaluator.init())
+    padding = {**DATA, "mask": np.zeros(SIZE, bool)}
+    with pytest.raises(ValueError, match="the evaluation saw no example"):
+        evaluator.evaluate(evaluator.update(evaluator.init(), DATA["logits"], padding))
+
+
+def test_facts_about_the_dataset_reach_the_metrics():
+    evaluator = Evaluator([Accuracy(), Ids()])
+    evaluator.dataset_meta = {"classes": ("a", "b")}
+    assert [metric.dataset_meta["classes"] for metric in evaluator.metrics] == [("a", "b")] * 2
+    assert evaluator.dataset_meta == {"classes": ("a", "b")}
+
+
+def test_results_that_are_no_number_stay_as_they_are():
+    class Odd(BaseMetric):
+        def init(self):
+            return jnp.zeros(3)
+
+        def update(self, state, predictions, batch):
+            return state + 1
+
+        def compute(self, state):
+            return {"per_class": state, "best": "a", "mean": state.mean()}
+
+    evaluator = Evaluator(Odd())
+    got = evaluator.evaluate(evaluator.update(evaluator.init(), DATA["logits"], DATA))
+    assert got["per_class"].tolist() == [1.0, 1.0, 1.0]
+    assert (got["best"], got["mean"]) == ("a", 1.0)
+    assert type(got["mean"]) is float
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "message", "place"),
+    [
+        ([], ValueError, "an evaluator needs at least one metric", None),
+        (3, TypeError, "a metric is a BaseMetric or a dict with its type, found int", "metrics"),
+        ([{"type": "Acuracy"}], KeyError, "did you mean 'Accuracy'", "metrics[0].type"),
+        (
+            [Accuracy(), {"type": "Accuracy", "top": 1}],
+            TypeError,
+            "no argument 'top'; did you mean 'topk'",
+            "metrics[1]",
+        ),
+    ],
+)
+def test_bad_metrics_name_what_is_wrong_and_where(metrics, error, message, place):
+    with pytest.raises(error, match=message) as info:
+        Evaluator(metrics)
+    assert getattr(info.value, "__notes__", []) == ([f"in the config at `{place}`"] if place else [])
+
+
+def test_sums_over_a_sharded_batch_are_global():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharded = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    evaluator = Evaluator([Accuracy(), MeanLoss(cross_entropy)])
+    (batch,) = DataLoader(ArrayDataset(DATA), 48)
+    on_mesh = jax.device_put(batch, sharded)
+    state = jax.device_put(evaluator.init(), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    got = evaluator.evaluate(jax.jit(evaluator.update)(state, on_mesh["logits"], on_mesh))
+    alone = evaluator.evaluate(evaluator.update(evaluator.init(), batch["logits"], batch))
+    assert got["accuracy/top1"] == alone["accuracy/top1"]
+    assert got["loss"] == pytest.approx(alone["loss"], rel=3e-7)
+
+
+def test_the_built_in_metrics_are_registered():
+    assert {"Accuracy", "MeanLoss"} <= set(METRICS)
