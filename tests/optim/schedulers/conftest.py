@@ -1,0 +1,43 @@
+"""A stand-in for an optimizer wrapper, and the values that a chain of schedulers gives it."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from jengine.registry import PARAM_SCHEDULERS
+
+
+@pytest.fixture
+def make_wrapper():
+    """Groups of a plain SGD, one for each initial learning rate."""
+
+    def make(*lrs, shadow=None, **settings):
+        groups = [{"lr": lr, **settings} for lr in lrs]
+        return SimpleNamespace(param_groups=groups, base_param_settings=shadow)
+
+    return make
+
+
+@pytest.fixture
+def build():
+    """A list of schedulers from configs, in order."""
+
+    def build_all(wrapper, *cfgs):
+        return [PARAM_SCHEDULERS.build(cfg, optimizer=wrapper) for cfg in cfgs]
+
+    return build_all
+
+
+@pytest.fixture
+def collect():
+    """The values of the first group that `count` iterations train with."""
+
+    def values(wrapper, schedulers, count, name="lr", group=0):
+        out = []
+        for _ in range(count):
+            out.append(wrapper.param_groups[group][name])
+            for scheduler in schedulers:
+                scheduler.step()
+        return out
+
+    return values
