@@ -123,7 +123,9 @@ def _length(iterable: Any) -> int:
         "give an object with __len__, the batches of an epoch, and __iter__, which starts a new pass: a list of "
         "batches, a PyTorch DataLoader, tfds.as_numpy(dataset)"
     )
-    if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
+    if not hasattr(iterable, "__iter__"):
+        if hasattr(iterable, "__getitem__"):
+            raise TypeError(f"{type(iterable).__name__} is a dataset: give dict(dataset=..., batch_size=...)")
         raise TypeError(f"a dataloader is a config dict or an iterable of batches, found {type(iterable).__name__}")
     if hasattr(iterable, "__next__"):
         raise TypeError(f"{type(iterable).__name__} can be gone through only once: {advice}")

@@ -106,10 +106,13 @@ class DataLoader:
     def _batches(self, epoch: int, start: int) -> Iterator[Any]:
         first, end = epoch * self._length + start, (epoch + 1) * self._length
         source = self._source(epoch, first, end)
-        for position in range(start, self._length):
-            batch = next(source)
-            self._position = position + 1
-            yield batch
+        for _ in range(start, self._length):
+            # Kept in no variable here: a worker's batch lives in shared memory until the last reference goes.
+            yield self._hand_out(next(source))
+
+    def _hand_out(self, batch: Any) -> Any:
+        self._position += 1
+        return batch
 
     def _source(self, epoch: int, first: int, end: int) -> Iterator[Any]:
         """Batches from the number `first` on; running threads and workers go on if that is where they stand."""

@@ -3,7 +3,7 @@ import warnings
 import numpy as np
 import pytest
 
-from jengine.data import IterableLoader
+from jengine.data import ArrayDataset, IterableLoader
 
 
 class Tensor:
@@ -168,6 +168,7 @@ def test_the_epoch_can_be_cut_short():
     [
         ((batch for batch in []), "generator can be gone through only once: give an object with __len__"),
         (map(int, []), "map can be gone through only once"),
+        (ArrayDataset({"x": np.zeros(2)}), r"ArrayDataset is a dataset: give dict\(dataset=..., batch_size=...\)"),
         (3, "a dataloader is a config dict or an iterable of batches, found int"),
         (type("Endless", (), {"__iter__": lambda self: iter(())})(), "Endless has no length: give an object"),
     ],

@@ -222,6 +222,7 @@ def test_an_error_of_the_dataset_reaches_the_consumer_and_the_next_pass_reads_an
     loader = DataLoader(Flaky(4), 2, num_threads=num_threads)
     with pytest.raises(OSError, match="sample 0 cannot be read"):
         list(loader)
+    assert loader.state_dict() == {"epoch": 0, "position": 0}
     loader.dataset.broken = False
     assert epoch_of(loader, 0) == [[0.0, 1.0], [2.0, 3.0]]
     loader.close()
