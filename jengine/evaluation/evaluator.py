@@ -34,11 +34,7 @@ class Evaluator:
     """
 
     def __init__(self, metrics: Any) -> None:
-        several = isinstance(metrics, Sequence) and not isinstance(metrics, str)
-        self.metrics: list[BaseMetric] = []
-        for index, metric in enumerate(metrics if several else [metrics]):
-            with place("metrics", *([index] if several else [])):
-                self.metrics.append(_build_metric(metric))
+        self.metrics = _build_metrics(metrics)
         if not self.metrics:
             raise ConfigError("an evaluator needs at least one metric")
         _refuse_duplicates([metric.prefixed(name) for metric in self.metrics for name in metric.names])
@@ -136,8 +132,23 @@ def build_evaluator(cfg: Any) -> Evaluator:
     if isinstance(cfg, Evaluator):
         return cfg
     if hasattr(cfg, "items") and ("metrics" in cfg or str(cfg.get("type")) in EVALUATOR):
-        return EVALUATOR.build({"type": "Evaluator", **dict(cfg.items())})
+        arguments = {"type": "Evaluator", **dict(cfg.items())}
+        if "metrics" in arguments:
+            with place("metrics"):
+                arguments["metrics"] = _build_metrics(arguments["metrics"])
+        return EVALUATOR.build(arguments)
     return Evaluator(cfg)
+
+
+def _build_metrics(metrics: Any) -> list[BaseMetric]:
+    """One metric or several; in a list, an error names the place in it."""
+    if not isinstance(metrics, Sequence) or isinstance(metrics, str):
+        return [_build_metric(metrics)]
+    built = []
+    for index, metric in enumerate(metrics):
+        with place(index):
+            built.append(_build_metric(metric))
+    return built
 
 
 def _build_metric(metric: Any) -> BaseMetric:

@@ -164,19 +164,21 @@ def test_results_that_are_no_number_stay_as_they_are():
     ("metrics", "error", "message", "place"),
     [
         ([], ValueError, "an evaluator needs at least one metric", None),
-        (3, TypeError, "a metric is a BaseMetric or a dict with its type, found int", "metrics"),
-        ([{"type": "Acuracy"}], KeyError, "did you mean 'Accuracy'", "metrics[0].type"),
+        (3, TypeError, "a metric is a BaseMetric or a dict with its type, found int", None),
+        ({"metrics": "Accuracy"}, TypeError, "a metric is .* found str: 'Accuracy'", "metrics"),
+        ({"metrics": [{"type": "Acuracy"}]}, KeyError, "did you mean 'Accuracy'", "metrics[0].type"),
+        ([{"type": "Acuracy"}], KeyError, "did you mean 'Accuracy'", "[0].type"),
         (
             [Accuracy(), {"type": "Accuracy", "top": 1}],
             TypeError,
             "no argument 'top'; did you mean 'topk'",
-            "metrics[1]",
+            "[1]",
         ),
     ],
 )
 def test_bad_metrics_name_what_is_wrong_and_where(metrics, error, message, place):
     with pytest.raises(error, match=message) as info:
-        Evaluator(metrics)
+        build_evaluator(metrics)
     assert getattr(info.value, "__notes__", []) == ([f"in the config at `{place}`"] if place else [])
 
 
