@@ -210,11 +210,11 @@ class Hook:
 
     def get_triggered_stages(self) -> list[str]:
         """The host stages at which this hook does something, in the order of `stages`."""
-        return [stage for stage in self.stages if self._overrides(stage)]
+        return [stage for stage in Hook.stages if self._overrides(stage)]
 
     def get_traced_points(self) -> list[str]:
         """The traced points at which this hook does something."""
-        return [point for point in self.traced_points if getattr(type(self), point) is not getattr(Hook, point)]
+        return [point for point in Hook.traced_points if getattr(type(self), point) is not getattr(Hook, point)]
 
     def _overrides(self, stage: str) -> bool:
         shared = _SHARED.get(stage)

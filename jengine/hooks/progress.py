@@ -36,7 +36,7 @@ class ProgressHook(Hook):
         """Draws the bar."""
         from rich import progress
 
-        from jengine.logging import get_console
+        from jengine.logging import terminal
 
         self._progress = progress.Progress(
             progress.TextColumn("{task.description}"),
@@ -44,7 +44,7 @@ class ProgressHook(Hook):
             progress.MofNCompleteColumn(),
             progress.TextColumn("eta"),
             progress.TimeRemainingColumn(),
-            console=get_console(),
+            console=terminal,
             transient=True,
         )
         self._progress.start()

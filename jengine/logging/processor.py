@@ -95,10 +95,8 @@ class LogProcessor:
         if memory is not None:
             tag["memory"] = memory
             line += f"memory: {memory}  "
-        if mode == "test":
+        if mode != "train":  # metrics are known at the end of the pass; the hub still holds those of the one before
             rest = {}
-        elif mode == "val":  # the other metrics in the hub are still those of the pass before
-            rest = {name: value for name, value in rest.items() if re.match("(val/)?loss", name)}
         return tag, line + "  ".join(f"{name}: {self._text(value)}" for name, value in rest.items())
 
     def get_log_after_epoch(
@@ -141,12 +139,16 @@ class LogProcessor:
     def _scalars(
         self, hub: MessageHub, batch_idx: int, mode: Mode, custom_cfg: Sequence[Mapping[str, Any]]
     ) -> dict[str, float]:
-        """The statistic of each scalar of the loop, by name without the loop."""
+        """The statistic of each scalar of the loop, by name without the loop.
+
+        A metric of a validation or test is one exact number for each pass: only times are averaged there.
+        """
         histories = _of_mode(hub.log_scalars, mode)
-        scalars = {
-            name: history.mean(self.window_size) if self.mean_pattern.search(name) else history.current()
-            for name, history in histories.items()
-        }
+        scalars = {}
+        for name, history in histories.items():
+            averaged = mode == "train" or name in ("time", "data_time")
+            smooth = averaged and self.mean_pattern.search(name)
+            scalars[name] = history.mean(self.window_size) if smooth else history.current()
         for entry in custom_cfg:
             arguments = dict(entry)
             source = arguments.pop("data_src").removeprefix(f"{mode}/")

@@ -65,7 +65,7 @@ def resume(runner: "Runner", path: str) -> None:
     loop = runner.train_loop
     loop.iter, loop.epoch = meta["iter"], meta["epoch"]
     runner.message_hub.load_state_dict(bundle["message_hub"])
-    runner.validations[:] = [tuple(row) for row in bundle["validations"]]
+    runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
     for name, value in bundle["hyperparams"].items():
         runner.hyperparams[name] = value
     if "optimizer" in bundle:

@@ -12,7 +12,8 @@ from jengine.data import build_dataloader
 from jengine.errors import ConfigError, place
 from jengine.hooks import Hook, Priority
 from jengine.logging import MessageHub, build_logger
-from jengine.optim import build_optim_wrapper, build_param_schedulers
+from jengine.optim import build_optim_wrapper
+from jengine.optim.schedulers import build_param_schedulers
 from jengine.parallel import InFlight
 from jengine.runner import build, bundle, report
 from jengine.runner.hyperparams import Hyperparams
@@ -209,8 +210,8 @@ class Runner:
 
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
         """One training iteration on a batch that is on its device; returns the outputs, which stay there."""
+        step = self._compiled_update if self.optim_wrapper.advance() else self._compiled_accumulate
         hyperparams = {**self.optim_wrapper.hyperparams, **self.hyperparams}
-        step = self._update_step if self.optim_wrapper.advance() else self._accumulate_step
         self.in_flight.wait()
         self.state, outputs = step(self.state, batch, hyperparams)
         self.in_flight.add(outputs["loss"])
@@ -253,7 +254,8 @@ class Runner:
         self.call_hook("before_save_checkpoint", checkpoint=packed)
         path = os.path.join(out_dir or self.work_dir, filename)
         state = packed.pop("state")
-        self.checkpointer.save(path, state, packed, **options)
+        # The iteration stands at the top as well: it orders checkpoints when the newest is looked for.
+        self.checkpointer.save(path, state, {"iter": packed["meta"]["iter"], **packed}, **options)
         return path
 
     @property
@@ -320,11 +322,10 @@ class Runner:
     def build_optimizer(self) -> Any:
         """The optimizer wrapper, built for the model's parameters; only their shapes are computed."""
         if self.optim_wrapper is None:
-            with place("optim_wrapper"):
-                params, _ = jax.eval_shape(self.model.init, self._init_key(), self._example_batch("train"))
-                self.optim_wrapper = build_optim_wrapper(
-                    params, self._sections["optim_wrapper"], module_types=self.model.module_types
-                )
+            params, _ = jax.eval_shape(self.model.init, self._init_key(), self._example_batch("train"))
+            self.optim_wrapper = build_optim_wrapper(
+                params, self._sections["optim_wrapper"], module_types=self.model.module_types
+            )
         return self.optim_wrapper
 
     def _prepare_training(self) -> None:
@@ -377,12 +378,12 @@ class Runner:
     def _compile_train_steps(self) -> None:
         """Wraps the two pure steps for the device; JAX compiles each at its first call."""
         arguments = ("state", "batch", "hyperparams")
-        self._update_step, self._accumulate_step = (
-            self.strategy.compile_train_step(
-                trace_once(build_train_step(self.model, self.optim_wrapper, self.hooks, update=update), arguments)
-            )
+        self.update_step, self.accumulate_step = (
+            trace_once(build_train_step(self.model, self.optim_wrapper, self.hooks, update=update), arguments)
             for update in (True, False)
         )
+        self._compiled_update = self.strategy.compile_train_step(self.update_step)
+        self._compiled_accumulate = self.strategy.compile_train_step(self.accumulate_step)
 
     def _load_or_resume(self) -> None:
         if self._loaded:
@@ -466,12 +467,12 @@ class Runner:
         load_path = resume_path = None
         if load_from is not None:
             with place("load_from"):
-                load_path = checkpoint.resolve(os.fspath(load_from))
+                load_path = str(checkpoint.resolve(load_from))
         if resume is True:
             resume_path = checkpoint.find_latest(self.work_dir)
         elif resume:
             with place("resume"):
-                resume_path = checkpoint.resolve(os.fspath(resume))
+                resume_path = str(checkpoint.resolve(resume))
         meta = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
         return load_path, resume_path, meta
 

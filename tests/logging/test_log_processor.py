@@ -132,11 +132,19 @@ def test_lines_of_validation_and_test_iterations_show_times_alone(by_epoch, mode
     assert tag["iter"] == 4
 
 
-def test_validation_iterations_show_losses():
+def test_validation_iterations_do_not_show_the_metrics_of_the_pass_before():
     runner = make_runner(epoch=1)
-    runner.message_hub.update_scalars({"val/loss_cls": 0.5, "val/val/loss": 0.25, "val/acc": 1.0})
-    line = LogProcessor().get_log_after_iter(runner, 1, "val")[1]
-    assert line == "Epoch(val) [1][2/4]    loss_cls: 0.5000  val/loss: 0.2500"
+    runner.message_hub.update_scalars({"val/loss": 0.5, "val/acc": 1.0})
+    assert LogProcessor().get_log_after_iter(runner, 1, "val")[1] == "Epoch(val) [1][2/4]    "
+
+
+def test_a_metric_of_a_validation_is_never_averaged_over_passes():
+    runner = make_runner(epoch=1)
+    for loss in (4.0, 2.0):
+        runner.message_hub.update_scalars({"val/loss": loss})
+    tag, line = LogProcessor().get_log_after_epoch(runner, 3, "val")
+    assert tag == {"loss": 2.0}
+    assert line == "Epoch(val) [1][4/4]    loss: 2.0000"
 
 
 def test_the_line_after_validation_has_the_times_last():

@@ -1,0 +1,90 @@
+"""Plain functions instead of a module, and a hook of one's own that acts inside the compiled step.
+
+    python examples/plain_functions.py
+
+The model is softmax regression with a penalty whose weight is a number on the host: the hook raises it while training
+runs, and nothing is traced again. A second hook keeps the weights' average inside the step.
+"""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jengine import Runner
+from jengine.hooks import Hook
+from jengine.model import FunctionalModel
+
+
+def init(rng):
+    """Parameters of 64 pixels to 10 classes."""
+    return {"kernel": 0.01 * jax.random.normal(rng, (64, 10)), "bias": jnp.zeros((10,))}
+
+
+def predict(params, batch):
+    """Logits f[B, 10]."""
+    return batch["image"] @ params["kernel"] + params["bias"]
+
+
+def loss(params, batch, hyperparams):
+    """Two losses: both are minimised, for both have 'loss' in their name."""
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels(predict(params, batch), batch["label"])
+    return {"loss_ce": cross_entropy, "loss_l2": hyperparams["l2"] * jnp.square(params["kernel"]).sum()}
+
+
+class RaisePenalty(Hook):
+    """Moves the weight of the penalty from 0 to `top` over the run: a number of the host, an input of the step."""
+
+    def __init__(self, top: float):
+        self.top = top
+
+    def before_train(self, runner):
+        """Names the number before the step is traced."""
+        runner.hyperparams["l2"] = 0.0
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        """Sets it for this iteration."""
+        runner.hyperparams["l2"] = self.top * runner.iter / runner.max_iters
+
+
+class Average(Hook):
+    """Keeps the running mean of the parameters: a traced hook, compiled into the step."""
+
+    def init_traced_state(self, params, model_state):
+        """Starts from a copy: the parameters themselves are donated to the step."""
+        return jax.tree.map(jnp.copy, params)
+
+    def traced_update(self, ctx):
+        """Moves the mean a hundredth of the way to the new parameters."""
+        return ctx.replace(hook_state=optax.incremental_update(ctx.params, ctx.hook_state, 0.01))
+
+
+def main(max_iters: int = 1000, work_dir: str = "work_dirs/plain_functions") -> Runner:
+    """Trains and returns the Runner, whose `state` holds parameters and average."""
+    runner = Runner(
+        model=FunctionalModel(init, loss, predict),
+        work_dir=work_dir,
+        train_dataloader=dict(batch_size=128, dataset=dict(type="Digits", split="train", flat=True)),
+        train_cfg=dict(by_epoch=False, max_iters=max_iters, val_interval=250),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.5, momentum=0.9)),
+        val_dataloader=dict(batch_size=128, dataset=dict(type="Digits", split="test", flat=True)),
+        val_cfg=dict(),
+        val_evaluator=dict(type="Accuracy"),
+        default_hooks=dict(
+            logger=dict(type="LoggerHook", interval=100),
+            checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=500),
+        ),
+        custom_hooks=[RaisePenalty(1e-3), Average()],
+    )
+    runner.train()
+    return runner
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--max-iters", type=int, default=1000)
+    parser.add_argument("--work-dir", default="work_dirs/plain_functions")
+    args = parser.parse_args()
+    runner = main(args.max_iters, args.work_dir)
+    print(runner.validations[-1][2])

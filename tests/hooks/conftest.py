@@ -1,0 +1,15 @@
+import types
+
+import pytest
+
+from jengine.logging import MessageHub
+
+
+@pytest.fixture
+def fake_runner():
+    """A stand-in for a Runner: what the small hooks read and write, and nothing that computes."""
+    loop = types.SimpleNamespace(dataloader=range(10), by_epoch=True)
+    return types.SimpleNamespace(
+        message_hub=MessageHub("fake"), iter=0, epoch=0, max_iters=10, max_epochs=1, param_schedulers=None,
+        train_loop=loop, val_loop=loop, test_loop=loop, log_lines=[],
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+import pytest
+
+from jengine.hooks import Hook
+
+DEFAULTS = ["RuntimeInfoHook", "IterTimerHook", "DistSamplerSeedHook", "LoggerHook", "ParamSchedulerHook", "CheckpointHook"]
+
+
+def recorder(calls):
+    """A hook that overrides all stages and notes each call."""
+
+    def make(stage):
+        def method(self, runner, **arguments):
+            calls.append(stage)
+
+        return method
+
+    return type("Recorder", (Hook,), {stage: make(stage) for stage in Hook.stages})()
+
+
+def names(runner):
+    return [type(hook).__name__ for hook in runner.hooks]
+
+
+def test_the_stages_of_a_run_in_order(make_runner):
+    calls = []
+    make_runner(custom_hooks=[recorder(calls)]).train()
+    val = ["before_val", "before_val_epoch", *["before_val_iter", "after_val_iter"] * 2, "after_val_epoch", "after_val"]
+    epoch = ["before_train_epoch", *["before_train_iter", "after_train_iter"] * 4, "after_train_epoch"]
+    assert calls == ["before_run", "before_train", *(epoch + val) * 2, "after_train", "after_run"]
+
+
+def test_saving_and_loading_have_their_stages(make_runner, tmp_path):
+    calls = []
+    make_runner(default_hooks=dict(logger=None), custom_hooks=[recorder(calls)], val_dataloader=None, val_cfg=None,
+                val_evaluator=None).train()  # fmt: skip
+    assert calls.count("before_save_checkpoint") == 2
+    at = calls.index("before_save_checkpoint")
+    assert calls[at - 1 : at + 2] == ["after_train_epoch", "before_save_checkpoint", "before_train_epoch"]
+    calls.clear()
+    make_runner(work_dir=tmp_path / "second", custom_hooks=[recorder(calls)], load_from=tmp_path / "run").val()
+    assert calls[:2] == ["before_run", "after_load_checkpoint"]
+
+
+def test_an_unregistered_hook_is_not_called(make_runner):
+    calls = []
+    recorder(calls)
+    make_runner(train_cfg=dict(max_epochs=1)).train()
+    assert calls == []
+
+
+def test_hooks_are_there_before_training(make_runner):
+    assert names(make_runner(default_hooks=None)) == DEFAULTS
+
+
+def test_default_hooks_are_taken_away_replaced_and_added_by_name(make_runner):
+    runner = make_runner(default_hooks=dict(timer=None, logger=dict(type="LoggerHook", interval=3), mine=Hook()))
+    assert names(runner) == ["RuntimeInfoHook", "DistSamplerSeedHook", "Hook", *DEFAULTS[3:]]
+    assert runner.hooks[3].interval == 3
+    with pytest.raises(ValueError, match="'tmier' is none of") as error:
+        make_runner(default_hooks=dict(tmier=None))
+    assert error.value.__notes__ == ["in the config at `default_hooks.tmier`"]
+
+
+def test_custom_hooks_follow_the_defaults_of_their_priority(make_runner):
+    class First(Hook):
+        pass
+
+    runner = make_runner(default_hooks=None, custom_hooks=[First(), dict(type=First, priority="VERY_HIGH")])
+    assert names(runner) == ["RuntimeInfoHook", "First", "IterTimerHook", "DistSamplerSeedHook", "First", *DEFAULTS[3:]]
+
+
+def test_one_custom_hook_needs_no_list(make_runner):
+    assert names(make_runner(custom_hooks=dict(type="IterTimerHook"))).count("IterTimerHook") == 2
+
+
+def test_the_hook_table_lists_the_defaults_in_order(make_runner):
+    lines = make_runner(default_hooks=None).get_hooks_info().splitlines()
+    at = lines.index("after_train_epoch:")
+    assert [line.rstrip() for line in lines[at + 1 : at + 4]] == [
+        "(NORMAL      ) IterTimerHook",
+        "(LOW         ) ParamSchedulerHook",
+        "(VERY_LOW    ) CheckpointHook",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message", "place"),
+    [
+        (dict(custom_hooks=[dict(type="ChekpointHook")]), KeyError, "did you mean 'CheckpointHook'", "custom_hooks[0].type"),
+        (dict(custom_hooks=[dict(type="IterTimerHook", priority=101)]), ValueError, "found 101", "custom_hooks[0]"),
+        (dict(default_hooks=dict(logger=dict(type="LoggerHook", interval=0))), ValueError, "positive", "default_hooks.logger"),
+        (dict(default_hooks=dict(logger=dict(type="LoggerHook", interval=2.0))), TypeError, "an integer", "default_hooks.logger"),
+        (dict(default_hooks=dict(timer=dict(type="IterTimerHook", blok=True))), TypeError, "did you mean 'block'", "default_hooks.timer"),
+        (dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=0))), ValueError, "interval", "default_hooks.checkpoint"),
+    ],
+)  # fmt: skip
+def test_a_bad_hook_is_named_with_its_place(make_runner, changes, error, message, place, tmp_path):
+    with pytest.raises(error, match=message) as caught:
+        make_runner(**changes)
+    assert caught.value.__notes__ == [f"in the config at `{place}`"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_hooks_that_hold_a_donated_array_find_it_deleted(make_runner):
+    kept = []
+
+    class Keep(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            kept.append(runner.state.params["w"])
+
+    runner = make_runner(custom_hooks=[Keep()])
+    state = runner.train()
+    with pytest.raises(RuntimeError, match="deleted"):
+        kept[0] + 1
+    assert all(hook not in vars(hook) for hook in runner.hooks)
+    assert state.params["w"].is_deleted() is False
+
+
+def test_a_failing_hook_ends_the_run_with_its_own_error(make_runner):
+    class Broken(Hook):
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            if runner.iter == 5:
+                raise ZeroDivisionError("no")
+
+    with pytest.raises(ZeroDivisionError) as error:
+        make_runner(custom_hooks=[Broken()]).train()
+    assert error.value.__notes__ == ["in Broken.after_train_iter at iteration 5 (epoch 1)"]

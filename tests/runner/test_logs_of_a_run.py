@@ -1,0 +1,225 @@
+import json
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from jengine.hooks import Hook, LoggerHook
+
+
+class Spy(Hook):
+    """Copies what the message hub says at the end of every stage that it can see."""
+
+    priority = "LOWEST"
+
+    def __init__(self):
+        self.stages = []
+        self.first = None
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if self.first is None:
+            self.first = dict(runner.message_hub.runtime_info), set(runner.message_hub.log_scalars)
+
+    def after_val_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.stages.append(runner.message_hub.get_info("loop_stage"))
+
+    def before_train_epoch(self, runner):
+        self.stages.append(runner.message_hub.get_info("loop_stage"))
+
+    def after_train_epoch(self, runner):
+        self.stages.append(runner.message_hub.get_info("loop_stage"))
+
+
+def scalar_lines(runner):
+    path = pathlib.Path(runner.log_dir) / "vis_data" / "scalars.json"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def log_text(runner):
+    return (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
+
+
+def messages(runner, start):
+    texts = [line.split(" - INFO - ", 1)[-1] for line in log_text(runner).splitlines()]
+    return [text for text in texts if text.startswith(start)]
+
+
+def test_the_hub_knows_the_run(make_runner):
+    spy = Spy()
+    runner = make_runner(custom_hooks=[spy])
+    runner.train()
+    infos, scalars = spy.first
+    assert infos["iter"] == infos["epoch"] == 0
+    assert (infos["max_epochs"], infos["max_iters"], infos["seed"]) == (2, 8, 0)
+    assert {"train/lr", "train/loss", "train/time", "train/data_time"} <= scalars
+    assert spy.stages == ["train", "train", "val", "val", "train", "train", "val", "val"]
+    assert runner.message_hub.get_info("loop_stage") is None
+    assert runner.message_hub.get_scalar("val/loss").current() == runner.validations[-1][2]["loss"]
+
+
+def test_val_alone_leaves_no_stage_behind(make_runner):
+    runner = make_runner()
+    runner.val()
+    assert runner.message_hub.get_info("loop_stage") is None
+
+
+@pytest.mark.parametrize(
+    ("length", "interval", "ignore_last", "expected"),
+    [(45, 20, True, [20, 40]), (45, 20, False, [20, 40, 45]), (15, 20, True, [15]), (4, 3, True, [3]), (4, 3, False, [3, 4])],
+)
+def test_when_the_log_is_due(fake_logging_runner, length, interval, ignore_last, expected):
+    hook = LoggerHook(interval=interval, ignore_last=ignore_last)
+    runner = fake_logging_runner(length)
+    for i in range(length):
+        runner.iter = i
+        hook.after_train_iter(runner, batch_idx=i)
+    assert [step for step, _ in runner.scalars] == expected
+
+
+@pytest.fixture
+def fake_logging_runner():
+    import types
+
+    def make(length):
+        runner = types.SimpleNamespace(
+            iter=0, epoch=0, max_iters=length, max_epochs=1, scalars=[], timestamp="t", experiment_name="e",
+            train_loop=types.SimpleNamespace(dataloader=range(length), by_epoch=True),
+            logger=types.SimpleNamespace(info=lambda text: None),
+            log_processor=types.SimpleNamespace(get_log_after_iter=lambda *args: ({}, "")),
+        )  # fmt: skip
+        runner.visualizer = types.SimpleNamespace(
+            add_scalars=lambda tag, step, file_path: runner.scalars.append((step, file_path))
+        )
+        return runner
+
+    return make
+
+
+def test_the_lines_of_a_run(make_runner):
+    runner = make_runner(default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=2)))
+    runner.train()
+    number = r"\d+\.\d{4}"
+    train = rf"Epoch\(train\) \[1\]\[2/4\]  lr: 1\.0000e-01  eta: 0:00:0\d  time: {number}  data_time: {number}  loss: {number}$"
+    lines = messages(runner, "Epoch(train)")
+    assert re.match(train, lines[0]), lines[0]
+    assert [re.findall(r"\[(\d)\]\[(\d)/4\]", line)[0] for line in lines] == [("1", "2"), ("1", "4"), ("2", "2"), ("2", "4")]
+    val = messages(runner, "Epoch(val) [1][2/2]    loss:")
+    assert re.match(rf"Epoch\(val\) \[1\]\[2/2\]    loss: {number}  data_time: {number}  time: {number}$", val[0])
+
+
+def test_the_iteration_loop_writes_its_own_form(make_runner):
+    runner = make_runner(
+        train_cfg=dict(by_epoch=False, max_iters=10, val_interval=5),
+        default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=4)),
+    )
+    runner.train()
+    assert [line[:21] for line in messages(runner, "Iter(train)")] == ["Iter(train) [ 4/10]  ", "Iter(train) [ 8/10]  "]
+    assert messages(runner, "Iter(val)")
+
+
+def test_the_scalars_of_a_run(make_runner):
+    runner = make_runner(default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=2)))
+    runner.train()
+    lines = scalar_lines(runner)
+    train, val = lines[0], lines[2]
+    assert set(train) == {"lr", "data_time", "loss", "time", "epoch", "iter", "step"}
+    assert (train["epoch"], train["iter"], train["step"], train["lr"]) == (1, 2, 2, 0.1)
+    assert set(val) == {"loss", "data_time", "time", "step"}
+    assert val["step"] == 1
+    assert val["loss"] == runner.validations[0][2]["loss"]
+    beside = pathlib.Path(runner.log_dir) / "vis_data" / f"{runner.timestamp}.json"
+    assert beside.read_text() == (pathlib.Path(runner.log_dir) / "vis_data" / "scalars.json").read_text()
+
+
+def test_what_is_logged_is_the_mean_loss_and_the_current_rate(make_runner):
+    class Prescribed(Hook):
+        """Losses 1 to 10, and a rate that changes at each iteration."""
+
+        priority = "HIGHEST"
+
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            runner.optim_wrapper.param_groups[0]["lr"] = 0.001 * (runner.iter + 1)
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            outputs["loss"] = np.float32(runner.iter + 1)
+
+    runner = make_runner(
+        train_cfg=dict(by_epoch=False, max_iters=10, val_begin=99),
+        custom_hooks=[Prescribed()],
+        default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=10)),
+    )
+    runner.train()
+    (line,) = scalar_lines(runner)
+    assert line["loss"] == 5.5
+    assert line["lr"] == pytest.approx(0.010)
+
+
+def test_the_step_is_traced_once_over_logging_validation_and_schedules(make_runner):
+    runner = make_runner(
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9), clip_grad=dict(max_norm=1.0)),
+        param_scheduler=[
+            dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=4),
+            dict(type="CosineAnnealingLR", by_epoch=True, begin=1, end=2),
+        ],
+        default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=2)),
+    )
+    traces = []
+    original = runner.model._loss
+    runner.model._loss = lambda params, batch: traces.append(1) or original(params, batch)
+    runner.train()
+    assert len(traces) == 1
+    assert runner.update_step.traces == 1
+
+
+def test_a_hundred_iterations_with_ten_lines_fetch_ten_times(make_runner, monkeypatch):
+    fetches, reads = [], []
+    device_get = jax.device_get
+    array_type = type(jax.numpy.zeros(()))
+    value = array_type._value
+    monkeypatch.setattr(jax, "device_get", lambda x: fetches.append(1) or device_get(x))
+    monkeypatch.setattr(array_type, "_value", property(lambda self: reads.append(1) or value.fget(self)))
+    runner = make_runner(
+        train_cfg=dict(by_epoch=False, max_iters=100, val_begin=999),
+        default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=10)),
+    )
+    start = {}
+
+    class Count(Hook):
+        priority = "HIGHEST"
+
+        def before_train(self, runner):
+            fetches.clear(), reads.clear()
+
+        def after_train(self, runner):
+            start.update(fetches=len(fetches), reads=len(reads))
+
+    runner.register_hook(Count())
+    runner.train()
+    assert start["fetches"] == 10
+    assert runner.message_hub.fetches == 10
+    # one log line reads the packed losses of its ten iterations and nothing reads an array in between
+    assert start["reads"] == 10
+
+
+def test_logs_are_copied_where_they_are_wanted(make_runner, tmp_path):
+    runner = make_runner(
+        train_cfg=dict(max_epochs=1),
+        default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=2, out_dir=str(tmp_path / "out"))),
+    )
+    runner.train()
+    copied = {str(p.relative_to(tmp_path / "out" / "run")) for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    assert f"{runner.timestamp}.log" in copied
+    assert "vis_data/scalars.json" in copied
+
+
+def test_a_test_writes_its_metrics(make_runner):
+    dataset = make_runner().val_dataloader.dataset
+    runner = make_runner(
+        default_hooks=None, test_dataloader=dict(batch_size=4, dataset=dataset), test_cfg=dict(),
+        test_evaluator=dict(type="MeanLoss", loss=lambda p, b: (p - b["y"]) ** 2),
+    )  # fmt: skip
+    metrics = runner.test()
+    written = json.loads((pathlib.Path(runner.log_dir) / f"{runner.timestamp}.json").read_text())
+    assert written["loss"] == pytest.approx(metrics["loss"])

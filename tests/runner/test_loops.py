@@ -1,0 +1,183 @@
+import numpy as np
+import pytest
+
+from jengine.errors import ConfigError
+from jengine.hooks import Hook
+from jengine.parallel import SingleDevice
+
+
+class Watch(Hook):
+    """Notes where each validation and each iteration happens."""
+
+    def __init__(self):
+        self.validations = []
+        self.iters = []
+        self.epoch_calls = 0
+
+    def before_train_epoch(self, runner):
+        self.epoch_calls += 1
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.iters.append((runner.epoch, batch_idx, runner.iter))
+
+    def before_val(self, runner):
+        self.validations.append(runner.epoch if runner.train_loop.by_epoch else runner.iter)
+
+
+def run(make_runner, **train_cfg):
+    watch = Watch()
+    runner = make_runner(train_cfg=train_cfg, custom_hooks=[watch])
+    runner.train()
+    return watch, runner
+
+
+@pytest.mark.parametrize(
+    ("train_cfg", "expected"),
+    [
+        (dict(max_epochs=7, val_interval=3), [3, 6, 7]),
+        (dict(max_epochs=7, val_begin=3, val_interval=2), [4, 6, 7]),
+        (dict(max_epochs=3, val_begin=5), []),
+        (dict(max_epochs=3, val_begin=0, val_interval=2), [0, 2, 3]),  # MMEngine ignores val_begin=0
+        (dict(max_epochs=10, val_interval=4, dynamic_intervals=[(5, 2), (8, 1)]), [4, 6, 7, 8, 9, 10]),
+        (dict(by_epoch=False, max_iters=10, val_begin=5, val_interval=4), [8, 10]),
+        (dict(by_epoch=False, max_iters=12, val_interval=5, dynamic_intervals=[(11, 2)]), [5, 10, 12]),
+        (dict(by_epoch=False, max_iters=3, val_begin=0), [0, 3]),
+    ],
+)
+def test_validations_come_when_mmengine_has_them(make_runner, train_cfg, expected):
+    watch, runner = run(make_runner, **train_cfg)
+    assert watch.validations == expected
+    assert [row[0] if runner.train_loop.by_epoch else row[1] for row in runner.validations] == expected
+
+
+def test_the_epoch_loop_counts_batches_within_the_epoch(make_runner):
+    watch, runner = run(make_runner, max_epochs=2)
+    assert watch.iters == [(i // 4, i % 4, i) for i in range(8)]
+    assert (runner.epoch, runner.iter, runner.max_epochs, runner.max_iters) == (2, 8, 2, 8)
+
+
+def test_the_iteration_loop_runs_over_the_data_again_and_again(make_runner):
+    watch, runner = run(make_runner, by_epoch=False, max_iters=10)
+    assert watch.iters == [(0, i, i) for i in range(10)]
+    assert watch.epoch_calls == 1
+    assert (runner.epoch, runner.max_epochs) == (0, 1)
+
+
+def test_stop_training_ends_both_loops_after_the_validation(make_runner):
+    class Stop(Hook):
+        def after_val_epoch(self, runner, metrics=None):
+            runner.train_loop.stop_training = True
+
+    for train_cfg, iters in ((dict(max_epochs=5), 4), (dict(by_epoch=False, max_iters=9, val_interval=3), 3)):
+        runner = make_runner(train_cfg=train_cfg, custom_hooks=[Stop()])
+        runner.train()
+        assert runner.iter == iters
+
+
+def test_every_epoch_has_its_own_order_and_a_rerun_the_same(make_runner):
+    class Batches(Hook):
+        def __init__(self):
+            self.seen = []
+
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            self.seen.append(np.asarray(data_batch["x"]))
+
+    def orders(**changes):
+        hook = Batches()
+        make_runner(custom_hooks=[hook], **changes).train()
+        return np.concatenate(hook.seen[:4]), np.concatenate(hook.seen[4:])
+
+    first, second = orders()
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(np.sort(first, axis=0), np.sort(second, axis=0))
+    np.testing.assert_array_equal(orders(), (first, second))
+    np.testing.assert_array_equal(orders(train_cfg=dict(by_epoch=False, max_iters=8)), (first, second))
+    without, again = orders(default_hooks=dict(checkpoint=None, logger=None, sampler_seed=None))
+    np.testing.assert_array_equal(without, again)  # nobody told the data of the new epoch
+
+
+def test_training_does_what_plain_numpy_does(make_runner):
+    state = make_runner(train_dataloader=dict(batch_size=16, dataset=make_runner().train_dataloader.dataset)).train()
+    data = make_runner().train_dataloader.dataset[np.arange(16)]
+    w, b = np.zeros(2), 0.0
+    for _ in range(2):  # one batch an epoch, two epochs, lr 0.1
+        error = data["x"] @ w + b - data["y"]
+        w, b = w - 0.1 * 2 * data["x"].T @ error / 16, b - 0.1 * 2 * error.mean()
+    np.testing.assert_allclose(state.params["w"], w, rtol=1e-5)
+    np.testing.assert_allclose(state.params["b"], b, rtol=1e-5)
+
+
+def test_val_and_test_run_alone(make_runner):
+    dataset = make_runner().val_dataloader.dataset
+    runner = make_runner(
+        train_dataloader=None,
+        train_cfg=None,
+        optim_wrapper=None,
+        test_dataloader=dict(batch_size=4, dataset=dataset),
+        test_cfg=dict(),
+        test_evaluator=dict(type="MeanLoss", loss=lambda p, b: (p - b["y"]) ** 2, prefix="exact"),
+    )
+    y = dataset[np.arange(6)]["y"]
+    np.testing.assert_allclose(runner.val()["loss"], np.mean(y**2), rtol=1e-6)  # parameters start at zero
+    np.testing.assert_allclose(runner.test()["exact/loss"], np.mean(y**2), rtol=1e-6)
+    with pytest.raises(RuntimeError, match="nothing to train"):
+        runner.train()
+
+
+def test_the_last_validation_batch_is_padded_and_does_not_count(make_runner):
+    whole = make_runner(val_dataloader=dict(batch_size=6, dataset=make_runner().val_dataloader.dataset)).val()
+    np.testing.assert_allclose(make_runner().val()["loss"], whole["loss"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message", "place"),
+    [
+        (dict(train_cfg=dict(max_epochs=0)), ValueError, "at least 1, found 0", "train_cfg"),
+        (dict(train_cfg=dict(max_epochs=2, val_interval=0)), ValueError, "val_interval is at least 1", "train_cfg"),
+        (dict(train_cfg=dict(max_epoch=2)), TypeError, "no argument 'max_epoch'; did you mean 'max_epochs'", "train_cfg"),
+        (dict(train_cfg=dict(by_epoch=False, max_epochs=2)), TypeError, "no argument 'max_epochs'", "train_cfg"),
+        (dict(train_cfg=dict(type="EpochBasedTrainLoop", by_epoch=True, max_epochs=2)), ConfigError, "keep one", "train_cfg"),
+        (dict(train_cfg=dict(max_epochs=2.5)), TypeError, "an integer, found 2.5", "train_cfg"),
+        (dict(optim_wrapper=dict(optimizer=(dict(type="SGD", lr=1.0),))), TypeError, "comma", "optim_wrapper.optimizer"),
+        (dict(optim_wrapper=dict(optimizer=dict(type="SDG", lr=1.0))), KeyError, "did you mean 'SGD'", "optim_wrapper.optimizer.type"),
+        (dict(optim_wrapper=dict(optimizer=dict(type="SGD", lrr=1.0))), TypeError, "did you mean 'lr'", "optim_wrapper.optimizer"),
+        (dict(train_dataloader=dict(batch_sise=4, dataset=[1])), TypeError, "did you mean 'batch_size'", "train_dataloader"),
+        (dict(val_evaluator=dict(type="Acuracy")), KeyError, "did you mean 'Accuracy'", "val_evaluator.type"),
+        (dict(model=lambda x: x), TypeError, "wrap a Flax module", "model"),
+        (dict(precision="bf16"), ValueError, "floating-point dtype", "precision"),
+        (dict(randomness=dict(sed=1)), ConfigError, "did you mean 'seed'", "randomness"),
+        (dict(parallel=dict(type="SingleDevice", device=99)), ValueError, "there are", "parallel"),
+        (dict(param_scheduler=[dict(type="LinearLR"), dict(type="CosinLR")]), KeyError, "scheduler", "param_scheduler[1].type"),
+    ],
+)  # fmt: skip
+def test_a_bad_section_is_refused_with_its_place_before_any_compile(make_runner, changes, error, message, place, monkeypatch):
+    def no_compile(*args, **kwargs):
+        raise AssertionError("the model is compiled before the config was checked")
+
+    monkeypatch.setattr(SingleDevice, "init_state", no_compile)
+    with pytest.raises(error, match=message) as caught:
+        make_runner(**changes).train()
+    assert f"in the config at `{place}`" in caught.value.__notes__
+
+
+def test_half_a_section_is_refused(make_runner, tmp_path):
+    with pytest.raises(ConfigError, match="val is described in part: .*val_evaluator missing"):
+        make_runner(val_evaluator=None)
+    with pytest.raises(ConfigError, match="without an optim_wrapper"):
+        make_runner(train_dataloader=None, train_cfg=None, optim_wrapper=None, param_scheduler=[])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_that_changes_its_shape_stops_the_run_and_says_what_changed(make_runner):
+    from jengine.train import RetraceError
+
+    batches = [{"x": np.ones((n, 2), np.float32), "y": np.ones(n, np.float32)} for n in (4, 4)]
+    batches[1]["x"] = np.ones((4, 3), np.float32)
+    with pytest.raises(RetraceError, match=r"batch\.x: was float32\[4,2\], is float32\[4,3\]"):
+        make_runner(train_dataloader=batches).train()
+
+
+def test_auto_scale_lr_follows_the_batch_size(make_runner):
+    runner = make_runner(auto_scale_lr=dict(enable=True, base_batch_size=16))
+    runner.train()
+    assert runner.optim_wrapper.get_lr() == {"lr": [0.025]}

@@ -1,0 +1,191 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.hooks import Hook
+from jengine.model import FunctionalModel
+from jengine.optim import OptimWrapper
+from jengine.train import RetraceError, build_eval_step, build_train_step, create_train_state, total_loss, trace_once
+
+BATCH = {"x": np.array([1.0, 3.0], np.float32)}
+
+
+def make_model():
+    def loss(params, model_state, batch, rng, hyperparams):
+        noise = jax.random.normal(rng)
+        losses = {"loss_fit": params["w"] * batch["x"], "noise": noise, "scale": hyperparams.get("scale", 0.0)}
+        return losses, {"seen": model_state["seen"] + batch["x"].sum()}
+
+    return FunctionalModel(init=lambda: ({"w": jnp.ones(())}, {"seen": jnp.zeros(())}), loss=loss)
+
+
+def start(model, wrapper, hooks=()):
+    params, model_state = model.init(jax.random.key(0), BATCH)
+    return create_train_state(params, model_state, wrapper, hooks, rng=jax.random.key(1))
+
+
+def test_one_step_does_what_it_says():
+    model, wrapper = make_model(), OptimWrapper(dict(type="SGD", lr=0.5))
+    state = start(model, wrapper)
+    step = jax.jit(build_train_step(model, wrapper))
+    after, outputs = step(state, BATCH, wrapper.hyperparams)
+    assert after.step == 1
+    assert after.step.dtype == jnp.int32
+    assert outputs["loss"] == outputs["loss_fit"] == 2.0  # w * mean(x)
+    assert after.params["w"] == 0.0  # 1 - 0.5 * mean(x)
+    assert after.model_state["seen"] == 4.0
+
+
+def test_the_key_of_an_iteration_is_a_function_of_the_run_key_and_the_step():
+    model, wrapper = make_model(), OptimWrapper(dict(type="SGD", lr=0.0))
+    step = jax.jit(build_train_step(model, wrapper))
+    state = start(model, wrapper)
+    noises = []
+    for _ in range(2):
+        state, outputs = step(state, BATCH, wrapper.hyperparams)
+        noises.append(float(outputs["noise"]))
+    expected = [float(jax.random.normal(jax.random.fold_in(jax.random.key(1), i))) for i in range(2)]
+    np.testing.assert_allclose(noises, expected, rtol=1e-6)
+
+
+def test_numbers_of_the_host_change_without_a_new_trace():
+    model, wrapper = make_model(), OptimWrapper(dict(type="SGD", lr=0.5))
+    traced = trace_once(build_train_step(model, wrapper), ("state", "batch", "hyperparams"))
+    step = jax.jit(traced, donate_argnums=0)
+    state, weights, scales = start(model, wrapper), [], []
+    for lr, scale in ((0.5, 1.0), (0.25, 2.0)):
+        wrapper.param_groups[0]["lr"] = lr
+        state, outputs = step(state, BATCH, {**wrapper.hyperparams, "scale": np.float32(scale)})
+        weights.append(float(state.params["w"]))
+        scales.append(float(outputs["scale"]))
+    assert weights == [0.0, -0.5]
+    assert scales == [1.0, 2.0]
+    assert traced.traces == 1
+
+
+class Count(Hook):
+    """Counts its calls in the traced state and doubles the gradients."""
+
+    def init_traced_state(self, params, model_state):
+        return {"calls": jnp.zeros((), jnp.int32)}
+
+    def traced_grads(self, ctx):
+        return ctx.replace(
+            grads=jax.tree.map(lambda g: 2 * g, ctx.grads),
+            hook_state={"calls": ctx.hook_state["calls"] + 1},
+            outputs={**ctx.outputs, "calls": ctx.hook_state["calls"]},
+        )
+
+
+class Shift(Hook):
+    """Adds one to every parameter after the update."""
+
+    def traced_update(self, ctx):
+        return ctx.replace(params=jax.tree.map(lambda p: p + 1, ctx.params))
+
+
+class Square(Hook):
+    """Squares the gradients: with `Count` the order shows."""
+
+    def traced_grads(self, ctx):
+        return ctx.replace(grads=jax.tree.map(jnp.square, ctx.grads))
+
+
+def test_traced_hooks_change_the_step_in_order_and_keep_their_state():
+    model, wrapper, hooks = make_model(), OptimWrapper(dict(type="SGD", lr=0.5)), [Count(), Square(), Shift(), Count()]
+    state = start(model, wrapper, hooks)
+    assert set(state.hook_state) == {"Count", "Count_1"}
+    step = jax.jit(build_train_step(model, wrapper, hooks))
+    state, outputs = step(state, BATCH, wrapper.hyperparams)
+    # gradient 2, doubled, squared, doubled: 32; 1 - 0.5 * 32 + 1
+    assert state.params["w"] == -14.0
+    assert outputs["calls"] == 0
+    state, outputs = step(state, BATCH, wrapper.hyperparams)
+    assert outputs["calls"] == 1
+    assert state.hook_state["Count_1"]["calls"] == 2
+
+
+def test_a_hook_may_change_the_batch_and_draws_from_a_key_of_its_own():
+    keys = {}
+
+    class Noise(Hook):
+        def traced_batch(self, ctx):
+            keys["hook"] = ctx.rng
+            return ctx.replace(batch={"x": ctx.batch["x"] * 10})
+
+    model, wrapper = make_model(), OptimWrapper(dict(type="SGD", lr=0.5))
+    state = start(model, wrapper, [Noise()])
+    _, outputs = build_train_step(model, wrapper, [Noise()])(state, BATCH, wrapper.hyperparams)
+    assert outputs["loss"] == 20.0
+    model_key = jax.random.fold_in(state.rng, 0)
+    assert not np.array_equal(jax.random.key_data(keys["hook"]), jax.random.key_data(model_key))
+    np.testing.assert_allclose(outputs["noise"], jax.random.normal(model_key), rtol=1e-6)
+
+
+def test_a_hook_that_forgets_to_return_the_context_is_named():
+    class Forgetful(Hook):
+        def traced_grads(self, ctx):
+            ctx.replace(grads=None)
+
+    model, wrapper = make_model(), OptimWrapper(dict(type="SGD", lr=0.5))
+    state = start(model, wrapper)
+    with pytest.raises(TypeError, match="Forgetful.traced_grads must return the context"):
+        build_train_step(model, wrapper, [Forgetful()])(state, BATCH, wrapper.hyperparams)
+
+
+def test_accumulation_in_two_programs_equals_the_large_batch():
+    model = make_model()
+    wrapper = OptimWrapper(dict(type="SGD", lr=0.5), accumulative_counts=2)
+    wrapper.initialize_count_status(0, 2)
+    state = start(model, wrapper)
+    for x in (1.0, 3.0):
+        update = wrapper.advance()
+        step = jax.jit(build_train_step(model, wrapper, update=update))
+        state, _ = step(state, {"x": np.array([x], np.float32)}, wrapper.hyperparams)
+    assert state.step == 2
+    assert state.params["w"] == 0.0  # as with the batch (1, 3)
+    assert state.model_state["seen"] == 4.0
+
+
+def test_the_evaluation_step_adds_up_metrics_and_returns_predictions():
+    model = FunctionalModel(init=lambda: {}, loss=lambda: 0.0, predict=lambda params, batch: params["w"] * batch["x"])
+    step = jax.jit(build_eval_step(model, lambda sums, predictions, batch: sums + predictions.sum()))
+    sums, predictions = step({"w": 2.0}, {}, jnp.float32(1.0), BATCH)
+    assert sums == 9.0
+    np.testing.assert_array_equal(predictions, [2.0, 6.0])
+
+
+@pytest.mark.parametrize(
+    ("losses", "batch", "total"),
+    [
+        ({"loss": jnp.array([1.0, 3.0])}, None, 2.0),  # the mean of an array
+        ({"loss_a": 1.0, "b_loss": [2.0, jnp.array([4.0, 6.0])], "acc": 100.0}, None, 8.0),  # lists add up
+        ({"loss": (jnp.float32(6.0), jnp.float32(4.0))}, None, 1.5),  # (sum, weight)
+        ({"loss": jnp.array([1.0, 3.0, 99.0])}, {"mask": jnp.array([True, True, False])}, 2.0),  # padding is left out
+        ({"loss": jnp.array([[1.0, 2.0], [9.0, 9.0]])}, {"mask": jnp.array([True, False])}, 1.5),
+    ],
+)
+def test_the_total_adds_what_is_called_a_loss(losses, batch, total):
+    value, outputs = total_loss(losses, batch)
+    np.testing.assert_allclose(value, total)
+    np.testing.assert_allclose(outputs["loss"], total)
+    assert set(outputs) == {*losses, "loss"}
+    assert all(x.shape == () and x.dtype == jnp.float32 for x in outputs.values())
+
+
+def test_nothing_to_minimise_is_an_error():
+    with pytest.raises(ValueError, match=r"no loss has 'loss' in its name, found \['acc'\]"):
+        total_loss({"acc": 1.0})
+
+
+def test_a_second_trace_names_what_changed():
+    fn = jax.jit(trace_once(lambda state, batch: state + batch["x"].sum(), ("state", "batch")))
+    fn(1.0, {"x": jnp.zeros((4, 2))})
+    fn(2.0, {"x": jnp.ones((4, 2))})
+    with pytest.raises(RetraceError, match=r"batch\.x: was float32\[4,2\], is float32\[3,2\]"):
+        fn(1.0, {"x": jnp.zeros((3, 2))})
+    with pytest.raises(RetraceError, match=r"batch\.mask: was absent, is bool\[4\]"):
+        fn(1.0, {"x": jnp.zeros((4, 2)), "mask": jnp.zeros(4, bool)})
+    with pytest.raises(RetraceError, match=r"state: was .*weakly typed.*, is float32\[\]"):
+        fn(jnp.float32(1.0), {"x": jnp.zeros((4, 2))})
