@@ -2,6 +2,7 @@
 
 from jengine.optim import optimizers as optimizers
 from jengine.optim import schedulers as schedulers
+from jengine.optim.amp import AmpOptimWrapper as AmpOptimWrapper
 from jengine.optim.build import build_optim_wrapper as build_optim_wrapper
 from jengine.optim.constructor import DefaultOptimWrapperConstructor as DefaultOptimWrapperConstructor
 from jengine.optim.core import Core as Core
@@ -9,9 +10,24 @@ from jengine.optim.core import Optimizer as Optimizer
 from jengine.optim.loss_scale import LossScaleState as LossScaleState
 from jengine.optim.modules import Module as Module
 from jengine.optim.modules import Parameter as Parameter
+from jengine.optim.optimizers import ASGD as ASGD
+from jengine.optim.optimizers import LARS as LARS
 from jengine.optim.optimizers import SGD as SGD
+from jengine.optim.optimizers import Adadelta as Adadelta
+from jengine.optim.optimizers import Adafactor as Adafactor
+from jengine.optim.optimizers import Adagrad as Adagrad
 from jengine.optim.optimizers import Adam as Adam
+from jengine.optim.optimizers import Adamax as Adamax
 from jengine.optim.optimizers import AdamW as AdamW
+from jengine.optim.optimizers import Adan as Adan
+from jengine.optim.optimizers import Lamb as Lamb
+from jengine.optim.optimizers import Lion as Lion
+from jengine.optim.optimizers import Muon as Muon
+from jengine.optim.optimizers import NAdam as NAdam
+from jengine.optim.optimizers import RAdam as RAdam
+from jengine.optim.optimizers import RMSprop as RMSprop
+from jengine.optim.optimizers import Rprop as Rprop
 from jengine.optim.param_group import ParamGroup as ParamGroup
 from jengine.optim.wrapper import OptimWrapper as OptimWrapper
 from jengine.optim.wrapper import OptState as OptState
+from jengine.optim.wrapper_dict import OptimWrapperDict as OptimWrapperDict

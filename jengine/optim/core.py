@@ -60,10 +60,10 @@ class Optimizer:
 
 
 def numbers_of(*names: str) -> Callable[[Mapping[str, Any]], dict[str, float]]:
-    """The usual `Core.numbers`: the settings called `names`; a tuple of betas as complements, for float32 accuracy.
+    """The usual `Core.numbers`: the settings called `names`; of a tuple each element, `etas_0`, `etas_1`.
 
-    Where a float32 beta of 0.999 is off by 6e-8, its complement, 1e-3, would be off by 1e-5: so the complement is
-    what travels, as `beta1_complement`, `beta2_complement`, ...
+    Betas travel as their complements, `beta1_complement`, `beta2_complement`: a float32 beta of 0.999 is off by 6e-8,
+    and so is `1 - beta`, which is a thousand times smaller.
     """
 
     def numbers(group: Mapping[str, Any]) -> dict[str, float]:
@@ -71,11 +71,31 @@ def numbers_of(*names: str) -> Callable[[Mapping[str, Any]], dict[str, float]]:
         for name in names:
             if name == "betas":
                 out.update({f"beta{i}_complement": 1.0 - b for i, b in enumerate(group["betas"], start=1)})
+            elif isinstance(group[name], tuple | list):
+                out.update({f"{name}_{i}": float(value) for i, value in enumerate(group[name])})
             else:
                 out[name] = float(group[name])
         return out
 
     return numbers
+
+
+def numbers_without_momentum(optimizer: str, *names: str) -> Callable[[Mapping[str, Any]], dict[str, float]]:
+    """`numbers_of` for an optimizer that keeps no momentum because no group had any when it was built.
+
+    The function raises ValueError when momentum is set later.
+    """
+    numbers = numbers_of(*names)
+
+    def checked(group: Mapping[str, Any]) -> dict[str, float]:
+        if group["momentum"]:
+            raise ValueError(
+                f"{optimizer} was built with momentum 0 and keeps none, so it cannot be moved to {group['momentum']}; "
+                "start from a momentum above 0"
+            )
+        return numbers(group)
+
+    return checked
 
 
 def shared_flag(optimizer: str, groups: Sequence[Mapping[str, Any]], name: str) -> Any:
@@ -154,9 +174,52 @@ def bias_correction(complement: Tree, count: jax.Array) -> Tree:
     return per_group(lambda c: -jnp.expm1(count.astype(c.dtype) * jnp.log1p(-c)), complement)
 
 
+def mean(previous: Tree, complement: Tree, new: Tree) -> Tree:
+    """The exponential mean `beta * previous + (1 - beta) * new`, given `1 - beta`."""
+    return jax.tree.map(lambda m, c, x: m + c * (x - m), previous, complement, new)
+
+
+def mean_of_squares(previous: Tree, complement: Tree, new: Tree) -> Tree:
+    """The exponential mean of the squares of `new`, given `1 - beta`."""
+    return jax.tree.map(lambda v, c, x: (1 - c) * v + c * x * x, previous, complement, new)
+
+
+def unzip(tree: Tree, like: Tree, count: int) -> tuple[Tree, ...]:
+    """A tree of tuples, made by a map over `like`, as a tuple of trees."""
+    treedef: Any = jax.tree.structure(like)
+    rows = treedef.flatten_up_to(tree)
+    return tuple(treedef.unflatten([row[i] for row in rows]) for i in range(count))
+
+
 def add_decay(grads: Tree, params: Tree, weight_decay: Tree) -> Tree:
     """Coupled (L2) weight decay: `grads + weight_decay * params`."""
     return jax.tree.map(lambda g, p, wd: g + wd * p, grads, params, weight_decay)
+
+
+def add_decoupled_decay(updates: Tree, params: Tree, hp: Numbers) -> Tree:
+    """Decoupled weight decay: `updates - lr * weight_decay * params`."""
+    rate = per_group(jnp.multiply, hp["lr"], hp["weight_decay"])
+    return jax.tree.map(lambda u, k, p: u - k * p, updates, rate, params)
+
+
+def momentum_intake(steps: jax.Array, hp: Numbers) -> Tree:
+    """The share of a gradient that enters the momentum of SGD, for each group.
+
+    All of it in the first step, and in a group without momentum, which follows its gradient; else `1 - dampening`.
+
+    Args:
+      steps: updates done before, int32[].
+      hp: numbers with `momentum` and `dampening`.
+    """
+    return per_group(
+        lambda m, d: jnp.where((steps == 0) | (m == 0), jnp.ones_like(d), 1 - d), hp["momentum"], hp["dampening"]
+    )
+
+
+def norm(x: jax.Array) -> jax.Array:
+    """The 2-norm of all elements, at least float32."""
+    x = x.astype(state_dtype(x.dtype))
+    return jnp.sqrt(jnp.sum(x * x))
 
 
 def negate(tree: Tree) -> Tree:

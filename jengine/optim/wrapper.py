@@ -229,11 +229,12 @@ class OptimWrapper:
     def _clip_and_step(
         self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any]
     ) -> tuple[Tree, OptState]:
-        metrics: dict[str, jax.Array] = {}
-        if self.clip_grad is not None:
-            grads, metrics = clip(grads, self.clip_grad)
+        grads, metrics = self._clip(grads)
         updates, inner = self._core_update(grads, opt_state.inner, params, hyperparams)
         return updates, opt_state._replace(count=opt_state.count + 1, inner=inner, metrics=metrics)
+
+    def _clip(self, grads: Tree) -> tuple[Tree, dict[str, jax.Array]]:
+        return (grads, {}) if self.clip_grad is None else clip(grads, self.clip_grad)
 
     def _core_update(self, grads: Tree, inner: Any, params: Tree, hyperparams: Mapping[str, Any]) -> tuple[Tree, Any]:
         layout = self._bind(params)
@@ -322,8 +323,9 @@ class OptimWrapper:
             _restore(self.base_param_settings, state_dict["base_param_settings"])
 
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
-        """Everything: `state` (the optimizer state, arrays), `param_groups` and, if any, `base_param_settings`."""
-        return {"state": opt_state, **self.group_state_dict()}
+        """Everything: `state` (arrays), `param_groups` and, with more than one group, `base_param_settings`."""
+        state = {"count": opt_state.count, "inner": opt_state.inner, "acc": opt_state.acc}
+        return {"state": state, **self.group_state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
         """Puts a `state_dict` in force.
@@ -336,11 +338,12 @@ class OptimWrapper:
           ValueError: another structure or another number of groups.
         """
         saved = state_dict["state"]
-        found, expected = str(jax.tree.structure(saved)), str(jax.tree.structure(opt_state))
+        mine = {name: getattr(opt_state, name) for name in saved}
+        found, expected = str(jax.tree.structure(saved)), str(jax.tree.structure(mine))
         if found != expected:
             raise ValueError(f"the saved optimizer state is {found}, expected {expected}")
         self.load_group_state_dict(state_dict)
-        return saved
+        return opt_state._replace(**saved)
 
     # ------------------------------------------------------------------ one call an iteration, outside any Runner
 

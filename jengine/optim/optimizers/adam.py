@@ -95,8 +95,8 @@ def _core(amsgrad: bool, maximize: bool, decoupled: bool) -> Core:
         if not decoupled:
             grads = core.add_decay(grads, params, hp["weight_decay"])
         count = state.steps + 1
-        mu = jax.tree.map(lambda c, m, g: m + c * (g - m), hp["beta1_complement"], state.mu, grads)
-        nu = jax.tree.map(lambda c, v, g: (1 - c) * v + c * g * g, hp["beta2_complement"], state.nu, grads)
+        mu = core.mean(state.mu, hp["beta1_complement"], grads)
+        nu = core.mean_of_squares(state.nu, hp["beta2_complement"], grads)
         nu_max = jax.tree.map(jnp.maximum, state.nu_max, nu) if amsgrad else None
         step_size = core.per_group(jnp.divide, hp["lr"], core.bias_correction(hp["beta1_complement"], count))
         root = core.per_group(jnp.sqrt, core.bias_correction(hp["beta2_complement"], count))
@@ -105,8 +105,7 @@ def _core(amsgrad: bool, maximize: bool, decoupled: bool) -> Core:
             step_size, mu, nu_max if amsgrad else nu, root, hp["eps"],
         )  # fmt: skip
         if decoupled:
-            rate = core.per_group(jnp.multiply, hp["lr"], hp["weight_decay"])
-            updates = jax.tree.map(lambda u, k, p: u - k * p, updates, rate, params)
+            updates = core.add_decoupled_decay(updates, params, hp)
         return updates, AdamState(count, mu, nu, nu_max)
 
     return Core(init, update, core.numbers_of("lr", "betas", "eps", "weight_decay"))

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jengine.optim import core
 from jengine.optim.core import Core, Numbers, Optimizer, Tree
@@ -63,21 +62,11 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
 
 
 def _plain(maximize: bool) -> Core:
-    numbers = core.numbers_of("lr", "weight_decay")
-
-    def checked_numbers(group: Mapping[str, Any]) -> dict[str, float]:
-        if group["momentum"]:
-            raise ValueError(
-                f"SGD was built with momentum 0 and keeps no momentum, so it cannot be moved to {group['momentum']}; "
-                "start from a momentum above 0"
-            )
-        return numbers(group)
-
     def update(grads: Tree, state: None, params: Tree, hp: Numbers) -> tuple[Tree, None]:
         grads = core.add_decay(core.negate(grads) if maximize else grads, params, hp["weight_decay"])
         return jax.tree.map(lambda lr, g: -lr * g, hp["lr"], grads), state
 
-    return Core(lambda params: None, update, checked_numbers)
+    return Core(lambda params: None, update, core.numbers_without_momentum("SGD", "lr", "weight_decay"))
 
 
 def _with_momentum(nesterov: bool, maximize: bool) -> Core:
@@ -86,11 +75,7 @@ def _with_momentum(nesterov: bool, maximize: bool) -> Core:
 
     def update(grads: Tree, state: MomentumState, params: Tree, hp: Numbers) -> tuple[Tree, MomentumState]:
         grads = core.add_decay(core.negate(grads) if maximize else grads, params, hp["weight_decay"])
-        # the first momentum is the gradient itself, and a group without momentum follows its gradient
-        intake = core.per_group(
-            lambda m, d: jnp.where((state.steps == 0) | (m == 0), jnp.ones_like(d), 1 - d),
-            hp["momentum"], hp["dampening"],
-        )  # fmt: skip
+        intake = core.momentum_intake(state.steps, hp)
         momentum = jax.tree.map(lambda m, b, k, g: m * b + k * g, hp["momentum"], state.momentum, intake, grads)
         if nesterov:
             direction = jax.tree.map(lambda g, m, b: g + m * b, grads, hp["momentum"], momentum)

@@ -1,0 +1,119 @@
+"""Mixed precision: the loss in a low precision and scaled, parameters and optimizer state in float32."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jengine.errors import closest
+from jengine.optim.core import Tree
+from jengine.optim.loss_scale import LossScaleState, all_finite, parse_loss_scale
+from jengine.optim.wrapper import OptimWrapper, OptState
+from jengine.registry import OPTIM_WRAPPERS
+
+_DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+@OPTIM_WRAPPERS.register_module()
+class AmpOptimWrapper(OptimWrapper):
+    """OptimWrapper with a compute dtype and a loss scale.
+
+    `update` takes gradients of the scaled loss, as `value_and_grad` gives them, and unscales them before clipping. An
+    update whose gradients hold an infinity or a NaN is skipped: parameters and optimizer state stay as they are, the
+    scale backs off, and `opt_state.loss_scale.finite` is False.
+
+    Args:
+      loss_scale: 'dynamic'; a float, which never moves; or a dict of `LossScale` arguments.
+      dtype: what `value_and_grad` casts parameters and the arguments of the loss function to, for the loss alone:
+        'bfloat16' or 'float16'. What the loss function closes over is not cast.
+      **kwargs: those of OptimWrapper.
+
+    Raises:
+      TypeError: a loss_scale of another kind. ValueError: an unknown dtype, or settings outside their range.
+    """
+
+    def __init__(
+        self, loss_scale: str | float | Mapping[str, Any] = "dynamic", dtype: str | None = "bfloat16", **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.loss_scale = parse_loss_scale(loss_scale)
+        self.dtype = "bfloat16" if dtype is None else str(dtype)
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"AmpOptimWrapper: unknown dtype {dtype!r}{closest(self.dtype, _DTYPES)}")
+
+    def init(self, params: Tree) -> OptState:
+        """The state before the first update; see OptimWrapper."""
+        return super().init(params)._replace(loss_scale=self.loss_scale.init())
+
+    def state_dict(self, opt_state: OptState) -> dict[str, Any]:
+        """Everything that OptimWrapper saves, and the `loss_scaler` under the key names of PyTorch's GradScaler."""
+        scale = _loss_scale(opt_state)
+        loss_scaler = {
+            "scale": float(scale.scale),
+            "growth_factor": self.loss_scale.growth_factor,
+            "backoff_factor": self.loss_scale.backoff_factor,
+            "growth_interval": self.loss_scale.growth_interval,
+            "_growth_tracker": int(scale.growth_tracker),
+        }
+        return {**super().state_dict(opt_state), "loss_scaler": loss_scaler}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
+        """Puts a `state_dict` in force; without a `loss_scaler` the scale stays as it is in `opt_state`."""
+        opt_state = super().load_state_dict(state_dict, opt_state)
+        saved = state_dict.get("loss_scaler")
+        if saved is None:
+            return opt_state
+        self.loss_scale = self.loss_scale._replace(
+            growth_factor=saved["growth_factor"],
+            backoff_factor=saved["backoff_factor"],
+            growth_interval=saved["growth_interval"],
+        )
+        scale = _loss_scale(opt_state)._replace(
+            scale=jnp.asarray(saved["scale"], jnp.float32),
+            growth_tracker=jnp.asarray(saved["_growth_tracker"], jnp.int32),
+        )
+        return opt_state._replace(loss_scale=scale)
+
+    def _clip_and_step(
+        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any]
+    ) -> tuple[Tree, OptState]:
+        scale = _loss_scale(opt_state)
+        inverse = 1 / scale.scale
+        grads = jax.tree.map(lambda g: g * inverse.astype(g.dtype), grads)
+        finite = all_finite(grads)
+        grads, metrics = self._clip(grads)
+
+        def apply(inner: Any) -> tuple[Tree, Any]:
+            return self._core_update(grads, inner, params, hyperparams)
+
+        def skip(inner: Any) -> tuple[Tree, Any]:
+            shapes = jax.eval_shape(apply, inner)[0]
+            return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), inner
+
+        # a branch, not a selection on every leaf: that costs four times the update
+        updates, inner = jax.lax.cond(finite, apply, skip, opt_state.inner)
+        moved = self.loss_scale.update(scale, finite)
+        metrics |= {"loss_scale": scale.scale, "skipped_steps": moved.skipped.astype(jnp.float32)}
+        count = opt_state.count + finite.astype(jnp.int32)
+        return updates, opt_state._replace(count=count, inner=inner, loss_scale=moved, metrics=metrics)
+
+    def _metric_names(self) -> tuple[str, ...]:
+        return (*super()._metric_names(), "loss_scale", "skipped_steps")
+
+    def _scale_loss(self, loss: jax.Array, opt_state: OptState) -> jax.Array:
+        return loss.astype(jnp.float32) * _loss_scale(opt_state).scale
+
+    def _call(self, loss_fn: Callable[..., Any], params: Tree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        params, args, kwargs = _cast((params, args, kwargs), self.dtype)
+        return loss_fn(params, *args, **kwargs)
+
+
+def _loss_scale(opt_state: OptState) -> LossScaleState:
+    if opt_state.loss_scale is None:
+        raise ValueError("the state has no loss scale: make it with AmpOptimWrapper.init")
+    return opt_state.loss_scale
+
+
+def _cast(tree: Tree, dtype: str) -> Tree:
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x, tree)

@@ -1,0 +1,114 @@
+"""Muon as torch.optim.Muon defines it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jengine import paths
+from jengine.optim import core
+from jengine.optim.core import Core, Numbers, Optimizer, Tree
+from jengine.registry import OPTIMIZERS
+
+_ADJUSTMENTS = (None, "original", "match_rms_adamw")
+
+
+class MuonState(NamedTuple):
+    """State of Muon."""
+
+    momentum: Tree  # float32, like the parameters
+
+
+@OPTIMIZERS.register_module()
+def Muon(
+    lr: float = 1e-3,
+    weight_decay: float = 0.1,
+    momentum: float = 0.95,
+    nesterov: bool = True,
+    ns_coefficients: Sequence[float] = (3.4445, -4.775, 2.0315),
+    eps: float = 1e-7,
+    ns_steps: int = 5,
+    adjust_lr_fn: str | None = None,
+) -> Optimizer:
+    """Orthogonalised momentum for matrices (Jordan et al., 2024), by Newton-Schulz iterations in bfloat16.
+
+    Only matrices can be trained; give their groups, and other parameters another optimizer. Matrices are in Flax's
+    layout, (in, out). (`muon`, optax's, trains other parameters with Adam beside.)
+
+    Args:
+      lr: learning rate.
+      weight_decay: decoupled decay.
+      momentum: decay of the momentum.
+      nesterov: look ahead.
+      ns_coefficients: of the quintic polynomial.
+      eps: least norm to divide by.
+      ns_steps: iterations.
+      adjust_lr_fn: the rate of a matrix: 'original' (None) multiplies lr by `sqrt(max(1, out / in))`,
+        'match_rms_adamw' by `0.2 sqrt(max(out, in))`.
+
+    Raises:
+      ValueError: a setting outside its range; at `init`, a parameter that is no matrix.
+    """
+    core.in_range("Muon", lr=lr, weight_decay=weight_decay, momentum=momentum, eps=eps)
+    if adjust_lr_fn not in _ADJUSTMENTS:
+        raise ValueError(f"Muon: adjust_lr_fn must be None, 'original' or 'match_rms_adamw', found {adjust_lr_fn!r}")
+    if len(ns_coefficients) != 3 or not 0 < ns_steps < 100:
+        raise ValueError(f"Muon: 3 ns_coefficients and 1 to 99 ns_steps needed, found {ns_coefficients!r}, {ns_steps}")
+    settings = {
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "ns_coefficients": tuple(ns_coefficients),
+        "eps": eps,
+        "ns_steps": ns_steps,
+        "adjust_lr_fn": adjust_lr_fn,
+    }
+    return Optimizer("Muon", settings, _plan, whole_tensor=True)
+
+
+def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
+    flags = ("nesterov", "ns_coefficients", "ns_steps", "adjust_lr_fn", "eps")
+    nesterov, coefficients, ns_steps, adjustment, eps = (core.shared_flag("Muon", groups, flag) for flag in flags)
+
+    def init(params: Tree) -> MuonState:
+        for path, leaf in paths.flatten(params).items():
+            if leaf.ndim != 2:
+                raise ValueError(
+                    f"Muon trains matrices only, parameter {path!r} has shape {leaf.shape}: give it another optimizer, "
+                    "or use 'muon', which trains such parameters with Adam"
+                )
+        return MuonState(core.zeros_like(params))
+
+    def update(grads: Tree, state: MuonState, params: Tree, hp: Numbers) -> tuple[Tree, MuonState]:
+        momentum = jax.tree.map(lambda m, b, g: b + (1 - m) * (g - b), hp["momentum"], state.momentum, grads)
+        if nesterov:
+            direction = jax.tree.map(lambda m, b, g: g + m * (b - g), hp["momentum"], momentum, grads)
+        else:
+            direction = momentum
+
+        def leaf(d: Any, p: Any, lr: Any, weight_decay: Any) -> jax.Array:
+            inputs, outputs = d.shape
+            if adjustment == "match_rms_adamw":
+                factor = 0.2 * max(inputs, outputs) ** 0.5
+            else:
+                factor = max(1.0, outputs / inputs) ** 0.5
+            orthogonal = _orthogonalise(d, coefficients, ns_steps, eps).astype(d.dtype)
+            return -lr * factor * orthogonal - lr * weight_decay * p
+
+        return jax.tree.map(leaf, direction, params, hp["lr"], hp["weight_decay"]), MuonState(momentum)
+
+    return Core(init, update, core.numbers_of("lr", "weight_decay", "momentum"))
+
+
+def _orthogonalise(matrix: jax.Array, coefficients: Sequence[float], steps: int, eps: float) -> jax.Array:
+    a, b, c = coefficients
+    x = matrix.astype(jnp.bfloat16)
+    wide = x.shape[0] <= x.shape[1]
+    x = x if wide else x.T
+    x = x / jnp.maximum(jnp.linalg.norm(x), eps)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x if wide else x.T

@@ -1,0 +1,140 @@
+"""Several optimizer wrappers under names, for models whose parts are trained by different optimizers."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from jengine.errors import UnknownNameError, closest
+from jengine.optim.core import Tree
+from jengine.optim.param_group import ParamGroup
+from jengine.optim.wrapper import OptimWrapper, OptState
+from jengine.registry import OPTIM_WRAPPERS
+
+
+@OPTIM_WRAPPERS.register_module()
+class OptimWrapperDict(Mapping[str, OptimWrapper]):
+    """A mapping of names to optimizer wrappers, each with its own state.
+
+    What trains decides in which step which wrapper acts, so there is no `update_params`, `backward` or `step` here:
+    take the wrapper by its name.
+
+    Args:
+      **wrappers: OptimWrapper by name.
+
+    Raises:
+      AssertionError: a value that is no OptimWrapper.
+    """
+
+    def __init__(self, **wrappers: OptimWrapper) -> None:
+        for name, wrapper in wrappers.items():
+            if not isinstance(wrapper, OptimWrapper):
+                raise AssertionError(
+                    f"OptimWrapperDict holds optimizer wrappers, found {type(wrapper).__name__} as {name!r}"
+                )
+        self.optim_wrappers = wrappers
+
+    def __getitem__(self, name: str) -> OptimWrapper:
+        if name not in self.optim_wrappers:
+            raise UnknownNameError(f"no optimizer wrapper is called {name!r}{closest(name, self.optim_wrappers)}")
+        return self.optim_wrappers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.optim_wrappers)
+
+    def __len__(self) -> int:
+        return len(self.optim_wrappers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.optim_wrappers
+
+    def init(self, params: Tree) -> dict[str, OptState]:
+        """The state of every wrapper, by name; each finds its own parameters in `params`."""
+        return {name: wrapper.init(params) for name, wrapper in self.items()}
+
+    @property
+    def hyperparams(self) -> dict[str, dict[str, Any]]:
+        """The numbers of every wrapper, by name."""
+        return {name: wrapper.hyperparams for name, wrapper in self.items()}
+
+    @property
+    def param_groups(self) -> dict[str, list[ParamGroup]]:
+        """The groups of every wrapper, by name."""
+        return {name: wrapper.param_groups for name, wrapper in self.items()}
+
+    def zero_grad(self, opt_state: Mapping[str, OptState]) -> dict[str, OptState]:
+        """Clears the summed gradients of every wrapper."""
+        return {name: wrapper.zero_grad(opt_state[name]) for name, wrapper in self.items()}
+
+    def initialize_count_status(self, init_counts: int, max_counts: int) -> None:
+        """Does nothing: wrappers count their own updates, which are not the iterations of the run."""
+
+    def get_lr(self) -> dict[str, list[float]]:
+        """`<name>.lr`, preceded by `<name>.base_lr` for a wrapper with several groups."""
+        return {f"{name}.{key}": value for name, wrapper in self.items() for key, value in wrapper.get_lr().items()}
+
+    def get_momentum(self) -> dict[str, list[float]]:
+        """`<name>.momentum`."""
+        return {f"{name}.{key}": v for name, wrapper in self.items() for key, v in wrapper.get_momentum().items()}
+
+    def group_table(self) -> tuple[list[str], list[list[str]]]:
+        """The group tables of all wrappers as one, groups called `<name>.<group>`."""
+        columns: list[str] = []
+        rows: list[list[str]] = []
+        for name, wrapper in self.items():
+            columns, own = wrapper.group_table()
+            rows += [[f"{name}.{row[0]}", *row[1:]] for row in own]
+        return columns, rows
+
+    def group_state_dict(self) -> dict[str, Any]:
+        """The numbers of all groups of every wrapper, by name."""
+        return {name: wrapper.group_state_dict() for name, wrapper in self.items()}
+
+    def load_group_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Puts the numbers of a `group_state_dict` in force."""
+        self._check_names(state_dict)
+        for name, saved in state_dict.items():
+            self[name].load_group_state_dict(saved)
+
+    def state_dict(self, opt_state: Mapping[str, OptState]) -> dict[str, Any]:
+        """The state dict of every wrapper, by name."""
+        return {name: wrapper.state_dict(opt_state[name]) for name, wrapper in self.items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: Mapping[str, OptState]) -> dict[str, OptState]:
+        """Puts a `state_dict` in force.
+
+        Raises:
+          AssertionError: it has a name that no wrapper has.
+        """
+        self._check_names(state_dict)
+        return {
+            name: wrapper.load_state_dict(state_dict[name], opt_state[name]) if name in state_dict else opt_state[name]
+            for name, wrapper in self.items()
+        }
+
+    def _check_names(self, state_dict: Mapping[str, Any]) -> None:
+        for name in state_dict:
+            if name not in self:
+                raise AssertionError(f"no optimizer wrapper is called {name!r}{closest(name, self)}")
+
+    def update_params(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not for several wrappers at once."""
+        self._refuse("update_params")
+
+    def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not for several wrappers at once."""
+        self._refuse("backward")
+
+    def step(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not for several wrappers at once."""
+        self._refuse("step")
+
+    def optim_context(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not for several wrappers at once."""
+        self._refuse("optim_context")
+
+    def _refuse(self, method: str) -> NoReturn:
+        raise NotImplementedError(
+            f"OptimWrapperDict has no {method}: call it on one of its wrappers, {', '.join(self)}"
+        )
+
+    def __repr__(self) -> str:
+        return f"OptimWrapperDict({', '.join(f'{name}={wrapper!r}' for name, wrapper in self.items())})"

@@ -1,0 +1,97 @@
+"""Trajectories recorded from MMEngine 0.10.7 on PyTorch 2.13 (CPU, float32), replayed gradient by gradient.
+
+tests/data/parity holds NAME.json (the config) and NAME.npz (`init/PATH`, `grad/T/PATH`, `param/T/PATH`).
+"""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jengine.optim import AmpOptimWrapper, build_optim_wrapper
+
+DATA = pathlib.Path(__file__).parent.parent / "data" / "parity"
+SCALERS = sorted(path.stem for path in DATA.glob("scaler_*.json"))
+OPTIMIZATION = sorted(
+    path.stem for path in DATA.glob("*.json") if not path.stem.startswith(("scaler_", "sched_", "ema_"))
+)
+BAR = {"rtol": 2e-5, "atol": 2e-6}  # the pass bar of the recordings
+
+
+def load(name):
+    return json.loads((DATA / f"{name}.json").read_text()), np.load(DATA / f"{name}.npz")
+
+
+def tree(arrays, prefix):
+    nested = {}
+    for key in arrays:
+        if key.startswith(prefix):
+            *modules, leaf = key.removeprefix(prefix).split(".")
+            node = nested
+            for module in modules:
+                node = node.setdefault(module, {})
+            node[leaf] = jnp.asarray(arrays[key])
+    return nested
+
+
+def build(recorded, params):
+    kinds = {"DepthwiseConv": "Conv"}
+    types = {path: kinds.get(kind, kind) for path, (kind, _, _) in recorded.get("model", {}).items() if kind != "Param"}
+    cfg = recorded.get("optim_wrapper", {"optimizer": recorded.get("optimizer")})
+    return build_optim_wrapper(params, cfg, module_types=types)
+
+
+@pytest.mark.parametrize("name", OPTIMIZATION)
+def test_trajectory_is_that_of_mmengine(name):
+    recorded, arrays = load(name)
+    params = tree(arrays, "init/")
+    wrapper = build(recorded, params)
+    wrapper.initialize_count_status(0, recorded["iters"])
+
+    for quantity in ("lr", "weight_decay"):
+        for path, values in recorded.get(quantity, {}).items():
+            assert wrapper.param_settings[path].get(quantity, 0.0) == pytest.approx(values[0], rel=1e-9)
+
+    @jax.jit
+    def update(params, state, grads, hyperparams):
+        updates, state = wrapper.update(grads, state, params, hyperparams)
+        return optax.apply_updates(params, updates), state
+
+    accumulate = jax.jit(wrapper.accumulate)
+    state = wrapper.init(params)
+    for t in range(recorded["iters"]):
+        grads = tree(arrays, f"grad/{t}/")
+        if wrapper.advance():
+            params, state = update(params, state, grads, wrapper.hyperparams)
+        else:
+            state = accumulate(grads, state)
+        jax.tree.map(
+            lambda p, expected: np.testing.assert_allclose(p, expected, **BAR), params, tree(arrays, f"param/{t}/")
+        )
+    assert update._cache_size() == 1
+
+
+@pytest.mark.parametrize("name", SCALERS)
+def test_loss_scale_follows_gradscaler(name):
+    recorded, arrays = load(name)
+    wrapper = AmpOptimWrapper(
+        optimizer=recorded["optimizer"], clip_grad=recorded["clip_grad"], loss_scale=recorded["loss_scale"]
+    )
+    params = {"w": jnp.asarray(arrays["init"])}
+    state = wrapper.init(params)
+
+    @jax.jit
+    def update(params, state, grad, hyperparams):
+        updates, state = wrapper.update({"w": grad * state.loss_scale.scale}, state, params, hyperparams)
+        return optax.apply_updates(params, updates), state
+
+    for t, grad in enumerate(arrays["grad"]):
+        params, state = update(params, state, grad, wrapper.hyperparams)
+        assert float(state.loss_scale.scale) == recorded["scale"][t]
+        assert int(state.loss_scale.growth_tracker) == recorded["growth_tracker"][t]
+        np.testing.assert_allclose(params["w"], arrays["param"][t], **BAR)
+    assert update._cache_size() == 1
