@@ -42,6 +42,8 @@ def _storable(path: str, leaf: Any) -> Any:
                 "the last checkpoint before that step is the newest valid state"
             )
         leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
+        if jax.process_count() > 1 and leaf.is_fully_addressable:
+            leaf = np.asarray(leaf)  # every process has its own, equal copy: the first one's is written
     elif isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
         leaf = np.asarray(leaf)
     else:
@@ -121,12 +123,8 @@ def write_alone(directory: Path, state: Any) -> None:
     import orbax.checkpoint as ocp
 
     _silence_orbax()
-    me = jax.process_index()
-    options = ocp.options.MultiprocessingOptions(
-        primary_host=me, active_processes={me} if jax.process_count() > 1 else None
-    )
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
-    with ocp.Checkpointer(handler, multiprocessing_options=options) as writer:
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_by_itself())
+    with ocp.Checkpointer(handler, multiprocessing_options=_by_itself()) as writer:
         writer.save(directory, args=ocp.args.PyTreeSave(state))
 
 
@@ -142,7 +140,18 @@ def _reader() -> Any:
     import orbax.checkpoint as ocp
 
     _silence_orbax()
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=_type_handlers()))
+    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=_type_handlers(), multiprocessing_options=_by_itself())
+    return ocp.Checkpointer(handler, multiprocessing_options=_by_itself())
+
+
+def _by_itself() -> Any:
+    """Orbax options under which a process waits for no other: by default one that reads alone waits for ever."""
+    import orbax.checkpoint as ocp
+
+    me = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me} if jax.process_count() > 1 else None
+    )
 
 
 @functools.cache

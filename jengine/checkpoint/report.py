@@ -1,7 +1,7 @@
 """What of a checkpoint fits what is wanted of it, and what does not: compared by path before any array is read."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -106,6 +106,11 @@ def describe(leaf: jax.ShapeDtypeStruct) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
+def prefixes(paths: Iterable[str]) -> set[str]:
+    """Every dotted path that leads to one of `paths`: `a` and `a.b` for `a.b.c`."""
+    return {path[:i] for path in paths for i, char in enumerate(path) if char == "."}
+
+
 def closest_hint(path: str, candidates: Sequence[str]) -> str:
     """'did you mean …' when one of `candidates` is close, else nothing."""
     hint = closest(path, candidates)
@@ -131,9 +136,8 @@ def _renamed(paths: Sequence[str], rename: Sequence[tuple[str, str]]) -> dict[st
         found[new] = path
     for old, replacement in rename:
         if old not in used:
-            prefixes = {path[:i] for path in paths for i, char in enumerate(path) if char == "."}
             raise ValueError(
-                f"rename ({old!r}, {replacement!r}) fits no path of the checkpoint{closest(old, prefixes)}"
+                f"rename ({old!r}, {replacement!r}) fits no path of the checkpoint{closest(old, prefixes(paths))}"
             )
     return found
 

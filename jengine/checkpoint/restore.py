@@ -10,7 +10,7 @@ import jax
 
 from jengine.checkpoint import arrays
 from jengine.checkpoint.layout import STATE, read_meta, resolve
-from jengine.checkpoint.report import CheckpointMismatchError, LoadReport, compare
+from jengine.checkpoint.report import CheckpointMismatchError, LoadReport, compare, prefixes
 from jengine.errors import UnknownNameError, closest
 from jengine.paths import flatten
 
@@ -119,8 +119,10 @@ def load_params(
     prefix = f"{item}."
     stored = {name.removeprefix(prefix): leaf for name, leaf in everything.items() if name.startswith(prefix)}
     if not stored:
-        items = {name.rpartition(".")[0] for name in everything} | {name.partition(".")[0] for name in everything}
-        raise UnknownNameError(f"checkpoint {directory} has no {item!r}{closest(item, items - {''})}")
+        hint = (
+            closest(item, prefixes(everything)) if "." in item else closest(item, {n.split(".")[0] for n in everything})
+        )
+        raise UnknownNameError(f"checkpoint {directory} has no {item!r}{hint}")
     wanted = {name: arrays.struct(leaf) for name, leaf in flatten(target).items()}
     report = compare(stored, wanted, rename=rename, cast=True)
     if not report.fits and strict:

@@ -100,9 +100,10 @@ class CheckpointHook(Hook):
         self.save_begin = save_begin
         self._greater_keys = _strings("greater_keys", greater_keys) or GREATER_KEYS
         self._less_keys = _strings("less_keys", less_keys) or LESS_KEYS
-        self._several = save_best is not None and not isinstance(save_best, str) and len(save_best) > 1
+        metrics = _strings("save_best", save_best)
+        self._several = len(metrics) > 1
         self._auto_rule: str | None = None
-        self._rules = self._read_rules(_strings("save_best", save_best), _strings("rule", rule))
+        self._rules = self._read_rules(metrics, _strings("rule", rule))
 
         self._directory = ""
         self._training = False

@@ -1,0 +1,106 @@
+import contextlib
+import os
+import resource
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.checkpoint import Checkpointer, CheckpointSaveError, find_latest, load
+
+from .conftest import make_meta, make_state
+
+
+@contextlib.contextmanager
+def files_limited_to(size):
+    """The kernel refuses to let a file grow beyond `size` bytes, as a full disk would."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+def save_and_wait(checkpointer, *args, **kwargs):
+    checkpointer.save(*args, **kwargs)
+    checkpointer.wait()
+
+
+def test_a_save_that_finds_no_room_leaves_the_earlier_checkpoint_and_says_so(checkpointer, tmp_path):
+    first = checkpointer.save(tmp_path / "epoch_1", make_state(1.0), make_meta(1))
+    checkpointer.wait()
+    noise = {"params": np.random.default_rng(0).random(100_000)}  # 800 kB that do not compress
+    with files_limited_to(50_000), pytest.raises(CheckpointSaveError, match="epoch_2 could not be saved, earlier"):
+        save_and_wait(checkpointer, tmp_path / "epoch_2", noise, make_meta(2), evict=[first])
+    assert find_latest(tmp_path) == first
+    assert load(first).params["head"][0][0] == 1.0
+    assert sorted(os.listdir(tmp_path)) == ["epoch_1", "last_checkpoint"]
+    checkpointer.save(tmp_path / "epoch_3", make_state(3.0), make_meta(3))
+    checkpointer.wait()
+    assert find_latest(tmp_path) == str(tmp_path / "epoch_3")
+
+
+def test_a_failed_replacement_leaves_the_checkpoint_of_that_name(checkpointer, tmp_path):
+    path = checkpointer.save(tmp_path / "best", make_state(1.0), make_meta(1))
+    checkpointer.wait()
+    noise = {"params": np.random.default_rng(0).random(100_000)}
+    with files_limited_to(50_000), pytest.raises(CheckpointSaveError):
+        save_and_wait(checkpointer, path, noise, make_meta(2))
+    assert load(path).params["head"][0][0] == 1.0
+
+
+def test_a_failure_in_the_background_is_raised_once_by_the_next_save(checkpointer, tmp_path):
+    (tmp_path / "last_checkpoint").mkdir()  # cannot be replaced by a file
+    checkpointer.save(tmp_path / "epoch_1", make_state(), make_meta(1))
+    with pytest.raises(CheckpointSaveError, match="epoch_1 could not be saved"):
+        checkpointer.save(tmp_path / "epoch_2", make_state(), make_meta(2))
+    checkpointer.wait()
+    assert not (tmp_path / "epoch_2").exists()
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    writer = Checkpointer(tmp_path / "file")
+    with pytest.raises(CheckpointSaveError, match=r"file/epoch_1 could not be saved.*(Not a directory|File exists)"):
+        writer.save(tmp_path / "file" / "epoch_1", make_state(), make_meta())
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("leaf", "error", "message"),
+    [
+        ("text", TypeError, r"params\.layer is a str: a train state holds arrays"),
+        (np.zeros((0, 3)), ValueError, r"params\.layer has no elements \(shape \(0, 3\)\)"),
+    ],
+)
+def test_a_leaf_that_cannot_be_stored_is_named_before_anything_is_written(checkpointer, tmp_path, leaf, error, message):
+    with pytest.raises(error, match=message):
+        checkpointer.save(tmp_path / "epoch_1", {"params": {"layer": leaf}}, make_meta())
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_state_that_a_failed_step_has_donated_is_refused(checkpointer, tmp_path):
+    state = {"params": {"kernel": jnp.ones(3)}}
+    jax.jit(lambda s: jax.tree.map(jnp.negative, s), donate_argnums=0)(state)
+    with pytest.raises(ValueError, match=r"params\.kernel cannot be saved: its buffer was donated"):
+        checkpointer.save(tmp_path / "epoch_1", state, make_meta())
+
+
+def test_two_arrays_of_one_dotted_path_are_refused(checkpointer, tmp_path):
+    state = {"params": {"a.b": jnp.ones(1), "a": {"b": jnp.zeros(1)}}}
+    with pytest.raises(ValueError, match="the same dotted path"):
+        checkpointer.save(tmp_path / "epoch_1", state, make_meta())
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"seen": {1, 2}}, r"checkpoint\.hooks\.Mine\.seen is a set, which JSON cannot store"),
+        ({3: "x"}, r"checkpoint\.hooks\.Mine has the key 3"),
+    ],
+)
+def test_what_json_cannot_store_is_named(checkpointer, tmp_path, state, entry, message):
+    with pytest.raises(TypeError, match=message):
+        checkpointer.save(tmp_path / "epoch_1", state, make_meta(hooks={"Mine": entry}))

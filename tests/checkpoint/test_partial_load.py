@@ -1,0 +1,108 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.checkpoint import CheckpointMismatchError, load_params
+
+from .conftest import make_meta, make_state
+
+
+@pytest.fixture
+def path(checkpointer, tmp_path):
+    saved = make_state(2.0)
+    saved["hook_state"]["EMAHook"]["params"]["head"][0] = jnp.full(3, 5.0)
+    saved_to = checkpointer.save(tmp_path / "epoch_1", saved, make_meta())
+    checkpointer.wait()
+    return saved_to
+
+
+def test_parameters_of_the_same_model_load_without_remark(path):
+    params, report = load_params(path, make_state(0.0)["params"])
+    np.testing.assert_array_equal(params["backbone"]["kernel"], np.full((8, 4), 2.0))
+    assert report.fits
+    assert str(report) == "4 match, 0 missing, 0 unexpected, 0 mismatched"
+
+
+def test_averaged_parameters_load_from_the_state_of_their_hook(path):
+    params, _ = load_params(path, make_state(0.0)["params"], item="hook_state.EMAHook.params")
+    np.testing.assert_array_equal(params["head"][0], [5.0, 5.0, 5.0])
+
+
+def test_another_model_is_refused_by_default_and_the_table_says_why(path):
+    target = {"backbone": {"kernel": jnp.zeros((8, 5)), "bias": jnp.zeros(4, jnp.bfloat16)}, "neck": jnp.zeros(1)}
+    with pytest.raises(CheckpointMismatchError, match="strict=False") as caught:
+        load_params(path, target)
+    assert caught.value.report.table().splitlines() == [
+        "  missing     neck",
+        "  unexpected  head.0",
+        "  unexpected  head.1",
+        "  mismatch    backbone.kernel  stored float32[8,4], expected float32[8,5]",
+    ]
+
+
+def test_a_partial_load_keeps_the_models_own_values_and_reports_them(path):
+    target = {"backbone": {"kernel": jnp.zeros((8, 5)), "bias": jnp.ones(4, jnp.bfloat16)}, "neck": jnp.full(1, 7.0)}
+    params, report = load_params(path, target, strict=False)
+    np.testing.assert_array_equal(params["backbone"]["kernel"], np.zeros((8, 5)))
+    np.testing.assert_array_equal(params["backbone"]["bias"], np.zeros(4))
+    np.testing.assert_array_equal(params["neck"], [7.0])
+    assert report.matched == {"backbone.bias": "backbone.bias"}
+    assert report.missing == ("neck",)
+    assert report.unexpected == ("head.0", "head.1")
+
+
+def test_prefixes_are_renamed_by_whole_segments(path):
+    target = {"model": {"encoder": make_state(0.0)["params"]["backbone"]}, "head": make_state(0.0)["params"]["head"]}
+    params, report = load_params(path, target, rename=[("backbone", "model.encoder")])
+    np.testing.assert_array_equal(params["model"]["encoder"]["kernel"], np.full((8, 4), 2.0))
+    assert report.matched["model.encoder.kernel"] == "backbone.kernel"
+
+
+def test_an_empty_name_adds_or_removes_a_prefix(path):
+    backbone, head = make_state(0.0)["params"]["backbone"], make_state(0.0)["params"]["head"]
+    params, report = load_params(path, {"module": {"backbone": backbone, "head": head}}, rename=[("", "module")])
+    assert report.fits
+    params, report = load_params(path, backbone, rename=[("backbone", "")], strict=False)
+    np.testing.assert_array_equal(params["kernel"], np.full((8, 4), 2.0))
+    assert report.unexpected == ("head.0", "head.1")
+
+
+def test_a_rename_rule_that_fits_nothing_is_an_error_with_the_closest_prefix(path):
+    with pytest.raises(ValueError, match=r"'backbon', 'encoder'.* did you mean 'backbone'"):
+        load_params(path, make_state()["params"], rename=[("backbon", "encoder")])
+
+
+def test_two_paths_that_a_rename_would_merge_are_an_error(path):
+    with pytest.raises(ValueError, match=r"both 'head\.0' and 'head\.1' into 'x'"):
+        load_params(path, make_state()["params"], rename=[("head.0", "x"), ("head.1", "x")])
+
+
+def test_float_parameters_are_cast_to_the_dtype_of_the_model_and_reported(path):
+    target = make_state(0.0)["params"]
+    target["head"][0] = target["head"][0].astype(jnp.bfloat16)
+    params, report = load_params(path, target)
+    assert params["head"][0].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(params["head"][0].astype(jnp.float32), [2.0, 2.0, 2.0])
+    assert report.cast == {"head.0": ("float32[3]", "bfloat16[3]")}
+
+
+def test_an_item_that_is_not_there_is_named(path):
+    with pytest.raises(
+        KeyError, match=r"has no 'hook_state\.EMAHok\.params'; did you mean 'hook_state\.EMAHook\.params'"
+    ):
+        load_params(path, make_state()["params"], item="hook_state.EMAHok.params")
+
+
+def test_a_shape_without_values_cannot_stand_for_what_is_missing(path):
+    import jax
+
+    target = {"neck": jax.ShapeDtypeStruct((1,), jnp.float32)}
+    with pytest.raises(TypeError, match="neck is not in the checkpoint"):
+        load_params(path, target, strict=False)
+
+
+def test_a_long_table_is_cut(path):
+    target = {f"layer_{i}": jnp.zeros(1) for i in range(50)}
+    _, report = load_params(path, target, strict=False)
+    assert len(report.missing) == 50
+    assert "… and 30 more" in report.table()

@@ -1,0 +1,169 @@
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jengine.checkpoint import CheckpointMismatchError, load, read_meta, restore, stored_arrays
+
+from .conftest import make_meta, make_state
+
+
+def assert_same(one, other):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert a.dtype == b.dtype
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def mesh_of(devices):
+    return jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def test_a_restored_state_is_the_saved_one_bit_for_bit(checkpointer, tmp_path):
+    state = make_state(0.1)
+    path = checkpointer.save(tmp_path / "epoch_1", state, make_meta(3, schedule=[0.1, np.float32(0.3)]))
+    checkpointer.wait()
+    restored, meta = restore(path, state)
+    assert_same(restored, state)
+    assert isinstance(restored["opt_state"][1][0], optax.ScaleByAdamState)
+    assert meta == {"meta": {"iter": 3, "epoch": 1}, "schedule": [0.1, float(np.float32(0.3))]}
+
+
+def test_the_random_stream_goes_on_where_it_was(checkpointer, tmp_path):
+    state = {"rng": jax.random.split(jax.random.key(5, impl="rbg"))[0]}
+    path = checkpointer.save(tmp_path / "iter_1", state, make_meta())
+    checkpointer.wait()
+    shapes = jax.eval_shape(lambda: state)
+    restored, _ = restore(path, shapes)
+    expected, found = jax.random.normal(state["rng"], (4,)), jax.random.normal(restored["rng"], (4,))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_the_state_may_be_donated_as_soon_as_save_returns(checkpointer, tmp_path):
+    state = {"params": jnp.arange(200_000.0)}
+    expected = np.arange(200_000.0, dtype=np.float32)
+    step = jax.jit(lambda s: jax.tree.map(lambda x: x * 0 - 1, s), donate_argnums=0)
+    path = checkpointer.save(tmp_path / "iter_1", state, make_meta())
+    step(state)["params"].block_until_ready()
+    checkpointer.wait()
+    np.testing.assert_array_equal(load(path).state["params"], expected)
+
+
+@pytest.mark.parametrize("devices", [8, 4, 1])
+def test_a_state_saved_on_eight_devices_restores_on_fewer(checkpointer, tmp_path, devices):
+    spec = PartitionSpec("data")
+    value = np.arange(32, dtype=np.float32).reshape(8, 4)
+    saved = jax.device_put(value, NamedSharding(mesh_of(8), spec))
+    path = checkpointer.save(tmp_path / "iter_1", {"params": {"kernel": saved}}, make_meta())
+    checkpointer.wait()
+    sharding = NamedSharding(mesh_of(devices), spec)
+    target = {"params": {"kernel": jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=sharding)}}
+    restored, _ = restore(path, target)
+    assert restored["params"]["kernel"].sharding == sharding
+    np.testing.assert_array_equal(restored["params"]["kernel"], value)
+
+
+def test_another_process_reads_a_checkpoint_without_config_or_devices(checkpointer, tmp_path):
+    sharding = NamedSharding(mesh_of(8), PartitionSpec())
+    checkpointer.save(tmp_path / "epoch_1", jax.device_put(make_state(2.0), sharding), make_meta())
+    checkpointer.wait()
+    code = (
+        "import sys, jengine.checkpoint as c\n"
+        "found = c.load(sys.argv[1])\n"
+        "print(float(found.params['head'][1][0]), found.params['backbone']['bias'].dtype, found.meta['meta']['iter'],"
+        " type(found.state['step']).__name__)"
+    )
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=env, capture_output=True, text=True)
+    assert done.stdout == "-2.0 bfloat16 3 ndarray\n", done.stderr
+    assert done.stderr == ""
+
+
+def test_stored_arrays_are_known_by_path_before_they_are_read(checkpointer, tmp_path):
+    path = checkpointer.save(tmp_path / "epoch_1", make_state(), make_meta())
+    checkpointer.wait()
+    known = stored_arrays(path)
+    assert (known["params.backbone.kernel"].shape, known["params.backbone.kernel"].dtype) == ((8, 4), jnp.float32)
+    assert known["hook_state.EMAHook.params.head.1"].shape == (2,)
+
+
+def test_a_checkpoint_is_replaced_by_a_newer_one_of_its_name(checkpointer, tmp_path):
+    for value in (1.0, 2.0):
+        path = checkpointer.save(tmp_path / "best", make_state(value), make_meta(int(value)))
+    checkpointer.wait()
+    assert load(path).params["head"][0][0] == 2.0
+    assert read_meta(path)["meta"]["iter"] == 2
+    assert sorted(os.listdir(tmp_path)) == ["best", "last_checkpoint"]
+
+
+def test_only_the_latest_is_pointed_to_and_only_what_was_asked_for_goes(checkpointer, tmp_path):
+    for number in (1, 2):
+        checkpointer.save(tmp_path / f"epoch_{number}", make_state(), make_meta(number))
+    evict = [tmp_path / "epoch_1", tmp_path / "never_was"]
+    checkpointer.save(tmp_path / "out" / "best_acc", make_state(), make_meta(2), latest=False, evict=evict)
+    checkpointer.wait()
+    assert sorted(os.listdir(tmp_path)) == ["epoch_2", "last_checkpoint", "out"]
+    assert (tmp_path / "last_checkpoint").read_text() == str(tmp_path / "epoch_2")
+
+
+def test_deleting_waits_for_the_save_under_way(checkpointer, tmp_path):
+    path = checkpointer.save(tmp_path / "epoch_1", make_state(), make_meta())
+    checkpointer.delete(path)
+    checkpointer.delete(path)  # gone already: nothing to do
+    assert os.listdir(tmp_path) == ["last_checkpoint"]
+
+
+def test_a_target_of_other_shape_is_refused_with_a_table_of_paths(checkpointer, tmp_path, state):
+    path = checkpointer.save(tmp_path / "epoch_1", state, make_meta())
+    checkpointer.wait()
+    other = make_state()
+    other["params"]["backbone"] = {"kernel": jnp.ones((8, 5)), "offset": jnp.ones(4)}
+    other["step"] = jnp.float32(0)
+    with pytest.raises(CheckpointMismatchError) as caught:
+        restore(path, other)
+    report = caught.value.report
+    assert report.missing == ("params.backbone.offset",)
+    assert report.unexpected == ("params.backbone.bias",)
+    assert report.mismatched == {
+        "params.backbone.kernel": ("float32[8,4]", "float32[8,5]"),
+        "step": ("int32[]", "float32[]"),
+    }
+    for line in (
+        "missing     params.backbone.offset",
+        "unexpected  params.backbone.bias",
+        "mismatch    params.backbone.kernel  stored float32[8,4], expected float32[8,5]",
+    ):
+        assert line in str(caught.value)
+
+
+def test_items_that_the_target_does_not_name_are_left_alone(checkpointer, tmp_path, state):
+    path = checkpointer.save(tmp_path / "epoch_1", state, make_meta())
+    checkpointer.wait()
+    restored, _ = restore(path, {"params": state["params"]})
+    assert_same(restored, {"params": state["params"]})
+
+
+def test_saving_says_nothing_on_the_console(checkpointer, tmp_path, state, caplog, capfd):
+    with caplog.at_level(logging.DEBUG, logger="absl"):
+        path = checkpointer.save(tmp_path / "epoch_1", state, make_meta())
+        checkpointer.wait()
+        restore(path, state)
+    assert [record.message for record in caplog.records if "orbax" in record.pathname] == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_rest_of_a_checkpoint_is_plain_json(checkpointer, tmp_path, state):
+    path = checkpointer.save(tmp_path / "epoch_1", state, make_meta(7, best=float("-inf"), ids=(1, 2)))
+    checkpointer.wait()
+    with open(os.path.join(path, "meta.json")) as file:
+        assert json.load(file) == {"meta": {"iter": 7, "epoch": 1}, "best": float("-inf"), "ids": [1, 2]}

@@ -1,0 +1,61 @@
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+WORKER = """
+import sys
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jengine.checkpoint import Checkpointer, load, restore
+
+process, address, work_dir = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(address, 2, process)
+mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+value = np.arange(8, dtype=np.float32)
+
+def place(spec):
+    return jax.make_array_from_callback(value.shape, NamedSharding(mesh, spec), lambda index: value[index])
+
+state = {"params": {"split": place(PartitionSpec("data")), "copied": place(PartitionSpec())}, "rng": jax.random.key(1)}
+checkpointer = Checkpointer(work_dir)
+for number in (1, 2):
+    evict = [f"{work_dir}/epoch_{number - 1}"]
+    path = checkpointer.save(f"{work_dir}/epoch_{number}", state, {"meta": {"iter": number}}, evict=evict)
+checkpointer.close()
+restored, meta = restore(path, state)
+print("shard", restored["params"]["split"].addressable_shards[0].data.tolist(), meta["meta"]["iter"])
+if process == 1:  # one process may read alone
+    print("whole", load(path).params["split"].tolist())
+"""
+
+
+@pytest.fixture
+def address():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return f"localhost:{probe.getsockname()[1]}"
+
+
+def test_two_processes_write_one_checkpoint_and_read_their_parts_back(tmp_path, address):
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    commands = [[sys.executable, "-c", WORKER, str(process), address, str(tmp_path)] for process in (0, 1)]
+    workers = [
+        subprocess.Popen(c, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands
+    ]
+    try:
+        outputs = [worker.communicate(timeout=90) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    lines = [[line for line in out.splitlines() if line.startswith(("shard", "whole"))] for out, _ in outputs]
+    assert lines == [
+        ["shard [0.0, 1.0, 2.0, 3.0] 2"],
+        ["shard [4.0, 5.0, 6.0, 7.0] 2", "whole [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]"],
+    ], outputs
+    assert sorted(os.listdir(tmp_path)) == ["epoch_2", "last_checkpoint"]
+    assert (tmp_path / "last_checkpoint").read_text() == str(tmp_path / "epoch_2")

@@ -1,0 +1,351 @@
+import logging
+import os
+import types
+
+import jax.numpy as jnp
+import pytest
+
+from jengine.checkpoint import Checkpointer, load, read_meta
+from jengine.hooks import CheckpointHook
+from jengine.registry import HOOKS
+
+
+class FakeCheckpointer:
+    """Keeps a set of names in place of directories."""
+
+    def __init__(self, work_dir):
+        self.paths = []
+
+    def save(self, path, state, meta, *, latest, evict):
+        self.paths = [old for old in self.paths if old not in (path, *evict)] + [path]
+        self.pointer = path if latest else getattr(self, "pointer", None)
+
+    def delete(self, path):
+        self.paths = [old for old in self.paths if old != path]
+
+    def wait(self):
+        pass
+
+
+class FakeHub(dict):
+    update_info = dict.__setitem__
+
+
+class FakeRunner:
+    """Counts epochs and iterations and calls a hook where the Runner would."""
+
+    def __init__(self, work_dir, hook, max_epochs=20, epoch_length=4, writer=FakeCheckpointer, by_epoch=True):
+        self.work_dir = str(work_dir)
+        self.hook = hook
+        self.max_epochs, self.max_iters = max_epochs, max_epochs * epoch_length
+        self.epoch_length = epoch_length
+        self.epoch = self.iter = 0
+        self.train_loop = types.SimpleNamespace(by_epoch=by_epoch)
+        self.checkpointer = writer(work_dir)
+        self.message_hub = FakeHub()
+        self.logger = logging.getLogger("test_checkpoint_hook")
+        self.saves = []
+
+    def save_checkpoint(
+        self, *, out_dir, filename, save_optimizer, save_param_scheduler, meta, by_epoch, evict, latest
+    ):
+        state = {"params": {"kernel": jnp.full(2, self.iter)}, "model_state": {}}
+        bundle = {"meta": meta, "hooks": {"CheckpointHook": self.hook.state_dict()}}
+        self.saves.append({"name": filename, "optimizer": save_optimizer, "scheduler": save_param_scheduler, **bundle})
+        self.checkpointer.save(os.path.join(out_dir, filename), state, bundle, latest=latest, evict=evict)
+
+    def train(self, scores=(), key="acc", stop_after=None):
+        """Trains to `max_epochs`, with one validation score an epoch, or stops early after so many iterations."""
+        self.hook.before_train(self)
+        while self.epoch < self.max_epochs:
+            for batch_idx in range(self.epoch_length):
+                self.hook.after_train_iter(self, batch_idx)
+                self.iter += 1
+                if self.iter == stop_after and batch_idx + 1 < self.epoch_length:
+                    return self.hook.after_train(self)
+            self.hook.after_train_epoch(self)
+            self.epoch += 1
+            if self.epoch <= len(scores):
+                self.hook.after_val_epoch(self, {key: scores[self.epoch - 1]})
+            if self.iter == stop_after:
+                break
+        return self.hook.after_train(self)
+
+    @property
+    def names(self):
+        return [os.path.basename(path) for path in self.checkpointer.paths]
+
+
+def trained(*, max_epochs, epoch_length=1, scores=(), key="acc", stop_after=None, **settings):
+    runner = FakeRunner("/w/exp", CheckpointHook(**settings), max_epochs, epoch_length)
+    runner.train(scores, key, stop_after)
+    return runner
+
+
+# --- Regular checkpoints. ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "epochs", "saved"),
+    [
+        ({"interval": 5}, 20, [5, 10, 15, 20]),
+        ({"interval": 5}, 12, [5, 10, 12]),
+        ({"interval": 5, "save_last": False}, 12, [5, 10]),
+        ({"interval": 2, "save_begin": 5}, 11, [5, 7, 9, 11]),  # MMEngine's own test
+        ({"interval": 2, "save_begin": 1}, 11, [1, 3, 5, 7, 9, 11]),
+        ({"interval": 2, "save_begin": 3}, 8, [3, 5, 7, 8]),
+        ({}, 3, [3]),
+    ],
+)
+def test_epochs_are_saved_at_the_interval_and_at_the_end(settings, epochs, saved):
+    runner = trained(max_epochs=epochs, **settings)
+    assert runner.names == [f"epoch_{number}" for number in saved]
+    assert [save["meta"] for save in runner.saves] == [{"epoch": number, "iter": number} for number in saved]
+
+
+def test_iterations_are_saved_at_the_interval_and_at_the_end():
+    runner = trained(max_epochs=3, epoch_length=4, interval=5, by_epoch=False)
+    assert runner.names == ["iter_5", "iter_10", "iter_12"]
+    assert [save["meta"] for save in runner.saves] == [
+        {"epoch": 1, "iter": 5},
+        {"epoch": 2, "iter": 10},
+        {"epoch": 2, "iter": 12},
+    ]
+
+
+def test_the_newest_are_kept():
+    assert trained(max_epochs=15, interval=5, max_keep_ckpts=2).names == ["epoch_10", "epoch_15"]
+    runner = trained(max_epochs=20, interval=5, max_keep_ckpts=2)
+    assert runner.names == ["epoch_15", "epoch_20"]
+    assert runner.message_hub["keep_ckpt_ids"] == [15, 20]
+    assert runner.message_hub["last_ckpt"] == "/w/exp/epoch_20"
+
+
+def test_a_resumed_run_prunes_to_a_smaller_number():
+    hook = CheckpointHook(interval=5, max_keep_ckpts=2)
+    hook.load_state_dict({"kept": [5, 10, 15], "last": "epoch_15", "best": {}, "evicting": []})
+    runner = FakeRunner("/w/exp", hook)
+    runner.checkpointer.paths = [f"/w/exp/epoch_{number}" for number in (5, 10, 15)]
+    hook.before_train(runner)
+    assert runner.names == ["epoch_10", "epoch_15"]
+    assert runner.message_hub["keep_ckpt_ids"] == [10, 15]
+
+
+def test_a_run_that_died_between_saving_and_removing_removes_when_resumed():
+    runner = trained(max_epochs=3, interval=1, max_keep_ckpts=2)
+    state = runner.saves[-1]["hooks"]["CheckpointHook"]  # as epoch_3 has it: epoch_1 is about to go
+    hook = CheckpointHook(interval=1, max_keep_ckpts=2)
+    hook.load_state_dict(state)
+    resumed = FakeRunner("/w/exp", hook, max_epochs=3, epoch_length=1)
+    resumed.checkpointer.paths = [f"/w/exp/epoch_{number}" for number in (1, 2, 3)]
+    resumed.epoch = resumed.iter = 3
+    resumed.train()
+    assert resumed.names == ["epoch_2", "epoch_3"]
+
+
+def test_training_that_ends_early_is_saved_where_it_ended():
+    assert trained(max_epochs=20, stop_after=3).names == ["epoch_3"]
+    assert trained(max_epochs=20, stop_after=3, save_last=False).names == []
+    assert trained(max_epochs=20, epoch_length=4, stop_after=10, interval=1).names == ["epoch_1", "epoch_2", "iter_10"]
+    assert trained(max_epochs=20, epoch_length=4, stop_after=8, interval=1).names == ["epoch_1", "epoch_2"]
+    runner = trained(max_epochs=20, epoch_length=4, stop_after=6, interval=5, by_epoch=False)
+    assert runner.names == ["iter_5", "iter_6"]
+    assert runner.saves[-1]["meta"] == {"epoch": 1, "iter": 6}
+
+
+def test_a_resumed_run_with_nothing_left_to_train_saves_nothing():
+    runner = FakeRunner("/w/exp", CheckpointHook(interval=1), max_epochs=2)
+    runner.epoch, runner.iter = 2, 8
+    runner.train()
+    assert runner.saves == []
+
+
+def test_the_directory_is_named_after_the_work_dir():
+    runner = FakeRunner("/w/exp/", CheckpointHook(interval=1, out_dir="/a"), max_epochs=1)
+    runner.train()
+    assert runner.checkpointer.paths == ["/a/exp/epoch_1"]
+
+
+def test_names_follow_the_template():
+    runner = trained(max_epochs=2, interval=1, filename_tmpl="x_{}", scores=[0.1], save_best="acc")
+    assert runner.names == ["x_1", "best_acc_x_1", "x_2"]
+
+
+def test_what_is_left_out_is_passed_on():
+    runner = trained(max_epochs=1, interval=1, save_optimizer=False, save_param_scheduler=False)
+    assert (runner.saves[0]["optimizer"], runner.saves[0]["scheduler"]) == (False, False)
+
+
+# --- Best checkpoints. ---
+
+
+def test_the_best_is_kept_beside_the_newest():
+    runner = trained(max_epochs=4, interval=1, max_keep_ckpts=2, scores=[0.1, 0.5, 0.3, 0.6], save_best="auto")
+    assert sorted(runner.names) == ["best_acc_epoch_4", "epoch_3", "epoch_4"]
+    assert runner.checkpointer.pointer == "/w/exp/epoch_4"
+    assert runner.message_hub["best_score"] == 0.6
+    assert runner.message_hub["best_ckpt"] == "/w/exp/best_acc_epoch_4"
+
+
+def test_a_new_best_writes_no_regular_checkpoint_beside_it():
+    # MMEngine would leave epoch_6 and epoch_7 here: it saves epoch_6 off the interval, which pushes epoch_4 out.
+    scores = [0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 0.6]
+    runner = trained(max_epochs=7, interval=4, max_keep_ckpts=2, scores=scores, save_best="acc")
+    assert sorted(runner.names) == ["best_acc_epoch_6", "epoch_4", "epoch_7"]
+
+
+def test_an_equal_score_a_nan_and_a_none_do_not_replace_the_best():
+    runner = trained(max_epochs=5, scores=[0.5, 0.5, float("nan"), None, 0.4], save_best="acc", save_last=False)
+    assert runner.names == ["best_acc_epoch_1"]
+
+
+def test_less_is_better_where_the_rule_says_so():
+    assert trained(max_epochs=3, scores=[3.0, 1.0, 2.0], key="loss", save_best="loss").names[0] == "best_loss_epoch_2"
+    runner = trained(max_epochs=3, scores=[3.0, 1.0, 2.0], key="FID", save_best="FID", rule="less")
+    assert runner.names[0] == "best_FID_epoch_2"
+
+
+def test_each_of_several_metrics_has_its_own_best():
+    hook = CheckpointHook(save_best=["FID", "IS"], rule=["less", "greater"])
+    runner = FakeRunner("/w/exp", hook)
+    hook.before_train(runner)
+    for runner.epoch, fid, inception in ((1, 9.0, 2.0), (2, 7.0, 1.0), (3, 8.0, 3.0)):
+        hook.after_val_epoch(runner, {"FID": fid, "IS": inception})
+    assert sorted(runner.names) == ["best_FID_epoch_2", "best_IS_epoch_3"]
+    assert runner.message_hub["best_score_FID"] == 7.0
+    assert runner.message_hub["best_ckpt_IS"] == "/w/exp/best_IS_epoch_3"
+
+
+def test_a_slash_in_a_metric_does_not_make_a_directory():
+    runner = trained(max_epochs=1, scores=[0.5], key="coco/bbox_mAP", save_best="auto")
+    assert "best_coco_bbox_mAP_epoch_1" in runner.names
+
+
+def test_a_best_is_numbered_by_iterations_where_the_hook_or_the_loop_counts_them():
+    runner = trained(max_epochs=1, epoch_length=4, scores=[0.5], save_best="acc", by_epoch=False)
+    assert "best_acc_iter_4" in runner.names
+    hook = CheckpointHook(interval=1, save_best="acc")
+    runner = FakeRunner("/w/exp", hook, by_epoch=False)
+    hook.before_train(runner)
+    for runner.iter, score in ((50, 0.1), (100, 0.2)):
+        hook.after_val_epoch(runner, {"acc": score})
+    assert runner.names == ["best_acc_iter_100"]
+
+
+def test_the_best_score_survives_a_restart():
+    first = trained(max_epochs=2, interval=1, scores=[0.2, 0.8], save_best="auto")
+    hook = CheckpointHook(interval=1, save_best="auto")
+    hook.load_state_dict(first.hook.state_dict())
+    runner = FakeRunner("/w/exp", hook, max_epochs=4, epoch_length=1)
+    runner.epoch = runner.iter = 2
+    runner.train(scores=[None, None, 0.5, 0.9])
+    assert [name for name in runner.names if name.startswith("best")] == ["best_acc_epoch_4"]
+    assert runner.message_hub["best_score"] == 0.9
+
+
+def test_auto_stays_with_its_metric_after_a_restart():
+    hook = CheckpointHook(save_best="auto", rule="less")
+    hook.load_state_dict({"kept": [], "last": None, "best": {"err": {"score": 2.0, "name": "x"}}, "evicting": []})
+    runner = FakeRunner("/w/exp", hook)
+    hook.before_train(runner)
+    hook.after_val_epoch(runner, {"other": 0.0, "err": 3.0})
+    assert runner.saves == []
+
+
+def test_a_validation_outside_training_saves_nothing():
+    runner = FakeRunner("/w/exp", CheckpointHook(interval=1, save_best="auto"))
+    runner.hook.after_val_epoch(runner, {"acc": 1.0})
+    assert runner.saves == []
+
+
+def test_a_validation_without_metrics_is_reported(caplog):
+    runner = FakeRunner("/w/exp", CheckpointHook(save_best="auto"))
+    runner.hook.before_train(runner)
+    runner.hook.after_val_epoch(runner, {})
+    assert "gave no metrics" in caplog.text
+
+
+def test_a_metric_that_is_not_there_is_an_error_that_names_those_that_are():
+    with pytest.raises(KeyError, match=r"no metric 'top-1'.*found: acc"):
+        trained(max_epochs=1, scores=[0.5], save_best="top-1")
+    with pytest.raises(ValueError, match="'perplexity' is better cannot be told from its name; give rule='greater'"):
+        trained(max_epochs=1, scores=[0.5], key="perplexity", save_best="auto")
+
+
+# --- Settings and messages. ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"interval": 0}, ValueError, "interval is at least 1, or -1 for the last checkpoint only; found 0"),
+        ({"interval": -2}, ValueError, "found -2"),
+        ({"interval": 1.5}, TypeError, "interval is an integer, found 1.5"),
+        ({"interval": True}, TypeError, "interval is an integer, found True"),
+        ({"by_epoch": "yes"}, TypeError, "by_epoch is True or False, found 'yes'"),
+        ({"max_keep_ckpts": 0}, ValueError, "max_keep_ckpts is at least 1, or -1 to keep all; found 0"),
+        ({"save_begin": -1}, ValueError, "save_begin is at least 0; found -1"),
+        ({"filename_tmpl": "epoch"}, ValueError, "one {} for the number, like 'epoch_{}'; found 'epoch'"),
+        ({"filename_tmpl": "a/{}"}, ValueError, "file name"),
+        ({"save_best": ["acc", "acc"]}, AssertionError, "names a metric twice"),
+        ({"save_best": ["auto", "acc"]}, AssertionError, "stands alone"),
+        ({"save_best": 3}, TypeError, "save_best is a name or a list of names, found 3"),
+        ({"save_best": "val_perplexity"}, ValueError, "cannot be told from its name"),
+        ({"save_best": "acc", "rule": "greter"}, KeyError, "did you mean 'greater'"),
+        ({"save_best": ["a", "b", "c"], "rule": ["less", "less"]}, ValueError, "one for each of the 3 metrics"),
+        ({"backend_args": {"backend": "s3"}}, ValueError, "storage backends are not supported"),
+        ({"out_dir": "s3://bucket"}, ValueError, "directory of a file system, found 's3://bucket'"),
+    ],
+)
+def test_a_bad_setting_is_refused_at_construction(settings, error, message):
+    with pytest.raises(error, match=message):
+        CheckpointHook(**settings)
+
+
+def test_inference_lists_can_be_given():
+    runner = trained(max_epochs=2, scores=[1.0, 2.0], key="perplexity", save_best="auto", less_keys="perplexity")
+    assert runner.names[0] == "best_perplexity_epoch_1"
+
+
+def test_the_log_says_what_is_saved(caplog):
+    with caplog.at_level("INFO"):
+        trained(max_epochs=2, interval=2, scores=[0.1, 0.2], save_best="acc")
+        trained(max_epochs=1, interval=1, by_epoch=False)
+    assert caplog.messages == [
+        "Checkpoints will be saved to /w/exp.",
+        "The best checkpoint with 0.1000 acc at 1 epoch is saved to best_acc_epoch_1.",
+        "Saving checkpoint at 2 epochs",
+        "The previous best checkpoint /w/exp/best_acc_epoch_1 is removed",
+        "The best checkpoint with 0.2000 acc at 2 epoch is saved to best_acc_epoch_2.",
+        "Checkpoints will be saved to /w/exp.",
+        "Saving checkpoint at 1 iterations",
+    ]
+
+
+def test_an_epoch_interval_under_an_iteration_loop_is_warned_about(caplog):
+    hook = CheckpointHook(interval=1)
+    hook.before_train(FakeRunner("/w/exp", hook, by_epoch=False))
+    assert "set by_epoch=False" in caplog.text
+
+
+# --- With files. ---
+
+
+def test_files_on_disk_follow_the_rules(tmp_path):
+    hook = HOOKS.build(
+        {"type": "CheckpointHook", "interval": 1, "max_keep_ckpts": 1, "save_best": "acc", "published_keys": "params"}
+    )
+    runner = FakeRunner(tmp_path, hook, max_epochs=2, epoch_length=2, writer=Checkpointer)
+    runner.train([0.5, 0.4])
+    runner.checkpointer.close()
+    regular, published, best = [], [], []
+    for name in os.listdir(tmp_path):
+        (published if "-" in name else best if name.startswith("best") else regular).append(name)
+    assert sorted(regular) == ["epoch_2", "last_checkpoint"]
+    assert best == ["best_acc_epoch_1"]
+    assert sorted(name.split("-")[0] for name in published) == ["best_acc_epoch_1", "epoch_2"]
+    assert (tmp_path / "last_checkpoint").read_text() == str(tmp_path / "epoch_2")
+    assert list(load(tmp_path / "best_acc_epoch_1").params["kernel"]) == [2, 2]
+    saved = read_meta(tmp_path / "epoch_2")["hooks"]["CheckpointHook"]
+    assert saved["best"] == {"acc": {"score": 0.5, "name": "best_acc_epoch_1"}}
+    assert (saved["kept"], saved["evicting"]) == ([2], ["epoch_1"])
