@@ -22,7 +22,7 @@ class CosineAnnealingRule(Rule):
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017, without the restarts.
     """
 
-    epoch_units: ClassVar[tuple[str, ...]] = ("T_max",)
+    epoch_units: ClassVar[tuple[str, ...] | None] = ("T_max",)
     T_max: int | None = None
     eta_min: float | None = None
     eta_min_ratio: float | None = dataclasses.field(default=None, kw_only=True)
@@ -58,7 +58,7 @@ class CosineAnnealingRule(Rule):
 class CosineRestartRule(Rule):
     """One half cosine per period, each starting at its weight times the initial value (SGDR, as above)."""
 
-    epoch_units: ClassVar[tuple[str, ...]] = ("periods",)
+    epoch_units: ClassVar[tuple[str, ...] | None] = ("periods",)
     periods: Sequence[int]
     restart_weights: Sequence[float] = (1,)
     eta_min: float | None = None
@@ -107,7 +107,7 @@ class OneCycleRule(Rule):
     Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates", 2018.
     """
 
-    epoch_units: ClassVar[tuple[str, ...]] = ("total_steps",)
+    epoch_units: ClassVar[tuple[str, ...] | None] = ("total_steps",)
     eta_max: float | Sequence[float]
     total_steps: int | None = None
     pct_start: float = 0.3

@@ -97,7 +97,7 @@ def _build_one(cfg: Any, wrapper: Any, run: _Run) -> list[ParamScheduler]:
         raise TypeError(f"a parameter scheduler is a dict with a 'type', found {type(cfg).__name__}: {cfg!r}")
     arguments = {key: value for key, value in cfg.items() if key != "_delete_"}
     converted = arguments.pop("convert_to_iter_based", False)
-    entry = arguments.get("type")
+    entry: Any = arguments.get("type")
     if isinstance(entry, str):
         with place("type"):
             entry = PARAM_SCHEDULERS.get(entry)

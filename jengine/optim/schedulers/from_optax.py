@@ -6,7 +6,7 @@ arrays, so that values are taken in blocks, in float64 on the CPU: no step of th
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class OptaxRule(Rule):
     A schedule made of schedules (`join_schedules`) takes a list of such dicts.
     """
 
+    epoch_units: ClassVar[tuple[str, ...] | None] = None
     schedule: Mapping[str, Any]
 
     def __post_init__(self) -> None:
@@ -81,13 +82,13 @@ def _blocks(schedule: Callable[[Any], Any]) -> Callable[[int], float]:
     import jax
 
     computed: dict[int, np.ndarray] = {}
+    evaluate = jax.jit(jax.vmap(lambda step: jax.numpy.asarray(schedule(step), dtype=float)))
 
     def block(number: int) -> np.ndarray:
         cpu = jax.local_devices(backend="cpu")[0]
         steps = np.arange(number * _BLOCK, (number + 1) * _BLOCK, dtype=np.float64)
         with jax.enable_x64(True), jax.default_device(cpu):
-            values = jax.vmap(lambda step: jax.numpy.asarray(schedule(step), dtype=float))(jax.device_put(steps, cpu))
-            return jax.device_get(values)
+            return jax.device_get(evaluate(jax.device_put(steps, cpu)))
 
     def value_at(t: int) -> float:
         number, offset = divmod(t, _BLOCK)

@@ -4,6 +4,7 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from jengine.errors import ConfigError, closest
 from jengine.optim.schedulers.plateau import PlateauSettings
@@ -13,6 +14,8 @@ from jengine.optim.schedulers.rules import Rule, StepFunction, check_positive, s
 @dataclasses.dataclass(frozen=True)
 class FactorRule(Rule):
     """A rule that sets `factor(t)` times the initial value."""
+
+    epoch_units: ClassVar[tuple[str, ...] | None] = None
 
     def factor(self, t: int) -> float:
         """What the initial value is multiplied by at step `t` of the window."""
@@ -114,7 +117,7 @@ class PythiaMultiStepRule(PythiaRule):
 
 @dataclasses.dataclass(frozen=True)
 class WarmupLinearNonZeroRule(FactorRule):
-    """Linear up and linear down, never below `min_lr`, not even at step 0. `use_warmup` has no effect in iMIX either."""
+    """Linear up and linear down, never below `min_lr`, not even at step 0. `use_warmup` has no effect, as in iMIX."""
 
     t_total: int
     warmup_iterations: int = 0

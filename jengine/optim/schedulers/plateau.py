@@ -22,7 +22,7 @@ class PlateauSettings:
     holds for the optimizer's own settings.
     """
 
-    epoch_units: ClassVar[tuple[str, ...]] = ()
+    epoch_units: ClassVar[tuple[str, ...] | None] = None
     monitor: str = "loss"
     rule: str = "less"
     factor: float = 0.1
@@ -77,21 +77,12 @@ class PlateauScheduler(ParamScheduler):
     need_val_args: ClassVar[bool] = True
     settings: PlateauSettings
 
-    def __init__(self, *args: Any, by_epoch: bool = True, **kwargs: Any) -> None:
-        if not by_epoch:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if not kwargs.get("by_epoch", True):
             raise AssertionError(f"{type(self).__name__} follows validations: it works with by_epoch=True only")
         self.reductions: list[int] = []  # the global step of each reduction, so that they can be replayed
-        super().__init__(*args, by_epoch=True, **kwargs)
+        super().__init__(*args, **kwargs)
         self.state = PlateauState(best=1e9 if self.settings.rule == "less" else -1e9)
-
-    @classmethod
-    def build_iter_from_epoch(cls, *args: Any, epoch_length: int | None = None, **kwargs: Any) -> ParamScheduler:
-        """Not possible: validations are what it counts.
-
-        Raises:
-          NotImplementedError: always.
-        """
-        raise NotImplementedError(f"{cls.__name__} follows validations and cannot count iterations")
 
     def step(self, metrics: Mapping[str, float] | None = None) -> None:
         """Counts an epoch, or with the metrics of a validation looks at the monitored one.
@@ -121,11 +112,11 @@ class PlateauScheduler(ParamScheduler):
     def reduce(self) -> None:
         """Multiplies the value of every driven group by `factor`, down to its minimum."""
         groups = self._groups()
-        for index, _, least in self._driven:
-            value = float(groups[index][self.param_name])
+        for place, _, least in self._driven:
+            value = float(groups[place][self.param_name])
             reduced = max(value * self.settings.factor, least)
             if value - reduced > self.settings.eps:
-                self._write(groups[index], reduced)
+                self._write(groups[place], reduced)
 
     def state_dict(self) -> dict[str, Any]:
         """As for every scheduler, and what has been seen."""
@@ -150,4 +141,4 @@ class PlateauScheduler(ParamScheduler):
                 floors.append(floors[-1])
             if len(floors) != count:
                 raise ConfigError(f"min_value has {len(least)} values for {count} parameter groups")
-        self._driven = [driven._replace(anchor=floors[driven.index]) for driven in self._driven]
+        self._driven = [driven._replace(anchor=floors[driven.place]) for driven in self._driven]

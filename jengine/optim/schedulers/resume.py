@@ -121,9 +121,8 @@ def _load_chain(chain: list[ParamScheduler], states: list[Any], settings: str, p
             configured, saved = scheduler.state_dict()["settings"], state["settings"]
             for key in sorted(configured.keys() | saved.keys()):
                 if configured.get(key) != saved.get(key):
-                    differences.append(
-                        f"{prefix}[{index}].{key}: {configured.get(key)} in the config, {saved.get(key)} in the checkpoint"
-                    )
+                    here, there = configured.get(key), saved.get(key)
+                    differences.append(f"{prefix}[{index}].{key}: {here} in the config, {there} in the checkpoint")
             if settings == "checkpoint" or configured["type"] == saved["type"]:
                 scheduler.load_state_dict(state, settings)
     return differences

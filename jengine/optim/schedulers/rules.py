@@ -30,10 +30,11 @@ class ConflictError(ConfigError, AssertionError):
 class Rule:
     """The settings of one family of schedules, and what they do to a value at each step.
 
-    `epoch_units` names the settings that count epochs, so that a conversion to iterations scales them.
+    `epoch_units` names the settings that count steps, which a conversion from epochs to iterations scales; None says
+    that the family cannot be converted.
     """
 
-    epoch_units: ClassVar[tuple[str, ...]] = ()
+    epoch_units: ClassVar[tuple[str, ...] | None] = ()
 
     def bind(self, span: int) -> StepFunction:
         """The function from the step in the window to the change of the value.
@@ -66,7 +67,7 @@ class Rule:
 
 
 def scale_epochs(settings: Mapping[str, Any], names: Sequence[str], epoch_length: int) -> dict[str, Any]:
-    """A copy of `settings` in which what `names` names, numbers or lists of numbers, is multiplied by `epoch_length`."""
+    """A copy of `settings` in which the numbers, or lists of them, called `names` are multiplied by `epoch_length`."""
     scaled = dict(settings)
     for name in names:
         if isinstance(scaled.get(name), list | tuple):
@@ -155,7 +156,7 @@ class LinearRule(Rule):
 class StepRule(Rule):
     """Multiplies by `gamma` every `step_size` steps."""
 
-    epoch_units: ClassVar[tuple[str, ...]] = ("step_size",)
+    epoch_units: ClassVar[tuple[str, ...] | None] = ("step_size",)
     step_size: int
     gamma: float = 0.1
 
@@ -172,7 +173,7 @@ class StepRule(Rule):
 class MultiStepRule(Rule):
     """Multiplies by `gamma` at each milestone, counted from `begin`; a milestone given twice counts twice."""
 
-    epoch_units: ClassVar[tuple[str, ...]] = ("milestones",)
+    epoch_units: ClassVar[tuple[str, ...] | None] = ("milestones",)
     milestones: Sequence[int]
     gamma: float = 0.1
 

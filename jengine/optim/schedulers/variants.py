@@ -6,7 +6,8 @@ from typing import Any
 
 from jengine.optim.schedulers import annealing, from_optax, imix, rules
 from jengine.optim.schedulers.plateau import PlateauScheduler, PlateauSettings
-from jengine.optim.schedulers.scheduler import ParamScheduler, RuleScheduler
+from jengine.optim.schedulers.rule_scheduler import RuleScheduler
+from jengine.optim.schedulers.scheduler import ParamScheduler
 from jengine.registry import PARAM_SCHEDULERS
 
 _COMMON = {"begin": 0, "end": rules.INF, "last_step": -1, "by_epoch": True, "verbose": False}
