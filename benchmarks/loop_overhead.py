@@ -62,14 +62,13 @@ def make_runner(batches, iters, work_dir):
     )
 
 
-def by_hand(step, state, batches, iters, wrapper):
+def by_hand(step, state, batches, iters, hyperparams, put):
     """A careful loop: the next batch is on its way, at most two steps are in flight, the loss is read every tenth."""
-    hyperparams = wrapper.hyperparams
-    ready = jax.device_put(batches[0])
+    ready = put(batches[0])
     in_flight, losses, fetches = [], [], 0
     start = time.perf_counter()
     for i in range(iters):
-        batch, ready = ready, jax.device_put(batches[(i + 1) % len(batches)])
+        batch, ready = ready, put(batches[(i + 1) % len(batches)])
         if len(in_flight) == 2:
             jax.block_until_ready(in_flight.pop(0))
         state, outputs = step(state, batch, hyperparams)
@@ -109,10 +108,11 @@ def main():
         step = jax.jit(build_train_step(model, wrapper), donate_argnums=0)
         params, model_state = model.init(jax.random.key(0), batches[0])
         state = create_train_state(params, model_state, wrapper, rng=jax.random.key(1))
-        _, _, state = by_hand(step, state, batches, 20, wrapper)
+        fixed = (wrapper.hyperparams, runner.strategy.put_batch)
+        _, _, state = by_hand(step, state, batches, 20, *fixed)
         hand, engine = [], []
         for _ in range(args.rounds):
-            took, hand_fetches, state = by_hand(step, state, batches, args.iters, wrapper)
+            took, hand_fetches, state = by_hand(step, state, batches, args.iters, *fixed)
             hand.append(took)
             took, engine_fetches = with_runner(runner, args.iters)
             engine.append(took)

@@ -34,7 +34,7 @@ def main(epochs: int = 3) -> float:
     for epoch in range(epochs):
         loader.set_epoch(epoch)
         for group in wrapper.param_groups:  # numbers on the host: change them at will, nothing is traced again
-            group["lr"] *= 0.7
+            group["lr"] *= 0.9
         for batch in loader:
             state, outputs = step(state, batch, wrapper.hyperparams)
         print(f"epoch {epoch + 1}: loss {float(outputs['loss']):.3f}, lr {wrapper.get_lr()['lr']}")

@@ -53,8 +53,14 @@ class MessageHub:
         return cls._instances[name]
 
     @classmethod
+    def new_instance(cls, name: str) -> "MessageHub":
+        """A hub without history that from now on is the one called `name`, and the current one."""
+        cls._instances.pop(name, None)
+        return cls.get_instance(name)
+
+    @classmethod
     def get_current_instance(cls) -> "MessageHub":
-        """The hub that `get_instance` made last; one called 'jengine' where there is none."""
+        """The hub made last; one called 'jengine' where there is none."""
         return next(reversed(cls._instances.values())) if cls._instances else cls.get_instance("jengine")
 
     def update_scalar(self, key: str, value: Any, count: int = 1, resumed: bool = True) -> None:

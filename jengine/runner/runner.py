@@ -116,7 +116,7 @@ class Runner:
 
         os.makedirs(self.log_dir, exist_ok=True)
         self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=log_level)
-        self.message_hub = MessageHub.get_instance(self.experiment_name)
+        self.message_hub = MessageHub.new_instance(self.experiment_name)
         self.visualizer = build.build_visualizer(visualizer, self.log_dir)
         if self.cfg and self.is_main_process:
             write_config(self.cfg, os.path.join(self.work_dir, "config.py"))

@@ -252,3 +252,12 @@ def test_an_info_that_json_cannot_hold_is_left_out_with_a_warning(hub, value):
 def test_a_state_without_its_parts_is_refused(hub):
     with pytest.raises(KeyError, match="'runtime_info'"):
         hub.load_state_dict({"log_scalars": {}})
+
+
+def test_a_new_run_of_the_same_name_starts_without_history():
+    earlier = MessageHub.get_instance("test_new")
+    earlier.update_scalar("train/loss", 1.0)
+    hub = MessageHub.new_instance("test_new")
+    assert hub is not earlier
+    assert hub.log_scalars == {}
+    assert MessageHub.get_instance("test_new") is MessageHub.get_current_instance() is hub

@@ -1,0 +1,162 @@
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from jengine.cli import main
+
+CONFIG = '''
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+from jengine.data import ArrayDataset
+from jengine.model import FunctionalModel
+from jengine.registry import DATASETS, MODELS
+
+
+@DATASETS.register_module(force=True)
+class Line(ArrayDataset):
+    def __init__(self, size):
+        x = np.linspace(-1, 1, size, dtype=np.float32)
+        super().__init__(dict(x=x, y=2 * x + 1))
+
+
+@MODELS.register_module(force=True)
+class LineModel(FunctionalModel):
+    def __init__(self):
+        predict = lambda params, batch: params["a"] * batch["x"] + params["b"]
+        super().__init__(
+            lambda: {"a": jnp.zeros(()), "b": jnp.zeros(())},
+            lambda params, batch: jnp.square(predict(params, batch) - batch["y"]),
+            predict,
+        )
+
+
+@MODELS.register_module(force=True)
+def squared_error():
+    return lambda predictions, batch: jnp.square(predictions - batch["y"])
+
+
+def get_config():
+    config = ConfigDict()
+    config.model = dict(type="LineModel")
+    config.train_dataloader = dict(batch_size=8, dataset=dict(type="Line", size=32))
+    config.train_cfg = dict(max_epochs=2)
+    config.optim_wrapper = dict(optimizer=dict(type="SGD", lr=0.1))
+    config.val_dataloader = dict(batch_size=8, dataset=dict(type="Line", size=8))
+    config.val_cfg = dict()
+    config.val_evaluator = dict(type="MeanLoss", loss=dict(type="squared_error"))
+    config.test_dataloader, config.test_cfg = config.val_dataloader, dict()
+    config.test_evaluator = config.val_evaluator
+    config.custom_hooks = [dict(type="IterTimerHook", block=False)]
+    return config
+'''
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    path = tmp_path / "line.py"
+    path.write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    return str(path)
+
+
+def test_train_test_and_resume(config, tmp_path, capsys):
+    assert main(["train", config, "--config.train_cfg.max_epochs=1"]) == 0
+    work_dir = tmp_path / "work_dirs" / "line"
+    out = capsys.readouterr().out
+    for shown in ("Parameters", "Parameter groups", "Hooks will be executed", "Epoch(val) [1]", "Validations", "checkpoints:"):
+        assert shown in out
+    assert "max_epochs" in (work_dir / "config.py").read_text()
+    assert main(["train", config, "--resume"]) == 0
+    assert "Resumed from" in capsys.readouterr().out
+    assert {"epoch_1", "epoch_2"} <= {p.name for p in work_dir.iterdir()}
+    assert main(["test", config, str(work_dir / "epoch_2")]) == 0
+    assert "Epoch(test) [1/1]" in capsys.readouterr().out
+
+
+def test_the_written_config_is_one_that_runs(config, tmp_path, capsys):
+    assert main(["train", config, "--work-dir", "first", "--config.optim_wrapper.optimizer.lr=0.05"]) == 0
+    assert main(["config", "first/config.py"]) == 0
+    assert "'lr': 0.05" in capsys.readouterr().out.replace('"', "'")
+
+
+def test_config_prints_what_will_be_used_with_overrides_into_lists(config, capsys):
+    assert main(["config", config, "--config.custom_hooks[0].block=True", "--config.train_cfg.max_epochs=7"]) == 0
+    scope = {}
+    exec(capsys.readouterr().out, scope)
+    cfg = scope["get_config"]()
+    assert cfg["custom_hooks"][0]["block"] is True
+    assert cfg["train_cfg"]["max_epochs"] == 7
+
+
+def test_groups_prints_the_table_and_leaves_nothing_behind(config, tmp_path, capsys):
+    override = "--config.optim_wrapper.paramwise_cfg={'custom_keys': {'.a': {'lr_mult': 0.5}}}"
+    assert main(["groups", config, override]) == 0
+    out = capsys.readouterr().out
+    assert "Parameter groups" in out
+    assert "0.05" in out
+    assert [p.name for p in tmp_path.iterdir() if p.suffix != ".py" and p.name != "__pycache__"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "place"),
+    [
+        (["--config.optim_wraper.optimizer.lr=1"], "did you mean 'optim_wrapper'", ""),
+        (["--config.optim_wrapper.optimizer.lrr=1"], "did you mean 'lr'", "optim_wrapper.optimizer"),
+        (["--config.optim_wrapper.optimizer.type=SDG"], "did you mean 'SGD'", "optim_wrapper.optimizer.type"),
+        (["--config.custom_hooks[0].type=ItrTimerHook"], "did you mean 'IterTimerHook'", "custom_hooks[0].type"),
+        (["--config.custom_hooks[0].priority=101"], "between 0 and 100, found 101", "custom_hooks[0]"),
+        (["--config.custom_hooks[3].block=1"], "custom_hooks", ""),
+        (["--resume", "nowhere"], "nowhere", "resume"),
+    ],
+)
+def test_a_mistake_in_the_config_is_three_lines_and_exit_code_2(config, tmp_path, capsys, arguments, message, place):
+    assert main(["train", config, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("jengine: ")
+    assert message in error
+    assert f"in the config at `{place}`" in error or not place
+    assert "Traceback" not in error
+    assert not (tmp_path / "work_dirs" / "line").exists() or "optim" in arguments[0]
+
+
+def test_a_missing_config_names_what_is_there(config, capsys):
+    assert main(["train", config.replace("line.py", "lines.py")]) == 2
+    assert "line.py" in capsys.readouterr().err
+
+
+def test_the_traceback_is_there_on_demand(config):
+    with pytest.raises(KeyError, match="SGD"):
+        main(["train", config, "--traceback", "--config.optim_wrapper.optimizer.type=SDG"])
+
+
+def test_an_error_in_a_hook_keeps_its_traceback(config, tmp_path, monkeypatch):
+    from jengine.hooks import IterTimerHook
+
+    def broken(self, runner, **arguments):
+        raise ZeroDivisionError("mine")
+
+    monkeypatch.setattr(IterTimerHook, "before_train", broken)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        main(["train", config])
+
+
+def test_an_unknown_option_gets_the_closest(config, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", config, "--workdir", "x"])
+    assert exit_.value.code == 2
+    assert "did you mean '--work-dir'" in capsys.readouterr().err
+
+
+def test_help_imports_no_heavy_library():
+    code = (
+        "import sys, json; from jengine.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: print(json.dumps([m for m in ('jax', 'flax', 'optax', 'orbax', 'numpy') if m in sys.modules]))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                         cwd=pathlib.Path(__file__).parents[2])  # fmt: skip
+    assert json.loads(out.stdout.splitlines()[-1]) == []

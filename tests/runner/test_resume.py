@@ -1,0 +1,192 @@
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine import checkpoint
+from jengine.hooks import Hook
+from jengine.model import FunctionalModel
+from jengine.paths import flatten
+
+SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=2))
+
+
+def noisy_model():
+    """A model with state and with noise in its loss, so that a resumed run must have both."""
+
+    def predict(params, model_state, batch):
+        return batch["x"] @ params["w"] + model_state["mean"]
+
+    def loss(params, model_state, batch, rng):
+        noise = jax.random.normal(rng, batch["y"].shape)
+        error = predict(params, model_state, batch) - batch["y"] + 0.1 * noise
+        return {"loss": jnp.square(error)}, {"mean": 0.9 * model_state["mean"] + 0.1 * batch["y"].mean()}
+
+    return FunctionalModel(init=lambda: ({"w": jnp.zeros((2,))}, {"mean": jnp.zeros(())}), loss=loss, predict=predict)
+
+
+class Average(Hook):
+    """A traced hook with state and a host hook with state."""
+
+    def __init__(self):
+        self.epochs = 0
+
+    def init_traced_state(self, params, model_state):
+        return jax.tree.map(jnp.copy, params)
+
+    def traced_update(self, ctx):
+        return ctx.replace(hook_state=jax.tree.map(lambda a, p: a + 0.1 * (p - a), ctx.hook_state, ctx.params))
+
+    def after_train_epoch(self, runner):
+        self.epochs += 1
+
+    def state_dict(self):
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state_dict):
+        self.epochs = state_dict["epochs"]
+
+
+class StopAfter(Hook):
+    """Ends the process's part of the training as a kill would: with an exception, after some iterations."""
+
+    def __init__(self, iters):
+        self.iters = iters
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == self.iters:
+            raise KeyboardInterrupt
+
+
+def arguments(hook, **changes):
+    return {
+        **dict(
+            model=noisy_model(),
+            train_cfg=dict(max_epochs=4),
+            optim_wrapper=dict(optimizer=dict(type="Adam", lr=0.05), clip_grad=dict(max_norm=1.0)),
+            param_scheduler=[
+                dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=6),
+                dict(type="MultiStepLR", milestones=[2], gamma=0.1),
+            ],
+            default_hooks=SAVE,
+            custom_hooks=[hook],
+        ),
+        **changes,
+    }
+
+
+def bits(state):
+    leaves = flatten(state)
+    return {
+        path: np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x).tobytes()
+        for path, x in leaves.items()
+    }
+
+
+
+
+@pytest.mark.parametrize("by_epoch", [True, False])
+def test_a_run_resumed_at_an_epoch_border_ends_with_the_same_bits(make_runner, tmp_path, by_epoch):
+    if by_epoch:
+        changes = dict(train_cfg=dict(max_epochs=4))
+    else:  # saved within a pass over the data too
+        changes = dict(
+            train_cfg=dict(by_epoch=False, max_iters=16, val_interval=4),
+            default_hooks={**SAVE, "checkpoint": dict(type="CheckpointHook", by_epoch=False, interval=3)},
+            param_scheduler=dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=14),
+        )
+    whole = Average()
+    expected = make_runner(work_dir=tmp_path / "whole", **arguments(whole, **changes)).train()
+
+    work_dir = tmp_path / "broken"
+    broken = make_runner(work_dir=work_dir, **arguments(Average(), **changes))
+    broken.register_hook(StopAfter(9))
+    with pytest.raises(KeyboardInterrupt):
+        broken.train()
+    again = Average()
+    runner = make_runner(work_dir=work_dir, **arguments(again, **changes), resume=True)
+    state = runner.train()
+
+    assert bits(state) == bits(expected)
+    assert again.epochs == whole.epochs
+    assert runner.log_dir == broken.log_dir
+    assert [row[:2] for row in runner.validations] == (
+        [(e, 4 * e) for e in (1, 2, 3, 4)] if by_epoch else [(0, i) for i in (4, 8, 12, 16)]
+    )
+
+
+def test_resuming_where_there_is_nothing_starts_anew(make_runner):
+    runner = make_runner(resume=True, train_cfg=dict(max_epochs=1))
+    assert runner.train().step == 4
+
+
+def test_a_path_without_a_checkpoint_is_an_error_before_anything_is_written(make_runner, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "missing"):
+        with pytest.raises(FileNotFoundError, match=name) as error:
+            make_runner(resume=str(tmp_path / name))
+        assert "in the config at `resume`" in error.value.__notes__
+    with pytest.raises(FileNotFoundError, match="missing"):
+        make_runner(load_from=str(tmp_path / "missing"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_are_loaded_without_the_rest(make_runner, tmp_path):
+    trained = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1)).train()
+    runner = make_runner(work_dir=tmp_path / "tuned", load_from=tmp_path / "run" / "epoch_1")
+    before = {}
+
+    class Look(Hook):
+        def before_train(self, runner):
+            before.update(iter=runner.iter, w=np.asarray(runner.state.params["w"]))
+
+    runner.register_hook(Look())
+    runner.train()
+    assert before["iter"] == 0
+    np.testing.assert_array_equal(before["w"], trained.params["w"])
+
+
+def test_a_new_run_in_the_same_work_dir_moves_the_old_checkpoints_aside(make_runner, tmp_path):
+    first = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1)).train()
+    make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1), randomness=dict(seed=7)).train()
+    old = checkpoint.load(tmp_path / "run" / "earlier_1" / "epoch_1")
+    np.testing.assert_array_equal(old.params["w"], first.params["w"])
+    assert (tmp_path / "run" / "epoch_1").is_dir()
+    assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).parent == tmp_path / "run"
+
+
+def test_a_checkpoint_holds_the_rate_of_the_next_step(make_runner, tmp_path):
+    make_runner(
+        default_hooks=SAVE,
+        train_cfg=dict(max_epochs=2),
+        param_scheduler=dict(type="MultiStepLR", milestones=[1], gamma=0.1),
+    ).train()
+    meta = checkpoint.read_meta(tmp_path / "run" / "epoch_1")
+    assert meta["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01)
+    assert meta["meta"]["epoch"] == 1
+    assert meta["meta"]["iter"] == 4
+
+
+@pytest.mark.parametrize(
+    ("hook", "train_cfg", "expected"),
+    [
+        (dict(interval=5), dict(max_epochs=12), ["epoch_10", "epoch_12", "epoch_5"]),
+        (dict(interval=5, by_epoch=False), dict(by_epoch=False, max_iters=12), ["iter_10", "iter_12", "iter_5"]),
+    ],
+)
+def test_checkpoints_are_written_at_their_interval_and_at_the_end(make_runner, tmp_path, hook, train_cfg, expected):
+    make_runner(
+        default_hooks=dict(checkpoint=dict(type="CheckpointHook", **hook), logger=None),
+        train_cfg=train_cfg, val_dataloader=None, val_cfg=None, val_evaluator=None,
+    ).train()  # fmt: skip
+    found = sorted(p.name for p in (tmp_path / "run").iterdir() if p.is_dir() and p.name.startswith(("epoch_", "iter_")))
+    assert found == expected
+
+
+def test_the_seed_of_the_checkpoint_wins_over_a_drawn_one(make_runner):
+    first = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1), randomness=dict(seed=None))
+    first.train()
+    again = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=2), randomness=dict(seed=None), resume=True)
+    assert again.seed == first.seed

@@ -1,0 +1,62 @@
+"""Every config and example is trained for a few iterations, so that none can rot."""
+
+import importlib.util
+import pathlib
+
+import pytest
+
+from jengine import Runner, load_config
+from jengine.config import resolve
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.py") if "def get_config" in path.read_text())
+EXAMPLES = {
+    "nnx_model": dict(max_epochs=2),
+    "plain_functions": dict(max_iters=30),
+    "own_loop": dict(epochs=1),
+}
+
+
+def load_example(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_published_config_trains_validates_and_saves(path, tmp_path):
+    pytest.importorskip("sklearn")
+    cfg = resolve(load_config(str(path)))
+    by_epoch = cfg["train_cfg"].get("by_epoch", True)
+    cfg["train_cfg"].update({"max_epochs": 1} if by_epoch else {"max_iters": 4, "val_interval": 2})
+    cfg["train_dataloader"]["num_batch_per_epoch"] = 4
+    for scheduler in cfg["param_scheduler"]:  # schedules of the full length, cut off early
+        scheduler.setdefault("end", 20)
+    cfg["default_hooks"]["logger"] = dict(type="LoggerHook", interval=2)
+    runner = Runner.from_cfg({**cfg, "work_dir": tmp_path})
+    state = runner.train()
+    assert state.step == 4
+    assert runner.validations
+    assert (tmp_path / "last_checkpoint").exists()
+    assert 0.0 <= runner.test()["accuracy/top1"] <= 1.0
+
+
+def test_every_example_is_tested():
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+
+
+def test_the_nnx_example(tmp_path):
+    assert load_example("nnx_model").main(work_dir=tmp_path, **EXAMPLES["nnx_model"])["accuracy/top1"] > 0.7
+
+
+def test_the_functions_example_raises_its_penalty_and_averages(tmp_path):
+    runner = load_example("plain_functions").main(work_dir=tmp_path, **EXAMPLES["plain_functions"])
+    assert runner.hyperparams["l2"] == pytest.approx(1e-3 * 29 / 30)
+    assert runner.update_step.traces == 1
+    average = runner.state.hook_state["Average"]["kernel"]
+    assert 0 < float(abs(average).sum()) < float(abs(runner.state.params["kernel"]).sum())
+
+
+def test_the_own_loop_example():
+    assert load_example("own_loop").main(**EXAMPLES["own_loop"]) > 0.15
