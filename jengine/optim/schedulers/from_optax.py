@@ -1,7 +1,7 @@
 """Any schedule of optax, by its name in a config, as a rule.
 
 The schedule gives the value of the optimizer's own settings; a group with a multiplier keeps it. optax computes with
-arrays, so that values are taken in blocks, in float64 on the CPU: no step of the training touches a device for them.
+arrays, so that values are taken in blocks, in float64 on the CPU: the accelerator is not touched.
 """
 
 import dataclasses
@@ -85,10 +85,10 @@ def _blocks(schedule: Callable[[Any], Any]) -> Callable[[int], float]:
     evaluate = jax.jit(jax.vmap(lambda step: jax.numpy.asarray(schedule(step), dtype=float)))
 
     def block(number: int) -> np.ndarray:
-        cpu = jax.local_devices(backend="cpu")[0]
+        device = _host_device()
         steps = np.arange(number * _BLOCK, (number + 1) * _BLOCK, dtype=np.float64)
-        with jax.enable_x64(True), jax.default_device(cpu):
-            return jax.device_get(evaluate(jax.device_put(steps, cpu)))
+        with jax.enable_x64(True), jax.default_device(device):
+            return jax.device_get(evaluate(jax.device_put(steps, device)))
 
     def value_at(t: int) -> float:
         number, offset = divmod(t, _BLOCK)
@@ -98,6 +98,16 @@ def _blocks(schedule: Callable[[Any], Any]) -> Callable[[int], float]:
         return float(computed[number][offset])
 
     return value_at
+
+
+def _host_device() -> Any:
+    """A CPU device; another one where JAX was started without CPUs (`JAX_PLATFORMS=cuda`)."""
+    import jax
+
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return jax.local_devices()[0]
 
 
 def _plain(value: Any) -> Any:

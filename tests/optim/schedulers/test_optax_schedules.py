@@ -1,5 +1,7 @@
 """Schedules of optax by name: their values, groups with multipliers, and nothing on a device while training."""
 
+import json
+
 import jax
 import numpy as np
 import optax
@@ -65,9 +67,21 @@ def test_no_step_makes_an_implicit_transfer(make_wrapper, build):
     assert type(wrapper.param_groups[0]["lr"]) is float
 
 
-def test_the_state_fits_json_and_goes_on(make_wrapper, build, collect):
-    import json
+def test_without_a_cpu_backend_another_device_computes(make_wrapper, build, monkeypatch):
+    devices = jax.local_devices()
 
+    def local_devices(backend=None):
+        if backend == "cpu":
+            raise RuntimeError("Unknown backend cpu")
+        return devices
+
+    monkeypatch.setattr(jax, "local_devices", local_devices)
+    wrapper = make_wrapper(1.0)
+    build(wrapper, {"type": "OptaxLR", "schedule": {"type": "constant_schedule", "value": 0.5}})
+    assert wrapper.param_groups[0]["lr"] == 0.5
+
+
+def test_the_state_fits_json_and_goes_on(make_wrapper, build, collect):
     wrapper, resumed = make_wrapper(0.1), make_wrapper(0.1)
     chain = build(wrapper, {"type": "OptaxLR", "schedule": WARMUP_COSINE})
     collect(wrapper, chain, 7)
