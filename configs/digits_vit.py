@@ -9,7 +9,7 @@ def get_config() -> ConfigDict:
 
     config.model = dict(
         type="LinenModel",
-        module=dict(type="SmallViT", num_classes=10, patch=2, width=64, depth=4, heads=4, dropout=0.1),
+        module=dict(type="SmallViT", num_classes=10, patch=2, width=64, depth=4, heads=4),
         loss=dict(type="CrossEntropy", label_smoothing=0.05),
     )
 
@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
     # Matched by Flax path or torch name; parameters of a norm and biases carry no weight decay.
     no_decay = ("cls_token", "pos_embed", "ln", "norm", "bias")
     config.optim_wrapper = dict(
-        optimizer=dict(type="AdamW", lr=1e-3, betas=(0.9, 0.98), weight_decay=0.05),
+        optimizer=dict(type="AdamW", lr=3e-3, betas=(0.9, 0.98), weight_decay=0.05),
         clip_grad=dict(max_norm=1.0),
         paramwise_cfg=dict(custom_keys={key: dict(decay_mult=0.0) for key in no_decay}),
     )

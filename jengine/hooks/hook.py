@@ -173,6 +173,21 @@ class Hook:
         """After the update: sees the new `ctx.params`; may change them, `ctx.model_state`, `ctx.hook_state`."""
         return ctx
 
+    # --- What validation and test look at. ---
+
+    def eval_variables(self, runner: "Runner", variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+        """What is evaluated: suffix of the metrics' names -> `(params, model_state)`.
+
+        Args:
+          runner: the runner.
+          variables: what the hooks before left; at first the training state's own, under the suffix ''.
+
+        Returns:
+          What to evaluate instead, one pass for each entry. An averaged model takes the place of the raw one here;
+          nothing is swapped.
+        """
+        return variables
+
     # --- State on the host, saved in every checkpoint. ---
 
     def state_dict(self) -> dict[str, Any]:

@@ -204,14 +204,16 @@ class EvalLoop:
         runner, mode = self.runner, self.mode
         runner.call_hook(f"before_{mode}")
         runner.call_hook(f"before_{mode}_epoch")
-        metrics = self._evaluate()
+        metrics: dict[str, float] = {}
+        for suffix, (params, model_state) in runner.eval_variables().items():
+            found = self._evaluate(params, model_state)
+            metrics.update({f"{name}{suffix}": value for name, value in found.items()})
         runner.call_hook(f"after_{mode}_epoch", metrics=metrics)
         runner.call_hook(f"after_{mode}")
         return metrics
 
-    def _evaluate(self) -> dict[str, float]:
+    def _evaluate(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
         runner, mode = self.runner, self.mode
-        params, model_state = runner.eval_variables()
         sums = self.evaluator.init()
         with contextlib.closing(prefetch_to_device(self.dataloader, runner.strategy.put_batch)) as batches:
             for batch_idx, batch in enumerate(batches):

@@ -217,10 +217,13 @@ class Runner:
         self.in_flight.add(outputs["loss"])
         return outputs
 
-    def eval_variables(self) -> tuple[PyTree, PyTree]:
-        """The parameters and model state that validation and test use."""
+    def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
+        """What validation and test evaluate: suffix of the metrics' names -> `(params, model_state)`."""
         assert self.state is not None
-        return self.state.params, self.state.model_state
+        variables = {"": (self.state.params, self.state.model_state)}
+        for hook in self._hooks:
+            variables = hook.eval_variables(self, variables)
+        return variables
 
     def note_validation(self, metrics: dict[str, float]) -> None:
         """Keeps the metrics of a validation for the table at the end of the run."""
