@@ -34,6 +34,7 @@ def get_config() -> ConfigDict:
     ]
 
     config.default_hooks = dict(
+        logger=dict(type="LoggerHook", interval=20),
         checkpoint=dict(type="CheckpointHook", interval=4, max_keep_ckpts=2, save_best="accuracy/top1"),
     )
     config.visualizer = dict(vis_backends=[dict(type="LocalVisBackend"), dict(type="TensorboardVisBackend")])

@@ -34,10 +34,11 @@ def closest(name: str, candidates: Iterable[str]) -> str:
       "; did you mean 'x'?" when one of them is close, else the whole list of legal names.
     """
     names = sorted(str(c) for c in candidates)
-    by_lower = {n.lower(): n for n in names}
-    match = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.6)
+    by_lower = {n.lower(): n for n in reversed(names)}
+    match = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    match = match or [by_lower[m] for m in difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.6)]
     if match:
-        return f"; did you mean {by_lower[match[0]]!r}?"
+        return f"; did you mean {match[0]!r}?"
     return f"; expected one of: {', '.join(names)}" if names else ""
 
 

@@ -24,6 +24,7 @@ class Registry:
 
     def __init__(self, name: str, location: str) -> None:
         self.name = name
+        self._one = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
         self._location: str | None = location
         self._entries: dict[str, Callable[..., Any]] = {}
 
@@ -73,13 +74,13 @@ class Registry:
           KeyError: unknown type. TypeError: not such a dict, or arguments that the constructor does not have.
         """
         if isinstance(cfg, tuple) and len(cfg) == 1:
-            raise TypeError(f"a {self.name} is a dict, found a tuple of one: remove the comma after `dict(...)`")
+            raise TypeError(f"{self._one} is a dict, found a tuple of one: remove the comma after `dict(...)`")
         if not hasattr(cfg, "items"):
-            raise TypeError(f"a {self.name} is a dict with a 'type', found {type(cfg).__name__}: {cfg!r}")
+            raise TypeError(f"{self._one} is a dict with a 'type', found {type(cfg).__name__}: {cfg!r}")
         arguments = {**extra, **{k: v for k, v in cfg.items() if k != "_delete_"}}
         entry = arguments.pop("type", None)
         if entry is None:
-            raise TypeError(f"a {self.name} needs a 'type'; found only the keys {sorted(map(str, arguments))}")
+            raise TypeError(f"{self._one} needs a 'type'; found only the keys {sorted(map(str, arguments))}")
         if isinstance(entry, str):
             with place("type"):
                 entry = self.get(entry)

@@ -46,12 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    runner = _runner(args, overrides, resume=args.resume)
-    if sys.stdout.isatty():
-        from jengine.hooks import ProgressHook
+    from jengine.hooks import ProgressHook
 
-        runner.register_hook(ProgressHook())
-    runner.train()
+    runner = _runner(args, overrides, resume=args.resume)
+    progress = ProgressHook()
+    if sys.stdout.isatty():
+        runner.register_hook(progress)
+    try:
+        runner.train()
+    finally:
+        progress.close()
 
 
 def _test(args: argparse.Namespace, overrides: Sequence[str]) -> None:

@@ -61,4 +61,9 @@ class ProgressHook(Hook):
 
     def after_train(self, runner: "Runner") -> None:
         """Takes the bar away."""
-        self._progress.stop()
+        self.close()
+
+    def close(self) -> None:
+        """Gives the terminal back as it was; to be called when training ends in any other way."""
+        if self._progress is not None:
+            self._progress.stop()

@@ -54,11 +54,15 @@ def pack(
 
 def resume(runner: "Runner", path: str) -> None:
     """Puts the run where the checkpoint at `path` was written."""
-    from jengine.checkpoint import restore
+    from jengine.checkpoint import read_meta, restore
 
     target = {name: getattr(runner.state, name) for name in TrainState.__dataclass_fields__}
+    fresh = {}
+    if "optimizer" not in read_meta(path):
+        runner.logger.warning(f"{path} was saved without the optimizer, which starts anew.")
+        fresh["opt_state"] = target.pop("opt_state")
     arrays, rest = restore(path, target)
-    bundle: Bundle = {"state": arrays, **rest}
+    bundle: Bundle = {"state": {**arrays, **fresh}, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     meta = bundle["meta"]
     runner.state = TrainState(**bundle["state"])

@@ -106,7 +106,6 @@ def test_what_host_metrics_collected_is_joined_over_the_processes():
         {"type": "Evaluator", "metrics": [Accuracy()]},
         Evaluator(Accuracy()),
     ],
-    ids=str,
 )
 def test_every_form_of_config_builds_the_same(cfg):
     evaluator = build_evaluator(cfg)

@@ -190,3 +190,14 @@ def test_the_seed_of_the_checkpoint_wins_over_a_drawn_one(make_runner):
     first.train()
     again = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=2), randomness=dict(seed=None), resume=True)
     assert again.seed == first.seed
+
+
+def test_a_checkpoint_without_the_optimizer_resumes_with_fresh_moments(make_runner, tmp_path):
+    adam = dict(optimizer=dict(type="Adam", lr=0.05))
+    hooks = dict(checkpoint=dict(type="CheckpointHook", interval=1, save_optimizer=False), logger=None)
+    first = make_runner(optim_wrapper=adam, default_hooks=hooks, train_cfg=dict(max_epochs=1)).train()
+    assert first.opt_state.count == 4
+    runner = make_runner(optim_wrapper=adam, default_hooks=hooks, train_cfg=dict(max_epochs=2), resume=True)
+    state = runner.train()
+    assert state.step == 8
+    assert state.opt_state.count == 4
