@@ -7,6 +7,12 @@ from jengine.optim.build import build_optim_wrapper as build_optim_wrapper
 from jengine.optim.constructor import DefaultOptimWrapperConstructor as DefaultOptimWrapperConstructor
 from jengine.optim.core import Core as Core
 from jengine.optim.core import Optimizer as Optimizer
+from jengine.optim.layer_decay import (
+    LearningRateDecayOptimizerConstructor as LearningRateDecayOptimizerConstructor,
+)
+from jengine.optim.layer_decay import (
+    LearningRateDecayOptimWrapperConstructor as LearningRateDecayOptimWrapperConstructor,
+)
 from jengine.optim.loss_scale import LossScaleState as LossScaleState
 from jengine.optim.modules import Module as Module
 from jengine.optim.modules import Parameter as Parameter

@@ -1,7 +1,7 @@
 """Mixed precision: the loss in a low precision and scaled, parameters and optimizer state in float32."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +75,14 @@ class AmpOptimWrapper(OptimWrapper):
         )
         return opt_state._replace(loss_scale=scale)
 
+    def as_optax(self) -> NoReturn:
+        """Not with a loss scale, which a chain of gradient transformations cannot see.
+
+        Raises:
+          ValueError: always.
+        """
+        raise ValueError("a plain optax chain cannot scale the loss: use an OptimWrapper, with bfloat16 for speed")
+
     def _clip_and_step(
         self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any]
     ) -> tuple[Tree, OptState]:
@@ -82,10 +90,10 @@ class AmpOptimWrapper(OptimWrapper):
         inverse = 1 / scale.scale
         grads = jax.tree.map(lambda g: g * inverse.astype(g.dtype), grads)
         finite = all_finite(grads)
-        grads, metrics = self._clip(grads)
+        grads, metrics = self.clip(grads)
 
         def apply(inner: Any) -> tuple[Tree, Any]:
-            return self._core_update(grads, inner, params, hyperparams)
+            return self.grouped.update(grads, inner, params, hyperparams)
 
         def skip(inner: Any) -> tuple[Tree, Any]:
             shapes = jax.eval_shape(apply, inner)[0]

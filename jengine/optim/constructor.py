@@ -1,6 +1,5 @@
 """Builds an optimizer wrapper from a config and its parameter-wise rules, `paramwise_cfg`."""
 
-import copy
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from jengine import paths
 from jengine.errors import ConfigError, closest, place
 from jengine.optim.modules import Module, Parameter, module_tree
+from jengine.optim.optimizers.optax_named import from_optax
 from jengine.optim.param_group import did_you_mean
 from jengine.optim.wrapper import OptimWrapper
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, OPTIMIZERS
@@ -19,6 +19,7 @@ _TORCH_EXECUTION = ("foreach", "fused", "capturable", "differentiable")
 _NOT_SETTINGS = ("lr_mult", "decay_mult", "requires_grad")
 
 
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(name="ForceDefaultOptimWrapperConstructor")  # MMSegmentation's name
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class DefaultOptimWrapperConstructor:
     """Gives each parameter its learning rate and weight decay by rules over names, module types and shapes.
@@ -49,7 +50,7 @@ class DefaultOptimWrapperConstructor:
       AssertionError: no 'optimizer'. TypeError: configs that are no dicts.
     """
 
-    paramwise_keys: tuple[str, ...] | None = (
+    paramwise_keys: tuple[str, ...] = (
         "custom_keys", "bias_lr_mult", "bias_decay_mult", "norm_decay_mult", "dwconv_decay_mult", "flat_decay_mult",
         "dcn_offset_lr_mult", "dcn_modules", "force_default_settings", "bypass_duplicate", "strict",
     )  # fmt: skip
@@ -63,8 +64,8 @@ class DefaultOptimWrapperConstructor:
         self.optimizer_cfg = self.optim_wrapper_cfg.pop("optimizer")
         self.paramwise_cfg = {} if paramwise_cfg is None else dict(paramwise_cfg)
         settings = self._optimizer_settings()
-        self.base_lr = settings.get("lr", settings.get("learning_rate"))
-        self.base_wd = settings.get("weight_decay")
+        self.base_lr: Any = settings.get("lr", settings.get("learning_rate"))
+        self.base_wd: Any = settings.get("weight_decay")
         self.unmatched: list[str] = []
         self._used: set[str] = set()
         self._validate_cfg()
@@ -77,17 +78,27 @@ class DefaultOptimWrapperConstructor:
           module_types: dotted module path -> class name.
         """
         params, types = params_of(model, module_types)
-        with place("optimizer"):
-            optimizer = self._build_optimizer()
+        if not self.paramwise_cfg:
+            return self.wrap(params, None)
+        self.fill_base_lr()
+        groups: list[dict[str, Any]] = []
+        self.add_params(groups, module_tree(params, types))
+        self._report_unmatched(params)
+        return self.wrap(params, merge_equal(groups))
+
+    def fill_base_lr(self) -> None:
+        """Takes the optimizer's default learning rate where the config gives none."""
         if self.base_lr is None:
-            self.base_lr = optimizer.defaults.get("lr")
-        if self.paramwise_cfg:
-            groups: list[dict[str, Any]] = []
-            self.add_params(groups, module_tree(params, types))
-            self._report_unmatched(params)
-            optimizer = optimizer.with_groups(merge_equal(groups, optimizer.defaults))
+            self.base_lr = self._build_optimizer().defaults["lr"]
+
+    def wrap(self, params: Any, groups: list[dict[str, Any]] | None) -> OptimWrapper:
+        """The wrapper of the config on the given groups; None for one group of all parameters."""
+        optimizer = self._build_optimizer()
+        if groups is not None:
+            optimizer = optimizer.with_groups(groups)
         wrapper = OPTIM_WRAPPERS.build({"type": "OptimWrapper", **self.optim_wrapper_cfg}, optimizer=optimizer)
-        wrapper.bind(params, unmatched=self.unmatched)
+        wrapper.grouped.unmatched = self.unmatched
+        wrapper.grouped.layout(params)
         return wrapper
 
     def add_params(
@@ -111,7 +122,10 @@ class DefaultOptimWrapperConstructor:
             for key, value in settings.items():
                 if key != "patterns":
                     logger.info("paramwise_options -- %s:%s=%s", full_name, key, value)
-            params.append({"params": [parameter], **settings})
+            # settings left out are the optimizer's, so that equal groups are recognised
+            lr = {} if self.base_lr is None else {"lr": self.base_lr}
+            weight_decay = {} if self.base_wd is None else {"weight_decay": self.base_wd}
+            params.append({"params": [parameter], **lr, **weight_decay, **settings})
         below_dcn = module.is_deformable_conv() or any(
             key in spelling for key in self.paramwise_cfg.get("dcn_modules", ()) for spelling in paths.spellings(prefix)
         )
@@ -175,11 +189,12 @@ class DefaultOptimWrapperConstructor:
     def _build_optimizer(self) -> Any:
         cfg = self.optimizer_cfg
         if hasattr(cfg, "items"):
-            return OPTIMIZERS.build({k: v for k, v in cfg.items() if k not in _TORCH_EXECUTION})
+            with place("optimizer"):
+                return OPTIMIZERS.build({k: v for k, v in cfg.items() if k not in _TORCH_EXECUTION})
         if hasattr(cfg, "defaults"):
             return cfg
         if hasattr(cfg, "update") and hasattr(cfg, "init"):
-            return OptimWrapper(cfg).optimizer
+            return from_optax(cfg)
         return OPTIMIZERS.build(cfg)
 
     def _validate_cfg(self) -> None:
@@ -188,7 +203,7 @@ class DefaultOptimWrapperConstructor:
         if not hasattr(custom_keys, "items"):
             raise TypeError(f"custom_keys must be a dict, found {type(custom_keys).__name__}: {custom_keys!r}")
         own_rules = type(self).add_params is not DefaultOptimWrapperConstructor.add_params
-        if self.paramwise_keys is not None and not own_rules:
+        if self.paramwise_keys and not own_rules:
             for key in cfg:
                 if key in ("lr_mult", "decay_mult"):
                     logger.warning("paramwise_cfg: %s has an effect only inside an entry of custom_keys", key)
@@ -222,19 +237,17 @@ def params_of(model: Any, module_types: Mapping[str, str] | None) -> tuple[Any, 
     return params, module_types or getattr(model, "module_types", None) or {}
 
 
-def merge_equal(groups: list[dict[str, Any]], defaults: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Joins groups whose effective settings are equal, in the order of their first appearance.
+def merge_equal(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Joins groups whose settings are equal, in the order of their first appearance.
 
     Args:
       groups: dicts of settings with `params`, a list of Parameters or paths; multipliers in them are dropped.
-      defaults: the optimizer's settings, for those that a group leaves out.
     """
     merged: dict[str, dict[str, Any]] = {}
     for group in groups:
         own = {k: v for k, v in group.items() if k not in ("params", "patterns", *_NOT_SETTINGS)}
-        effective = {**defaults, **own}
         members = [p if isinstance(p, str) else p.path for p in group["params"]]
-        entry = merged.setdefault(repr(sorted(effective.items())), {"params": [], "patterns": [], **copy.deepcopy(own)})
+        entry = merged.setdefault(repr(sorted(own.items())), {"params": [], "patterns": [], **own})
         entry["params"] += members
         entry["patterns"] += [p for p in group.get("patterns", ()) if p not in entry["patterns"]]
     return list(merged.values())

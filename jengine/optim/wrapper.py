@@ -6,26 +6,22 @@ schedule moves are in `param_groups`, on the host; `hyperparams` hands them to a
 
 import contextlib
 import functools
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from jengine import paths
+from jengine.optim import freeze
+from jengine.optim.as_optax import as_optax
 from jengine.optim.clip import ClipByNorm, clip, parse_clip_grad
 from jengine.optim.core import Optimizer, Tree, state_dtype, step_zero, zeros_like
 from jengine.optim.counting import Accumulation
-from jengine.optim.group_table import COLUMNS, group_table
+from jengine.optim.grouped import GroupedOptimizer
 from jengine.optim.loss_scale import LossScaleState
 from jengine.optim.optimizers.optax_named import from_optax
-from jengine.optim.param_group import Layout, ParamGroup, bind, group_numbers
 from jengine.registry import OPTIM_WRAPPERS, OPTIMIZERS
-
-logger = logging.getLogger("jengine")
 
 
 class OptState(NamedTuple):
@@ -70,21 +66,12 @@ class OptimWrapper:
             optimizer = from_optax(optimizer)
         elif not isinstance(optimizer, Optimizer):
             optimizer = OPTIMIZERS.build(optimizer)
-        self.optimizer: Optimizer = optimizer
+        self.grouped = GroupedOptimizer(optimizer)
+        self.param_groups = self.grouped.param_groups
+        self.base_param_settings = self.grouped.base_param_settings
         self.clip_grad = parse_clip_grad(clip_grad)
         self.axis_name = axis_name
         self._accumulation = Accumulation(accumulative_counts)
-        defaults = optimizer.defaults
-        if optimizer.param_groups is None:
-            self.param_groups = [ParamGroup(defaults)]
-        else:
-            self.param_groups = [_group(defaults, settings) for settings in optimizer.param_groups]
-        self.base_param_settings = ParamGroup(defaults, paths=()) if len(self.param_groups) > 1 else None
-        self._core = optimizer.plan(self.param_groups)
-        self._dtype: Any = np.float32
-        self._layout: Layout | None = None
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self.unmatched: list[str] = []  # custom keys that match no parameter, for the group table
 
     # ------------------------------------------------------------------ what the step takes
 
@@ -101,36 +88,15 @@ class OptimWrapper:
           Name -> float32[G] over the groups (a list of G scalars when there are more than 64); with accumulation
           also `loss_factor`, float32[]: what the summed gradients of the current window are divided by.
         """
-        numbers = group_numbers(self.param_groups, self._core.numbers, self._dtype)
+        numbers = self.grouped.numbers()
         if self.accumulative_counts > 1:
-            numbers["loss_factor"] = np.asarray(self._accumulation.factor(), self._dtype)
+            numbers["loss_factor"] = self.grouped.number(self._accumulation.factor())
         return numbers
 
     @property
     def param_settings(self) -> dict[str, dict[str, Any]]:
         """The settings in force for each parameter, by dotted path; empty until the parameters are known."""
-        if self._layout is None:
-            return {}
-        out = {}
-        for path, member in zip(self._layout.paths, self._layout.groups, strict=True):
-            if isinstance(member, tuple):
-                out.update({f"{path}[{i}]": dict(self.param_groups[g]) for i, g in enumerate(member)})
-            elif member is not None:
-                out[path] = dict(self.param_groups[member])
-        return out
-
-    def bind(self, params: Tree, unmatched: Sequence[str] = ()) -> None:
-        """Tells the wrapper which parameters it serves, before `init` does.
-
-        Args:
-          params: pytree of arrays or ShapeDtypeStructs.
-          unmatched: custom keys that match none of them.
-
-        Raises:
-          TypeError: a trainable leaf that is not floating. ValueError: groups that do not fit the parameters.
-        """
-        self._bind(params)
-        self.unmatched = list(unmatched)
+        return self.grouped.param_settings()
 
     # ------------------------------------------------------------------ pure: runs in the compiled step
 
@@ -143,10 +109,10 @@ class OptimWrapper:
         Raises:
           TypeError: a trainable leaf that is not floating. ValueError: groups that do not fit the parameters.
         """
-        trainable = self._bind(params).trainable(params)
+        trainable = self.grouped.layout(params).trainable(params)
         return OptState(
             count=step_zero(),
-            inner=self._core.init(trainable),
+            inner=self.grouped.init(params),
             acc=zeros_like(trainable) if self.accumulative_counts > 1 else None,
             loss_scale=None,
             metrics={name: jnp.zeros((), jnp.float32) for name in self._metric_names()},
@@ -165,7 +131,7 @@ class OptimWrapper:
         """
 
         def value_and_grad(params: Tree, opt_state: OptState, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
-            layout = self._bind(params)
+            layout = self.grouped.layout(params)
 
             def scaled(trainable: Tree) -> tuple[jax.Array, Any]:
                 out = self._call(loss_fn, layout.fill(trainable, params), args, kwargs)
@@ -185,9 +151,9 @@ class OptimWrapper:
           grads: gradients as `value_and_grad` gives them.
           opt_state: the state.
         """
-        if self._layout is None or opt_state.acc is None:
-            raise ValueError("nothing accumulates here: build with accumulative_counts above 1 and call init(params)")
-        return opt_state._replace(acc=_add(opt_state.acc, self._layout.trainable(grads)))
+        if opt_state.acc is None:
+            raise ValueError("nothing accumulates here: build the wrapper with accumulative_counts above 1")
+        return opt_state._replace(acc=_add(opt_state.acc, self.grouped.known_layout().trainable(grads)))
 
     def update(
         self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any] | None = None
@@ -198,13 +164,14 @@ class OptimWrapper:
           grads: gradients as `value_and_grad` gives them.
           opt_state: the state.
           params: the parameters.
-          hyperparams: what `self.hyperparams` gave; other entries are ignored. None: the numbers of this moment,
-            which a trace would freeze.
+          hyperparams: what `self.hyperparams` gave. An entry `frozen:PATTERN` that is not 0 freezes the parameters
+            whose path contains PATTERN for this step; others are ignored. None: the numbers of this moment, which a
+            trace would keep.
 
         Returns:
           The updates, to be added by `optax.apply_updates`, exact zeros for frozen parameters; and the new state.
         """
-        layout = self._bind(params)
+        layout = self.grouped.layout(params)
         hyperparams = self.hyperparams if hyperparams is None else hyperparams
         grads = layout.trainable(grads)
         if opt_state.acc is None:
@@ -223,23 +190,23 @@ class OptimWrapper:
         """Everything after accumulation, on trainable gradients."""
         if self.axis_name is not None:
             grads = jax.lax.pmean(grads, self.axis_name)
+        layout = self.grouped.layout(params)
+        frozen = freeze.flags(layout, hyperparams)
+        if frozen is not None:
+            grads = freeze.mask(grads, frozen)
         updates, opt_state = self._clip_and_step(grads, opt_state, params, hyperparams)
-        return self._bind(params).fill(updates, jax.tree.map(jnp.zeros_like, params)), opt_state
+        return layout.fill(updates, jax.tree.map(jnp.zeros_like, params)), opt_state
 
     def _clip_and_step(
         self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any]
     ) -> tuple[Tree, OptState]:
-        grads, metrics = self._clip(grads)
-        updates, inner = self._core_update(grads, opt_state.inner, params, hyperparams)
+        grads, metrics = self.clip(grads)
+        updates, inner = self.grouped.update(grads, opt_state.inner, params, hyperparams)
         return updates, opt_state._replace(count=opt_state.count + 1, inner=inner, metrics=metrics)
 
-    def _clip(self, grads: Tree) -> tuple[Tree, dict[str, jax.Array]]:
+    def clip(self, grads: Tree) -> tuple[Tree, dict[str, jax.Array]]:
+        """Clips gradients as `clip_grad` says; returns them and what to log."""
         return (grads, {}) if self.clip_grad is None else clip(grads, self.clip_grad)
-
-    def _core_update(self, grads: Tree, inner: Any, params: Tree, hyperparams: Mapping[str, Any]) -> tuple[Tree, Any]:
-        layout = self._bind(params)
-        numbers = layout.spread(hyperparams, self._core.numbers(self.param_groups[0]), params)
-        return self._core.update(grads, inner, layout.trainable(params), numbers)
 
     def _metric_names(self) -> tuple[str, ...]:
         return ("grad_norm",) if isinstance(self.clip_grad, ClipByNorm) else ()
@@ -249,6 +216,10 @@ class OptimWrapper:
 
     def _call(self, loss_fn: Callable[..., Any], params: Tree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return loss_fn(params, *args, **kwargs)
+
+    def as_optax(self) -> optax.GradientTransformationExtraArgs:
+        """The same training as a plain optax chain, see `jengine.optim.as_optax.as_optax`."""
+        return as_optax(self)
 
     # ------------------------------------------------------------------ host: counting, numbers, checkpoints
 
@@ -294,16 +265,11 @@ class OptimWrapper:
 
     def group_table(self) -> tuple[list[str], list[list[str]]]:
         """The parameter groups as a table: column names and rows of strings; no rows until parameters are known."""
-        if self._layout is None:
-            return list(COLUMNS), []
-        return list(COLUMNS), group_table(self.param_groups, self._layout, self._shapes, self.unmatched)
+        return self.grouped.table()
 
     def group_state_dict(self) -> dict[str, Any]:
         """The numbers of all groups, as JSON can hold them."""
-        out: dict[str, Any] = {"param_groups": [_plain(group) for group in self.param_groups]}
-        if self.base_param_settings is not None:
-            out["base_param_settings"] = _plain(self.base_param_settings)
-        return out
+        return self.grouped.state_dict()
 
     def load_group_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Puts the numbers of a `group_state_dict` in force.
@@ -311,16 +277,7 @@ class OptimWrapper:
         Raises:
           ValueError: it has another number of groups.
         """
-        groups = state_dict["param_groups"]
-        if len(groups) != len(self.param_groups):
-            raise ValueError(
-                f"the checkpoint has {len(groups)} parameter groups, this run {len(self.param_groups)}: its "
-                "paramwise_cfg differs"
-            )
-        for group, saved in zip(self.param_groups, groups, strict=True):
-            _restore(group, saved)
-        if self.base_param_settings is not None and "base_param_settings" in state_dict:
-            _restore(self.base_param_settings, state_dict["base_param_settings"])
+        self.grouped.load_state_dict(state_dict)
 
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
         """Everything: `state` (arrays), `param_groups` and, with more than one group, `base_param_settings`."""
@@ -400,7 +357,7 @@ class OptimWrapper:
         """
         self.advance()
         if opt_state.acc is None:
-            opt_state = opt_state._replace(acc=zeros_like(self._bind(params).trainable(params)))
+            opt_state = opt_state._replace(acc=zeros_like(self.grouped.layout(params).trainable(params)))
         out, grads = self.value_and_grad(loss_fn, has_aux)(params, opt_state, *args)
         return self.accumulate(grads, opt_state), out
 
@@ -431,41 +388,12 @@ class OptimWrapper:
         """
         yield self.should_sync()
 
-    def _bind(self, params: Tree) -> Layout:
-        if self._layout is None or self._layout.treedef != jax.tree_util.tree_structure(params):
-            self._layout = bind(params, self.param_groups)
-            self._shapes = {path: tuple(leaf.shape) for path, leaf in paths.flatten(params).items()}
-            widest = jnp.result_type(
-                np.float32, *{leaf.dtype for leaf in jax.tree.leaves(self._layout.trainable(params))}
-            )
-            self._dtype = jax.dtypes.canonicalize_dtype(widest)
-            if self.param_groups[0].paths is None:
-                self.param_groups[0].paths = list(self._layout.paths)
-        return self._layout
-
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self.optimizer.name}, {len(self.param_groups)} groups, "
+            f"{type(self).__name__}({self.grouped.optimizer.name}, {len(self.param_groups)} groups, "
             f"accumulative_counts={self.accumulative_counts}, clip_grad={self.clip_grad})"
         )
 
 
-def _group(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> ParamGroup:
-    paths = settings["params"]
-    own = {key: value for key, value in settings.items() if key not in ("params", "patterns")}
-    return ParamGroup(
-        {**defaults, **own}, [paths] if isinstance(paths, str) else list(paths), settings.get("patterns", ())
-    )
-
-
 def _add(acc: Tree, grads: Tree) -> Tree:
     return jax.tree.map(lambda a, g: a + g.astype(a.dtype), acc, grads)
-
-
-def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in group.items()}
-
-
-def _restore(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    for key, value in saved.items():
-        group[key] = tuple(value) if isinstance(value, list) else value
