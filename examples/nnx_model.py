@@ -1,6 +1,6 @@
 """A Flax NNX module on the digits, from Python: a Runner needs no config file.
 
-    python examples/nnx_model.py
+python examples/nnx_model.py
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The engine's parts in a loop of one's own: the step is a pure function, the optimizer wrapper an optax-like pair.
 
-    python examples/own_loop.py
+python examples/own_loop.py
 """
 
 import jax

@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Any
 

@@ -31,7 +31,7 @@ class HookList:
         Raises:
           TypeError: neither a hook nor a config of one.
         """
-        if hasattr(hook, "items"):
+        if not isinstance(hook, Hook) and hasattr(hook, "items"):
             cfg = dict(hook)
             configured = cfg.pop("priority", None)
             priority = configured if priority is None else priority

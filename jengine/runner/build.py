@@ -1,6 +1,5 @@
 """From the sections of a config to the objects of a run, each built inside `place(section)`."""
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -159,11 +158,11 @@ def build_eval_loop(runner: "Runner", mode: str, cfg: Any, dataloader: Any, eval
         return LOOPS.build({"type": kind, **dict(cfg)}, runner=runner, dataloader=dataloader, evaluator=evaluator)
 
 
-def run_name(experiment_name: str | None, cfg_path: str | None, timestamp: str) -> str:
-    """The experiment's name: what the user called it, or the config file, and the time; else the time alone."""
-    stem = os.path.splitext(os.path.basename(cfg_path))[0] if cfg_path else None
-    name = experiment_name or stem
-    return f"{name}_{timestamp}" if name else timestamp
+def counts_epochs(train_cfg: Any) -> bool:
+    """Whether the training loop that `train_cfg` describes counts in epochs; True where nothing is trained."""
+    if hasattr(train_cfg, "items"):
+        return train_cfg.get("by_epoch", train_cfg.get("type") != "IterBasedTrainLoop")
+    return getattr(train_cfg, "by_epoch", True)
 
 
 def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:

@@ -86,6 +86,7 @@ def load_weights(runner: "Runner", path: str) -> None:
     """Takes parameters and model state, and nothing else, from the checkpoint at `path`."""
     from jengine.checkpoint import restore
 
+    assert runner.state is not None
     target = {"params": runner.state.params, "model_state": runner.state.model_state}
     arrays, rest = restore(path, target)
     bundle: Bundle = {"state": arrays, **rest}

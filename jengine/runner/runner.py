@@ -1,11 +1,10 @@
 """The Runner: from a config to a trained model."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from jengine.config import check_keys, dump_config, resolve, write_config
 from jengine.data import build_dataloader
@@ -17,7 +16,7 @@ from jengine.optim.schedulers import build_param_schedulers
 from jengine.parallel import InFlight
 from jengine.runner import build, bundle, report
 from jengine.runner.hyperparams import Hyperparams
-from jengine.runner.workdir import make_timestamp, new_log_dir, set_aside
+from jengine.runner.workdir import identify, set_aside
 from jengine.train import TrainState, build_train_step, create_train_state, trace_once
 
 PyTree = Any
@@ -98,21 +97,21 @@ class Runner:
         )  # fmt: skip
         build.check_sections(self._sections)
         build.check_train_loop(train_cfg)
-        self.work_dir = os.path.abspath(os.fspath(work_dir))
         self.cfg = resolve(cfg) if cfg is not None else {}
         self.cfg_text = dump_config(self.cfg) if cfg is not None else ""
 
-        # A resumed run continues the logs and the seed of the one that wrote the checkpoint.
-        self._load_from, self._resume_from, earlier = self._find_checkpoint(load_from, resume)
-        self.seed = self._choose_seed(randomness, earlier.get("seed"))
-        self.log_dir, self.timestamp = self._choose_log_dir(earlier.get("timestamp"))
-        self.experiment_name = earlier.get("experiment_name") or build.run_name(experiment_name, None, self.timestamp)
+        identity = identify(
+            work_dir, load_from=load_from, resume=resume, randomness=randomness, experiment_name=experiment_name
+        )
+        self.work_dir, self.log_dir, self.timestamp = identity.work_dir, identity.log_dir, identity.timestamp
+        self.experiment_name, self.seed = identity.experiment_name, identity.seed
+        self._load_from, self._resume_from = identity.load_from, identity.resume_from
 
         self.strategy = build.build_strategy(parallel)
         self.in_flight = InFlight(self.strategy.max_in_flight)
         self.model = build.build_model(model, precision)
         self._hooks = build.build_hooks(default_hooks, custom_hooks)
-        self.log_processor = build.build_log_processor(log_processor, by_epoch=self._counts_epochs(train_cfg))
+        self.log_processor = build.build_log_processor(log_processor, by_epoch=build.counts_epochs(train_cfg))
 
         os.makedirs(self.log_dir, exist_ok=True)
         self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=log_level)
@@ -250,9 +249,7 @@ class Runner:
           by_epoch: whether the checkpoint counts as one of an epoch border.
           **options: for `Checkpointer.save`.
         """
-        packed = bundle.pack(
-            self, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
-        )
+        packed = bundle.pack(self, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta)
         packed["meta"]["by_epoch"] = by_epoch
         self.call_hook("before_save_checkpoint", checkpoint=packed)
         path = os.path.join(out_dir or self.work_dir, filename)
@@ -357,7 +354,7 @@ class Runner:
 
     def _init_state(self, mode: str) -> None:
         """Makes the state on the device; without an optimizer's part when nothing is trained."""
-        wrapper = self.optim_wrapper if mode == "train" else _NoOptimizer()
+        wrapper: Any = self.optim_wrapper if mode == "train" else _NoOptimizer()
         hooks = self.hooks if mode == "train" else ()
 
         def make(init_key: jax.Array, run_key: jax.Array, batch: PyTree) -> TrainState:
@@ -440,9 +437,8 @@ class Runner:
         """Logs what is about to run: the device, the parameters, the groups, the hooks."""
         assert self.state is not None
         device = jax.local_devices()[0]
-        self.logger.info(
-            f"{self.experiment_name}: jax {jax.__version__} on {device.platform} ({device.device_kind}), seed {self.seed}"
-        )
+        where = f"jax {jax.__version__} on {device.platform} ({device.device_kind})"
+        self.logger.info(f"{self.experiment_name}: {where}, seed {self.seed}")
         self.logger.info("\n" + report.parameter_overview(self.state.params))
         self.logger.info("\n" + report.group_table(self.optim_wrapper))
         self.logger.info("Hooks will be executed in the following order:\n" + self.get_hooks_info())
@@ -458,46 +454,6 @@ class Runner:
         if self._checkpointer is not None:
             self._checkpointer.wait()
         self.visualizer.close()
-
-    # --- Choices made once, in the constructor. ---
-
-    def _find_checkpoint(
-        self, load_from: Any, resume: Any
-    ) -> tuple[str | None, str | None, dict[str, Any]]:
-        """The paths to load from and to resume from, and the meta of the latter."""
-        from jengine import checkpoint
-
-        load_path = resume_path = None
-        if load_from is not None:
-            with place("load_from"):
-                load_path = str(checkpoint.resolve(load_from))
-        if resume is True:
-            resume_path = checkpoint.find_latest(self.work_dir)
-        elif resume:
-            with place("resume"):
-                resume_path = str(checkpoint.resolve(resume))
-        meta = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
-        return load_path, resume_path, meta
-
-    @staticmethod
-    def _choose_seed(randomness: Mapping[str, Any] | None, earlier: int | None) -> int:
-        with place("randomness"):
-            check_keys(dict(randomness or {}), ["seed"])
-            seed = (randomness or {"seed": 0}).get("seed")
-        if earlier is not None:
-            return earlier
-        return int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
-
-    def _choose_log_dir(self, earlier: str | None) -> tuple[str, str]:
-        if earlier is not None:
-            return os.path.join(self.work_dir, earlier), earlier
-        return new_log_dir(self.work_dir, make_timestamp())
-
-    @staticmethod
-    def _counts_epochs(train_cfg: Any) -> bool:
-        if hasattr(train_cfg, "items"):
-            return train_cfg.get("by_epoch", train_cfg.get("type") != "IterBasedTrainLoop")
-        return getattr(train_cfg, "by_epoch", True)
 
 
 class _NoOptimizer:

@@ -1,21 +1,97 @@
-"""The work directory of a run: its names, and what an earlier run left there."""
+"""Who a run is and where it lives: its name, its seed, its directories, and what it starts from."""
 
+import dataclasses
 import datetime
 import os
 import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jengine.config import check_keys
+from jengine.errors import place
 
 
-def make_timestamp() -> str:
-    """The local time as `20250131_235959`: the name of a run's log directory."""
-    return datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What distinguishes a run from others. A resumed run has name, seed and log directory of the one it continues.
+
+    Attributes:
+      work_dir: absolute path; checkpoints lie here.
+      log_dir: `<work_dir>/<timestamp>`; logs lie here.
+      timestamp: when the run began, `20250131_235959`.
+      experiment_name: what the run is called in its logs.
+      seed: seed of its random numbers.
+      load_from: the checkpoint whose weights it starts from, None for none.
+      resume_from: the checkpoint that it continues, None for none.
+    """
+
+    work_dir: str
+    log_dir: str
+    timestamp: str
+    experiment_name: str
+    seed: int
+    load_from: str | None
+    resume_from: str | None
 
 
-def new_log_dir(work_dir: str, timestamp: str) -> tuple[str, str]:
-    """The directory of a new run's logs, `<work_dir>/<timestamp>`, numbered if that is taken; and its timestamp."""
-    name, number = timestamp, 1
+def identify(
+    work_dir: Any,
+    *,
+    load_from: Any = None,
+    resume: Any = False,
+    randomness: Mapping[str, Any] | None = None,
+    experiment_name: str | None = None,
+) -> Identity:
+    """Finds out who a run is; arguments as those of the Runner. Nothing is written.
+
+    Raises:
+      FileNotFoundError: a checkpoint was named that is not there. ConfigError: an unknown key in `randomness`.
+    """
+    from jengine import checkpoint
+
+    work_dir = os.path.abspath(os.fspath(work_dir))
+    load_path = resume_path = None
+    if load_from is not None:
+        with place("load_from"):
+            load_path = str(checkpoint.resolve(load_from))
+    if resume is True:
+        resume_path = checkpoint.find_latest(work_dir)
+    elif resume:
+        with place("resume"):
+            resume_path = str(checkpoint.resolve(resume))
+    earlier = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
+
+    timestamp = earlier.get("timestamp") or _new_timestamp(work_dir)
+    fresh_name = f"{experiment_name}_{timestamp}" if experiment_name else timestamp
+    return Identity(
+        work_dir=work_dir,
+        log_dir=os.path.join(work_dir, timestamp),
+        timestamp=timestamp,
+        experiment_name=earlier.get("experiment_name", fresh_name),
+        seed=_choose_seed(randomness, earlier.get("seed")),
+        load_from=load_path,
+        resume_from=resume_path,
+    )
+
+
+def _new_timestamp(work_dir: str) -> str:
+    """The local time, numbered if an earlier run in the same second has taken it."""
+    timestamp = name = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
+    number = 1
     while os.path.exists(os.path.join(work_dir, name)):
         name, number = f"{timestamp}_{number}", number + 1
-    return os.path.join(work_dir, name), name
+    return name
+
+
+def _choose_seed(randomness: Mapping[str, Any] | None, earlier: int | None) -> int:
+    with place("randomness"):
+        check_keys(dict(randomness or {}), ["seed"])
+    if earlier is not None:
+        return earlier
+    seed = (randomness or {"seed": 0}).get("seed")
+    return int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
 
 
 def set_aside(work_dir: str) -> str | None:

@@ -7,7 +7,7 @@ import pytest
 
 from jengine.cli import main
 
-CONFIG = '''
+CONFIG = """
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
@@ -52,7 +52,7 @@ def get_config():
     config.test_evaluator = config.val_evaluator
     config.custom_hooks = [dict(type="IterTimerHook", block=False)]
     return config
-'''
+"""
 
 
 @pytest.fixture
@@ -67,7 +67,14 @@ def test_train_test_and_resume(config, tmp_path, capsys):
     assert main(["train", config, "--config.train_cfg.max_epochs=1"]) == 0
     work_dir = tmp_path / "work_dirs" / "line"
     out = capsys.readouterr().out
-    for shown in ("Parameters", "Parameter groups", "Hooks will be executed", "Epoch(val) [1]", "Validations", "checkpoints:"):
+    for shown in (
+        "Parameters",
+        "Parameter groups",
+        "Hooks will be executed",
+        "Epoch(val) [1]",
+        "Validations",
+        "checkpoints:",
+    ):
         assert shown in out
     assert "max_epochs" in (work_dir / "config.py").read_text()
     assert main(["train", config, "--resume"]) == 0

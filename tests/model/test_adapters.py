@@ -89,7 +89,9 @@ def test_prediction_is_deterministic_and_leaves_the_state(model, variables):
 
 def test_gradients_reach_every_parameter(model, variables):
     params, state = variables
-    grads = jax.grad(lambda p: model.loss(p, state, FLAT, rng=jax.random.key(0), hyperparams={})[0]["loss"].sum())(params)
+    grads = jax.grad(lambda p: model.loss(p, state, FLAT, rng=jax.random.key(0), hyperparams={})[0]["loss"].sum())(
+        params
+    )
     assert all(np.any(np.asarray(g) != 0) for k, g in grads["head"].items())
 
 

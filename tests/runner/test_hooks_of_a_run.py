@@ -2,7 +2,14 @@ import pytest
 
 from jengine.hooks import Hook
 
-DEFAULTS = ["RuntimeInfoHook", "IterTimerHook", "DistSamplerSeedHook", "LoggerHook", "ParamSchedulerHook", "CheckpointHook"]
+DEFAULTS = [
+    "RuntimeInfoHook",
+    "IterTimerHook",
+    "DistSamplerSeedHook",
+    "LoggerHook",
+    "ParamSchedulerHook",
+    "CheckpointHook",
+]
 
 
 def recorder(calls):

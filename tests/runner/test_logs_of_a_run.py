@@ -67,7 +67,13 @@ def test_val_alone_leaves_no_stage_behind(make_runner):
 
 @pytest.mark.parametrize(
     ("length", "interval", "ignore_last", "expected"),
-    [(45, 20, True, [20, 40]), (45, 20, False, [20, 40, 45]), (15, 20, True, [15]), (4, 3, True, [3]), (4, 3, False, [3, 4])],
+    [
+        (45, 20, True, [20, 40]),
+        (45, 20, False, [20, 40, 45]),
+        (15, 20, True, [15]),
+        (4, 3, True, [3]),
+        (4, 3, False, [3, 4]),
+    ],
 )
 def test_when_the_log_is_due(fake_logging_runner, length, interval, ignore_last, expected):
     hook = LoggerHook(interval=interval, ignore_last=ignore_last)
@@ -104,7 +110,12 @@ def test_the_lines_of_a_run(make_runner):
     train = rf"Epoch\(train\) \[1\]\[2/4\]  lr: 1\.0000e-01  eta: 0:00:0\d  time: {number}  data_time: {number}  loss: {number}$"
     lines = messages(runner, "Epoch(train)")
     assert re.match(train, lines[0]), lines[0]
-    assert [re.findall(r"\[(\d)\]\[(\d)/4\]", line)[0] for line in lines] == [("1", "2"), ("1", "4"), ("2", "2"), ("2", "4")]
+    assert [re.findall(r"\[(\d)\]\[(\d)/4\]", line)[0] for line in lines] == [
+        ("1", "2"),
+        ("1", "4"),
+        ("2", "2"),
+        ("2", "4"),
+    ]
     val = messages(runner, "Epoch(val) [1][2/2]    loss:")
     assert re.match(rf"Epoch\(val\) \[1\]\[2/2\]    loss: {number}  data_time: {number}  time: {number}$", val[0])
 

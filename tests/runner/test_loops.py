@@ -150,7 +150,9 @@ def test_the_last_validation_batch_is_padded_and_does_not_count(make_runner):
         (dict(param_scheduler=[dict(type="LinearLR"), dict(type="CosinLR")]), KeyError, "scheduler", "param_scheduler[1].type"),
     ],
 )  # fmt: skip
-def test_a_bad_section_is_refused_with_its_place_before_any_compile(make_runner, changes, error, message, place, monkeypatch):
+def test_a_bad_section_is_refused_with_its_place_before_any_compile(
+    make_runner, changes, error, message, place, monkeypatch
+):
     def no_compile(*args, **kwargs):
         raise AssertionError("the model is compiled before the config was checked")
 

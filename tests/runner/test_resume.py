@@ -85,8 +85,6 @@ def bits(state):
     }
 
 
-
-
 @pytest.mark.parametrize("by_epoch", [True, False])
 def test_a_run_resumed_at_an_epoch_border_ends_with_the_same_bits(make_runner, tmp_path, by_epoch):
     if by_epoch:
@@ -181,7 +179,9 @@ def test_checkpoints_are_written_at_their_interval_and_at_the_end(make_runner, t
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", **hook), logger=None),
         train_cfg=train_cfg, val_dataloader=None, val_cfg=None, val_evaluator=None,
     ).train()  # fmt: skip
-    found = sorted(p.name for p in (tmp_path / "run").iterdir() if p.is_dir() and p.name.startswith(("epoch_", "iter_")))
+    found = sorted(
+        p.name for p in (tmp_path / "run").iterdir() if p.is_dir() and p.name.startswith(("epoch_", "iter_"))
+    )
     assert found == expected
 
 

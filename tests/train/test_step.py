@@ -149,7 +149,7 @@ def test_accumulation_in_two_programs_equals_the_large_batch():
 
 
 def test_the_evaluation_step_adds_up_metrics_and_returns_predictions():
-    model = FunctionalModel(init=lambda: {}, loss=lambda: 0.0, predict=lambda params, batch: params["w"] * batch["x"])
+    model = FunctionalModel(init=dict, loss=lambda: 0.0, predict=lambda params, batch: params["w"] * batch["x"])
     step = jax.jit(build_eval_step(model, lambda sums, predictions, batch: sums + predictions.sum()))
     sums, predictions = step({"w": 2.0}, {}, jnp.float32(1.0), BATCH)
     assert sums == 9.0
