@@ -11,7 +11,7 @@ from jengine.data import build_dataloader
 from jengine.errors import ConfigError, place
 from jengine.hooks import Hook, Priority
 from jengine.logging import MessageHub, build_logger
-from jengine.optim import build_optim_wrapper
+from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.optim.schedulers import build_param_schedulers
 from jengine.parallel import InFlight
 from jengine.runner import build, bundle, report
@@ -322,10 +322,12 @@ class Runner:
     def build_optimizer(self) -> Any:
         """The optimizer wrapper, built for the model's parameters; only their shapes are computed."""
         if self.optim_wrapper is None:
-            params, _ = jax.eval_shape(self.model.init, self._init_key(), self._example_batch("train"))
-            self.optim_wrapper = build_optim_wrapper(
-                params, self._sections["optim_wrapper"], module_types=self.model.module_types
-            )
+            given = self._sections["optim_wrapper"]
+            if isinstance(given, OptimWrapper | OptimWrapperDict):
+                self.optim_wrapper = given
+            else:
+                params, _ = jax.eval_shape(self.model.init, self._init_key(), self._example_batch("train"))
+                self.optim_wrapper = build_optim_wrapper(params, given, module_types=self.model.module_types)
         return self.optim_wrapper
 
     def _prepare_training(self) -> None:
@@ -339,6 +341,7 @@ class Runner:
             factor = build.scale_lr(wrapper, self._sections["auto_scale_lr"], batch_size)
             if factor != 1.0:
                 self.logger.info(f"Learning rates are scaled by {factor:g}, for a batch size of {batch_size}.")
+            self._group_table = report.group_table(wrapper)  # before a warm-up moves the numbers
             self.param_schedulers = build_param_schedulers(
                 self._sections["param_scheduler"],
                 wrapper,
@@ -440,7 +443,7 @@ class Runner:
         where = f"jax {jax.__version__} on {device.platform} ({device.device_kind})"
         self.logger.info(f"{self.experiment_name}: {where}, seed {self.seed}")
         self.logger.info("\n" + report.parameter_overview(self.state.params))
-        self.logger.info("\n" + report.group_table(self.optim_wrapper))
+        self.logger.info("\n" + self._group_table)
         self.logger.info("Hooks will be executed in the following order:\n" + self.get_hooks_info())
 
     def _conclude(self) -> None:
