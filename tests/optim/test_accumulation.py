@@ -1,0 +1,155 @@
+"""Gradient accumulation: windows, the last one included, and what they are divided by."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from jengine.optim import SGD, Adam, OptimWrapper
+
+
+def loss_of(params, x):
+    """Its gradient is `x`."""
+    return jnp.sum(params["w"] * x)
+
+
+def train(wrapper, iterations):
+    params = {"w": jnp.zeros(())}
+    state = wrapper.init(params)
+    seen, syncs = [], []
+    for i in range(iterations):
+        syncs.append(wrapper.should_sync())
+        params, state, _ = wrapper.update_params(loss_of, params, state, jnp.float32(i + 1))
+        seen.append(float(params["w"]))
+    return seen, syncs
+
+
+def test_last_window_is_divided_by_its_own_length():
+    wrapper = OptimWrapper(SGD(lr=1.0), accumulative_counts=3)
+    wrapper.initialize_count_status(0, 10)
+    seen, syncs = train(wrapper, 10)
+    # minus the means of (1, 2, 3), (4, 5, 6), (7, 8, 9) and (10)
+    np.testing.assert_allclose([seen[2], seen[5], seen[8], seen[9]], [-2, -7, -15, -25], rtol=1e-6)
+    assert seen[0] == seen[1] == 0.0
+    assert [i + 1 for i, sync in enumerate(syncs) if sync] == [3, 6, 9, 10]
+
+
+def test_without_a_known_end_the_rest_is_not_flushed():
+    seen, _ = train(OptimWrapper(SGD(lr=1.0), accumulative_counts=3), 10)
+    np.testing.assert_allclose(seen[-2:], [-15, -15], rtol=1e-6)
+
+
+def test_factor_and_updates_of_ten_iterations_by_four():
+    wrapper = OptimWrapper(SGD(lr=1.0), accumulative_counts=4)
+    wrapper.initialize_count_status(0, 10)
+    updates, factors = [], []
+    for _ in range(10):
+        updates.append(wrapper.advance())
+        factors.append(float(wrapper.hyperparams["loss_factor"]))
+    assert [i + 1 for i, update in enumerate(updates) if update] == [4, 8, 10]
+    assert factors == [4.0] * 8 + [2.0] * 2
+
+
+def test_counting_continues_after_a_restart():
+    wrapper = OptimWrapper(SGD(lr=1.0), accumulative_counts=4)
+    wrapper.initialize_count_status(6, 10)
+    assert [wrapper.advance() for _ in range(4)] == [False, True, False, True]
+    assert wrapper.inner_count == 10
+
+
+def test_more_iterations_than_announced_make_whole_windows():
+    wrapper = OptimWrapper(SGD(lr=1.0), accumulative_counts=3)
+    wrapper.initialize_count_status(0, 4)
+    for _ in range(6):
+        wrapper.advance()
+    assert (wrapper.should_update(), float(wrapper.hyperparams["loss_factor"])) == (True, 3.0)
+
+
+@pytest.mark.parametrize(("counts", "error"), [(0, AssertionError), (-1, AssertionError), (1.5, TypeError)])
+def test_accumulative_counts_must_be_a_positive_int(counts, error):
+    with pytest.raises(error, match="accumulative_counts"):
+        OptimWrapper(SGD(lr=1.0), accumulative_counts=counts)
+
+
+def test_four_small_batches_train_as_one_large():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(16, 3)).astype("f"), rng.normal(size=16).astype("f")
+
+    def loss(params, x, y):
+        return jnp.mean((x @ params["w"] - y) ** 2)
+
+    def run(counts):
+        wrapper = OptimWrapper(Adam(lr=0.1), accumulative_counts=counts)
+        params = {"w": jnp.ones(3)}
+        state = wrapper.init(params)
+        for _ in range(3):
+            for part in range(counts):
+                rows = slice(part * 16 // counts, (part + 1) * 16 // counts)
+                params, state, _ = wrapper.update_params(loss, params, state, x[rows], y[rows])
+        return params["w"]
+
+    np.testing.assert_allclose(run(4), run(1), atol=1e-6)
+
+
+def test_replicas_exchange_gradients_once_a_window():
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    wrapper = OptimWrapper(SGD(lr=0.5), accumulative_counts=2, axis_name="data")
+    params = {"w": jnp.arange(3.0)}
+    state = wrapper.init(params)
+    shard = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+    replicated, split = PartitionSpec(), PartitionSpec("data")
+    state_spec = jax.tree.map(lambda _: replicated, state)._replace(acc={"w": split})
+
+    def grads_of(params, opt_state, x):
+        return wrapper.value_and_grad(lambda p, x: jnp.mean(x @ p["w"]))(params, opt_state, x)[1]
+
+    @jax.jit
+    @functools.partial(shard, in_specs=(replicated, state_spec, split), out_specs=state_spec)
+    def accumulate(params, opt_state, x):
+        return wrapper.accumulate(grads_of(params, opt_state, x), opt_state)
+
+    @jax.jit
+    @functools.partial(shard, in_specs=(replicated, state_spec, split, replicated), out_specs=(replicated, state_spec))
+    def update(params, opt_state, x, hyperparams):
+        updates, opt_state = wrapper.update(grads_of(params, opt_state, x), opt_state, params, hyperparams)
+        return jax.tree.map(jnp.add, params, updates), opt_state
+
+    # the sums of every replica lie behind one another
+    state = state._replace(acc={"w": jnp.zeros(12)})
+    x = np.random.default_rng(0).normal(size=(2, 8, 3)).astype("f")
+    assert accumulate.lower(params, state, x[0]).compile().as_text().count("all-reduce(") == 0
+    text = update.lower(params, state, x[1], wrapper.hyperparams).compile().as_text()
+    assert text.count("all-reduce(") + text.count("all-reduce-start(") == 1
+    state = accumulate(params, state, x[0])
+    new, _ = update(params, state, x[1], wrapper.hyperparams)
+    np.testing.assert_allclose(new["w"], np.arange(3.0) - 0.5 * x.mean((0, 1)), atol=1e-6)
+
+
+def test_two_backwards_then_a_step_use_the_summed_gradients():
+    wrapper = OptimWrapper(SGD(lr=0.1))
+    params = {"w": jnp.ones(())}
+    state = wrapper.init(params)
+    for x in (2.0, 3.0):
+        state, _ = wrapper.backward(loss_of, params, state, jnp.float32(x))
+    assert wrapper.inner_count == 2
+    new, state = wrapper.step(params, state)
+    assert float(new["w"]) == pytest.approx(1 - 0.1 * 5)
+    unchanged, _ = wrapper.step(params, wrapper.zero_grad(state))
+    assert float(unchanged["w"]) == 1.0
+
+
+def test_ten_steps_from_zeros_to_ones_move_the_bias_alone():
+    # Linear(1, 1), input 0, target 1, L1 loss, lr 0.01: each step moves the bias by 0.01
+    def l1(params, x):
+        return jnp.abs(x * params["kernel"] + params["bias"] - 1.0).mean()
+
+    wrapper = OptimWrapper(SGD(lr=0.01))
+    params = {"kernel": jnp.float32(0.3), "bias": jnp.float32(0.2)}
+    state = wrapper.init(params)
+    for _ in range(10):
+        params, state, _ = wrapper.update_params(l1, params, state, jnp.zeros(4))
+    assert float(params["kernel"]) == pytest.approx(0.3)
+    assert float(params["bias"]) == pytest.approx(0.3, abs=1e-6)

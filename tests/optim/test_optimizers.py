@@ -1,0 +1,165 @@
+"""Optimizers beyond the recorded trajectories: formulas in NumPy, optax by its names, settings outside their range."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+from jengine import optim
+from jengine.optim import OptimWrapper, build_optim_wrapper
+from jengine.optim.optimizers import optax_named
+from jengine.registry import OPTIMIZERS
+
+RNG = np.random.default_rng(0)
+PARAMS = {"kernel": RNG.normal(size=(4, 3)).astype("f"), "bias": RNG.normal(size=3).astype("f")}
+GRADS = [jax.tree.map(lambda p: RNG.normal(size=p.shape).astype("f"), PARAMS) for _ in range(3)]
+
+
+def train(wrapper, params=PARAMS, lrs=(None, None, None)):
+    params, state = jax.tree.map(jnp.asarray, params), wrapper.init(params)
+    step = jax.jit(wrapper.update)
+    for grads, lr in zip(GRADS, lrs, strict=True):
+        if lr is not None:
+            wrapper.param_groups[0]["lr"] = lr
+        updates, state = step({name: grads[name] for name in params}, state, params, wrapper.hyperparams)
+        params = optax.apply_updates(params, updates)
+    assert step._cache_size() == 1
+    return params, state
+
+
+def assert_close(found, expected, **tolerance):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, **(tolerance or {"rtol": 2e-6, "atol": 1e-7})), found, expected
+    )
+
+
+def test_adafactor_factors_the_last_two_axes():
+    # torch.optim.Adafactor, written out in float64
+    w, v = PARAMS["kernel"].astype("d"), PARAMS["bias"].astype("d")
+    row, column, square, eps = np.zeros((4, 1)), np.zeros((1, 3)), np.zeros(3), np.finfo("f").eps
+    for t, grads in enumerate(GRADS, start=1):
+        gw, gv = grads["kernel"].astype("d"), grads["bias"].astype("d")
+        forget, rate = t**-0.8, min(0.01, t**-0.5)
+        row += forget * ((gw**2).mean(1, keepdims=True) - row)
+        column += forget * ((gw**2).mean(0, keepdims=True) - column)
+        square += forget * (gv**2 - square)
+        for p, g, variance in ((w, gw, row @ column / max(row.mean(), eps)), (v, gv, square)):
+            direction = g / np.sqrt(np.maximum(variance, eps**2))
+            scale = max(1e-3, np.sqrt((p**2).mean())) * rate
+            excess = max(1, np.sqrt((direction**2).mean()))
+            p -= 0.01 * 0.1 * p + scale / excess * direction
+    found, _ = train(OptimWrapper(optim.Adafactor(lr=0.01, weight_decay=0.1)))
+    assert_close(found, {"kernel": w, "bias": v}, rtol=1e-5, atol=1e-6)
+    assert OPTIMIZERS.get("TorchAdafactor") is OPTIMIZERS.get("Adafactor")
+
+
+def test_muon_orthogonalises_matrices():
+    wrapper = OptimWrapper(optim.Muon(lr=0.1, weight_decay=0.0))
+    params = {"kernel": PARAMS["kernel"]}
+    state = wrapper.init(params)
+    updates, _ = wrapper.update({"kernel": GRADS[0]["kernel"]}, state, params)
+    # five Newton-Schulz iterations bring the singular values near 1, lr 0.1 scales them
+    singular = np.linalg.svd(np.asarray(updates["kernel"]), compute_uv=False) / 0.1
+    assert np.all((singular > 0.6) & (singular < 1.3))
+    wide = {"kernel": np.ascontiguousarray(PARAMS["kernel"].T)}
+    transposed, _ = wrapper.update({"kernel": GRADS[0]["kernel"].T}, OptimWrapper(optim.Muon()).init(wide), wide)
+    # a kernel (in 3, out 4) gets sqrt(4 / 3) of the rate of (in 4, out 3)
+    np.testing.assert_allclose(transposed["kernel"], updates["kernel"].T * (4 / 3) ** 0.5, rtol=2e-2, atol=2e-3)
+    with pytest.raises(ValueError, match="Muon trains matrices only, parameter 'bias' has shape"):
+        OptimWrapper(optim.Muon()).init(PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reference"),
+    [
+        (optim.Lion(lr=0.01, weight_decay=0.1), optax.lion(0.01, b1=0.9, b2=0.99, weight_decay=0.1)),
+        (optim.Adadelta(lr=0.5), optax.adadelta(0.5, rho=0.9, eps=1e-6)),
+        (optim.Adamax(lr=0.01), optax.adamax(0.01)),
+        (optim.RMSprop(lr=0.01, alpha=0.9), optax.rmsprop(0.01, decay=0.9, eps=1e-8, eps_in_sqrt=False)),
+        (optim.Adam(lr=0.01, maximize=True), optax.chain(optax.scale(-1.0), optax.adam(0.01))),
+        (optim.Adam(lr=0.01, weight_decay=0.1, decoupled_weight_decay=True), optax.adamw(0.01, weight_decay=0.1)),
+    ],
+)
+def test_optimizers_that_optax_has_too(optimizer, reference):
+    assert_close(train(OptimWrapper(optimizer))[0], train(OptimWrapper(reference))[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*optax_named._NAMES, *optax_named._CONTRIB_NAMES])
+def test_optax_optimizers_go_by_their_names(name):
+    factory = getattr(optax, name, None) or getattr(optax.contrib, name)
+    extra = {"key": 0} if name == "noisy_sgd" else {}
+    tx = factory(learning_rate=0.01, **extra)
+    params, state = jax.tree.map(jnp.asarray, PARAMS), tx.init(PARAMS)
+    for grads in GRADS:
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    found, _ = train(build_optim_wrapper(PARAMS, {"optimizer": {"type": name, "learning_rate": 0.01, **extra}}))
+    # a compiled sign or factor may round the other way; the closest of the chaotic ones differs by 1e-5
+    assert_close(found, params, rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_of_optax_optimizers_are_data_in_every_group():
+    cfg = {
+        "optimizer": {"type": "adamw", "learning_rate": 0.1, "weight_decay": 0.01},
+        "paramwise_cfg": {"custom_keys": {"bias": {"lr_mult": 0.5, "decay_mult": 0.0, "b1": 0.8}}},
+    }
+    wrapper = build_optim_wrapper(PARAMS, cfg)
+    assert wrapper.get_lr() == {"base_lr": [0.1], "lr": [0.1, 0.05]}
+    found, _ = train(wrapper)
+    alone = {"kernel": optax.adamw(0.1, weight_decay=0.01), "bias": optax.adamw(0.05, b1=0.8, weight_decay=0.0)}
+    for name, tx in alone.items():
+        p, state = jnp.asarray(PARAMS[name]), tx.init(PARAMS[name])
+        for grads in GRADS:
+            updates, state = tx.update(grads[name], state, p)
+            p = optax.apply_updates(p, updates)
+        # optax computes 1 - b2 from the float32 number that it is given here
+        np.testing.assert_allclose(found[name], p, rtol=1e-5, atol=5e-6)
+
+
+def test_lr_of_a_built_chain_multiplies_its_updates():
+    wrapper = OptimWrapper(optax.sgd(0.1))
+    assert wrapper.get_lr() == {"lr": [1.0]}
+    found, _ = train(wrapper, lrs=(1.0, 0.5, 0.0))
+    expected = jax.tree.map(lambda p, a, b: p - 0.1 * a - 0.05 * b, PARAMS, GRADS[0], GRADS[1])
+    assert_close(found, expected)
+
+
+TORCH_NAMES = (
+    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Adan", "LARS", "Lamb", "Lion", "Muon",
+    "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*TORCH_NAMES, "adamw", "sgd", "muon"])
+def test_negative_learning_rate_is_refused_by_every_optimizer(name):
+    lr = "learning_rate" if name.islower() else "lr"
+    with pytest.raises(ValueError, match=f"{name}: lr must be at least 0, found -0.1"):
+        OPTIMIZERS.build({"type": name, lr: -0.1})
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        ({"type": "SGD", "nesterov": True}, "nesterov needs momentum above 0"),
+        ({"type": "SGD", "nesterov": True, "momentum": 0.9, "dampening": 0.1}, "dampening 0"),
+        ({"type": "Adam", "betas": (0.9, 1.0)}, r"betas\[1\] must be in \[0, 1\), found 1.0"),
+        ({"type": "AdamW", "betas": 0.9}, "betas must be 2 numbers, found 0.9"),
+        ({"type": "Rprop", "etas": (1.5, 1.2)}, "etas must be"),
+        ({"type": "Adafactor", "eps": (None, -1.0)}, "eps must be"),
+        ({"type": "Muon", "adjust_lr_fn": "foo"}, "adjust_lr_fn must be"),
+        ({"type": "LBFGS", "lr": 1.0}, "LBFGS evaluates the loss several times"),
+        ({"type": "SparseAdam"}, "use Adam"),
+    ],
+)
+def test_settings_outside_their_range(cfg, message):
+    with pytest.raises(ValueError, match=message):
+        OPTIMIZERS.build(cfg)
+
+
+def test_learning_rate_must_be_a_number():
+    with pytest.raises(TypeError, match="lr must be a number, found str"):
+        OPTIMIZERS.build({"type": "SGD", "lr": "0.1"})
+    with pytest.raises(TypeError, match="put it into param_scheduler"):
+        OPTIMIZERS.build({"type": "adamw", "learning_rate": optax.constant_schedule(0.1)})
