@@ -45,6 +45,27 @@ class Model:
         """
         raise NotImplementedError(f"{type(self).__name__} must define `loss(params, model_state, batch, ...)`")
 
+    def phase_loss(
+        self,
+        phase: str,
+        params: PyTree,
+        model_state: PyTree,
+        batch: PyTree,
+        *,
+        rng: jax.Array,
+        hyperparams: Mapping[str, Any],
+    ) -> tuple[Losses, PyTree]:
+        """The losses of one phase of a training step with several optimizers, otherwise like `loss`.
+
+        Args:
+          phase: the name of the optimizer that acts; its parameters alone are differentiated.
+          params, model_state, batch, rng, hyperparams: see `loss`.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} is trained by several optimizers, so it must define "
+            "`phase_loss(phase, params, model_state, batch, ...)`; a FunctionalModel takes a dict of losses"
+        )
+
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
         """Predictions for an evaluation batch: a pytree whose arrays have the batch axis first."""
         raise NotImplementedError(f"{type(self).__name__} must define `predict(params, model_state, batch)`")

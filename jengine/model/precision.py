@@ -1,7 +1,8 @@
 """Precision policies: which dtype the parameters are kept in, and which the model computes in."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -75,18 +76,43 @@ class CastModel(Model):
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
         """Computes in `precision.compute`; losses come back in float32, the state in the dtypes that it had."""
-        compute = self.precision.compute
-        losses, new_state = self.model.loss(
-            _cast(params, compute), model_state, _cast(batch, compute), rng=rng, hyperparams=hyperparams
-        )
-        new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
-        return _cast(losses, "float32"), new_state
+        return self._cast_around(self.model.loss, params, model_state, batch, rng, hyperparams)
+
+    def phase_loss(
+        self,
+        phase: str,
+        params: PyTree,
+        model_state: PyTree,
+        batch: PyTree,
+        *,
+        rng: jax.Array,
+        hyperparams: Mapping[str, Any],
+    ) -> tuple[Losses, PyTree]:
+        """As `loss`, for the loss of one phase."""
+        fn = functools.partial(self.model.phase_loss, phase)
+        return self._cast_around(fn, params, model_state, batch, rng, hyperparams)
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
         """Computes in `precision.compute`; predictions come back in `precision.output`."""
         compute = self.precision.compute
         predictions = self.model.predict(_cast(params, compute), model_state, _cast(batch, compute))
         return _cast(predictions, self.precision.output)
+
+    def _cast_around(
+        self,
+        loss: Callable[..., tuple[Losses, PyTree]],
+        params: PyTree,
+        model_state: PyTree,
+        batch: PyTree,
+        rng: jax.Array,
+        hyperparams: Mapping[str, Any],
+    ) -> tuple[Losses, PyTree]:
+        compute = self.precision.compute
+        losses, new_state = loss(
+            _cast(params, compute), model_state, _cast(batch, compute), rng=rng, hyperparams=hyperparams
+        )
+        new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
+        return _cast(losses, "float32"), new_state
 
 
 def _cast(tree: PyTree, dtype: str) -> PyTree:

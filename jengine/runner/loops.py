@@ -26,6 +26,7 @@ class TrainLoop:
       val_interval: epochs (or iterations) between validations.
       dynamic_intervals: `(milestone, interval)` pairs; from a milestone on its interval takes the place of
         `val_interval`.
+      phases: with several optimizers, which act in one iteration, in order, and how often: `[('disc', 2), ('gen', 1)]`.
 
     Attributes:
       by_epoch: whether the loop counts in epochs.
@@ -42,12 +43,14 @@ class TrainLoop:
         val_begin: int,
         val_interval: int,
         dynamic_intervals: Sequence[tuple[int, int]] | None,
+        phases: Sequence[tuple[str, int]] | None,
     ) -> None:
         for name, value, least in (("val_begin", val_begin, 0), ("val_interval", val_interval, 1)):
             _check_count(type(self).__name__, name, value, least)
         self.runner = runner
         self.dataloader = dataloader
         self.val_begin = val_begin
+        self.phases = phases
         self.stop_training = False
         self.iter = 0
         self.epoch = 0
@@ -103,9 +106,10 @@ class EpochBasedTrainLoop(TrainLoop):
         val_begin: int = 1,
         val_interval: int = 1,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
+        phases: Sequence[tuple[str, int]] | None = None,
     ) -> None:
         _check_count("EpochBasedTrainLoop", "max_epochs", max_epochs, 1)
-        super().__init__(runner, dataloader, val_begin, val_interval, dynamic_intervals)
+        super().__init__(runner, dataloader, val_begin, val_interval, dynamic_intervals, phases)
         self.max_epochs = int(max_epochs)
         self.max_iters = self.max_epochs * len(dataloader)
 
@@ -151,9 +155,10 @@ class IterBasedTrainLoop(TrainLoop):
         val_begin: int = 1,
         val_interval: int = 1000,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
+        phases: Sequence[tuple[str, int]] | None = None,
     ) -> None:
         _check_count("IterBasedTrainLoop", "max_iters", max_iters, 1)
-        super().__init__(runner, dataloader, val_begin, val_interval, dynamic_intervals)
+        super().__init__(runner, dataloader, val_begin, val_interval, dynamic_intervals, phases)
         self.max_iters = int(max_iters)
 
     def run(self) -> None:

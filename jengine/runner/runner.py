@@ -381,8 +381,11 @@ class Runner:
     def _compile_train_steps(self) -> None:
         """Wraps the two pure steps for the device; JAX compiles each at its first call."""
         arguments = ("state", "batch", "hyperparams")
+        phases = getattr(self.train_loop, "phases", None)
         self.update_step, self.accumulate_step = (
-            trace_once(build_train_step(self.model, self.optim_wrapper, self.hooks, update=update), arguments)
+            trace_once(
+                build_train_step(self.model, self.optim_wrapper, self.hooks, update=update, phases=phases), arguments
+            )
             for update in (True, False)
         )
         self._compiled_update = self.strategy.compile_train_step(self.update_step)

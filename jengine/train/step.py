@@ -1,11 +1,15 @@
 """The training step and the evaluation step: pure functions, for the caller to compile."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
+from jengine.errors import closest
+from jengine.model import CastModel, Precision
 from jengine.train.context import StepContext
 from jengine.train.losses import total_loss
 from jengine.train.state import TrainState
@@ -13,7 +17,7 @@ from jengine.train.traced_hooks import TracedHooks
 
 if TYPE_CHECKING:
     from jengine.model import Model
-    from jengine.optim import OptimWrapper
+    from jengine.optim import OptimWrapper, OptimWrapperDict
 
 PyTree = Any
 Outputs = dict[str, jax.Array]
@@ -21,8 +25,21 @@ TrainStep = Callable[[TrainState, PyTree, Mapping[str, Any]], tuple[TrainState, 
 EvalStep = Callable[[PyTree, PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
+class Phase(NamedTuple):
+    """A part of the training step: one optimizer and the loss that it minimises."""
+
+    name: str  # '' when there is one optimizer alone
+    optim_wrapper: "OptimWrapper"
+    loss: Callable[..., Any]  # (params, model_state, batch, *, rng, hyperparams) -> (losses, model_state)
+
+
 def build_train_step(
-    model: "Model", optim_wrapper: "OptimWrapper", hooks: Sequence[Any] = (), *, update: bool = True
+    model: "Model",
+    optim_wrapper: "OptimWrapper | OptimWrapperDict",
+    hooks: Sequence[Any] = (),
+    *,
+    update: bool = True,
+    phases: Sequence[tuple[str, int]] | None = None,
 ) -> TrainStep:
     """Builds `step(state, batch, hyperparams) -> (state, outputs)`.
 
@@ -31,16 +48,22 @@ def build_train_step(
 
     Args:
       model: gives the losses.
-      optim_wrapper: turns gradients into updates.
+      optim_wrapper: turns gradients into updates; several by name for a model with `phase_loss`.
       hooks: their traced points are compiled in, in this order.
       update: False builds the step of an iteration that only accumulates gradients (see `accumulative_counts`): the
         optimizer, and with it `traced_update`, is left out.
+      phases: with several optimizers, which act in one step, in order, and how often: `[('disc', 2), ('gen', 1)]`; by
+        default each once. All see the same batch, each time with a key of its own.
 
     Returns:
       The step. Its outputs are scalars f32[] by name: 'loss' (the total), each loss of the model, 'grad_norm' where
-      gradients are clipped by norm, and what hooks add.
+      gradients are clipped by norm, and what hooks add. With phases, 'loss_<phase>' are their totals.
+
+    Raises:
+      ValueError: phases that name no optimizer, or phases for a single one.
     """
     traced = TracedHooks(hooks)
+    parts = _plan(model, optim_wrapper, phases)
 
     def step(state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any]) -> tuple[TrainState, Outputs]:
         rng = jax.random.fold_in(state.rng, state.step)
@@ -54,31 +77,14 @@ def build_train_step(
             opt_state=state.opt_state,
         )
         ctx, hook_state = traced.run("traced_batch", ctx, state.hook_state)
-
-        def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Outputs, PyTree]]:
-            losses, model_state = model.loss(
-                params, ctx.model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams
-            )
-            total, outputs = total_loss(losses, ctx.batch)
-            return total, (outputs, model_state)
-
-        (_, (outputs, model_state)), grads = optim_wrapper.value_and_grad(loss_fn, has_aux=True)(
-            ctx.params, ctx.opt_state
-        )
-        ctx = ctx.replace(model_state=model_state, grads=grads, outputs={**ctx.outputs, **outputs})
-        ctx, hook_state = traced.run("traced_grads", ctx, hook_state)
-
+        for i, phase in enumerate(parts):
+            model_state = ctx.model_state
+            ctx = _differentiate(phase, ctx.replace(rng=jax.random.fold_in(rng, i) if phase.name else rng))
+            ctx, hook_state = traced.run("traced_grads", ctx, hook_state)
+            ctx = _update(phase, ctx, model_state) if update else _accumulate(phase, ctx)
+        ctx = ctx.replace(rng=rng, outputs=_with_total(ctx.outputs, parts))
         if update:
-            updates, opt_state = optim_wrapper.update(ctx.grads, ctx.opt_state, ctx.params, ctx.hyperparams)
-            ctx = ctx.replace(
-                params=optax.apply_updates(ctx.params, updates),
-                opt_state=opt_state,
-                outputs={**ctx.outputs, **opt_state.metrics},
-            )
             ctx, hook_state = traced.run("traced_update", ctx, hook_state)
-        else:
-            ctx = ctx.replace(opt_state=optim_wrapper.accumulate(ctx.grads, ctx.opt_state))
-
         state = state.replace(
             step=state.step + 1,
             params=ctx.params,
@@ -89,6 +95,73 @@ def build_train_step(
         return state, ctx.outputs
 
     return step
+
+
+def _plan(model: "Model", optim_wrapper: Any, phases: Sequence[tuple[str, int]] | None) -> list[Phase]:
+    """The phases of a step, each as often as it acts."""
+    if not isinstance(optim_wrapper, Mapping):
+        if phases is not None:
+            raise ValueError(f"phases {list(phases)} are for several optimizers; there is one")
+        return [Phase("", optim_wrapper, _under_amp(model, optim_wrapper).loss)]
+    plan = []
+    for name, times in [(name, 1) for name in optim_wrapper] if phases is None else phases:
+        if name not in optim_wrapper:
+            raise ValueError(f"no optimizer is called {name!r}, as phases have it{closest(name, optim_wrapper)}")
+        if optim_wrapper[name].accumulative_counts > 1:
+            raise ValueError(f"{name!r} accumulates gradients, which several optimizers in one step cannot do")
+        loss = functools.partial(_under_amp(model, optim_wrapper[name]).phase_loss, name)
+        plan += [Phase(name, optim_wrapper[name], loss)] * times
+    return plan
+
+
+def _under_amp(model: "Model", optim_wrapper: Any) -> "Model":
+    """The model in the wrapper's compute dtype, if it has one: it then sees the batch in it too."""
+    dtype = getattr(optim_wrapper, "dtype", None)
+    return model if dtype is None else CastModel(model, Precision(compute=dtype))
+
+
+def _differentiate(phase: Phase, ctx: StepContext) -> StepContext:
+    """Adds losses, new model state and gradients to the context."""
+
+    def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Outputs, PyTree]]:
+        losses, model_state = phase.loss(params, ctx.model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
+        total, outputs = total_loss(losses, ctx.batch)
+        return total, (outputs, model_state)
+
+    own = ctx.opt_state[phase.name] if phase.name else ctx.opt_state
+    (total, (outputs, model_state)), grads = phase.optim_wrapper.value_and_grad(loss_fn, has_aux=True)(ctx.params, own)
+    if phase.name:
+        outputs = {**{k: v for k, v in outputs.items() if k != "loss"}, f"loss_{phase.name}": total}
+    return ctx.replace(model_state=model_state, grads=grads, outputs={**ctx.outputs, **outputs})
+
+
+def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepContext:
+    """Lets the phase's optimizer change the parameters."""
+    name, wrapper = phase.name, phase.optim_wrapper
+    own, numbers = (ctx.opt_state[name], ctx.hyperparams[name]) if name else (ctx.opt_state, ctx.hyperparams)
+    updates, own = wrapper.update(ctx.grads, own, ctx.params, numbers)
+    model_state = ctx.model_state
+    if own.loss_scale is not None:  # an overflow leaves the model's state as it was, like everything else
+        finite = own.loss_scale.finite
+        model_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), model_state, old_model_state)
+    metrics = {f"{key}_{name}" if name else key: value for key, value in own.metrics.items()}
+    return ctx.replace(
+        params=optax.apply_updates(ctx.params, updates),
+        model_state=model_state,
+        opt_state={**ctx.opt_state, name: own} if name else own,
+        outputs={**ctx.outputs, **metrics},
+    )
+
+
+def _accumulate(phase: Phase, ctx: StepContext) -> StepContext:
+    """Keeps the gradients for a later update."""
+    return ctx.replace(opt_state=phase.optim_wrapper.accumulate(ctx.grads, ctx.opt_state))
+
+
+def _with_total(outputs: Outputs, parts: Sequence[Phase]) -> Outputs:
+    """The outputs with 'loss', the sum of the phases' totals, where there are phases."""
+    totals = [outputs[f"loss_{name}"] for name in dict.fromkeys(part.name for part in parts) if name]
+    return {**outputs, "loss": sum(totals[1:], start=totals[0])} if totals else outputs
 
 
 def build_eval_step(model: "Model", update_metrics: Callable[[PyTree, PyTree, PyTree], PyTree]) -> EvalStep:

@@ -177,11 +177,12 @@ def test_the_step_is_traced_once_over_logging_validation_and_schedules(make_runn
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=2)),
     )
     traces = []
-    original = runner.model._loss
-    runner.model._loss = lambda params, batch: traces.append(1) or original(params, batch)
+    original = runner.model.loss
+    runner.model.loss = lambda *args, **kwargs: traces.append(1) or original(*args, **kwargs)
     runner.train()
     assert len(traces) == 1
     assert runner.update_step.traces == 1
+    assert runner.accumulate_step.traces == 0
 
 
 def test_a_hundred_iterations_with_ten_lines_fetch_ten_times(make_runner, monkeypatch):
