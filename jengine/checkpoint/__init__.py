@@ -7,6 +7,8 @@ from jengine.checkpoint.layout import find_latest as find_latest
 from jengine.checkpoint.layout import list_checkpoints as list_checkpoints
 from jengine.checkpoint.layout import read_meta as read_meta
 from jengine.checkpoint.layout import resolve as resolve
+from jengine.checkpoint.lock import WorkDirLock as WorkDirLock
+from jengine.checkpoint.lock import WorkDirLockedError as WorkDirLockedError
 from jengine.checkpoint.publish import publish as publish
 from jengine.checkpoint.ranking import infer_rule as infer_rule
 from jengine.checkpoint.ranking import is_better as is_better

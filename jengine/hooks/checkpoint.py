@@ -1,13 +1,15 @@
 """When to save, under which name, and what to keep."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jengine.checkpoint import infer_rule, is_better, pick_metric, publish
+from jengine.checkpoint import infer_rule, pick_metric, publish
 from jengine.checkpoint.ranking import GREATER_KEYS, LESS_KEYS, check_rule
+from jengine.checkpoint.retention import keep_best, keep_regular
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.registry import HOOKS
@@ -44,6 +46,10 @@ class CheckpointHook(Hook):
       published_keys: after training, write copies of the last and the best checkpoints that hold only these keys
         (see `jengine.checkpoint.publish`).
       save_begin: the first epoch or iteration, as a count, that may be saved; the interval counts from there.
+      keep_every: regular checkpoints of each so many epochs or iterations are kept for good, beside the
+        `max_keep_ckpts` newest; -1 for none.
+      keep_best: how many best checkpoints are kept of each metric. With more than one, a validation that does not
+        beat the best but one of the others kept is saved too.
 
     Raises:
       TypeError, ValueError, KeyError, AssertionError: an argument that makes no sense; a metric's rule that cannot be
@@ -70,12 +76,22 @@ class CheckpointHook(Hook):
         backend_args: None = None,
         published_keys: str | Sequence[str] | None = None,
         save_begin: int = 0,
+        keep_every: int = -1,
+        keep_best: int = 1,
     ) -> None:
         if not isinstance(by_epoch, bool):
             raise TypeError(f"CheckpointHook: by_epoch is True or False, found {by_epoch!r}")
         _check_count("interval", interval, lowest=1, or_else="-1 for the last checkpoint only")
         _check_count("max_keep_ckpts", max_keep_ckpts, lowest=1, or_else="-1 to keep all")
         _check_count("save_begin", save_begin, lowest=0)
+        _check_count("keep_every", keep_every, lowest=1, or_else="-1 for none")
+        _check_count("keep_best", keep_best, lowest=1)
+        if keep_every != -1 and max_keep_ckpts == -1:
+            raise ValueError(
+                "CheckpointHook: keep_every adds to max_keep_ckpts, which keeps all; give a max_keep_ckpts"
+            )
+        if keep_best != 1 and not save_best:
+            raise ValueError("CheckpointHook: keep_best counts what save_best saves; give the metric as save_best")
         if file_client_args is not None or backend_args is not None:
             raise ConfigError(
                 "CheckpointHook: storage backends are not supported, checkpoints go to file systems; remove "
@@ -98,6 +114,8 @@ class CheckpointHook(Hook):
         self.filename_tmpl = filename_tmpl
         self.published_keys = _strings("published_keys", published_keys)
         self.save_begin = save_begin
+        self.keep_every = keep_every
+        self.keep_best = keep_best
         self._greater_keys = _strings("greater_keys", greater_keys) or GREATER_KEYS
         self._less_keys = _strings("less_keys", less_keys) or LESS_KEYS
         metrics = _strings("save_best", save_best)
@@ -111,7 +129,7 @@ class CheckpointHook(Hook):
         self._epoch_end_iter = -1  # the iteration at which the newest whole epoch ended
         self._kept: list[int] = []
         self._last: str | None = None
-        self._best: dict[str, dict[str, Any]] = {}  # metric -> its best 'score' and the 'name' of the checkpoint
+        self._best: dict[str, list[dict[str, Any]]] = {}  # metric -> 'score' and 'name' of what is kept, best first
         self._evicting: list[str] = []  # names that go when the checkpoint being saved is whole
 
     # --- Regular checkpoints. ---
@@ -123,11 +141,13 @@ class CheckpointHook(Hook):
             self._directory = os.path.join(self.out_dir, os.path.basename(os.path.normpath(runner.work_dir)))
         self._training = True
         self._saved_iter = runner.iter
-        surplus = self._surplus(self._kept)
-        for name in [*self._evicting, *map(self._name, surplus)]:
+        self._kept, surplus = self._sort_out(self._kept)
+        for best in self._best.values():
+            surplus += [entry["name"] for entry in best[self.keep_best :]]
+            del best[self.keep_best :]
+        for name in [*self._evicting, *surplus]:
             runner.checkpointer.delete(self._path(name))
         self._evicting = []
-        self._kept = self._kept[len(surplus) :]
         self._tell(runner)
         runner.logger.info(f"Checkpoints will be saved to {self._directory}.")
         if self.by_epoch and self.interval != -1 and not runner.train_loop.by_epoch:
@@ -171,15 +191,19 @@ class CheckpointHook(Hook):
 
     def _save_regular(self, runner: "Runner", number: int, *, epoch: int, iteration: int) -> None:
         runner.logger.info(f"Saving checkpoint at {number} {'epochs' if self.by_epoch else 'iterations'}")
-        kept = [*(kept for kept in self._kept if kept != number), number]
-        surplus = self._surplus(kept)
-        self._kept = kept[len(surplus) :]
+        self._kept, surplus = self._sort_out([*(kept for kept in self._kept if kept != number), number])
         self._last = self._name(number)
         self._saved_iter = iteration
-        self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=[self._name(old) for old in surplus])
+        self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=surplus)
 
-    def _surplus(self, kept: list[int]) -> list[int]:
-        return kept[: max(0, len(kept) - self.max_keep_ckpts)] if self.max_keep_ckpts > 0 else []
+    def _sort_out(self, numbers: list[int]) -> tuple[list[int], list[str]]:
+        """The numbers of the regular checkpoints that stay, and the names of the others."""
+        stay = self._reasons(numbers)
+        return list(stay), [self._name(number) for number in numbers if number not in stay]
+
+    def _reasons(self, numbers: list[int]) -> dict[int, str]:
+        unit = "epochs" if self.by_epoch else "iterations"
+        return keep_regular(numbers, latest=self.max_keep_ckpts, every=self.keep_every, unit=unit)
 
     # --- Best checkpoints. ---
 
@@ -194,22 +218,28 @@ class CheckpointHook(Hook):
             self._settle_auto(next(iter(metrics)))
         for key, rule in self._rules.items():
             score = pick_metric(metrics, key)
-            best = self._best.get(key)
-            if score is not None and is_better(rule, score, best["score"] if best else None):
-                self._save_best(runner, key, score)
+            if score is None or math.isnan(score):
+                continue
+            scores = [score, *(entry["score"] for entry in self._best.get(key, []))]
+            stay = keep_best(scores, count=self.keep_best, rule=rule)
+            if 0 in stay:
+                self._save_best(runner, key, score, stay)
 
-    def _save_best(self, runner: "Runner", key: str, score: float) -> None:
+    def _save_best(self, runner: "Runner", key: str, score: float, stay: list[int]) -> None:
+        """Saves with `score` in the place that position 0 has in `stay`; the others there are those kept before."""
         epochs = self.by_epoch and runner.train_loop.by_epoch
         number = runner.epoch if epochs else runner.iter
         name = f"best_{key}_{self._name(number, epochs)}".replace("/", "_")
-        previous = [self._best[key]["name"]] if key in self._best else []
-        evict = [old for old in previous if old != name]
-        self._best[key] = {"score": score, "name": name}
+        found = [{"score": score, "name": name}, *self._best.get(key, [])]
+        kept = [found[i] for i in stay if i == 0 or found[i]["name"] != name]
+        evict = [entry["name"] for entry in found if entry["name"] not in {entry["name"] for entry in kept}]
+        self._best[key] = kept
         self._write(runner, name, epoch=runner.epoch, iteration=runner.iter, evict=evict, latest=False)
         for old in evict:
             runner.logger.info(f"The previous best checkpoint {self._path(old)} is removed")
         unit = "epoch" if epochs else "iter"
-        runner.logger.info(f"The best checkpoint with {score:0.4f} {key} at {number} {unit} is saved to {name}.")
+        rank = "The best checkpoint" if stay[0] == 0 else f"Checkpoint number {stay.index(0) + 1} of the best"
+        runner.logger.info(f"{rank} with {score:0.4f} {key} at {number} {unit} is saved to {name}.")
 
     def _read_rules(self, keys: tuple[str, ...], rules: tuple[str, ...]) -> dict[str, str]:
         """Metric -> rule, as far as it is known before the first validation."""
@@ -265,13 +295,13 @@ class CheckpointHook(Hook):
             hub.update_info("keep_ckpt_ids", list(self._kept))
         for key, best in self._best.items():
             suffix = f"_{key}" if self._several else ""
-            hub.update_info(f"best_score{suffix}", best["score"])
-            hub.update_info(f"best_ckpt{suffix}", self._path(best["name"]))
+            hub.update_info(f"best_score{suffix}", best[0]["score"])
+            hub.update_info(f"best_ckpt{suffix}", self._path(best[0]["name"]))
 
     def _publish(self, runner: "Runner") -> None:
         runner.checkpointer.wait()
         names = [self._last] if self.save_last and self._last else []
-        names += [best["name"] for best in self._best.values()]
+        names += [best[0]["name"] for best in self._best.values()]
         for name in dict.fromkeys(names):
             if os.path.isdir(self._path(name)) and jax.process_index() == 0:
                 path, removed = publish(self._path(name), self.published_keys)
@@ -285,19 +315,31 @@ class CheckpointHook(Hook):
         return os.path.join(self._directory, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which checkpoints there are and what the best scores are."""
+        """Which checkpoints there are, what the best scores are, and for the reader why each is kept."""
         return {
             "kept": list(self._kept),
             "last": self._last,
-            "best": {key: dict(best) for key, best in self._best.items()},
+            "best": {key: [dict(entry) for entry in best] for key, best in self._best.items()},
             "evicting": list(self._evicting),
+            "reasons": self._all_reasons(),
         }
+
+    def _all_reasons(self) -> dict[str, str]:
+        """The name of each checkpoint that is kept, with why."""
+        reasons = {} if self._last is None else {self._last: "where training ended"}
+        reasons |= {self._name(number): why for number, why in self._reasons(self._kept).items()}
+        for key, best in self._best.items():
+            for rank, entry in enumerate(best):
+                reasons[entry["name"]] = (
+                    f"{'best' if rank == 0 else f'number {rank + 1}'} by {key} ({entry['score']:.4f})"
+                )
+        return reasons
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave, in the run that is resumed."""
         self._kept = [int(number) for number in state_dict["kept"]]
         self._last = state_dict["last"]
-        self._best = {key: dict(best) for key, best in state_dict["best"].items()}
+        self._best = {key: [dict(entry) for entry in best] for key, best in state_dict["best"].items()}
         self._evicting = list(state_dict["evicting"])
         if self._auto_rule and self._best:  # 'auto' stays with the metric that it has begun with
             self._settle_auto(next(iter(self._best)))

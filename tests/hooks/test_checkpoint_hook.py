@@ -131,6 +131,31 @@ def test_a_resumed_run_prunes_to_a_smaller_number():
     assert runner.message_hub["keep_ckpt_ids"] == [10, 15]
 
 
+def test_multiples_are_kept_for_good_beside_the_newest():
+    runner = trained(max_epochs=12, interval=1, max_keep_ckpts=2, keep_every=5)
+    assert runner.names == ["epoch_5", "epoch_10", "epoch_11", "epoch_12"]
+    assert runner.message_hub["keep_ckpt_ids"] == [5, 10, 11, 12]
+    assert runner.hook.state_dict()["reasons"] == {
+        "epoch_5": "every 5 epochs",
+        "epoch_10": "every 5 epochs",
+        "epoch_11": "one of the latest 2",
+        "epoch_12": "the latest",
+    }
+    runner = trained(max_epochs=3, epoch_length=4, interval=2, by_epoch=False, max_keep_ckpts=1, keep_every=4)
+    assert runner.names == ["iter_4", "iter_8", "iter_12"]
+
+
+def test_a_resumed_run_with_a_wider_step_removes_what_it_no_longer_keeps():
+    hook = CheckpointHook(interval=1, max_keep_ckpts=1, keep_every=10, save_best="acc", keep_best=1)
+    best = [{"score": 0.9, "name": "best_acc_epoch_6"}, {"score": 0.8, "name": "best_acc_epoch_3"}]
+    hook.load_state_dict({"kept": [5, 10, 11], "last": "epoch_11", "best": {"acc": best}, "evicting": []})
+    runner = FakeRunner("/w/exp", hook)
+    names = ("epoch_5", "epoch_10", "epoch_11", "best_acc_epoch_6", "best_acc_epoch_3")
+    runner.checkpointer.paths = [f"/w/exp/{name}" for name in names]
+    hook.before_train(runner)
+    assert runner.names == ["epoch_10", "epoch_11", "best_acc_epoch_6"]
+
+
 def test_a_run_that_died_between_saving_and_removing_removes_when_resumed():
     runner = trained(max_epochs=3, interval=1, max_keep_ckpts=2)
     state = runner.saves[-1]["hooks"]["CheckpointHook"]  # as epoch_3 has it: epoch_1 is about to go
@@ -199,6 +224,21 @@ def test_an_equal_score_a_nan_and_a_none_do_not_replace_the_best():
     assert runner.names == ["best_acc_epoch_1"]
 
 
+def test_several_best_ones_are_kept_on_demand(caplog):
+    scores = [0.5, 0.9, 0.7, 0.7, 0.4, float("nan"), 0.8]
+    with caplog.at_level("INFO"):
+        runner = trained(max_epochs=7, scores=scores, save_best="acc", keep_best=2, save_last=False)
+    saved = [save["name"] for save in runner.saves]
+    assert saved == [f"best_acc_epoch_{epoch}" for epoch in (1, 2, 3, 7)]  # the second 0.7 only equals the first
+    assert sorted(runner.names) == ["best_acc_epoch_2", "best_acc_epoch_7"]
+    assert runner.message_hub["best_ckpt"] == "/w/exp/best_acc_epoch_2"
+    assert runner.hook.state_dict()["reasons"] == {
+        "best_acc_epoch_2": "best by acc (0.9000)",
+        "best_acc_epoch_7": "number 2 by acc (0.8000)",
+    }
+    assert "Checkpoint number 2 of the best with 0.8000 acc at 7 epoch" in caplog.text
+
+
 def test_less_is_better_where_the_rule_says_so():
     assert trained(max_epochs=3, scores=[3.0, 1.0, 2.0], key="loss", save_best="loss").names[0] == "best_loss_epoch_2"
     runner = trained(max_epochs=3, scores=[3.0, 1.0, 2.0], key="FID", save_best="FID", rule="less")
@@ -245,7 +285,7 @@ def test_the_best_score_survives_a_restart():
 
 def test_auto_stays_with_its_metric_after_a_restart():
     hook = CheckpointHook(save_best="auto", rule="less")
-    hook.load_state_dict({"kept": [], "last": None, "best": {"err": {"score": 2.0, "name": "x"}}, "evicting": []})
+    hook.load_state_dict({"kept": [], "last": None, "best": {"err": [{"score": 2.0, "name": "x"}]}, "evicting": []})
     runner = FakeRunner("/w/exp", hook)
     hook.before_train(runner)
     hook.after_val_epoch(runner, {"other": 0.0, "err": 3.0})
@@ -285,6 +325,10 @@ def test_a_metric_that_is_not_there_is_an_error_that_names_those_that_are():
         ({"by_epoch": "yes"}, TypeError, "by_epoch is True or False, found 'yes'"),
         ({"max_keep_ckpts": 0}, ValueError, "max_keep_ckpts is at least 1, or -1 to keep all; found 0"),
         ({"save_begin": -1}, ValueError, "save_begin is at least 0; found -1"),
+        ({"max_keep_ckpts": 2, "keep_every": 0}, ValueError, "keep_every is at least 1, or -1 for none; found 0"),
+        ({"keep_every": 5}, ValueError, "keep_every adds to max_keep_ckpts, which keeps all"),
+        ({"save_best": "acc", "keep_best": -1}, ValueError, "keep_best is at least 1; found -1"),
+        ({"keep_best": 2}, ValueError, "give the metric as save_best"),
         ({"filename_tmpl": "epoch"}, ValueError, "one {} for the number, like 'epoch_{}'; found 'epoch'"),
         ({"filename_tmpl": "a/{}"}, ValueError, "file name"),
         ({"save_best": ["acc", "acc"]}, AssertionError, "names a metric twice"),
@@ -347,5 +391,6 @@ def test_files_on_disk_follow_the_rules(tmp_path):
     assert (tmp_path / "last_checkpoint").read_text() == str(tmp_path / "epoch_2")
     assert list(load(tmp_path / "best_acc_epoch_1").params["kernel"]) == [2, 2]
     saved = read_meta(tmp_path / "epoch_2")["hooks"]["CheckpointHook"]
-    assert saved["best"] == {"acc": {"score": 0.5, "name": "best_acc_epoch_1"}}
+    assert saved["best"] == {"acc": [{"score": 0.5, "name": "best_acc_epoch_1"}]}
+    assert saved["reasons"] == {"epoch_2": "the latest", "best_acc_epoch_1": "best by acc (0.5000)"}
     assert (saved["kept"], saved["evicting"]) == ([2], ["epoch_1"])

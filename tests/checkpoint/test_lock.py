@@ -1,0 +1,141 @@
+import errno
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from jengine.checkpoint import WorkDirLock, WorkDirLockedError
+from jengine.checkpoint.lock import LOCK, is_locked
+from jengine.errors import ConfigError
+
+HOLDER = """
+import os, sys
+from jengine.checkpoint.lock import WorkDirLock
+WorkDirLock(sys.argv[1]).acquire()
+if "fork" in sys.argv and os.fork() == 0:
+    os.close(1)  # a worker that outlives the run
+    sys.stdin.read()
+    os._exit(0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def start_holder(tmp_path):
+    """Starts a process that holds the lock of `tmp_path` until its input ends."""
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(tmp_path), *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=pathlib.Path(__file__).parents[2],
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_second_process_is_refused_with_the_first_ones_pid_and_host(tmp_path, start_holder):
+    process = start_holder()
+    assert is_locked(tmp_path)
+    with pytest.raises(WorkDirLockedError, match=f"process {process.pid} on host .*another work_dir") as error:
+        WorkDirLock(tmp_path).acquire()
+    assert (error.value.pid, error.value.host) == (process.pid, os.uname().nodename)
+    assert isinstance(error.value, ConfigError)
+    process.stdin.close()
+    assert process.wait(timeout=30) == 0
+    assert os.listdir(tmp_path) == []  # released at exit
+    WorkDirLock(tmp_path).acquire()
+
+
+def test_a_killed_run_blocks_nothing_and_is_warned_about(tmp_path, start_holder, caplog):
+    process = start_holder("fork")
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not is_locked(tmp_path)
+    lock = WorkDirLock(tmp_path)
+    lock.acquire()
+    assert f"the run of process {process.pid} on host" in caplog.text
+    assert "ended without a release; taking over" in caplog.text
+    assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    lock.release()
+
+
+def test_a_second_run_in_the_same_process_is_refused(tmp_path):
+    lock = WorkDirLock(tmp_path)
+    lock.acquire()
+    lock.acquire()
+    (tmp_path / "elsewhere").symlink_to(tmp_path)
+    with pytest.raises(WorkDirLockedError, match=f"process {os.getpid()}"):
+        WorkDirLock(tmp_path / "elsewhere").acquire()
+    lock.release()
+
+
+def test_release_leaves_nothing_behind_and_can_be_repeated(tmp_path):
+    work_dir = tmp_path / "new" / "run"
+    lock = WorkDirLock(work_dir)
+    lock.release()
+    lock.acquire()
+    assert is_locked(work_dir)
+    lock.release()
+    lock.release()
+    assert os.listdir(work_dir) == []
+    assert not is_locked(work_dir)
+    lock.acquire()
+    lock.release()
+
+
+def test_a_lock_file_cut_short_by_a_kill_is_taken_over(tmp_path, caplog):
+    (tmp_path / LOCK).write_text('{"pid": 1')
+    lock = WorkDirLock(tmp_path)
+    lock.acquire()
+    lock.release()
+    assert caplog.text == ""
+
+
+def test_a_file_removed_between_opening_and_locking_is_not_mistaken_for_the_lock(tmp_path, monkeypatch):
+    lockf, removed = fcntl.lockf, []
+
+    def remove_first(file, how):
+        if not removed:
+            removed.append(os.unlink(tmp_path / LOCK))
+        lockf(file, how)
+
+    monkeypatch.setattr(fcntl, "lockf", remove_first)
+    lock = WorkDirLock(tmp_path)
+    lock.acquire()
+    assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    lock.release()
+
+
+def test_where_files_cannot_be_locked_the_run_goes_on_with_a_warning(tmp_path, monkeypatch, caplog):
+    def refuse(file, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    lock = WorkDirLock(tmp_path)
+    lock.acquire()
+    assert "cannot be locked on this file system (No locks available)" in caplog.text
+    assert os.listdir(tmp_path) == []
+    lock.release()
+
+
+def test_other_processes_of_the_same_run_hold_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("jax.process_index", lambda: 1)
+    lock = WorkDirLock(tmp_path)
+    lock.acquire()
+    assert os.listdir(tmp_path) == []
+    lock.release()
