@@ -1,6 +1,6 @@
 """From the sections of a config to the objects of a run, each built inside `place(section)`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jengine.errors import ConfigError, place
@@ -44,6 +44,17 @@ def check_sections(sections: Mapping[str, Any]) -> None:
             )
     if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
         raise ConfigError("param_scheduler is given without an optim_wrapper whose numbers it could change")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Holds that an argument is one of a few words.
+
+    Raises:
+      ConfigError: it is not.
+    """
+    with place(name):
+        if value not in choices:
+            raise ConfigError(f"{name} is one of {', '.join(map(repr, choices))}, found {value!r}")
 
 
 def build_model(model: Any, precision: Any) -> Model:
@@ -185,9 +196,10 @@ def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
     if not enable:
         return 1.0
     factor = batch_size / base
-    for group in [*optim_wrapper.param_groups, optim_wrapper.base_param_settings]:
-        if group is not None:
-            group["lr"] = group["lr"] * factor
+    for wrapper in optim_wrapper.values() if isinstance(optim_wrapper, Mapping) else [optim_wrapper]:
+        for group in [*wrapper.param_groups, wrapper.base_param_settings]:
+            if group is not None:
+                group["lr"] = group["lr"] * factor
     return factor
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jengine.optim.schedulers import load_schedulers_state_dict, schedulers_state_dict
 from jengine.train import TrainState, hook_names
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def pack(
     if save_optimizer:
         bundle["optimizer"] = runner.optim_wrapper.group_state_dict()
     if save_param_scheduler and runner.param_schedulers is not None:
-        bundle["param_schedulers"] = _map_schedulers(runner.param_schedulers, lambda s: s.state_dict())
+        bundle["param_schedulers"] = schedulers_state_dict(runner.param_schedulers)
     return bundle
 
 
@@ -74,8 +75,8 @@ def resume(runner: "Runner", path: str) -> None:
         runner.hyperparams[name] = value
     if "optimizer" in bundle:
         runner.optim_wrapper.load_group_state_dict(bundle["optimizer"])
-    if "param_schedulers" in bundle and runner.param_schedulers is not None:
-        _load_schedulers(runner.param_schedulers, bundle["param_schedulers"])
+    if "param_schedulers" in bundle:
+        _load_schedulers(runner, bundle["param_schedulers"])
     for name, hook in hook_names(runner.hooks).items():
         if name in bundle["hooks"]:
             hook.load_state_dict(bundle["hooks"][name])
@@ -95,23 +96,23 @@ def load_weights(runner: "Runner", path: str) -> None:
     runner.logger.info(f"Loaded the weights of {path}.")
 
 
-def _map_schedulers(schedulers: Any, fn: Any) -> Any:
-    if isinstance(schedulers, Mapping):
-        return {name: [fn(s) for s in of_one] for name, of_one in schedulers.items()}
-    return [fn(s) for s in schedulers]
-
-
-def _load_schedulers(schedulers: Any, saved: Any) -> None:
-    names = schedulers if isinstance(schedulers, Mapping) else {"": schedulers}
-    saved = saved if isinstance(saved, Mapping) else {"": saved}
-    if {k: len(v) for k, v in names.items()} != {k: len(v) for k, v in saved.items()}:
-        raise ValueError(
-            f"the checkpoint has other parameter schedulers than the config: "
-            f"{ {k: len(v) for k, v in saved.items()} } of them against { {k: len(v) for k, v in names.items()} }"
+def _load_schedulers(runner: "Runner", saved: Any) -> None:
+    """Goes on with the schedules, and says whose settings hold where config and checkpoint differ."""
+    loop, choice = runner.train_loop, runner.param_scheduler_on_resume
+    differences = load_schedulers_state_dict(
+        runner.param_schedulers,
+        saved,
+        settings=choice,
+        iters=loop.iter,
+        epochs=loop.epoch,
+        epoch_length=len(loop.dataloader),
+    )
+    if differences:
+        listed = "\n  ".join(differences)
+        runner.logger.warning(
+            f"The schedules of the config are not those of the checkpoint. Those of the {choice} hold "
+            f"(param_scheduler_on_resume={choice!r}):\n  {listed}"
         )
-    for name, of_one in names.items():
-        for scheduler, state in zip(of_one, saved[name], strict=True):
-            scheduler.load_state_dict(state)
 
 
 def _plain(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -51,6 +51,8 @@ class Runner:
       experiment_name: what the run is called in its logs.
       cfg: the config that all this came from; written to the work dir and kept in checkpoints.
       log_level: what the terminal and the log file show, by the names of `logging`.
+      param_scheduler_on_resume: whose schedules hold after a resume where they differ: 'checkpoint' goes on as before,
+        'config' brings every value to where the config's schedules have it by then.
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`.
@@ -88,6 +90,7 @@ class Runner:
         experiment_name: str | None = None,
         cfg: Any = None,
         log_level: int | str = "INFO",
+        param_scheduler_on_resume: str = "checkpoint",
     ) -> None:
         self._sections = dict(
             train_dataloader=train_dataloader, train_cfg=train_cfg, optim_wrapper=optim_wrapper,
@@ -97,6 +100,8 @@ class Runner:
         )  # fmt: skip
         build.check_sections(self._sections)
         build.check_train_loop(train_cfg)
+        build.check_choice("param_scheduler_on_resume", param_scheduler_on_resume, ("checkpoint", "config"))
+        self.param_scheduler_on_resume = param_scheduler_on_resume
         self.cfg = resolve(cfg) if cfg is not None else {}
         self.cfg_text = dump_config(self.cfg) if cfg is not None else ""
 

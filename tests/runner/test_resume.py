@@ -201,3 +201,30 @@ def test_a_checkpoint_without_the_optimizer_resumes_with_fresh_moments(make_runn
     state = runner.train()
     assert state.step == 8
     assert state.opt_state.count == 4
+
+
+@pytest.mark.parametrize(("choice", "rate"), [("checkpoint", 0.05), ("config", 0.05 + 0.05 * 0.5**0.5)])
+def test_whose_schedule_holds_after_a_resume_is_a_choice(make_runner, tmp_path, choice, rate):
+    # a cosine over 2 epochs is stretched to 4: after the first epoch it stands at 1/2, or at (1 + cos(pi / 4)) / 2
+    def run(max_epochs, **changes):
+        cosine = dict(type="CosineAnnealingLR", T_max=max_epochs)
+        return make_runner(train_cfg=dict(max_epochs=max_epochs), param_scheduler=cosine, **changes)
+
+    broken = run(2, default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None))
+    broken.register_hook(StopAfter(4))
+    with pytest.raises(KeyboardInterrupt):
+        broken.train()
+    seen = []
+
+    class Look(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            seen.append(runner.optim_wrapper.get_lr()["lr"][0])
+
+    runner = run(4, resume=True, param_scheduler_on_resume=choice, custom_hooks=[Look()])
+    runner.train()
+    assert seen[0] == pytest.approx(rate)
+    log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
+    assert f"Those of the {choice} hold" in log
+    assert "param_scheduler[0].T_max: 4 in the config, 2 in the checkpoint" in log
+    with pytest.raises(ValueError, match="is one of 'checkpoint', 'config', found 'both'"):
+        make_runner(param_scheduler_on_resume="both")
