@@ -28,8 +28,8 @@ class AverageState(NamedTuple):
 class Average(abc.ABC):
     """An average of a pytree of arrays over its updates.
 
-    Of updates counted from 0 the first copies; a later one, number `s`, moves the average by `weight(s)` towards the new
-    value if `s` is a multiple of `interval`, else leaves it. Leaves that are not floating are copied each time.
+    Of updates counted from 0 the first copies; a later one, number `s`, moves the average by `weight(s)` towards the
+    new value if `s` is a multiple of `interval`, else leaves it. Leaves that are not floating are copied each time.
 
     Attributes:
       interval: updates from one that moves the average to the next.

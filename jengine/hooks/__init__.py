@@ -1,12 +1,14 @@
 """Hooks: what happens around, and inside, the compiled step."""
 
 from jengine.hooks.checkpoint import CheckpointHook as CheckpointHook
+from jengine.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
+from jengine.hooks.ema import EMAHook as EMAHook
 from jengine.hooks.hook import Hook as Hook
 from jengine.hooks.iter_timer import IterTimerHook as IterTimerHook
 from jengine.hooks.logger import LoggerHook as LoggerHook
 from jengine.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
-from jengine.hooks.progress import ProgressHook as ProgressHook
 from jengine.hooks.priority import Priority as Priority
 from jengine.hooks.priority import get_priority as get_priority
+from jengine.hooks.progress import ProgressHook as ProgressHook
 from jengine.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
 from jengine.hooks.sampler_seed import DistSamplerSeedHook as DistSamplerSeedHook

@@ -1,4 +1,4 @@
-"""The base of all hooks: twenty-two host stages, three traced points, and a state that checkpoints carry."""
+"""The base of all hooks: twenty-two host stages, four traced points, and a state that checkpoints carry."""
 
 from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,9 +17,10 @@ class Hook:
 
     * **Host stages** (`before_run` … `after_run`, the names and arguments of MMEngine) are called by the Runner in
       priority order, outside the compiled step. They see numbers, files and the clock.
-    * **Traced points** (`traced_batch`, `traced_grads`, `traced_update`) are pure functions `context -> context` that
-      are compiled into the step, in the same priority order. Whatever they remember lives in their traced state (see
-      `init_traced_state`), never in an attribute: an attribute read inside a trace is frozen at its first value.
+    * **Traced points** (`traced_batch`, `traced_grads`, `traced_update`, `traced_accumulate`) are pure functions
+      `context -> context` that are compiled into the step, in the same priority order. Whatever they remember lives
+      in their traced state (see `init_traced_state`), never in an attribute: an attribute read inside a trace is
+      frozen at its first value.
 
     Attributes:
       priority: when the hook runs among others, unless the registration says otherwise.
@@ -51,7 +52,7 @@ class Hook:
         "after_test",
         "after_run",
     )
-    traced_points: ClassVar[tuple[str, ...]] = ("traced_batch", "traced_grads", "traced_update")
+    traced_points: ClassVar[tuple[str, ...]] = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")
 
     # --- Host stages, in the order of a run. ---
 
@@ -171,6 +172,10 @@ class Hook:
 
     def traced_update(self, ctx: StepContext) -> StepContext:
         """After the update: sees the new `ctx.params`; may change them, `ctx.model_state`, `ctx.hook_state`."""
+        return ctx
+
+    def traced_accumulate(self, ctx: StepContext) -> StepContext:
+        """In the place of `traced_update` where gradients were only accumulated: `ctx.params` are as before."""
         return ctx
 
     # --- What validation and test look at. ---

@@ -51,7 +51,7 @@ def build_train_step(
       optim_wrapper: turns gradients into updates; several by name for a model with `phase_loss`.
       hooks: their traced points are compiled in, in this order.
       update: False builds the step of an iteration that only accumulates gradients (see `accumulative_counts`): the
-        optimizer, and with it `traced_update`, is left out.
+        optimizer is left out, and `traced_accumulate` takes the place of `traced_update`.
       phases: with several optimizers, which act in one step, in order, and how often: `[('disc', 2), ('gen', 1)]`; by
         default each once. All see the same batch, each time with a key of its own.
 
@@ -83,8 +83,7 @@ def build_train_step(
             ctx, hook_state = traced.run("traced_grads", ctx, hook_state)
             ctx = _update(phase, ctx, model_state) if update else _accumulate(phase, ctx)
         ctx = ctx.replace(rng=rng, outputs=_with_total(ctx.outputs, parts))
-        if update:
-            ctx, hook_state = traced.run("traced_update", ctx, hook_state)
+        ctx, hook_state = traced.run("traced_update" if update else "traced_accumulate", ctx, hook_state)
         state = state.replace(
             step=state.step + 1,
             params=ctx.params,

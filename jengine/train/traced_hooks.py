@@ -9,7 +9,7 @@ import jax
 from jengine.train.context import StepContext
 
 PyTree = Any
-POINTS = ("traced_batch", "traced_grads", "traced_update")
+POINTS = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")
 
 
 class TracedHooks:
