@@ -1,4 +1,4 @@
-"""`jengine train | test | config | groups`: the engine from the command line."""
+"""The commands of `jengine`: the engine from the command line."""
 
 import argparse
 import os
@@ -81,6 +81,12 @@ def _groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
             raise ConfigError("there are no parameter groups: the config has no optim_wrapper")
 
 
+def _schedule(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    from jengine.cli.schedule import run
+
+    run(args, _load(args, overrides))
+
+
 def _runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:
     """The Runner of a config, with the name and work dir that its file suggests."""
     from jengine.runner import Runner
@@ -137,6 +143,12 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(run=_config)
     groups = commands.add_parser("groups", parents=[common], help="print the table of parameter groups")
     groups.set_defaults(run=_groups)
+    schedule = commands.add_parser("schedule", parents=[common], help="draw the schedules over the whole run")
+    schedule.add_argument("--png", metavar="FILE", help="draw into a picture instead of the terminal")
+    schedule.add_argument(
+        "--epoch-length", type=int, metavar="N", help="iterations in an epoch (that of the training data by default)"
+    )
+    schedule.set_defaults(run=_schedule)
     return parser
 
 

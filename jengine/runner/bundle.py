@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jengine.optim.schedulers import load_schedulers_state_dict, schedulers_state_dict
+from jengine.runner.hook_states import Placement, place_hook_states, start_hook_states
 from jengine.train import TrainState, hook_names
 
 if TYPE_CHECKING:
@@ -55,18 +56,21 @@ def pack(
 
 def resume(runner: "Runner", path: str) -> None:
     """Puts the run where the checkpoint at `path` was written."""
-    from jengine.checkpoint import read_meta, restore
+    from jengine.checkpoint import read_meta, restore, stored_arrays
 
     target = {name: getattr(runner.state, name) for name in TrainState.__dataclass_fields__}
+    found = read_meta(path)
     fresh = {}
-    if "optimizer" not in read_meta(path):
+    if "optimizer" not in found:
         runner.logger.warning(f"{path} was saved without the optimizer, which starts anew.")
         fresh["opt_state"] = target.pop("opt_state")
-    arrays, rest = restore(path, target)
+    placed = place_hook_states(target["hook_state"], stored_arrays(path), found.get("exchanged", {}))
+    target["hook_state"] = placed.states
+    arrays, rest = restore(path, target, rename=placed.rename, ignore=placed.ignore)
     bundle: Bundle = {"state": {**arrays, **fresh}, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     meta = bundle["meta"]
-    runner.state = TrainState(**bundle["state"])
+    runner.state = _with_missing_hooks(runner, TrainState(**bundle["state"]), placed, path)
     loop = runner.train_loop
     loop.iter, loop.epoch = meta["iter"], meta["epoch"]
     runner.message_hub.load_state_dict(bundle["message_hub"])
@@ -89,11 +93,24 @@ def load_weights(runner: "Runner", path: str) -> None:
 
     assert runner.state is not None
     target = {"params": runner.state.params, "model_state": runner.state.model_state}
-    arrays, rest = restore(path, target)
+    arrays, rest = restore(path, target, cast=True)
     bundle: Bundle = {"state": arrays, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
-    runner.state = runner.state.replace(**{name: bundle["state"][name] for name in target})
+    weights = {name: bundle["state"][name] for name in target}
+    # What hooks remember of the weights, averages of them above all, begins with those that were loaded.
+    states = start_hook_states(runner, runner.state.hook_state, **weights)
+    runner.state = runner.state.replace(**weights, hook_state=states)
     runner.logger.info(f"Loaded the weights of {path}.")
+
+
+def _with_missing_hooks(runner: "Runner", state: TrainState, placed: Placement, path: str) -> TrainState:
+    """`state` with the first states of the hooks that the checkpoint does not know."""
+    for name in placed.left_out:
+        runner.logger.warning(f"{path} has a state of {name}, which is no hook of this run: it is left out.")
+    for name in placed.missing:
+        runner.logger.warning(f"{path} has no state of {name}, which starts from the weights of the checkpoint.")
+    first = start_hook_states(runner, placed.missing, state.params, state.model_state)
+    return state.replace(hook_state={**first, **state.hook_state})
 
 
 def _load_schedulers(runner: "Runner", saved: Any) -> None:

@@ -13,8 +13,10 @@ import optax
 import pytest
 
 from jengine.optim import AmpOptimWrapper, build_optim_wrapper
+from jengine.optim.schedulers import build_param_schedulers
 
 DATA = pathlib.Path(__file__).parent.parent / "data" / "parity"
+SCHEDULES = sorted(path.stem for path in DATA.glob("sched_*.json"))
 SCALERS = sorted(path.stem for path in DATA.glob("scaler_*.json"))
 OPTIMIZATION = sorted(
     path.stem for path in DATA.glob("*.json") if not path.stem.startswith(("scaler_", "sched_", "ema_"))
@@ -73,6 +75,39 @@ def test_trajectory_is_that_of_mmengine(name):
             lambda p, expected: np.testing.assert_allclose(p, expected, **BAR), params, tree(arrays, f"param/{t}/")
         )
     assert update._cache_size() == 1
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_parameters_follow_mmengines_schedules(name):
+    recorded, arrays = load(name)
+    params = tree(arrays, "init/")
+    wrapper = build(recorded, params)
+    epoch_length = recorded["epoch_length"]
+    schedulers = build_param_schedulers(
+        recorded["param_scheduler"],
+        wrapper,
+        max_epochs=recorded["iters"] // epoch_length,
+        max_iters=recorded["iters"],
+        epoch_length=epoch_length,
+    )
+
+    @jax.jit
+    def update(params, state, grads, hyperparams):
+        updates, state = wrapper.update(grads, state, params, hyperparams)
+        return optax.apply_updates(params, updates), state
+
+    state = wrapper.init(params)
+    for t in range(recorded["iters"]):
+        for path, values in recorded["lr"].items():
+            assert wrapper.param_settings[path]["lr"] == pytest.approx(values[t], rel=1e-9)
+        params, state = update(params, state, tree(arrays, f"grad/{t}/"), wrapper.hyperparams)
+        jax.tree.map(
+            lambda p, expected: np.testing.assert_allclose(p, expected, **BAR), params, tree(arrays, f"param/{t}/")
+        )
+        for scheduler in schedulers:
+            if not scheduler.by_epoch or (t + 1) % epoch_length == 0:
+                scheduler.step()
+    assert update._cache_size() == 1  # every rate was an input of the same program
 
 
 @pytest.mark.parametrize("name", SCALERS)

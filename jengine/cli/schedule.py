@@ -1,0 +1,72 @@
+"""`jengine schedule`: draws every number of the optimizer over the whole run."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_WIDTH, _HEIGHT = 72, 10
+
+
+def run(args: argparse.Namespace, cfg: Mapping[str, Any]) -> None:
+    """Draws the schedules of `cfg` on the terminal, or into a PNG file.
+
+    Raises:
+      ImportError: a PNG was asked for and matplotlib is not installed.
+    """
+    from jengine.runner.preview import preview_schedules
+
+    curves = preview_schedules(cfg, args.epoch_length)
+    moving = {name: values for name, values in curves.items() if min(values) != max(values)}
+    fixed = {name: values[0] for name, values in curves.items() if name not in moving}
+    if args.png:
+        _draw_png(moving or curves, args.png)
+        print(f"drawn into {args.png}")
+    else:
+        for name, values in moving.items():
+            print(plot(values, name), end="\n\n")
+    if fixed:
+        print("constant: " + ", ".join(f"{name} {value:g}" for name, value in fixed.items()))
+
+
+def plot(values: Sequence[float], name: str, width: int = _WIDTH, height: int = _HEIGHT) -> str:
+    """A curve in characters, its highest and lowest value at the left and its iterations below.
+
+    Args:
+      values: one number for each iteration.
+      name: what they are.
+      width: columns of the curve, fewer when there are fewer values.
+      height: rows of the curve.
+    """
+    width = min(width, len(values))
+    columns = [values[round(i * (len(values) - 1) / max(width - 1, 1))] for i in range(width)]
+    low, high = min(values), max(values)
+    rows = [round((value - low) / ((high - low) or 1.0) * (height - 1)) for value in columns]
+    margin = max(len(f"{low:.3g}"), len(f"{high:.3g}"))
+    lines = [f"{name}: {values[0]:.4g} to {values[-1]:.4g}, between {low:.4g} and {high:.4g}"]
+    for row in reversed(range(height)):
+        label = {height - 1: f"{high:.3g}", 0: f"{low:.3g}"}.get(row, "")
+        cells = "".join("*" if r == row else " " for r in rows)
+        lines.append(f"{label:>{margin}} |{cells}".rstrip())
+    lines.append(" " * margin + " +" + "-" * width)
+    last = str(len(values) - 1)
+    lines.append(" " * (margin + 2) + "0" + last.rjust(width - 1))
+    return "\n".join(lines)
+
+
+def _draw_png(curves: Mapping[str, Sequence[float]], path: str) -> None:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("--png needs matplotlib: pip install 'jengine[plot]'") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(len(curves), 1, sharex=True, squeeze=False, figsize=(8, 2.2 * len(curves) + 0.6))
+    for axis, (name, values) in zip(axes[:, 0], curves.items(), strict=True):
+        axis.plot(values)
+        axis.set_ylabel(name)
+        axis.grid(alpha=0.3)
+    axes[-1, 0].set_xlabel("iteration")
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)

@@ -1,0 +1,68 @@
+"""Traced states of hooks and checkpoints: whose is stored where, and whose starts anew from the weights."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+
+from jengine.train.traced_hooks import TracedHooks
+
+if TYPE_CHECKING:
+    from jengine.runner.runner import Runner
+
+PyTree = Any
+
+
+class Placement(NamedTuple):
+    """How the hook states of a run and those of a checkpoint fit together."""
+
+    states: dict[str, PyTree]  # of this run, those that the checkpoint has too
+    missing: list[str]  # hooks of this run of which the checkpoint has no state
+    left_out: list[str]  # hooks of which the checkpoint has a state, and which this run does not have
+    rename: list[tuple[str, str]]  # stored prefix -> prefix in the training state, where they differ
+    ignore: list[str]  # stored prefixes that this run has no use for
+
+
+def place_hook_states(own: Mapping[str, PyTree], stored: Iterable[str], exchanged: Mapping[str, str]) -> Placement:
+    """Finds where a checkpoint has what a run needs.
+
+    Args:
+      own: the run's traced states by hook.
+      stored: the dotted paths of the checkpoint's arrays.
+      exchanged: which item of the state, `params`, was exchanged for which part of a hook's, `hook_state.EMAHook.params`,
+        when the checkpoint was saved. It is exchanged back; without the hook the item alone is fetched from there.
+    """
+    paths = [path for path in stored if path.startswith("hook_state.")]
+    there = {_hook_of(path) for path in paths}
+    rename, ignore = [], []
+    for item, source in exchanged.items():
+        rename.append((source, item))
+        if _hook_of(source) in own:
+            rename.append((item, source))
+        else:
+            ignore.append(item)
+    sources = tuple(f"{source}." for source in exchanged.values())
+    ignore += [path for path in paths if _hook_of(path) not in own and not path.startswith(sources)]
+    missing = [name for name, state in own.items() if name not in there and jax.tree.leaves(state)]
+    return Placement(
+        states={name: state for name, state in own.items() if name not in missing},
+        missing=missing,
+        left_out=sorted(there - set(own)),
+        rename=rename,
+        ignore=ignore,
+    )
+
+
+def start_hook_states(runner: "Runner", names: Iterable[str], params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
+    """The first states of the hooks called `names`, made from the weights given, on the device."""
+    wanted = set(names)
+
+    def make(params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
+        states = TracedHooks(runner.hooks).init(params, model_state)
+        return {name: state for name, state in states.items() if name in wanted}
+
+    return runner.strategy.init_state(make, params, model_state) if wanted else {}
+
+
+def _hook_of(path: str) -> str:
+    return path.split(".")[1]

@@ -1,0 +1,105 @@
+"""The schedules of a config without its model: every number of the optimizer over the whole run."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from jengine.data import build_dataloader
+from jengine.errors import ConfigError, place
+from jengine.optim.schedulers import build_param_schedulers, flatten_schedulers
+from jengine.registry import OPTIM_WRAPPERS
+from jengine.runner.build import counts_epochs
+
+Curves = dict[str, list[float]]
+
+
+def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -> Curves:
+    """Runs the schedulers of a config over a whole run, on the host alone.
+
+    Neither the model nor a batch is made. The length of an epoch, where the run or a schedule counts in epochs, is that of
+    the training data, which are built for it unless `epoch_length` is given. Groups that `paramwise_cfg` would make
+    are not known without the model: what is shown is the optimizer's own setting, which they multiply.
+
+    Args:
+      cfg: a resolved config with `train_cfg`, `optim_wrapper` and perhaps `param_scheduler`.
+      epoch_length: iterations in an epoch.
+
+    Returns:
+      Name of the hyperparam (with the optimizer's name in front where there are several) -> its value in each
+      iteration.
+
+    Raises:
+      ConfigError: the config trains nothing. Otherwise as the build of its parts.
+    """
+    for section in ("train_cfg", "optim_wrapper"):
+        if cfg.get(section) is None:
+            raise ConfigError(f"there is no schedule to show: the config has no {section}")
+    train_cfg = cfg["train_cfg"]
+    by_epoch = counts_epochs(train_cfg)
+    if epoch_length is None and (by_epoch or _counts_in_epochs(cfg.get("param_scheduler"))):
+        with place("train_dataloader"):
+            epoch_length = len(build_dataloader(cfg["train_dataloader"], train=True))
+    max_epochs = train_cfg["max_epochs"] if by_epoch else 1
+    max_iters = max_epochs * (epoch_length or 0) if by_epoch else train_cfg["max_iters"]
+    wrappers = _wrappers(cfg["optim_wrapper"])
+    several = list(wrappers) != [""]
+    schedulers = build_param_schedulers(
+        cfg.get("param_scheduler"),
+        wrappers if several else wrappers[""],
+        max_epochs=max_epochs,
+        max_iters=max_iters,
+        epoch_length=epoch_length,
+        by_epoch_loop=by_epoch,
+    )
+    return _run(wrappers, flatten_schedulers(schedulers), max_iters, epoch_length if by_epoch else None)
+
+
+def _run(wrappers: Mapping[str, Any], schedulers: list[Any], max_iters: int, epoch_length: int | None) -> Curves:
+    curves: Curves = {}
+    by_iter = [s for s in schedulers if not s.by_epoch]
+    by_epoch = [s for s in schedulers if s.by_epoch]
+    for iteration in range(1, max_iters + 1):
+        for name, wrapper in wrappers.items():
+            for key, value in _numbers(wrapper.param_groups[0]).items():
+                curves.setdefault(f"{name}.{key}" if name else key, []).append(value)
+        for scheduler in by_iter:
+            scheduler.step()
+        if epoch_length is not None and iteration % epoch_length == 0:
+            for scheduler in by_epoch:
+                scheduler.step()
+    return curves
+
+
+def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
+    """What a schedule may move: the numbers of the group, without what schedulers note for themselves."""
+    numbers = {k: float(v) for k, v in group.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    betas = {f"beta{i}": float(beta) for i, beta in enumerate(group.get("betas", ()), 1)}
+    return {k: v for k, v in {**numbers, **betas}.items() if not k.startswith("initial_") and k != "eps"}
+
+
+def _wrappers(cfg: Any) -> dict[str, Any]:
+    """The wrapper of the config as '', or several by name; none of them knows any parameters."""
+    if not hasattr(cfg, "items"):
+        return {"": copy.deepcopy(cfg)}
+    with place("optim_wrapper"):
+        if "optimizer" in cfg:
+            return {"": _wrapper(cfg)}
+        wrappers = {}
+        for name, own in cfg.items():
+            if hasattr(own, "items"):
+                with place(name):
+                    wrappers[name] = _wrapper(own)
+        if not wrappers:
+            raise ConfigError(f"an optimizer wrapper needs an 'optimizer', found only {sorted(cfg)}")
+        return wrappers
+
+
+def _wrapper(cfg: Mapping[str, Any]) -> Any:
+    model_related = ("paramwise_cfg", "constructor", "modules", "_delete_")
+    return OPTIM_WRAPPERS.build({"type": "OptimWrapper", **{k: v for k, v in cfg.items() if k not in model_related}})
+
+
+def _counts_in_epochs(cfg: Any) -> bool:
+    entries = [cfg] if hasattr(cfg, "items") and "type" in cfg else cfg
+    entries = [e for of_one in entries.values() for e in of_one] if hasattr(entries, "items") else entries
+    return any(e.get("by_epoch", True) or e.get("convert_to_iter_based") for e in entries or [] if hasattr(e, "items"))
