@@ -1,7 +1,7 @@
 """The schedules of a config without its model: every number of the optimizer over the whole run."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.data import build_dataloader
@@ -16,8 +16,8 @@ Curves = dict[str, list[float]]
 def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -> Curves:
     """Runs the schedulers of a config over a whole run, on the host alone.
 
-    Neither the model nor a batch is made. The length of an epoch, where the run or a schedule counts in epochs, is that of
-    the training data, which are built for it unless `epoch_length` is given. Groups that `paramwise_cfg` would make
+    Neither the model nor a batch is made. The length of an epoch, where the run or a schedule counts in epochs, is that
+    of the training data, which are built for it unless `epoch_length` is given. Groups that `paramwise_cfg` would make
     are not known without the model: what is shown is the optimizer's own setting, which they multiply.
 
     Args:
@@ -54,7 +54,7 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
     return _run(wrappers, flatten_schedulers(schedulers), max_iters, epoch_length if by_epoch else None)
 
 
-def _run(wrappers: Mapping[str, Any], schedulers: list[Any], max_iters: int, epoch_length: int | None) -> Curves:
+def _run(wrappers: Mapping[str, Any], schedulers: Sequence[Any], max_iters: int, epoch_length: int | None) -> Curves:
     curves: Curves = {}
     by_iter = [s for s in schedulers if not s.by_epoch]
     by_epoch = [s for s in schedulers if s.by_epoch]
@@ -100,6 +100,9 @@ def _wrapper(cfg: Mapping[str, Any]) -> Any:
 
 
 def _counts_in_epochs(cfg: Any) -> bool:
-    entries = [cfg] if hasattr(cfg, "items") and "type" in cfg else cfg
-    entries = [e for of_one in entries.values() for e in of_one] if hasattr(entries, "items") else entries
-    return any(e.get("by_epoch", True) or e.get("convert_to_iter_based") for e in entries or [] if hasattr(e, "items"))
+    """Whether some entry of a scheduler config needs to know how long an epoch is."""
+    if not hasattr(cfg, "items"):
+        return any(_counts_in_epochs(entry) for entry in cfg or [])
+    if "type" not in cfg:  # schedulers by the name of their optimizer
+        return any(_counts_in_epochs(entry) for entry in cfg.values())
+    return cfg.get("by_epoch", True) or cfg.get("convert_to_iter_based", False)

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset
@@ -22,7 +23,7 @@ def test_the_curves_are_the_numbers_of_each_iteration():
 def test_epochs_take_their_length_from_the_data_or_the_caller():
     cfg = dict(
         train_cfg=dict(max_epochs=3),
-        train_dataloader=dict(batch_size=2, dataset=ArrayDataset(dict(x=[0, 1, 2, 3]))),
+        train_dataloader=dict(batch_size=2, dataset=ArrayDataset(dict(x=np.arange(4)))),
         optim_wrapper=SGD,
         param_scheduler=[dict(type="StepLR", step_size=1, gamma=0.5)],
     )
