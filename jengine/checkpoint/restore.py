@@ -55,7 +55,29 @@ def stored_arrays(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruc
     return flatten(arrays.stored_tree(Path(resolve(path)) / STATE))
 
 
-def restore(path: str | os.PathLike[str], target: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def stored_item(path: str | os.PathLike[str], item: str) -> dict[str, jax.ShapeDtypeStruct]:
+    """The part of `stored_arrays` under the dotted path `item`, by the path within it.
+
+    Raises:
+      KeyError: there is nothing under that path; the message names the closest one.
+    """
+    everything = stored_arrays(path)
+    prefix = f"{item}."
+    found = {name.removeprefix(prefix): leaf for name, leaf in everything.items() if name.startswith(prefix)}
+    if not found:
+        known = prefixes(everything) if "." in item else {name.split(".")[0] for name in everything}
+        raise UnknownNameError(f"checkpoint {path} has no {item!r}{closest(item, known)}")
+    return found
+
+
+def restore(
+    path: str | os.PathLike[str],
+    target: Mapping[str, Any],
+    *,
+    rename: Sequence[tuple[str, str]] = (),
+    ignore: Sequence[str] = (),
+    cast: bool = False,
+) -> tuple[Any, dict[str, Any]]:
     """Reads a state as it was saved, bit for bit, onto the devices of `target`.
 
     Args:
@@ -63,6 +85,10 @@ def restore(path: str | os.PathLike[str], target: Mapping[str, Any]) -> tuple[An
       target: a dict of the items wanted (`params`, `opt_state`, …) with arrays or ShapeDtypeStructs: a JAX array or a
         struct with a sharding is placed so, on any number of devices; others come as NumPy arrays. Items that the
         checkpoint has beside these are left alone.
+      rename: (stored, target) path prefixes, in whole segments, of what is to come from another place. The first that
+        fits is applied.
+      ignore: stored path prefixes, before they are renamed, that are left alone too.
+      cast: whether a float array may be read into one of another float dtype.
 
     Returns:
       The state with the structure of `target`, and the meta.
@@ -73,10 +99,13 @@ def restore(path: str | os.PathLike[str], target: Mapping[str, Any]) -> tuple[An
     """
     directory = Path(resolve(path))
     wanted = {name: arrays.struct(leaf) for name, leaf in flatten(target).items()}
+    items, left_alone = set(map(str, target)), tuple(f"{prefix}." for prefix in ignore)
     stored = {
-        name: leaf for name, leaf in stored_arrays(directory).items() if name.partition(".")[0] in map(str, target)
+        name: leaf
+        for name, leaf in stored_arrays(directory).items()
+        if name.partition(".")[0] in items and not f"{name}.".startswith(left_alone)
     }
-    report = compare(stored, wanted)
+    report = compare(stored, wanted, rename=rename, cast=cast)
     if not report.fits:
         raise CheckpointMismatchError(
             str(directory),
@@ -115,14 +144,7 @@ def load_params(
         the target for which there is no array.
     """
     directory = Path(resolve(path))
-    everything = stored_arrays(directory)
-    prefix = f"{item}."
-    stored = {name.removeprefix(prefix): leaf for name, leaf in everything.items() if name.startswith(prefix)}
-    if not stored:
-        hint = (
-            closest(item, prefixes(everything)) if "." in item else closest(item, {n.split(".")[0] for n in everything})
-        )
-        raise UnknownNameError(f"checkpoint {directory} has no {item!r}{hint}")
+    stored = stored_item(directory, item)
     wanted = {name: arrays.struct(leaf) for name, leaf in flatten(target).items()}
     report = compare(stored, wanted, rename=rename, cast=True)
     if not report.fits and strict:
@@ -131,7 +153,7 @@ def load_params(
             report,
             "rename=[(old, new)] maps path prefixes; strict=False keeps the model's own values where nothing fits.",
         )
-    return _rebuild(directory, target, wanted, report, prefix), report
+    return _rebuild(directory, target, wanted, report, f"{item}."), report
 
 
 def _rebuild(
