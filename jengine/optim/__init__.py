@@ -16,6 +16,7 @@ from jengine.optim.layer_decay import (
 from jengine.optim.loss_scale import LossScaleState as LossScaleState
 from jengine.optim.modules import Module as Module
 from jengine.optim.modules import Parameter as Parameter
+from jengine.optim.multi_constructor import MultiOptimWrapperConstructor as MultiOptimWrapperConstructor
 from jengine.optim.optimizers import ASGD as ASGD
 from jengine.optim.optimizers import LARS as LARS
 from jengine.optim.optimizers import SGD as SGD

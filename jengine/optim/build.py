@@ -1,10 +1,10 @@
 """From the `optim_wrapper` of a config to an optimizer wrapper."""
 
-import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from jengine.config import resolve
 from jengine.errors import place
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
@@ -18,7 +18,8 @@ def build_optim_wrapper(
       params_or_model: a pytree of arrays or ShapeDtypeStructs, or an object that has one as `params` (and perhaps
         `module_types`).
       cfg: `dict(type='OptimWrapper', optimizer=dict(type=, lr=, ...), clip_grad=, accumulative_counts=,
-        paramwise_cfg=, constructor=)`; only `optimizer` is needed. It is left as it was.
+        paramwise_cfg=, constructor=)`; only `optimizer` is needed. Or a dict of such by name, for several optimizers
+        (see `MultiOptimWrapperConstructor`). It is left as it was.
       module_types: dotted module path -> class name, from which rules know norms and convolutions; without it they
         go by names and shapes.
 
@@ -28,16 +29,26 @@ def build_optim_wrapper(
     Raises:
       AssertionError, KeyError, TypeError, ValueError: what is wrong with the config.
     """
+    with place("optim_wrapper"):
+        return construct(params_or_model, cfg, module_types)
+
+
+def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mapping[str, str] | None) -> Any:
+    """As `build_optim_wrapper`, for a config that stands at the current place.
+
+    A config without an `optimizer` whose entries are all dicts describes several optimizers by name.
+    """
     if not hasattr(cfg, "items"):
         raise TypeError(f"an optimizer wrapper is a dict, found {type(cfg).__name__}: {cfg!r}")
-    own = copy.deepcopy({key: value for key, value in cfg.items() if key != "_delete_"})
+    own = resolve({key: value for key, value in cfg.items() if key != "_delete_"})
     paramwise_cfg = own.pop("paramwise_cfg", None)
-    name = own.pop("constructor", "DefaultOptimWrapperConstructor")
-    with place("optim_wrapper"):
-        with place("constructor"):
-            entry = OPTIM_WRAPPER_CONSTRUCTORS.get(name) if isinstance(name, str) else name
-        constructor = entry(optim_wrapper_cfg=own, paramwise_cfg=paramwise_cfg)
-        # a constructor of one's own need take the model alone
-        if "module_types" in inspect.signature(constructor.__call__).parameters:
-            return constructor(params_or_model, module_types=module_types)
-        return constructor(params_or_model)
+    several = "optimizer" not in own and own and all(hasattr(value, "items") for value in own.values())
+    default = "MultiOptimWrapperConstructor" if several else "DefaultOptimWrapperConstructor"
+    name = own.pop("constructor", default)
+    with place("constructor"):
+        entry = OPTIM_WRAPPER_CONSTRUCTORS.get(name) if isinstance(name, str) else name
+    constructor = entry(optim_wrapper_cfg=own, paramwise_cfg=paramwise_cfg)
+    # a constructor of one's own need take the model alone
+    if "module_types" in inspect.signature(constructor.__call__).parameters:
+        return constructor(params_or_model, module_types=module_types)
+    return constructor(params_or_model)

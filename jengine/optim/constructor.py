@@ -195,7 +195,8 @@ class DefaultOptimWrapperConstructor:
             return cfg
         if hasattr(cfg, "update") and hasattr(cfg, "init"):
             return from_optax(cfg)
-        return OPTIMIZERS.build(cfg)
+        with place("optimizer"):
+            return OPTIMIZERS.build(cfg)
 
     def _validate_cfg(self) -> None:
         cfg = self.paramwise_cfg

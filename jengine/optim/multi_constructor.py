@@ -1,6 +1,5 @@
 """Builds several optimizer wrappers, each for its own part of the model."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,11 +43,13 @@ class MultiOptimWrapperConstructor:
         Raises:
           ValueError: a module that is not there, or one that two wrappers claim.
         """
+        from jengine.optim.build import construct  # which itself finds this class in the registry
+
         params, types = params_of(model, module_types)
         wrappers: dict[str, Any] = {}
         claimed: dict[str, str] = {}
         for name, cfg in self.optim_wrapper_cfg.items():
-            own = dict(copy.deepcopy(dict(cfg)))
+            own = dict(cfg.items())
             modules = own.pop("modules", [name])
             if self.paramwise_cfg is not None:
                 own.setdefault("paramwise_cfg", self.paramwise_cfg)
@@ -58,19 +59,8 @@ class MultiOptimWrapperConstructor:
                     if path in claimed:
                         raise ValueError(f"parameter {path!r} is claimed by {claimed[path]!r} and {name!r}")
                     claimed[path] = name
-                wrappers[name] = _build_one(part, own, types)
+                wrappers[name] = construct(part, own, types)
         return OptimWrapperDict(**wrappers)
-
-
-def _build_one(part: Any, cfg: dict[str, Any], module_types: Mapping[str, str]) -> Any:
-    """One wrapper; without rules its group names its parameters, since the others are none of its business."""
-    from jengine.optim.build import construct
-
-    wrapper = construct(part, cfg, module_types)
-    for group in wrapper.param_groups:
-        if group.paths is None:
-            group.paths = tuple(paths.flatten(part))
-    return wrapper
 
 
 def _part(params: Any, modules: Sequence[str]) -> Any:

@@ -67,6 +67,10 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
     def initialize_count_status(self, init_counts: int, max_counts: int) -> None:
         """Does nothing: wrappers count their own updates, which are not the iterations of the run."""
 
+    def advance(self) -> bool:
+        """True: the phases of a step all update."""
+        return True
+
     def get_lr(self) -> dict[str, list[float]]:
         """`<name>.lr`, preceded by `<name>.base_lr` for a wrapper with several groups."""
         return {f"{name}.{key}": value for name, wrapper in self.items() for key, value in wrapper.get_lr().items()}

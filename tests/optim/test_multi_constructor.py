@@ -1,0 +1,55 @@
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jengine.optim import OptimWrapperDict, build_optim_wrapper
+
+PARAMS = {"gen": {"w": jnp.ones((2,)), "b": jnp.ones(())}, "disc": {"w": jnp.ones((3,))}, "shared": {"e": jnp.ones(())}}
+
+
+def sgd(lr, **more):
+    return dict(optimizer=dict(type="SGD", lr=lr), **more)
+
+
+def test_each_optimizer_moves_its_own_part():
+    wrappers = build_optim_wrapper(PARAMS, dict(gen=sgd(0.1), disc=sgd(0.5, modules=["disc", "shared"])))
+    assert isinstance(wrappers, OptimWrapperDict)
+    assert wrappers.get_lr() == {"gen.lr": [0.1], "disc.lr": [0.5]}
+    state = wrappers.init(PARAMS)
+    grads = optax.tree.ones_like(PARAMS)
+    updates, _ = wrappers["disc"].update(grads, state["disc"], PARAMS, wrappers.hyperparams["disc"])
+    np.testing.assert_array_equal(updates["gen"]["w"], [0, 0])
+    np.testing.assert_array_equal(updates["disc"]["w"], [-0.5] * 3)
+    np.testing.assert_array_equal(updates["shared"]["e"], -0.5)
+
+
+def test_each_may_have_rules_of_its_own():
+    wrappers = build_optim_wrapper(
+        PARAMS, dict(gen=sgd(0.1, paramwise_cfg=dict(custom_keys={"gen.b": dict(lr_mult=2.0)})), disc=sgd(0.5))
+    )
+    assert wrappers["gen"].param_settings["gen.b"]["lr"] == pytest.approx(0.2)
+    assert wrappers["gen"].param_settings["gen.w"]["lr"] == pytest.approx(0.1)
+    updates, _ = wrappers["gen"].update(
+        optax.tree.ones_like(PARAMS), wrappers.init(PARAMS)["gen"], PARAMS, wrappers.hyperparams["gen"]
+    )
+    assert float(updates["gen"]["b"]) == pytest.approx(-0.2)
+    assert float(updates["shared"]["e"]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message", "place"),
+    [
+        (dict(gne=sgd(0.1)), "no parameter lies below 'gne'; closest: gen", "optim_wrapper.gne"),
+        (
+            dict(gen=sgd(0.1), disc=sgd(1.0, modules=["disc", "gen.w"])),
+            "'gen.w' is claimed by 'gen' and 'disc'",
+            "optim_wrapper.disc",
+        ),
+        (dict(gen=dict(optimizer=dict(type="SGD", lr=-1.0))), "lr", "optim_wrapper.gen.optimizer"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(cfg, message, place):
+    with pytest.raises(ValueError, match=message) as error:
+        build_optim_wrapper(PARAMS, cfg)
+    assert error.value.__notes__ == [f"in the config at `{place}`"]
