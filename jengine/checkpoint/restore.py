@@ -133,7 +133,8 @@ def load_params(
         the target has no place for; the report says which.
       rename: (old, new) path prefixes, in whole segments: `("encoder", "backbone")`. An empty old adds, an empty new
         removes a prefix. The first that fits is applied.
-      item: the dotted path of what to read: `params`, `model_state`, or the averaged parameters in a hook's state.
+      item: the dotted path of what to read: `params`, `model_state`, or `hook_state.EMAHook.params`, the raw parameters
+        where averages were saved in their place.
 
     Returns:
       Parameters with the structure, dtypes and placement of `target`, and the report.

@@ -100,7 +100,8 @@ def load_weights(runner: "Runner", path: str) -> None:
     # What hooks remember of the weights, averages of them above all, begins with those that were loaded.
     states = start_hook_states(runner, runner.state.hook_state, **weights)
     runner.state = runner.state.replace(**weights, hook_state=states)
-    runner.logger.info(f"Loaded the weights of {path}.")
+    averaged = "averaged " if "exchanged" in rest else ""
+    runner.logger.info(f"Loaded the {averaged}weights of {path}.")
 
 
 def _with_missing_hooks(runner: "Runner", state: TrainState, placed: Placement, path: str) -> TrainState:

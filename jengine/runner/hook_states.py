@@ -29,8 +29,8 @@ def place_hook_states(own: Mapping[str, PyTree], stored: Iterable[str], exchange
     Args:
       own: the run's traced states by hook.
       stored: the dotted paths of the checkpoint's arrays.
-      exchanged: which item of the state, `params`, was exchanged for which part of a hook's, `hook_state.EMAHook.params`,
-        when the checkpoint was saved. It is exchanged back; without the hook the item alone is fetched from there.
+      exchanged: items of the state that were exchanged for parts of a hook's when the checkpoint was saved, as
+        `{'params': 'hook_state.EMAHook.params'}`. They are exchanged back; without the hook only the item is fetched.
     """
     paths = [path for path in stored if path.startswith("hook_state.")]
     there = {_hook_of(path) for path in paths}

@@ -1,0 +1,237 @@
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine import checkpoint
+from jengine.data import ArrayDataset
+from jengine.hooks import Hook
+from jengine.model import FunctionalModel
+from jengine.paths import flatten
+
+SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None)
+EMA = dict(type="EMAHook", momentum=0.2)
+
+
+def model_with_state(dtype=jnp.float32):
+    """A linear model in which everything that must be restored shows: noise in the loss, and a running mean."""
+
+    def predict(params, model_state, batch):
+        return batch["x"] @ params["w"].astype(jnp.float32) + model_state["mean"]
+
+    def loss(params, model_state, batch, rng):
+        error = predict(params, model_state, batch) - batch["y"] + 0.1 * jax.random.normal(rng, batch["y"].shape)
+        return {"loss": jnp.square(error)}, {"mean": 0.9 * model_state["mean"] + 0.1 * batch["y"].mean()}
+
+    return FunctionalModel(
+        init=lambda: ({"w": jnp.zeros(2, dtype)}, {"mean": jnp.zeros(())}), loss=loss, predict=predict
+    )
+
+
+class Watch(Hook):
+    """Keeps what the average was after each iteration, and ends the run before iteration `stop`, as a kill would."""
+
+    priority = "LOW"
+
+    def __init__(self, stop=None):
+        self.stop, self.params, self.averages = stop, [], []
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == self.stop:
+            raise KeyboardInterrupt
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.params.append(np.asarray(runner.state.params["w"]))
+        if "EMAHook" in runner.state.hook_state:
+            self.averages.append(np.asarray(runner.state.hook_state["EMAHook"].params["w"]))
+
+
+def bits(tree):
+    return {
+        path: np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x).tobytes()
+        for path, x in flatten(tree).items()
+    }
+
+
+def own(state):
+    return state.hook_state["EMAHook"]
+
+
+def arguments(*hooks, **changes):
+    return {
+        **dict(
+            model=model_with_state(),
+            train_cfg=dict(max_epochs=4),
+            optim_wrapper=dict(optimizer=dict(type="Adam", lr=0.05)),
+            default_hooks=SAVE,
+            custom_hooks=list(hooks),
+        ),
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("optimizer", [dict(type="SGD", lr=0.1, momentum=0.9), dict(type="AdamW", lr=0.05)])
+def test_training_has_the_same_bits_with_and_without_the_average(make_runner, tmp_path, optimizer):
+    finals, validations = [], []
+    for hooks in ([], [{**EMA, "update_buffers": True}]):
+        runner = make_runner(
+            work_dir=tmp_path / str(len(hooks)), model=model_with_state(), train_cfg=dict(max_epochs=5),
+            optim_wrapper=dict(optimizer=optimizer), custom_hooks=hooks,
+        )  # fmt: skip
+        finals.append(runner.train())
+        validations.append(runner.validations[-1][2])
+    assert finals[0].step == 20
+    assert bits(finals[0].replace(hook_state={})) == bits(finals[1].replace(hook_state={}))
+    assert finals[0].hook_state == {}  # no leaves where there is no average
+    assert validations[0] != validations[1]
+
+
+def test_the_average_follows_its_formula_and_begins_without_a_new_trace(make_runner):
+    watch = Watch()
+    runner = make_runner(model=model_with_state(), custom_hooks=[{**EMA, "begin_iter": 3}, watch])
+    state = runner.train()
+    expected = watch.params[:3]  # copies; the third is the first value of the average
+    for params in watch.params[3:]:
+        expected.append(0.8 * expected[-1] + 0.2 * params)
+    np.testing.assert_allclose(watch.averages, expected, rtol=1e-5)
+    assert own(state).steps == 6  # of 8 iterations, from the third on
+    assert runner.update_step.traces == 1
+
+
+def test_validation_and_test_read_the_averages_and_leave_the_state_alone(make_runner):
+    x = np.ones((4, 2), np.float32)
+    runner = make_runner(
+        model=model_with_state(), custom_hooks=[{**EMA, "evaluate_on_origin": True}],
+        test_dataloader=dict(batch_size=4, dataset=ArrayDataset(dict(x=x, y=x[:, 0]))),
+        test_cfg=dict(), test_evaluator=dict(type="MeanLoss", loss=lambda predictions, batch: predictions),
+    )  # fmt: skip
+    state = runner.train()
+    before = bits(state)
+    metrics = runner.test()
+    # the prediction for (1, 1): both weights and the running mean, which is the newest and not averaged
+    assert metrics["loss"] == pytest.approx(float(own(state).params["w"].sum() + state.model_state["mean"]), rel=1e-6)
+    assert metrics["loss_origin"] == pytest.approx(float(state.params["w"].sum() + state.model_state["mean"]), rel=1e-6)
+    assert metrics["loss"] != metrics["loss_origin"]
+    assert runner.val() == runner.validations[-2][2]
+    assert bits(runner.state) == before
+
+
+def test_a_checkpoint_has_the_averages_as_its_parameters(make_runner, tmp_path):
+    state = make_runner(**arguments({**EMA, "update_buffers": True})).train()
+    saved = checkpoint.load(tmp_path / "run")
+    assert bits(saved.params) == bits(own(state).params)
+    assert bits(saved.state["model_state"]) == bits(own(state).model_state)
+    raw = saved.state["hook_state"]["EMAHook"]
+    assert bits(raw["params"]) == bits(state.params)
+    assert bits(raw["model_state"]) == bits(state.model_state)
+    assert raw["steps"] == 16
+    assert saved.meta["exchanged"] == {
+        "params": "hook_state.EMAHook.params",
+        "model_state": "hook_state.EMAHook.model_state",
+    }
+
+
+@pytest.mark.parametrize(
+    ("ema", "changes", "stop"),
+    [
+        (dict(), dict(), 9),
+        (dict(begin_iter=10, update_buffers=True), dict(), 9),  # killed before it begins
+        (dict(begin_iter=5), dict(model=model_with_state(jnp.bfloat16)), 13),  # with averages in float32
+        (dict(ema_type="CosineEMA", momentum=0.3), dict(), 13),
+        (dict(count_by="iter"), dict(accumulate=3), 11),
+        (dict(count_by="update"), dict(accumulate=3), 11),
+    ],
+)
+def test_a_resumed_run_ends_with_the_same_bits(make_runner, tmp_path, ema, changes, stop):
+    ema, changes = {**EMA, **ema}, dict(changes)
+    saving = dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=2), logger=None)
+    counts = changes.pop("accumulate", 1)
+    changes["optim_wrapper"] = dict(optimizer=dict(type="Adam", lr=0.05), accumulative_counts=counts)
+    changes["train_cfg"] = dict(by_epoch=False, max_iters=16, val_interval=4)
+    expected = make_runner(work_dir=tmp_path / "whole", **arguments(ema, default_hooks=saving, **changes)).train()
+    broken = make_runner(**arguments(ema, Watch(stop), default_hooks=saving, **changes))
+    with pytest.raises(KeyboardInterrupt):
+        broken.train()
+    broken.checkpointer.close()
+    again = make_runner(**arguments(ema, default_hooks=saving, **changes), resume=True)
+    assert bits(again.train()) == bits(expected)
+
+
+def test_without_the_hook_a_resumed_run_goes_on_from_the_raw_weights(make_runner, tmp_path, caplog):
+    expected = make_runner(work_dir=tmp_path / "plain", **arguments()).train()
+    make_runner(**arguments({**EMA, "update_buffers": True}, train_cfg=dict(max_epochs=2))).train()
+    runner = make_runner(**arguments(), resume=True)
+    assert bits(runner.train()) == bits(expected)
+    assert log(runner).count("has a state of EMAHook, which is no hook of this run") == 1
+
+
+def test_a_checkpoint_without_an_average_gives_it_its_weights(make_runner, tmp_path):
+    first = make_runner(**arguments(train_cfg=dict(max_epochs=2))).train()
+    watch = Watch()
+    runner = make_runner(**arguments(EMA, watch), resume=True)
+    state = runner.train()
+    assert log(runner).count("has no state of EMAHook, which starts from the weights of the checkpoint") == 1
+    assert own(state).steps == 8  # counted from the resume on
+    np.testing.assert_array_equal(watch.averages[0], watch.params[0])  # the first of them is a copy
+    plain = make_runner(work_dir=tmp_path / "plain", **arguments()).train()
+    assert bits(state.replace(hook_state={})) == bits(plain)
+    assert first.step == 8
+
+
+def test_strict_load_refuses_to_resume_without_an_average(make_runner):
+    make_runner(**arguments(train_cfg=dict(max_epochs=1))).train()
+    runner = make_runner(**arguments({**EMA, "strict_load": True}), resume=True)
+    with pytest.raises(ValueError, match="the checkpoint holds no average, and EMAHook has strict_load=True"):
+        runner.train()
+
+
+class Start(Hook):
+    """Keeps the state that training starts from."""
+
+    def before_train(self, runner):
+        self.state = jax.tree.map(jnp.copy, runner.state)
+        self.iter = runner.iter
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_loading_weights_starts_both_from_the_averages(make_runner, tmp_path, dtype):
+    trained = make_runner(**arguments(EMA, model=model_with_state(dtype))).train()
+    start = Start()
+    runner = make_runner(
+        work_dir=tmp_path / "tuned", **arguments(EMA, start, model=model_with_state(dtype)), load_from=tmp_path / "run"
+    )
+    runner.train()
+    assert start.iter == 0
+    assert start.state.params["w"].dtype == dtype
+    np.testing.assert_array_equal(start.state.params["w"], own(trained).params["w"].astype(dtype))
+    np.testing.assert_array_equal(own(start.state).params["w"], start.state.params["w"].astype(jnp.float32))
+    assert own(start.state).steps == 0
+    assert "Loaded the averaged weights" in log(runner)
+
+
+def test_a_test_in_another_process_gives_what_validation_gave(make_runner, tmp_path):
+    trained = make_runner(**arguments(EMA))
+    trained.train()
+    runner = make_runner(work_dir=tmp_path / "test", **arguments(EMA), load_from=tmp_path / "run")
+    assert runner.val() == trained.validations[-1][2]
+
+
+def test_early_stopping_ends_a_run_and_a_resumed_one_at_the_same_epoch(make_runner, tmp_path):
+    stopping = dict(type="EarlyStoppingHook", monitor="loss", min_delta=1e6, patience=3)
+    changes = dict(train_cfg=dict(max_epochs=9))
+    whole = make_runner(work_dir=tmp_path / "whole", **arguments(stopping, **changes))
+    whole.train()
+    assert whole.epoch == 4  # the first validation is the best, three more do not improve
+    broken = make_runner(**arguments(stopping, Watch(13), **changes))
+    with pytest.raises(KeyboardInterrupt):
+        broken.train()
+    runner = make_runner(**arguments(stopping, **changes), resume=True)
+    runner.train()
+    assert runner.epoch == 4
+    assert "did not improve in the last 3 validations" in log(runner)
+
+
+def log(runner):
+    return pathlib.Path(runner.log_dir, f"{runner.timestamp}.log").read_text()
