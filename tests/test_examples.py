@@ -14,6 +14,7 @@ EXAMPLES = {
     "nnx_model": dict(max_epochs=2),
     "plain_functions": dict(max_iters=30),
     "own_loop": dict(epochs=1),
+    "gan": dict(max_iters=30),
 }
 
 
@@ -60,3 +61,13 @@ def test_the_functions_example_raises_its_penalty_and_averages(tmp_path):
 
 def test_the_own_loop_example():
     assert load_example("own_loop").main(**EXAMPLES["own_loop"]) > 0.15
+
+
+def test_the_gan_example_trains_both_networks_in_one_program(tmp_path):
+    gan = load_example("gan")
+    runner = gan.main(work_dir=tmp_path, **EXAMPLES["gan"])
+    assert runner.update_step.traces == 1
+    assert {name: int(state.count) for name, state in runner.state.opt_state.items()} == {"disc": 60, "gen": 30}
+    assert runner.optim_wrapper.get_lr() == {"disc.lr": [4e-4], "gen.lr": [1e-3]}  # the warm-up is over
+    text = next(tmp_path.glob("*/*.log")).read_text()
+    assert "disc.lr: 4.0000e-04 gen.lr:" in text or "Saving checkpoint" in text

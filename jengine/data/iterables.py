@@ -55,6 +55,11 @@ class IterableLoader:
     def __len__(self) -> int:
         return self._total if self._limit is None else min(self._total, self._limit)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration yields."""
+        return self._epoch
+
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Makes the next iteration yield `epoch` from batch `start` on; those before are read and dropped.
 

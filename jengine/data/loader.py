@@ -66,6 +66,12 @@ class DataLoader:
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration yields."""
+        # A hook may have set it on the sampler itself, as in MMEngine.
+        return getattr(self._order, "epoch", self._epoch)
+
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Makes the next iteration yield the batches of `epoch` from batch `start` on, without reading those before.
 
@@ -78,8 +84,7 @@ class DataLoader:
         self._epoch, self._start, self._position = epoch, start, start
 
     def __iter__(self) -> Iterator[Any]:
-        # A hook may have set the epoch on the sampler itself, as in MMEngine.
-        epoch = getattr(self._order, "epoch", self._epoch)
+        epoch = self.epoch
         start, self._start = self._start, 0
         self._epoch, self._position = epoch, start
         return self._batches(epoch, start)

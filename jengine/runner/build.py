@@ -176,6 +176,20 @@ def counts_epochs(train_cfg: Any) -> bool:
     return getattr(train_cfg, "by_epoch", True)
 
 
+def warnings_of(optim_wrapper: Any, module_types: Mapping[str, str]) -> list[str]:
+    """What a user of this optimizer with this model should know before training."""
+    if getattr(optim_wrapper, "accumulative_counts", 1) == 1:
+        return []
+    norms = [path for path, kind in module_types.items() if "BatchNorm" in kind]
+    if not norms:
+        return []
+    return [
+        f"Gradients are accumulated over {optim_wrapper.accumulative_counts} iterations, but BatchNorm "
+        f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) takes its statistics from each "
+        "small batch: the result is not that of the large batch."
+    ]
+
+
 def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
     """Scales every learning rate by the linear rule: real batch size over the one that the config was made for.
 

@@ -347,6 +347,8 @@ class Runner:
             if factor != 1.0:
                 self.logger.info(f"Learning rates are scaled by {factor:g}, for a batch size of {batch_size}.")
             self._group_table = report.group_table(wrapper)  # before a warm-up moves the numbers
+            for warning in build.warnings_of(wrapper, self.model.module_types):
+                self.logger.warning(warning)
             self.param_schedulers = build_param_schedulers(
                 self._sections["param_scheduler"],
                 wrapper,

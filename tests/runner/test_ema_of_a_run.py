@@ -187,6 +187,13 @@ def test_strict_load_refuses_to_resume_without_an_average(make_runner):
         runner.train()
 
 
+def test_other_buffers_than_the_checkpoint_has_are_an_error_that_names_them(make_runner):
+    make_runner(**arguments(EMA, train_cfg=dict(max_epochs=1))).train()
+    runner = make_runner(**arguments({**EMA, "update_buffers": True}), resume=True)
+    with pytest.raises(checkpoint.CheckpointMismatchError, match=r"missing +hook_state\.EMAHook\.model_state\.mean"):
+        runner.train()
+
+
 class Start(Hook):
     """Keeps the state that training starts from."""
 

@@ -85,34 +85,45 @@ def bits(state):
     }
 
 
-@pytest.mark.parametrize("by_epoch", [True, False])
-def test_a_run_resumed_at_an_epoch_border_ends_with_the_same_bits(make_runner, tmp_path, by_epoch):
-    if by_epoch:
-        changes = dict(train_cfg=dict(max_epochs=4))
-    else:  # saved within a pass over the data too
-        changes = dict(
-            train_cfg=dict(by_epoch=False, max_iters=16, val_interval=4),
-            default_hooks={**SAVE, "checkpoint": dict(type="CheckpointHook", by_epoch=False, interval=3)},
-            param_scheduler=dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=14),
-        )
-    whole = Average()
-    expected = make_runner(work_dir=tmp_path / "whole", **arguments(whole, **changes)).train()
+BY_EPOCH = dict(train_cfg=dict(max_epochs=4))
+WITHIN_AN_EPOCH = {
+    **BY_EPOCH,
+    "default_hooks": {**SAVE, "checkpoint": dict(type="CheckpointHook", by_epoch=False, interval=3)},
+}
+BY_ITER = {
+    **WITHIN_AN_EPOCH,
+    "train_cfg": dict(by_epoch=False, max_iters=16, val_interval=4),
+    "param_scheduler": dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=14),
+}
 
-    work_dir = tmp_path / "broken"
-    broken = make_runner(work_dir=work_dir, **arguments(Average(), **changes))
-    broken.register_hook(StopAfter(9))
+
+@pytest.mark.parametrize(
+    ("changes", "validations"),
+    [
+        (BY_EPOCH, [(e, 4 * e) for e in (1, 2, 3, 4)]),
+        (WITHIN_AN_EPOCH, [(e, 4 * e) for e in (1, 2, 3, 4)]),
+        (BY_ITER, [(0, i) for i in (4, 8, 12, 16)]),
+    ],
+    ids=["at an epoch border", "within an epoch", "in an iteration loop"],
+)
+def test_a_resumed_run_ends_with_the_same_bits(make_runner, tmp_path, changes, validations):
+    whole = Average()
+    uninterrupted = make_runner(work_dir=tmp_path / "whole", **arguments(whole, **changes))
+    expected = uninterrupted.train()
+
+    broken = make_runner(work_dir=tmp_path / "broken", **arguments(Average(), **changes))
+    broken.register_hook(StopAfter(10))
     with pytest.raises(KeyboardInterrupt):
         broken.train()
     again = Average()
-    runner = make_runner(work_dir=work_dir, **arguments(again, **changes), resume=True)
+    runner = make_runner(work_dir=tmp_path / "broken", **arguments(again, **changes), resume=True)
     state = runner.train()
 
     assert bits(state) == bits(expected)
     assert again.epochs == whole.epochs
     assert runner.log_dir == broken.log_dir
-    assert [row[:2] for row in runner.validations] == (
-        [(e, 4 * e) for e in (1, 2, 3, 4)] if by_epoch else [(0, i) for i in (4, 8, 12, 16)]
-    )
+    assert [row[:2] for row in runner.validations] == validations
+    assert [row[2] for row in runner.validations] == [row[2] for row in uninterrupted.validations]
 
 
 def test_resuming_where_there_is_nothing_starts_anew(make_runner):

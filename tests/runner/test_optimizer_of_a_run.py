@@ -1,0 +1,250 @@
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from jengine.hooks import Hook
+from jengine.model import FunctionalModel, LinenModel, MeanSquaredError
+from jengine.optim import build_optim_wrapper
+
+NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
+ADAMW = dict(optimizer=dict(type="AdamW", lr=0.05, weight_decay=0.1), clip_grad=dict(max_norm=0.5))
+
+
+def batches(count, size=4, scale=1.0):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((count, size, 2)).astype(np.float32)
+    return [{"x": scale * x[i], "y": x[i].sum(axis=1)} for i in range(count)]
+
+
+def one_optax_loop(model, tx, data):
+    """Anybody's own loop around a plain optax transformation."""
+
+    @jax.jit
+    def step(params, opt_state, batch):
+        def loss(params):
+            losses, _ = model.loss(params, {}, batch, rng=jax.random.key(0), hyperparams={})
+            return losses["loss"].mean()
+
+        updates, opt_state = tx.update(jax.grad(loss)(params), opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    params, _ = model.init(jax.random.key(0), data[0])
+    opt_state = tx.init(params)
+    for batch in data:
+        params, opt_state = step(params, opt_state, batch)
+    return params
+
+
+def test_accumulation_in_a_run_equals_multisteps_in_anybodys_loop(make_runner):
+    cfg = {**ADAMW, "accumulative_counts": 3}
+    data = batches(12)
+    runner = make_runner(
+        train_dataloader=data, train_cfg=dict(by_epoch=False, max_iters=12), optim_wrapper=cfg, **NO_VAL
+    )
+    state = runner.train()
+    params, _ = runner.model.init(jax.random.key(0), data[0])
+    expected = one_optax_loop(runner.model, build_optim_wrapper(params, cfg).as_optax(), data)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, expected)
+    assert state.opt_state.count == 4
+    assert (runner.update_step.traces, runner.accumulate_step.traces) == (1, 1)
+
+
+def test_the_last_window_is_as_long_as_what_is_left(make_runner):
+    updates = []
+
+    class Watch(Hook):
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            updates.append(int(runner.state.opt_state.count))
+
+    cfg = dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=3)
+    runner = make_runner(
+        train_dataloader=batches(10), train_cfg=dict(max_epochs=1), optim_wrapper=cfg, custom_hooks=[Watch()], **NO_VAL
+    )
+    state = runner.train()
+    assert updates == [0, 0, 1, 1, 1, 2, 2, 2, 3, 4]  # after 3, 6, 9 and, with the factor 1, after 10
+    # by hand: three windows of the mean gradient, then one batch alone
+    data, w, b = batches(10), np.zeros(2), 0.0
+    for window in (data[:3], data[3:6], data[6:9], data[9:]):
+        x, y = np.concatenate([d["x"] for d in window]), np.concatenate([d["y"] for d in window])
+        error = x @ w + b - y
+        w, b = w - 0.1 * 2 * x.T @ error / len(y), b - 0.1 * 2 * error.mean()
+    np.testing.assert_allclose(state.params["w"], w, rtol=1e-5, atol=1e-6)
+
+
+def test_a_small_batch_accumulated_equals_the_large_batch(make_runner):
+    small, cfg = batches(16, size=4), dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9))
+    large = [{k: np.concatenate([b[k] for b in small[i : i + 4]]) for k in ("x", "y")} for i in range(0, 16, 4)]
+    run = dict(train_cfg=dict(max_epochs=1), **NO_VAL)
+    one = make_runner(train_dataloader=small, optim_wrapper={**cfg, "accumulative_counts": 4}, **run).train()
+    other = make_runner(train_dataloader=large, optim_wrapper=cfg, **run).train()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one.params, other.params)
+
+
+def test_a_run_resumed_within_a_window_loses_no_gradient(make_runner, tmp_path):
+    class StopAt(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            if runner.iter == 5:
+                raise KeyboardInterrupt
+
+    def make(work_dir, **changes):
+        return make_runner(
+            work_dir=work_dir,
+            train_dataloader=batches(10),
+            train_cfg=dict(max_epochs=1),
+            optim_wrapper={**ADAMW, "accumulative_counts": 3},
+            default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=1), logger=None),
+            **NO_VAL,
+            **changes,
+        )
+
+    whole = make(tmp_path / "whole").train()
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "broken", custom_hooks=[StopAt()]).train()
+    resumed = make(tmp_path / "broken", resume=True).train()
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+
+
+def test_batch_norm_under_accumulation_is_warned_about(make_runner, monkeypatch):
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train: bool = False):
+            return nn.Dense(1)(nn.BatchNorm(use_running_average=not train, name="bn")(x))[:, 0]
+
+    monkeypatch.setattr(logging.getLogger("jengine"), "propagate", True)
+    runner = make_runner(
+        model=LinenModel(Net(), MeanSquaredError(target="y"), inputs="x"),
+        train_dataloader=batches(2),
+        train_cfg=dict(max_epochs=1),
+        optim_wrapper={**ADAMW, "accumulative_counts": 2},
+        **NO_VAL,
+    )
+    runner.train()
+    with open(f"{runner.log_dir}/{runner.timestamp}.log") as log:
+        assert "BatchNorm (bn) takes its statistics from each small batch" in log.read()
+
+
+def overflowing_model(seen):
+    """A model with state whose loss overflows in float16 for large inputs."""
+
+    def loss(params, model_state, batch):
+        seen.append((params["w"].dtype, batch["x"].dtype))
+        return {"loss": jnp.square(batch["x"] @ params["w"] - batch["y"])}, {"steps": model_state["steps"] + 1}
+
+    return FunctionalModel(init=lambda: ({"w": jnp.ones((2,))}, {"steps": jnp.zeros(())}), loss=loss)
+
+
+def test_mixed_precision_skips_an_overflow_whole_and_logs_it(make_runner):
+    data = batches(6)
+    data[3] = {"x": np.full((4, 2), 1e4, np.float32), "y": np.zeros(4, np.float32)}  # its square is no float16
+    seen, rows = [], []
+
+    class Watch(Hook):
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            state = runner.state
+            rows.append(
+                (
+                    float(outputs["loss_scale"]),
+                    float(outputs["skipped_steps"]),
+                    float(state.model_state["steps"]),
+                    int(state.opt_state.count),
+                    float(state.params["w"][0]),
+                )
+            )
+
+    runner = make_runner(
+        model=overflowing_model(seen),
+        train_dataloader=data,
+        train_cfg=dict(max_epochs=1),
+        optim_wrapper=dict(
+            type="AmpOptimWrapper",
+            dtype="float16",
+            loss_scale=dict(init_scale=8.0),
+            optimizer=dict(type="SGD", lr=0.01),
+        ),
+        custom_hooks=[Watch()],
+        **NO_VAL,
+    )
+    state = runner.train()
+    assert seen == [(jnp.float16, jnp.float16)]
+    assert state.params["w"].dtype == jnp.float32
+    scales, skipped, steps, counts, weights = zip(*rows, strict=True)
+    assert scales == (8.0, 8.0, 8.0, 8.0, 4.0, 4.0)  # the scale in force in each step
+    assert skipped == (0, 0, 0, 1, 1, 1)
+    assert steps == (1, 2, 3, 3, 4, 5)
+    assert counts == (1, 2, 3, 3, 4, 5)
+    assert weights[3] == weights[2]
+    assert weights[4] != weights[3]
+    assert runner.update_step.traces == 1
+
+
+def test_float32_under_the_mixed_precision_wrapper_is_the_plain_run(make_runner):
+    data, optimizer = batches(8), dict(type="Adam", lr=0.05)
+    run = dict(train_dataloader=data, train_cfg=dict(max_epochs=1), **NO_VAL)
+    plain = make_runner(optim_wrapper=dict(optimizer=optimizer), **run).train()
+    amp = dict(type="AmpOptimWrapper", dtype="float32", loss_scale=1024.0, optimizer=optimizer)
+    scaled = make_runner(optim_wrapper=amp, **run).train()
+    jax.tree.map(np.testing.assert_array_equal, plain.params, scaled.params)
+
+
+def test_several_optimizers_act_in_their_phases(make_runner):
+    model = FunctionalModel(
+        init=lambda: {"a": {"w": jnp.zeros(())}, "b": {"w": jnp.zeros(())}},
+        loss={
+            "a": lambda params: {"loss_up": -params["a"]["w"] + 0 * params["b"]["w"]},
+            "b": lambda params, hyperparams: {"loss_to_a": hyperparams["pull"] * -params["b"]["w"] * params["a"]["w"]},
+        },
+    )
+    rates = []
+
+    class Watch(Hook):
+        def before_train(self, runner):
+            runner.hyperparams["pull"] = 2.0
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            rates.append(runner.optim_wrapper.get_lr())
+
+    runner = make_runner(
+        model=model,
+        train_dataloader=batches(2),
+        train_cfg=dict(max_epochs=1, phases=[("a", 3), ("b", 1)]),
+        optim_wrapper=dict(a=dict(optimizer=dict(type="SGD", lr=1.0)), b=dict(optimizer=dict(type="SGD", lr=0.5))),
+        param_scheduler=dict(
+            a=dict(type="ConstantLR", factor=1.0, by_epoch=False),
+            b=dict(type="MultiStepLR", milestones=[1], gamma=0.1, by_epoch=False),
+        ),
+        custom_hooks=[Watch()],
+        **NO_VAL,
+    )
+    state = runner.train()
+    # a moves by 3 x 1 an iteration; b by lr x 2 x a: 0.5 x 2 x 3, then 0.05 x 2 x 6
+    assert state.params["a"]["w"] == 6.0
+    assert state.params["b"]["w"] == pytest.approx(3.6)
+    assert rates == [{"a.lr": [1.0], "b.lr": [0.5]}, {"a.lr": [1.0], "b.lr": [pytest.approx(0.05)]}]
+    assert runner.update_step.traces == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(train_cfg=dict(max_epochs=1, phases=[("a", 1)])), "phases .* are for several optimizers"),
+        (
+            dict(
+                train_cfg=dict(max_epochs=1, phases=[("c", 1)]),
+                optim_wrapper=dict(w=dict(optimizer=dict(type="SGD", lr=1.0))),
+            ),
+            "no optimizer is called 'c'",
+        ),
+        (
+            dict(optim_wrapper=dict(w=dict(optimizer=dict(type="SGD", lr=1.0), accumulative_counts=2))),
+            "'w' accumulates gradients",
+        ),
+    ],
+)
+def test_phases_that_cannot_be_are_refused(make_runner, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_runner(**changes).train()
