@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.layout import INCOMING, META, OUTGOING, POINTER, STATE, encode_meta, fault, write_manifest
+from jengine.checkpoint.layout import INCOMING, META, OUTGOING, STATE, encode_meta, fault, write_manifest, write_pointer
 
 
 class CheckpointSaveError(OSError):
@@ -130,7 +130,7 @@ class Checkpointer:
             incoming.rename(path)
             _remove(outgoing)
             if latest:
-                _replace_text(self._work_dir / POINTER, str(path))
+                write_pointer(self._work_dir, str(path))
             for old in evict:
                 _discard(old.absolute())
         if jax.process_count() > 1:
@@ -177,10 +177,3 @@ def _discard(path: Path) -> None:
 def _remove(path: Path, ignore_errors: bool = False) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=ignore_errors)
-
-
-def _replace_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text)
-    os.replace(fresh, path)

@@ -66,6 +66,22 @@ def fault(path: Path) -> str | None:
     return None
 
 
+def read_pointer(work_dir: Path) -> Path | None:
+    """What `last_checkpoint` names, whether it is there or not; None without that file."""
+    try:
+        return Path((work_dir / POINTER).read_text().strip())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def write_pointer(work_dir: Path, path: str) -> None:
+    """Makes `last_checkpoint` name `path`, in one instant."""
+    work_dir.mkdir(parents=True, exist_ok=True)
+    fresh = work_dir / f"{POINTER}.new"
+    fresh.write_text(path)
+    fresh.replace(work_dir / POINTER)
+
+
 def find_latest(work_dir: str | os.PathLike[str]) -> str | None:
     """The newest whole checkpoint of a run.
 
@@ -80,10 +96,7 @@ def find_latest(work_dir: str | os.PathLike[str]) -> str | None:
     """
     root = Path(work_dir).absolute()
     directories = [root]
-    try:
-        named = Path((root / POINTER).read_text().strip())
-    except (FileNotFoundError, NotADirectoryError):
-        named = None
+    named = read_pointer(root)
     if named is not None:
         problem = fault(named)
         if problem is None:

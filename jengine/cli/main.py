@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from jengine.cli import ckpt
 from jengine.errors import ConfigError, closest
 
 _EPILOG = """Any value of the config can be set with --config.PATH=VALUE:
@@ -27,12 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     overrides = [arg for arg in rest if arg.startswith("--config.")]
     for arg in rest:
         if arg not in overrides:
-            options = [option for action in _options(parser, args.command) for option in action]
-            parser.error(f"unknown argument {arg}{closest(arg.split('=')[0], [*options, '--config.PATH=VALUE'])}")
+            parser.error(f"unknown argument {arg}{closest(arg.split('=')[0], _options(parser, args))}")
+    if overrides and "config" not in args:
+        parser.error(f"{args.command} reads no config: there is nothing for {overrides[0]} to change")
     try:
         args.run(args, overrides)
     except Exception as error:
-        if args.traceback or not _is_users_mistake(error):
+        if args.traceback or not _is_users_mistake(error, args.command):
             raise
         print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
@@ -108,16 +110,19 @@ def _load(args: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
     return cfg
 
 
-def _is_users_mistake(error: Exception) -> bool:
+def _is_users_mistake(error: Exception, command: str) -> bool:
     """Whether the message alone tells what to do: it is about the config or a file, not about code."""
+    if command == "ckpt":  # runs no code of the user's
+        return isinstance(error, OSError | ValueError | KeyError | ImportError)
     placed = any(note.startswith("in the config at ") for note in getattr(error, "__notes__", ()))
     return placed or isinstance(error, ConfigError | FileNotFoundError)
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
+    every = argparse.ArgumentParser(add_help=False)
+    every.add_argument("--traceback", action="store_true", help="show the whole traceback of a mistake")
+    common = argparse.ArgumentParser(add_help=False, parents=[every])
     common.add_argument("config", metavar="CONFIG", help="a Python file with get_config()")
-    common.add_argument("--traceback", action="store_true", help="show the whole traceback of a config error")
     run = argparse.ArgumentParser(add_help=False)
     run.add_argument("--work-dir", metavar="DIR", help="where checkpoints and logs go (work_dirs/CONFIG by default)")
 
@@ -149,9 +154,14 @@ def _parser() -> argparse.ArgumentParser:
         "--epoch-length", type=int, metavar="N", help="iterations in an epoch (that of the training data by default)"
     )
     schedule.set_defaults(run=_schedule)
+    ckpt.add_parser(commands, every)
     return parser
 
 
-def _options(parser: argparse.ArgumentParser, command: str) -> list[Sequence[str]]:
-    subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    return [action.option_strings for action in subparsers.choices[command]._actions]
+def _options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
+    """What could have been meant by an unknown argument: the options of the command given."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return _options(action.choices[getattr(args, action.dest)], args)
+    options = [option for action in parser._actions for option in action.option_strings]
+    return [*options, "--config.PATH=VALUE"] if "config" in args else options
