@@ -120,39 +120,38 @@ def remove(work_dir: str | os.PathLike[str], names: Iterable[str], *, force: boo
     for entry in doomed:
         checkpointer.delete(entry.path)
     if pointer is not None and pointer.name in {entry.name for entry in doomed}:
-        _point_anew(root, pointer)
+        _point_anew(root, Path(doomed[0].path).parent)
     return doomed
 
 
-def _point_anew(root: Path, gone: Path) -> None:
-    """`last_checkpoint` names the newest that is left; with none left, it goes."""
+def _point_anew(root: Path, directory: Path) -> None:
+    """`last_checkpoint` names the newest that is left in `directory`; with none left, it goes."""
     (root / POINTER).unlink()
-    latest = find_latest(root) or find_latest(gone.parent)
+    latest = find_latest(directory)
     if latest is not None:
         write_pointer(root, latest)
 
 
 def _reasons(rests: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
     """By name, from what was saved last: each checkpoint says why those there were kept at that time."""
-    if not rests:
+    said = {path: rest for path, rest in rests.items() if _keepers(rest)}
+    if not said:
         return {}
-    newest = max(
-        rests, key=lambda path: (rests[path].get("meta", {}).get("time", ""), (path / MANIFEST).stat().st_mtime_ns)
-    )
-    return {name: why for hook in _keepers(rests[newest]) for name, why in hook["reasons"].items()}
+    newest = max(said, key=lambda path: (said[path].get("meta", {}).get("time", ""), _sealed_at(path)))
+    return {name: why for hook in _keepers(said[newest]) for name, why in hook["reasons"].items()}
 
 
 def _metrics(rests: Mapping[Path, Mapping[str, Any]]) -> dict[int, dict[str, float]]:
-    """By iteration, from the validations that checkpoints know of, and from the scores that best ones were saved for."""
+    """By iteration: of the validations that checkpoints know of, and the scores that best ones were saved for."""
     metrics: dict[int, dict[str, float]] = {}
     for path, rest in rests.items():
         for _, iteration, values in rest.get("validations", []):
             metrics.setdefault(iteration, {}).update(values)
+        iteration = rest.get("meta", {}).get("iter")
         for hook in _keepers(rest):
             for key, best in hook["best"].items():
-                metrics.setdefault(rest["meta"]["iter"], {}).update(
-                    (key, entry["score"]) for entry in best if entry["name"] == path.name
-                )
+                scores = ((key, entry["score"]) for entry in best if entry["name"] == path.name)
+                metrics.setdefault(iteration, {}).update(scores)
     return metrics
 
 
@@ -160,6 +159,10 @@ def _keepers(rest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The states of the CheckpointHooks, of which a run may have several under names of their own."""
     hooks = rest.get("hooks", {}).values()
     return [state for state in hooks if isinstance(state, Mapping) and "reasons" in state]
+
+
+def _sealed_at(path: Path) -> int:
+    return (path / MANIFEST).stat().st_mtime_ns
 
 
 def _other_reason(path: Path, latest: bool) -> str:

@@ -110,6 +110,8 @@ def test_ls_says_what_is_published_being_saved_and_that_a_run_is_training(run, c
     manifest = json.loads((run / "epoch_2" / "manifest.json").read_text())
     shutil.copytree(run / "epoch_2", run / "epoch_2-0123abcd")
     (run / "epoch_2-0123abcd" / "manifest.json").write_text(json.dumps({**manifest, "iter": None}))
+    meta = {"meta": {"iter": 10, "time": "2999-01-01 00:00:00"}}
+    (run / "epoch_2-0123abcd" / "meta.json").write_text(json.dumps(meta).ljust(manifest["files"]["meta.json"]))
     (run / "epoch_6.incoming" / "state").mkdir(parents=True)
     lock = WorkDirLock(run)
     lock.acquire()
@@ -119,6 +121,7 @@ def test_ls_says_what_is_published_being_saved_and_that_a_run_is_training(run, c
     out, err = capsys.readouterr()
     rows = cells(out)
     assert rows["epoch_2-0123abcd"][5] == "published"
+    assert rows["epoch_2"][5] == "every 2 epochs"
     assert rows["epoch_6.incoming"][6] == "being saved"
     assert "; a run is training there" in out
     assert "epoch_6.incoming is being saved by the run that is training" in err
@@ -149,6 +152,11 @@ def test_checkpoints_in_an_out_dir_belong_to_the_run(tmp_path, capsys):
     checkpointer.close()
     assert main(["ckpt", "ls", str(tmp_path / "work")]) == 0
     assert cells(capsys.readouterr().out)["iter_3"][5] == "the latest"
+    checkpointer = Checkpointer(tmp_path / "work")
+    checkpointer.save(tmp_path / "out" / "work" / "iter_6", {"params": {"a": np.ones(2)}}, {"meta": {"iter": 6}})
+    checkpointer.close()
+    assert main(["ckpt", "rm", str(tmp_path / "work"), "iter_6", "--force"]) == 0
+    assert find_latest(tmp_path / "work") == str(tmp_path / "out" / "work" / "iter_3")
 
 
 def test_show_tells_what_is_in_a_checkpoint(run, capsys):
