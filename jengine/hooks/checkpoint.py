@@ -177,17 +177,26 @@ class CheckpointHook(Hook):
 
     def after_train(self, runner: "Runner") -> None:
         """Saves what an early end has left unsaved, and publishes."""
-        if self.save_last and runner.iter > self._saved_iter:
+        if self.save_last:
+            self._save_unsaved(runner)
+        self._training = False
+        if self.published_keys:
+            self._publish(runner)
+
+    def on_interrupt(self, runner: "Runner") -> None:
+        """Saves what a signal or an error would lose; called by the Runner between two iterations."""
+        self._save_unsaved(runner)
+
+    def _save_unsaved(self, runner: "Runner") -> None:
+        if runner.iter > self._saved_iter:
             if not self.by_epoch:
                 self._save_regular(runner, runner.iter, epoch=runner.epoch, iteration=runner.iter)
             elif runner.iter == self._epoch_end_iter:
                 self._save_regular(runner, runner.epoch, epoch=runner.epoch, iteration=runner.iter)
             else:  # in the middle of an epoch: the name of a whole one would not be true
+                runner.logger.info(f"Saving checkpoint at {runner.iter} iterations")
                 self._last = f"iter_{runner.iter}"
                 self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=[])
-        self._training = False
-        if self.published_keys:
-            self._publish(runner)
 
     def _save_regular(self, runner: "Runner", number: int, *, epoch: int, iteration: int) -> None:
         runner.logger.info(f"Saving checkpoint at {number} {'epochs' if self.by_epoch else 'iterations'}")

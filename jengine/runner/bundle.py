@@ -44,6 +44,7 @@ def pack(
         message_hub=runner.message_hub.state_dict(),
         hooks={name: saved for name, hook in hook_names(runner.hooks).items() if (saved := hook.state_dict())},
         hyperparams={name: float(value) for name, value in runner.hyperparams.items()},
+        visualizer=runner.visualizer.state_dict(),
         validations=[[epoch, iteration, _plain(metrics)] for epoch, iteration, metrics in runner.validations],
     )
     bundle["meta"].update(meta or {})
@@ -74,6 +75,7 @@ def resume(runner: "Runner", path: str) -> None:
     loop = runner.train_loop
     loop.iter, loop.epoch = meta["iter"], meta["epoch"]
     runner.message_hub.load_state_dict(bundle["message_hub"])
+    runner.visualizer.load_state_dict(bundle["visualizer"], meta["iter"])
     runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
     for name, value in bundle["hyperparams"].items():
         runner.hyperparams[name] = value

@@ -32,6 +32,7 @@ class TrainLoop:
       by_epoch: whether the loop counts in epochs.
       stop_training: set it to end training at the next occasion.
       iter: training iterations done. epoch: epochs done; 0 throughout in an iteration loop.
+      in_iteration: whether an iteration is under way, so that state and counters need not agree.
     """
 
     by_epoch: bool
@@ -52,6 +53,7 @@ class TrainLoop:
         self.val_begin = val_begin
         self.phases = phases
         self.stop_training = False
+        self.in_iteration = False
         self.iter = 0
         self.epoch = 0
         milestones = sorted(dynamic_intervals or [])
@@ -65,10 +67,13 @@ class TrainLoop:
     def _run_iter(self, batch_idx: int, batch: PyTree) -> None:
         """One iteration. Its order is fixed: hooks see the state before the step, then the step, then its outputs."""
         runner = self.runner
+        self.in_iteration = True
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
         outputs = runner.train_step(batch)
         runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=outputs)
         self.iter += 1
+        self.in_iteration = False
+        runner.interrupts.check()
 
     def _validate_if_due(self, count: int, end: int) -> None:
         """Validates when `count`, the epochs or iterations done, asks for it."""
@@ -228,6 +233,7 @@ class EvalLoop:
                 runner.in_flight.add(predictions)
                 self.evaluator.process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
+                runner.interrupts.check()
         return self.evaluator.evaluate(sums)
 
 

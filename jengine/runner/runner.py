@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jengine.checkpoint import WorkDirLock
 from jengine.config import check_keys, dump_config, resolve, write_config
 from jengine.data import build_dataloader
 from jengine.errors import ConfigError, place
@@ -16,6 +17,7 @@ from jengine.optim.schedulers import build_param_schedulers
 from jengine.parallel import InFlight
 from jengine.runner import build, bundle, report
 from jengine.runner.hyperparams import Hyperparams
+from jengine.runner.interrupts import Interrupts
 from jengine.runner.workdir import identify, set_aside
 from jengine.train import TrainState, build_train_step, create_train_state, trace_once
 
@@ -112,6 +114,8 @@ class Runner:
         self.experiment_name, self.seed = identity.experiment_name, identity.seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
 
+        self.interrupts = Interrupts()
+        self._lock = WorkDirLock(self.work_dir)
         self.strategy = build.build_strategy(parallel)
         self.in_flight = InFlight(self.strategy.max_in_flight)
         self.model = build.build_model(model, precision)
@@ -168,16 +172,23 @@ class Runner:
         if not self.has_training:
             raise RuntimeError("there is nothing to train: give train_dataloader, train_cfg and optim_wrapper")
         self._prepare_training()
-        self.call_hook("before_run")
-        self._load_or_resume()
-        self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
-        self._compile_train_steps()
-        self._introduce()
+        self._lock.acquire()
         try:
-            self.train_loop.run()
+            self.call_hook("before_run")
+            self._load_or_resume()
+            self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
+            self._compile_train_steps()
+            self._introduce()
+            with self.interrupts:
+                try:
+                    self.train_loop.run()
+                except BaseException:
+                    self._save_what_is_done()
+                    raise
             self.call_hook("after_run")
         finally:
             self._close()
+            self._lock.release()
         self._conclude()
         assert self.state is not None
         return self.state
@@ -461,6 +472,21 @@ class Runner:
         if self.validations:
             self.logger.info("\n" + report.validation_table(self.validations))
         self.logger.info("\n" + report.closing_lines(self))
+
+    def _save_what_is_done(self) -> None:
+        """After an error or a signal: saves the iterations that are done, if the state still is that of all of them.
+
+        An error within an iteration leaves counters, schedules and state at odds, or the state donated to a step that
+        failed; then the newest checkpoint is what there is to resume from.
+        """
+        whole = not self.train_loop.in_iteration and not any(x.is_deleted() for x in jax.tree.leaves(self.state))
+        try:
+            if whole and int(self.state.step) == self.train_loop.iter:  # type: ignore[union-attr]
+                self.call_hook("on_interrupt")
+            else:
+                self.logger.error(f"Training ended within iteration {self.iter}, which is not saved.")
+        except Exception as error:  # the reason why training ended must not be lost over it
+            self.logger.error(f"What was done could not be saved: {type(error).__name__}: {error}")
 
     def _close(self) -> None:
         """Finishes what runs in the background, also when the run failed."""

@@ -47,5 +47,17 @@ class BaseVisBackend(abc.ABC):
         """Writes one value of one step."""
         self.add_scalars({name: value}, step)
 
+    def state_dict(self) -> dict[str, Any]:
+        """How far this backend has written, as a checkpoint keeps it. Fits JSON."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:  # noqa: B027 - most keep nothing
+        """Takes back what was written after the checkpoint that a run is resumed from.
+
+        Args:
+          state_dict: what `state_dict` gave when the checkpoint was written.
+          step: iterations done by then.
+        """
+
     def close(self) -> None:  # noqa: B027 - most backends of files have nothing to close
         """Finishes what is open. Closing twice is fine."""

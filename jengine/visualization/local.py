@@ -83,6 +83,17 @@ class LocalVisBackend(BaseVisBackend):
         for path in paths:
             _append(path, line)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The size of each scalar file in bytes."""
+        return {"sizes": {path.name: path.stat().st_size for path in sorted(self.save_dir.glob("*.json"))}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
+        """Cuts the scalar files off where they ended when the checkpoint was written."""
+        for name, size in state_dict.get("sizes", {}).items():
+            path = self.save_dir / name
+            if path.exists() and path.stat().st_size > size:
+                os.truncate(path, size)
+
 
 def _append(path: pathlib.Path, line: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -72,6 +72,14 @@ class TensorboardVisBackend(BaseVisBackend):
                 self._warned.add(name)
                 warnings.warn(f"TensorBoard gets no {name!r}: it is no number but {type(value).__name__}", stacklevel=2)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
+        """Tells TensorBoard to forget what earlier event files hold of later steps."""
+        writer = self.experiment
+        from tensorboard.compat.proto import event_pb2
+
+        restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        writer.add_event(event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=restart))
+
     def close(self) -> None:
         """Writes out and closes the event file; a later call opens another."""
         if self._writer is not None:

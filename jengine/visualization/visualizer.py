@@ -145,6 +145,22 @@ class Visualizer:
             "implement add_datasample, register it in VISUALIZERS and name it in visualizer=dict(type=...)"
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """How far each backend has written, by its name. Fits JSON."""
+        return {name: state for name, backend in self.vis_backends.items() if (state := backend.state_dict())}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
+        """Takes back what was written after the checkpoint that a run is resumed from.
+
+        Args:
+          state_dict: what `state_dict` gave when the checkpoint was written.
+          step: iterations done by then.
+        """
+        writers = self._writers()
+        for name, backend in self.vis_backends.items():
+            if backend in writers:
+                backend.load_state_dict(state_dict.get(name, {}), step)
+
     def close(self) -> None:
         """Closes all backends. Closing twice is fine, and so is writing again afterwards."""
         for backend in self.vis_backends.values():
