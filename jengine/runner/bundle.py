@@ -13,6 +13,7 @@ from jengine.train import TrainState, hook_names
 
 if TYPE_CHECKING:
     from jengine.runner.runner import Runner
+    from jengine.runner.workdir import LoadFrom
 
 Bundle = dict[str, Any]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -89,21 +90,42 @@ def resume(runner: "Runner", path: str) -> None:
     runner.logger.info(f"Resumed from {path}: epoch {loop.epoch}, iteration {loop.iter}.")
 
 
-def load_weights(runner: "Runner", path: str) -> None:
-    """Takes parameters and model state, and nothing else, from the checkpoint at `path`."""
-    from jengine.checkpoint import restore
+def load_weights(runner: "Runner", source: "LoadFrom") -> None:
+    """Takes parameters and model state, and nothing else, from a checkpoint."""
+    from jengine.checkpoint import load_params, read_meta, stored_arrays
 
     assert runner.state is not None
-    target = {"params": runner.state.params, "model_state": runner.state.model_state}
-    arrays, rest = restore(path, target, cast=True)
-    bundle: Bundle = {"state": arrays, **rest}
+    rest = read_meta(source.path)
+    stored = tuple(stored_arrays(source.path))
+    weights = {}
+    for item in ("params", "model_state"):
+        place = rest.get("exchanged", {}).get(item, item) if source.raw else item
+        own = getattr(runner.state, item)
+        below = [path.removeprefix(f"{place}.") for path in stored if path.startswith(f"{place}.")]
+        if not own and not below:
+            weights[item] = own
+            continue
+        # A part may have no statistics: a rule that fits the parameters need not fit the model state.
+        rules = [
+            rule
+            for rule in source.rename
+            if item == "params" or any(p.startswith((f"{rule[0]}.", rule[0])) for p in below)
+        ]
+        if not below and not source.strict:
+            runner.logger.warning(f"{source.path} has no {item}: the model keeps its own.")
+            weights[item] = own
+            continue
+        weights[item], report = load_params(source.path, own, strict=source.strict, rename=rules, item=place)
+        if not report.fits:
+            runner.logger.warning(f"Not all of {item} was loaded from {source.path} (strict=False): {report}")
+    bundle: Bundle = {"state": weights, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
-    weights = {name: bundle["state"][name] for name in target}
+    weights = {item: bundle["state"][item] for item in weights}
     # What hooks remember of the weights, averages of them above all, begins with those that were loaded.
     states = start_hook_states(runner, runner.state.hook_state, **weights)
     runner.state = runner.state.replace(**weights, hook_state=states)
-    averaged = "averaged " if "exchanged" in rest else ""
-    runner.logger.info(f"Loaded the {averaged}weights of {path}.")
+    averaged = "averaged " if "exchanged" in rest and not source.raw else ""
+    runner.logger.info(f"Loaded the {averaged}weights of {source.path}.")
 
 
 def _with_missing_hooks(runner: "Runner", state: TrainState, placed: Placement, path: str) -> TrainState:

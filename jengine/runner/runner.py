@@ -18,7 +18,7 @@ from jengine.parallel import InFlight
 from jengine.runner import build, bundle, report
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.interrupts import Interrupts
-from jengine.runner.workdir import identify, set_aside
+from jengine.runner.workdir import LoadFrom, identify, set_aside
 from jengine.train import TrainState, build_train_step, create_train_state, trace_once
 
 PyTree = Any
@@ -42,7 +42,8 @@ class Runner:
       val_evaluator, test_evaluator: metrics: a config, a list of them, or an `Evaluator`.
       default_hooks: changes to the six default hooks, by name; None takes one away.
       custom_hooks: further hooks: a list, or one.
-      load_from: a checkpoint whose weights training (or a test) starts from.
+      load_from: a checkpoint whose weights training (or a test) starts from: its path, or a dict of `path`,
+        `rename=[(old, new), ...]`, `strict` (False skips what does not fit, and says so) and `raw`.
       resume: True continues from the newest checkpoint of `work_dir`, if there is one; a path from that checkpoint.
       parallel: the strategy: which devices, and how.
       precision: the dtype to compute in, or a dict of `Precision`'s fields.
@@ -81,7 +82,7 @@ class Runner:
         test_evaluator: Any = None,
         default_hooks: Mapping[str, Any] | None = None,
         custom_hooks: Any = None,
-        load_from: str | os.PathLike[str] | None = None,
+        load_from: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         resume: bool | str | os.PathLike[str] = False,
         parallel: Any = None,
         precision: Any = None,
@@ -415,8 +416,10 @@ class Runner:
         self._loaded = True
         if self._resume_from is not None and self.train_loop is not None:
             bundle.resume(self, self._resume_from)
-        elif (path := self._load_from or self._resume_from) is not None:
-            bundle.load_weights(self, path)
+        elif self._load_from is not None:
+            bundle.load_weights(self, self._load_from)
+        elif self._resume_from is not None:  # nothing is trained: what is resumed is the weights
+            bundle.load_weights(self, LoadFrom(self._resume_from))
         if self.train_loop is not None and self._resume_from is None and self.is_main_process:
             moved = set_aside(self.work_dir)
             if moved is not None:

@@ -4,13 +4,31 @@ import dataclasses
 import datetime
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jengine.config import check_keys
 from jengine.errors import place
+from jengine.registry import check_arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadFrom:
+    """The weights that a run starts from.
+
+    Attributes:
+      path: the checkpoint.
+      rename: `(old, new)` prefixes of parameter paths, for a model whose parts are called otherwise.
+      strict: False keeps the model's own values where the checkpoint has none that fit.
+      raw: True takes the raw parameters of a run that saved averages in their place.
+    """
+
+    path: str
+    rename: Sequence[tuple[str, str]] = ()
+    strict: bool = True
+    raw: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +41,7 @@ class Identity:
       timestamp: when the run began, `20250131_235959`.
       experiment_name: what the run is called in its logs.
       seed: seed of its random numbers.
-      load_from: the checkpoint whose weights it starts from, None for none.
+      load_from: the weights it starts from, None for its own.
       resume_from: the checkpoint that it continues, None for none.
     """
 
@@ -32,7 +50,7 @@ class Identity:
     timestamp: str
     experiment_name: str
     seed: int
-    load_from: str | None
+    load_from: LoadFrom | None
     resume_from: str | None
 
 
@@ -52,10 +70,7 @@ def identify(
     from jengine import checkpoint
 
     work_dir = os.path.abspath(os.fspath(work_dir))
-    load_path = resume_path = None
-    if load_from is not None:
-        with place("load_from"):
-            load_path = str(checkpoint.resolve(load_from))
+    resume_path = None
     if resume is True:
         resume_path = checkpoint.find_latest(work_dir)
     elif resume:
@@ -71,9 +86,22 @@ def identify(
         timestamp=timestamp,
         experiment_name=earlier.get("experiment_name", fresh_name),
         seed=_choose_seed(randomness, earlier.get("seed")),
-        load_from=load_path,
+        load_from=_read_load_from(load_from),
         resume_from=resume_path,
     )
+
+
+def _read_load_from(load_from: Any) -> LoadFrom | None:
+    """The weights to start from, given as a path or as a dict of `LoadFrom`'s fields."""
+    from jengine import checkpoint
+
+    if load_from is None:
+        return None
+    with place("load_from"):
+        options = dict(load_from.items()) if hasattr(load_from, "items") else {"path": load_from}
+        check_arguments(LoadFrom, options)
+        rename = [(str(old), str(new)) for old, new in options.pop("rename", ())]
+        return LoadFrom(path=str(checkpoint.resolve(options.pop("path"))), rename=rename, **options)
 
 
 def _new_timestamp(work_dir: str) -> str:

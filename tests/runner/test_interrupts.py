@@ -1,0 +1,195 @@
+import json
+import os
+import pathlib
+import signal
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine import checkpoint
+from jengine.checkpoint import WorkDirLockedError
+from jengine.hooks import Hook
+
+SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=1))
+
+
+class SignalAt(Hook):
+    """Sends the process a signal in the middle of an iteration."""
+
+    def __init__(self, signum, iteration):
+        self.signum, self.iteration = signum, iteration
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == self.iteration:
+            os.kill(os.getpid(), self.signum)
+
+
+class FailAt(Hook):
+    def __init__(self, stage, iteration, error=ZeroDivisionError):
+        def fail(runner, **arguments):
+            if runner.iter == iteration:
+                raise error("mine")
+
+        setattr(self, stage, fail)
+
+
+def scalars(runner):
+    """The logged lines without what the clock says."""
+    lines = (pathlib.Path(runner.log_dir) / "vis_data" / "scalars.json").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if "time" not in k} for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("signum", "error", "code"), [(signal.SIGTERM, SystemExit, 143), (signal.SIGINT, KeyboardInterrupt, None)]
+)
+def test_a_signal_ends_the_run_after_the_iteration_with_everything_saved(make_runner, tmp_path, signum, error, code):
+    whole = make_runner(work_dir=tmp_path / "whole", default_hooks=SAVE)
+    expected = whole.train()
+    before = signal.getsignal(signum)
+    broken = make_runner(work_dir=tmp_path / "broken", default_hooks=SAVE, custom_hooks=[SignalAt(signum, 5)])
+    with pytest.raises(error) as caught:
+        broken.train()
+    assert code is None or caught.value.code == code
+    assert signal.getsignal(signum) is before
+    newest = checkpoint.find_latest(tmp_path / "broken")
+    assert pathlib.Path(newest).name == "iter_6"
+    resumed = make_runner(work_dir=tmp_path / "broken", default_hooks=SAVE, resume=True)
+    state = resumed.train()
+    jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
+    assert scalars(resumed) == scalars(whole)
+
+
+def test_a_signal_during_validation_is_not_waited_for(make_runner, tmp_path):
+    class InValidation(Hook):
+        def before_val_iter(self, runner, batch_idx, data_batch=None):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        def after_val_epoch(self, runner, metrics=None):
+            raise AssertionError("the validation went on")
+
+    with pytest.raises(SystemExit):
+        make_runner(default_hooks=SAVE, custom_hooks=[InValidation()]).train()
+    assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).name == "epoch_1"
+
+
+def test_outside_the_main_thread_signals_are_left_alone(make_runner):
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    class Look(Hook):
+        def before_train(self, runner):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    runner = make_runner(custom_hooks=[Look()])
+    thread = threading.Thread(target=runner.train)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+def test_an_error_between_iterations_saves_what_is_done(make_runner, tmp_path):
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        make_runner(default_hooks=SAVE, custom_hooks=[FailAt("before_val", 4)]).train()
+    assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).name == "epoch_1"
+    data = [dict(x=np.ones((4, 2), np.float32), y=np.ones(4, np.float32)) for _ in range(4)]
+
+    class Breaks(list):
+        def __iter__(self):
+            yield from list.__iter__(self[:3])
+            raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        make_runner(work_dir=tmp_path / "data", default_hooks=SAVE, train_dataloader=Breaks(data)).train()
+    assert pathlib.Path(checkpoint.find_latest(tmp_path / "data")).name == "iter_3"
+
+
+@pytest.mark.parametrize("stage", ["before_train_iter", "after_train_iter"])
+def test_an_error_within_an_iteration_saves_nothing_that_would_be_wrong(make_runner, tmp_path, stage):
+    runner = make_runner(default_hooks=SAVE, custom_hooks=[FailAt(stage, 5)])
+    with pytest.raises(ZeroDivisionError):
+        runner.train()
+    assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).name == "epoch_1"
+    log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
+    assert "Training ended within iteration 5, which is not saved." in log
+
+
+def test_a_step_that_fails_with_its_donated_state_is_not_saved(make_runner, tmp_path):
+    from jengine.model import FunctionalModel
+
+    model = FunctionalModel(
+        init=lambda: {"w": jnp.ones((2,))},
+        loss=lambda params, batch: jnp.log(params["w"].sum() * 0 * batch["x"].sum()) * 0,  # 0 * -inf
+        predict=lambda params, batch: batch["y"],
+    )
+    runner = make_runner(model=model, default_hooks=SAVE)
+    jax.config.update("jax_debug_nans", True)
+    try:
+        with pytest.raises(FloatingPointError):
+            runner.train()
+    finally:
+        jax.config.update("jax_debug_nans", False)
+    assert checkpoint.list_checkpoints(tmp_path / "run") == []
+
+
+def test_a_resumed_run_continues_its_scalar_files_where_the_checkpoint_stood(make_runner, tmp_path):
+    whole = make_runner(work_dir=tmp_path / "whole", default_hooks=SAVE, train_cfg=dict(max_epochs=3))
+    whole.train()
+    # killed in the second epoch: the lines of the iterations after the checkpoint are on disk already
+    broken = make_runner(
+        work_dir=tmp_path / "broken", default_hooks=SAVE, train_cfg=dict(max_epochs=3), custom_hooks=[FailAt("before_train_iter", 7)]
+    )
+    with pytest.raises(ZeroDivisionError):
+        broken.train()
+    assert len(scalars(broken)) == 8  # 7 iterations and a validation
+    resumed = make_runner(work_dir=tmp_path / "broken", default_hooks=SAVE, train_cfg=dict(max_epochs=3), resume=True)
+    resumed.train()
+    assert resumed.log_dir == broken.log_dir
+    assert scalars(resumed) == scalars(whole)
+
+
+def test_tensorboard_is_told_where_a_resumed_run_begins(make_runner, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = dict(vis_backends=[dict(type="TensorboardVisBackend")])
+    with pytest.raises(ZeroDivisionError):
+        make_runner(default_hooks=SAVE, visualizer=board, custom_hooks=[FailAt("before_train_iter", 7)]).train()
+    runner = make_runner(default_hooks=SAVE, visualizer=board, resume=True)
+    runner.train()
+    events = EventAccumulator(os.path.join(runner.log_dir, "vis_data"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("lr")] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_two_runs_do_not_share_a_work_dir(make_runner):
+    class Second(Hook):
+        def before_train(self, runner):
+            with pytest.raises(WorkDirLockedError, match=str(os.getpid())):
+                make_runner().train()
+
+    make_runner(custom_hooks=[Second()]).train()
+    make_runner().train()  # the lock was let go
+
+
+def test_weights_may_be_renamed_and_loaded_in_part(make_runner, tmp_path):
+    from jengine.model import FunctionalModel
+
+    trained = make_runner(default_hooks=SAVE).train()
+    other = FunctionalModel(
+        init=lambda: {"head": {"w": jnp.zeros((2,)), "scale": jnp.full((), 7.0)}},
+        loss=lambda params, batch: jnp.square(batch["x"] @ params["head"]["w"] - batch["y"]),
+        predict=lambda params, batch: batch["x"] @ params["head"]["w"],
+    )
+    source = dict(path=tmp_path / "run", rename=[("w", "head.w")])
+    with pytest.raises(checkpoint.CheckpointMismatchError, match="head.scale"):
+        make_runner(work_dir=tmp_path / "strict", model=other, load_from=source).val()
+    runner = make_runner(work_dir=tmp_path / "part", model=other, load_from={**source, "strict": False})
+    runner.val()
+    np.testing.assert_array_equal(runner.state.params["head"]["w"], trained.params["w"])
+    assert runner.state.params["head"]["scale"] == 7.0
+    log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
+    assert "Not all of params was loaded" in log
+    with pytest.raises(TypeError, match="no argument 'renames'; did you mean 'rename'"):
+        make_runner(load_from=dict(path=tmp_path / "run", renames=[]))
