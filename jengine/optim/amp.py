@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine.errors import closest
+from jengine.optim.clip import clipping
 from jengine.optim.core import Tree
 from jengine.optim.loss_scale import LossScaleState, all_finite, parse_loss_scale
 from jengine.optim.wrapper import OptimWrapper, OptState
@@ -84,27 +85,33 @@ class AmpOptimWrapper(OptimWrapper):
         raise ValueError("a plain optax chain cannot scale the loss: use an OptimWrapper, with bfloat16 for speed")
 
     def _clip_and_step(
-        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any]
+        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any], outcome: Any
     ) -> tuple[Tree, OptState]:
         scale = _loss_scale(opt_state)
-        inverse = 1 / scale.scale
-        grads = jax.tree.map(lambda g: g * inverse.astype(g.dtype), grads)
         finite = all_finite(grads)
-        grads, metrics = self.clip(grads)
+        inverse = 1 / scale.scale
 
+        def unscaled() -> Tree:
+            return jax.tree.map(lambda g: g * inverse.astype(g.dtype), grads)
+
+        clip, metrics = clipping(unscaled(), self.clip_grad)
+
+        # the branch unscales and clips by itself: what it is handed would have to be written out for it
         def apply(inner: Any) -> tuple[Tree, Any]:
-            return self.grouped.update(grads, inner, params, hyperparams)
+            updates, inner = self.grouped.update(clip(unscaled()), inner, params, hyperparams)
+            return outcome.of(updates), inner
 
         def skip(inner: Any) -> tuple[Tree, Any]:
-            shapes = jax.eval_shape(apply, inner)[0]
-            return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), inner
+            if outcome.unchanged is not None:
+                return outcome.unchanged, inner
+            return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(apply, inner)[0]), inner
 
         # a branch, not a selection on every leaf: that costs four times the update
-        updates, inner = jax.lax.cond(finite, apply, skip, opt_state.inner)
+        result, inner = jax.lax.cond(finite, apply, skip, opt_state.inner)
         moved = self.loss_scale.update(scale, finite)
         metrics |= {"loss_scale": scale.scale, "skipped_steps": moved.skipped.astype(jnp.float32)}
         count = opt_state.count + finite.astype(jnp.int32)
-        return updates, opt_state._replace(count=count, inner=inner, loss_scale=moved, metrics=metrics)
+        return result, opt_state._replace(count=count, inner=inner, loss_scale=moved, metrics=metrics)
 
     def _metric_names(self) -> tuple[str, ...]:
         return (*super()._metric_names(), "loss_scale", "skipped_steps")

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jengine.optim.clip import clipping
 from jengine.optim.core import Tree
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ def as_optax(wrapper: "OptimWrapper") -> optax.GradientTransformationExtraArgs:
 def _clip_update(wrapper: "OptimWrapper") -> Any:
     def update(grads: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
         layout = wrapper.grouped.layout(grads if params is None else params)
-        clipped, _ = wrapper.clip(layout.trainable(grads))
-        return layout.fill(clipped, jax.tree.map(jnp.zeros_like, grads)), state
+        trainable = layout.trainable(grads)
+        clip, _ = clipping(trainable, wrapper.clip_grad)
+        return layout.fill(clip(trainable), jax.tree.map(jnp.zeros_like, grads)), state
 
     return update
 

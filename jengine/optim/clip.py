@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -90,18 +90,22 @@ def global_norm(grads: Tree, norm_type: float = 2.0) -> jax.Array:
     return sum(jnp.sum(jnp.abs(leaf) ** norm_type) for leaf in leaves) ** (1 / norm_type)
 
 
-def clip(grads: Tree, rule: ClipByNorm | ClipByValue) -> tuple[Tree, dict[str, jax.Array]]:
-    """Clips gradients.
+def clipping(grads: Tree, rule: ClipByNorm | ClipByValue | None) -> tuple[Callable[[Tree], Tree], dict[str, jax.Array]]:
+    """How to clip gradients.
 
     Args:
       grads: pytree of floating arrays.
       rule: what `parse_clip_grad` returned.
 
     Returns:
-      The clipped gradients, and what to log: `grad_norm`, the norm before clipping, when clipping by norm.
+      A function that clips them, and what to log: `grad_norm`, the norm before clipping, when clipping by norm.
     """
+    if rule is None:
+        return lambda tree: tree, {}
     if isinstance(rule, ClipByValue):
-        return jax.tree.map(lambda g: jnp.clip(g, -rule.clip_value, rule.clip_value), grads), {}
+        bound = rule.clip_value
+        return lambda tree: jax.tree.map(lambda g: jnp.clip(g, -bound, bound), tree), {}
     norm = global_norm(grads, rule.norm_type)
     factor = jnp.minimum(rule.max_norm / (norm + 1e-6), 1.0)
-    return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads), {"grad_norm": norm.astype(jnp.float32)}
+    metrics = {"grad_norm": norm.astype(jnp.float32)}
+    return lambda tree: jax.tree.map(lambda g: g * factor.astype(g.dtype), tree), metrics

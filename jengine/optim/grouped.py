@@ -11,7 +11,7 @@ from jengine import paths
 from jengine.optim import freeze
 from jengine.optim.core import Optimizer, Tree
 from jengine.optim.group_table import COLUMNS, group_table
-from jengine.optim.param_group import Layout, ParamGroup, bind, group_numbers
+from jengine.optim.param_group import Layout, ParamGroup, bind, group_numbers, shared_names
 
 
 class GroupedOptimizer:
@@ -36,6 +36,7 @@ class GroupedOptimizer:
         single = len(self.param_groups) == 1
         self.base_param_settings = None if single else ParamGroup(optimizer.defaults, paths=())
         self._core = optimizer.plan(self.param_groups)
+        self._shared = shared_names(self.param_groups, self._core.numbers)
         self._dtype: Any = np.float32
         self._layout: Layout | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -74,8 +75,8 @@ class GroupedOptimizer:
         return self._layout
 
     def numbers(self) -> dict[str, Any]:
-        """The numbers of all groups as the step takes them: name -> float32[G], or a list of G scalars if G > 64."""
-        return group_numbers(self.param_groups, self._core.numbers, self._dtype)
+        """The numbers of all groups as the step takes them, see `group_numbers`."""
+        return group_numbers(self.param_groups, self._core.numbers, self._shared, self._dtype)
 
     def number(self, value: float) -> np.ndarray:
         """`value` in the dtype of the numbers."""

@@ -7,7 +7,7 @@ none: then it is frozen. Frozen leaves are None in the trees that the optimizer 
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 from jengine import paths
 
 Tree: TypeAlias = Any
+Numbers: TypeAlias = Callable[[Mapping[str, Any]], dict[str, float]]  # the settings of a group -> its hyperparams
 # the group of a leaf; of each index along its first axis; None when frozen
 Membership: TypeAlias = int | tuple[int, ...] | None
 
@@ -79,7 +80,7 @@ class Layout:
         """Hands each leaf the numbers of its group.
 
         Args:
-          hyperparams: name -> float[G], or a list of G scalars.
+          hyperparams: name -> float[G], or a list of G scalars; float[1] where all groups have one number.
           names: the hyperparams wanted.
           shapes: the parameters; a stacked one gets a vector along its first axis, shaped to broadcast.
 
@@ -98,6 +99,8 @@ class Layout:
                 )
             values = hyperparams[name]
             scalars = list(values) if isinstance(values, list | tuple) else list(jnp.unstack(jnp.asarray(values)))
+            if len(scalars) == 1:
+                scalars = scalars * (1 + max((max(np.atleast_1d(g)) for g in self.groups if g is not None), default=0))
             numbers: list[Any] = []
             for leaf, group in zip(leaves, self.groups, strict=True):
                 if isinstance(group, tuple):
@@ -178,9 +181,38 @@ def did_you_mean(path: str, candidates: Iterable[str]) -> str:
     return f"; closest: {', '.join(close)}" if close else ""
 
 
-def group_numbers(groups: Sequence[Mapping[str, Any]], numbers: Any, dtype: Any) -> dict[str, Any]:
-    """The hyperparams of all groups as the step takes them: name -> float[G], or a list of G scalars if G is large."""
+def shared_names(groups: Sequence[Mapping[str, Any]], numbers: Numbers) -> frozenset[str]:
+    """The hyperparams that all groups have alike, lr and weight decay apart: one number serves all groups.
+
+    Schedules move such a number in all groups alike, so it stays one; the program has fewer inputs and, with its
+    fusions no longer different from group to group, compiles faster.
+    """
     rows = [numbers(group) for group in groups]
-    if len(rows) <= VECTOR_LIMIT:
-        return {name: np.array([row[name] for row in rows], dtype) for name in rows[0]}
-    return {name: [np.asarray(row[name], dtype) for row in rows] for name in rows[0]}
+    return frozenset(k for k in rows[0] if k not in ("lr", "weight_decay") and len({row[k] for row in rows}) == 1)
+
+
+def group_numbers(
+    groups: Sequence[Mapping[str, Any]], numbers: Numbers, shared: frozenset[str], dtype: Any
+) -> dict[str, Any]:
+    """The hyperparams of all groups as the step takes them.
+
+    Args:
+      groups: the groups.
+      numbers: the hyperparams of a group by name.
+      shared: those that were alike in all groups at first; while they are, one number stands for all.
+      dtype: of the numbers.
+
+    Returns:
+      Name -> float[G], or a list of G scalars if G is large; float[1] for a shared one.
+    """
+    rows = [numbers(group) for group in groups]
+    out: dict[str, Any] = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        if name in shared and values.count(values[0]) == len(values):
+            out[name] = np.array(values[:1], dtype)
+        elif len(values) <= VECTOR_LIMIT:
+            out[name] = np.array(values, dtype)
+        else:
+            out[name] = [np.asarray(value, dtype) for value in values]
+    return out

@@ -15,7 +15,7 @@ import optax
 
 from jengine.optim import freeze
 from jengine.optim.as_optax import as_optax
-from jengine.optim.clip import ClipByNorm, clip, parse_clip_grad
+from jengine.optim.clip import ClipByNorm, clipping, parse_clip_grad
 from jengine.optim.core import Optimizer, Tree, state_dtype, step_zero, zeros_like
 from jengine.optim.counting import Accumulation
 from jengine.optim.grouped import GroupedOptimizer
@@ -29,9 +29,10 @@ class OptState(NamedTuple):
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
     inner: Any  # the optimizer's state, float32; nothing for frozen parameters
-    acc: Tree  # float32, like the trainable parameters: summed gradients; None when none are accumulated
+    acc: Tree  # float32, like the trainable parameters: summed gradients, if pending; None without accumulation
     loss_scale: LossScaleState | None  # None without loss scaling
     metrics: dict[str, jax.Array]  # float32[], what the last update reports for the log
+    pending: jax.Array  # int32[], iterations summed in acc; at 0 it holds what is left of the last window
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -116,6 +117,7 @@ class OptimWrapper:
             acc=zeros_like(trainable) if self.accumulative_counts > 1 else None,
             loss_scale=None,
             metrics={name: jnp.zeros((), jnp.float32) for name in self._metric_names()},
+            pending=step_zero(),
         )
 
     def value_and_grad(self, loss_fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
@@ -153,7 +155,8 @@ class OptimWrapper:
         """
         if opt_state.acc is None:
             raise ValueError("nothing accumulates here: build the wrapper with accumulative_counts above 1")
-        return opt_state._replace(acc=_add(opt_state.acc, self.grouped.known_layout().trainable(grads)))
+        acc = _add(opt_state, self.grouped.known_layout().trainable(grads))
+        return opt_state._replace(acc=acc, pending=opt_state.pending + 1)
 
     def update(
         self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any] | None = None
@@ -172,41 +175,68 @@ class OptimWrapper:
           The updates, to be added by `optax.apply_updates`, exact zeros for frozen parameters; and the new state.
         """
         layout = self.grouped.layout(params)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return self._update(grads, opt_state, params, hyperparams, _Outcome(lambda u: layout.fill(u, zeros), None))
+
+    def apply(
+        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any] | None = None
+    ) -> tuple[Tree, OptState]:
+        """`update` and `optax.apply_updates` in one, which spares memory when an update may be skipped.
+
+        Args:
+          grads: as for `update`, like the others.
+          opt_state: the state.
+          params: the parameters.
+          hyperparams: what `self.hyperparams` gave.
+
+        Returns:
+          The new parameters and the new state.
+        """
+        layout = self.grouped.layout(params)
+
+        def add(updates: Tree) -> Tree:
+            return layout.fill(optax.apply_updates(layout.trainable(params), updates), params)
+
+        return self._update(grads, opt_state, params, hyperparams, _Outcome(add, params))
+
+    def _update(
+        self,
+        grads: Tree,
+        opt_state: OptState,
+        params: Tree,
+        hyperparams: Mapping[str, Any] | None,
+        outcome: "_Outcome",
+    ) -> tuple[Tree, OptState]:
         hyperparams = self.hyperparams if hyperparams is None else hyperparams
-        grads = layout.trainable(grads)
+        grads = self.grouped.layout(params).trainable(grads)
         if opt_state.acc is None:
             grads = jax.tree.map(lambda g: g.astype(state_dtype(g.dtype)), grads)
         else:
-            grads = _add(opt_state.acc, grads)
+            grads = _add(opt_state, grads)
         if self.accumulative_counts > 1:
             grads = jax.tree.map(lambda g: g / hyperparams["loss_factor"], grads)
         if opt_state.acc is not None:
-            opt_state = opt_state._replace(acc=jax.tree.map(jnp.zeros_like, opt_state.acc))
-        return self._step(grads, opt_state, params, hyperparams)
+            # what acc holds does not count any more, so it may as well hold these: zeros would have to be written
+            opt_state = opt_state._replace(acc=grads, pending=jnp.zeros_like(opt_state.pending))
+        return self._step(grads, opt_state, params, hyperparams, outcome)
 
     def _step(
-        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any]
+        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any], outcome: "_Outcome"
     ) -> tuple[Tree, OptState]:
         """Everything after accumulation, on trainable gradients."""
         if self.axis_name is not None:
             grads = jax.lax.pmean(grads, self.axis_name)
-        layout = self.grouped.layout(params)
-        frozen = freeze.flags(layout, hyperparams)
+        frozen = freeze.flags(self.grouped.layout(params), hyperparams)
         if frozen is not None:
             grads = freeze.mask(grads, frozen)
-        updates, opt_state = self._clip_and_step(grads, opt_state, params, hyperparams)
-        return layout.fill(updates, jax.tree.map(jnp.zeros_like, params)), opt_state
+        return self._clip_and_step(grads, opt_state, params, hyperparams, outcome)
 
     def _clip_and_step(
-        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any]
+        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any], outcome: "_Outcome"
     ) -> tuple[Tree, OptState]:
-        grads, metrics = self.clip(grads)
-        updates, inner = self.grouped.update(grads, opt_state.inner, params, hyperparams)
-        return updates, opt_state._replace(count=opt_state.count + 1, inner=inner, metrics=metrics)
-
-    def clip(self, grads: Tree) -> tuple[Tree, dict[str, jax.Array]]:
-        """Clips gradients as `clip_grad` says; returns them and what to log."""
-        return (grads, {}) if self.clip_grad is None else clip(grads, self.clip_grad)
+        clip, metrics = clipping(grads, self.clip_grad)
+        updates, inner = self.grouped.update(clip(grads), opt_state.inner, params, hyperparams)
+        return outcome.of(updates), opt_state._replace(count=opt_state.count + 1, inner=inner, metrics=metrics)
 
     def _metric_names(self) -> tuple[str, ...]:
         return ("grad_norm",) if isinstance(self.clip_grad, ClipByNorm) else ()
@@ -281,7 +311,7 @@ class OptimWrapper:
 
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
         """Everything: `state` (arrays), `param_groups` and, with more than one group, `base_param_settings`."""
-        state = {"count": opt_state.count, "inner": opt_state.inner, "acc": opt_state.acc}
+        state = {"count": opt_state.count, "inner": opt_state.inner, "acc": opt_state.acc, "pending": opt_state.pending}
         return {"state": state, **self.group_state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
@@ -342,8 +372,7 @@ class OptimWrapper:
             out, grads = value_and_grad(params, opt_state, *args)
             if not updates:
                 return params, self.accumulate(grads, opt_state), out
-            deltas, opt_state = self.update(grads, opt_state, params, numbers)
-            return optax.apply_updates(params, deltas), opt_state, out
+            return *self.apply(grads, opt_state, params, numbers), out
 
         return iteration
 
@@ -372,12 +401,17 @@ class OptimWrapper:
         if opt_state.acc is None:
             return params, opt_state
         numbers = self.hyperparams if hyperparams is None else hyperparams
-        updates, opt_state = self._step(opt_state.acc, opt_state, params, numbers)
-        return optax.apply_updates(params, updates), opt_state
+        layout = self.grouped.layout(params)
+        grads = _add(opt_state, jax.tree.map(jnp.zeros_like, opt_state.acc))
+
+        def add(updates: Tree) -> Tree:
+            return layout.fill(optax.apply_updates(layout.trainable(params), updates), params)
+
+        return self._step(grads, opt_state, params, numbers, _Outcome(add, params))
 
     def zero_grad(self, opt_state: OptState) -> OptState:
         """Clears the summed gradients."""
-        return opt_state._replace(acc=jax.tree.map(jnp.zeros_like, opt_state.acc))
+        return opt_state._replace(pending=jnp.zeros_like(opt_state.pending))
 
     @contextlib.contextmanager
     def optim_context(self, model: Any = None) -> Iterator[bool]:
@@ -395,5 +429,14 @@ class OptimWrapper:
         )
 
 
-def _add(acc: Tree, grads: Tree) -> Tree:
-    return jax.tree.map(lambda a, g: a + g.astype(a.dtype), acc, grads)
+class _Outcome(NamedTuple):
+    """What a step is to return of its updates."""
+
+    of: Callable[[Tree], Tree]  # trainable updates -> result
+    unchanged: Tree  # the result of a skipped step; None: `of` zeros
+
+
+def _add(opt_state: OptState, grads: Tree) -> Tree:
+    """The gradients of the window so far and `grads`."""
+    fresh = opt_state.pending == 0
+    return jax.tree.map(lambda a, g: jnp.where(fresh, 0, a) + g.astype(a.dtype), opt_state.acc, grads)
