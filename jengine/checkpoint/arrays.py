@@ -74,7 +74,8 @@ def rewrap(target: Any, stored: Any) -> Any:
 
 def stored_tree(directory: Path) -> Any:
     """The nested dicts and lists on disk, with a ShapeDtypeStruct for each array; reads no array."""
-    metadata = _reader().metadata(directory).item_metadata.tree
+    with _reader() as reader:
+        metadata = reader.metadata(directory).item_metadata.tree
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), metadata)
 
 
@@ -101,7 +102,10 @@ def read(directory: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
     tree = stored_tree(directory)
     item = map_with_path(lambda path, leaf: wanted.get(path, ocp.PLACEHOLDER), tree)
     args = ocp.args.PyTreeRestore(item=item, restore_args=map_with_path(restore_args, tree))
-    return _reader().restore(directory, args=args)
+    sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)]
+    # Unlimited, Orbax holds most of what it reads twice. One array alone must stay below the limit.
+    with _reader(in_flight=max(2 * max(sizes), sum(sizes) // 10)) as reader:
+        return reader.restore(directory, args=args)
 
 
 def read_flat(directory: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
@@ -135,12 +139,16 @@ def save_args(state: Any) -> Any:
     return ocp.args.PyTreeSave(state)
 
 
-@functools.cache
-def _reader() -> Any:
+def _reader(in_flight: int | None = None) -> Any:
+    """An Orbax checkpointer to read with, at most so many bytes at a time."""
     import orbax.checkpoint as ocp
 
     _silence_orbax()
-    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=_type_handlers(), multiprocessing_options=_by_itself())
+    handler = ocp.PyTreeCheckpointHandler(
+        type_handler_registry=_type_handlers(),
+        multiprocessing_options=_by_itself(),
+        restore_concurrent_gb=None if in_flight is None else in_flight / 1e9,
+    )
     return ocp.Checkpointer(handler, multiprocessing_options=_by_itself())
 
 

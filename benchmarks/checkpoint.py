@@ -1,0 +1,160 @@
+"""What a checkpoint costs: how long the loop is blocked by a save, and how much memory saving and restoring take.
+
+The state is that of Adam: parameters and two moments, float32. Ratios compare medians of one process, measured in
+turns. The copy that a save is held against is the one that nothing can avoid: every array into memory of the host
+that the next step does not overwrite. Peak memory is that of a process for each measurement, less what it had once
+everything was imported and compiled on a small state.
+
+    python benchmarks/checkpoint.py [--parameters 100000000] [--rounds 5] [--directory DIR]
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jengine.checkpoint import Checkpointer, find_latest, restore
+
+LEAVES = 100
+
+
+def make_step(parameters):
+    """Adam on a quadratic: `init() -> state`, and a step that takes over its state."""
+    optimizer = optax.adam(1e-3)
+
+    @jax.jit
+    def init():
+        params = {f"layer_{i}": {"kernel": jnp.full(parameters // LEAVES, 0.5)} for i in range(LEAVES)}
+        return {"params": params, "opt_state": optimizer.init(params)}
+
+    def step(state):
+        updates, opt_state = optimizer.update(state["params"], state["opt_state"])
+        return {"params": optax.apply_updates(state["params"], updates), "opt_state": opt_state}
+
+    return init, jax.jit(step, donate_argnums=0)
+
+
+def copy_to_host(state):
+    """The whole state in host memory of its own; on a CPU `device_get` would only look at the device's memory."""
+    if jax.default_backend() == "cpu":
+        return [np.array(leaf) for leaf in jax.tree.leaves(state)]
+    return jax.device_get(jax.tree.map(jnp.copy, state))  # of fresh arrays: JAX keeps what it has once fetched
+
+
+def run_saves(parameters, directory, rounds):
+    """Saves between steps; medians in seconds by what was timed, the first round apart."""
+    init, step = make_step(parameters)
+    state = jax.block_until_ready(step(init()))
+    checkpointer = Checkpointer(directory)
+    names = ("a step", "copy to host", "save, blocked", "save and a step", "save, to the end")
+    seconds = {name: [] for name in names}
+    for number in range(rounds + 1):
+        start = time.perf_counter()
+        state = jax.block_until_ready(step(state))
+        seconds["a step"].append(time.perf_counter() - start)
+        start = time.perf_counter()
+        copy_to_host(state)
+        seconds["copy to host"].append(time.perf_counter() - start)
+        start = time.perf_counter()
+        previous = [directory / f"iter_{number - 1}"] if number else []
+        checkpointer.save(directory / f"iter_{number}", state, {"meta": {"iter": number}}, evict=previous)
+        seconds["save, blocked"].append(time.perf_counter() - start)
+        state = jax.block_until_ready(step(state))
+        seconds["save and a step"].append(time.perf_counter() - start)
+        checkpointer.wait()
+        seconds["save, to the end"].append(time.perf_counter() - start)
+    checkpointer.close()
+    return {name: statistics.median(values[1:] or values) for name, values in seconds.items()}
+
+
+def run_steps(parameters, directory, rounds):
+    """Steps alone."""
+    init, step = make_step(parameters)
+    state = init()
+    for _ in range(rounds + 1):
+        state = step(state)
+    jax.block_until_ready(state)
+    return {}
+
+
+def run_restore(parameters, directory, rounds):
+    """Restores onto the device, where no state was before; seconds."""
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    target = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        jax.eval_shape(make_step(parameters)[0]),
+    )
+    start = time.perf_counter()
+    state, _ = restore(find_latest(directory), target)
+    jax.block_until_ready(state)
+    return {"restore": time.perf_counter() - start}
+
+
+MEASUREMENTS = {"steps": run_steps, "saves": run_saves, "restore": run_restore}
+
+
+def peak_memory():
+    """The most memory that this process has had so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def measure(name, parameters, directory, rounds):
+    """Runs one measurement on a small state, then on the real one; prints seconds and peak memory as JSON."""
+    with tempfile.TemporaryDirectory() as small:
+        run_saves(LEAVES, Path(small), 0)
+        MEASUREMENTS[name](LEAVES, Path(small), 0)
+    before = peak_memory()
+    seconds = MEASUREMENTS[name](parameters, directory, rounds)
+    print(json.dumps({"seconds": seconds, "peak": peak_memory() - before}))
+
+
+def main():
+    """Prints the times, their ratios and the peaks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parameters", type=int, default=100_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--directory", type=Path, help="where checkpoints go, a temporary directory by default")
+    parser.add_argument("--measure", choices=MEASUREMENTS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        measure(args.measure, args.parameters, args.directory, args.rounds)
+        return
+    found = {}
+    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
+        for name in MEASUREMENTS:
+            command = [sys.executable, __file__, "--measure", name, "--directory", directory]
+            command += ["--parameters", str(args.parameters), "--rounds", str(args.rounds)]
+            out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            found[name] = json.loads(out.splitlines()[-1])
+    report(found, args.parameters)
+
+
+def report(found, parameters):
+    """Prints what was measured."""
+    state = 3 * parameters // LEAVES * LEAVES * 4
+    device = jax.devices()[0].device_kind
+    print(f"jax {jax.__version__}, {device}, {parameters:,} parameters with Adam: {state / 2**20:,.0f} MiB")
+    seconds = {**found["saves"]["seconds"], **found["restore"]["seconds"]}
+    for name, value in seconds.items():
+        print(f"  {name:<18} {value:8.3f} s")
+    copy, blocked = seconds["copy to host"], seconds["save, blocked"]
+    after = max(seconds["save and a step"] - blocked - seconds["a step"], 0.0)
+    print(f"blocked by a save, over the copy to the host:  {blocked / copy:.2f}")
+    print(f"with what the next step takes longer, over it: {(blocked + after) / copy:.2f}")
+    print(f"blocked by a save, over a save waited for:     {blocked / seconds['save, to the end']:.2f}")
+    for name in found:
+        print(f"peak memory of {name:<8} over the state: {found[name]['peak'] / state:.2f}")
+
+
+if __name__ == "__main__":
+    main()
