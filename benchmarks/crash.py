@@ -3,8 +3,8 @@
     python benchmarks/crash.py [--runs 20] [--seed 0]
 
 Every run has dropout, gradient accumulation, an averaged model, a schedule and validations; it is killed once (or told
-to terminate), started again, and its parameters, optimizer state, averages and logged numbers are compared, bit for bit,
-with those of a run that was left alone.
+to terminate), started again, and its parameters, optimizer state, averages and logged numbers are compared, bit for
+bit, with those of a run that was left alone.
 """
 
 import argparse
