@@ -6,6 +6,7 @@ from typing import Any
 
 from jengine.config import resolve
 from jengine.errors import place
+from jengine.optim.wrapper import OptimWrapper
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 
@@ -36,13 +37,13 @@ def build_optim_wrapper(
 def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mapping[str, str] | None) -> Any:
     """As `build_optim_wrapper`, for a config that stands at the current place.
 
-    A config without an `optimizer` whose entries are all dicts describes several optimizers by name.
+    A config whose entries are all wrappers, or configs of one, describes several optimizers by name.
     """
     if not hasattr(cfg, "items"):
         raise TypeError(f"an optimizer wrapper is a dict, found {type(cfg).__name__}: {cfg!r}")
     own = resolve({key: value for key, value in cfg.items() if key != "_delete_"})
     paramwise_cfg = own.pop("paramwise_cfg", None)
-    several = "optimizer" not in own and own and all(hasattr(value, "items") for value in own.values())
+    several = "optimizer" not in own and own and all(_describes_one(value) for value in own.values())
     default = "MultiOptimWrapperConstructor" if several else "DefaultOptimWrapperConstructor"
     name = own.pop("constructor", default)
     with place("constructor"):
@@ -52,3 +53,7 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
     if "module_types" in inspect.signature(constructor.__call__).parameters:
         return constructor(params_or_model, module_types=module_types)
     return constructor(params_or_model)
+
+
+def _describes_one(value: Any) -> bool:
+    return isinstance(value, OptimWrapper) or (hasattr(value, "items") and "optimizer" in value)

@@ -7,6 +7,7 @@ from jengine import paths
 from jengine.errors import place
 from jengine.optim.constructor import params_of
 from jengine.optim.param_group import did_you_mean
+from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
@@ -16,7 +17,7 @@ class MultiOptimWrapperConstructor:
     """Gives each named part of the model its own optimizer wrapper.
 
     Args:
-      optim_wrapper_cfg: name -> config of a wrapper, as for one optimizer (`optimizer`, `clip_grad`,
+      optim_wrapper_cfg: name -> a built wrapper, or the config of one, as for one optimizer (`optimizer`, `clip_grad`,
         `paramwise_cfg`, `constructor`, …). Its parameters are those of the module called `name`, or of those that
         its entry `modules` lists.
       paramwise_cfg: rules for every wrapper that has none of its own.
@@ -28,7 +29,7 @@ class MultiOptimWrapperConstructor:
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
         cfg = {name: value for name, value in optim_wrapper_cfg.items() if name != "type"}
         for name, own in cfg.items():
-            if not hasattr(own, "items"):
+            if not hasattr(own, "items") and not isinstance(own, OptimWrapper):
                 raise TypeError(f"several optimizers are a dict of wrapper configs by name, found {name}={own!r}")
         self.optim_wrapper_cfg = cfg
         self.paramwise_cfg = paramwise_cfg
@@ -49,6 +50,9 @@ class MultiOptimWrapperConstructor:
         wrappers: dict[str, Any] = {}
         claimed: dict[str, str] = {}
         for name, cfg in self.optim_wrapper_cfg.items():
+            if isinstance(cfg, OptimWrapper):
+                wrappers[name] = cfg
+                continue
             own = dict(cfg.items())
             modules = own.pop("modules", [name])
             if self.paramwise_cfg is not None:

@@ -30,8 +30,10 @@ def start(work_dir, iterations):
 
 
 def lines(work_dir):
-    """What the run has logged, but for the times."""
-    found = [json.loads(line) for path in work_dir.glob("*/vis_data/scalars.json") for line in path.open()]
+    """What the run has logged, but for the times. A job killed before its first checkpoint is not continued but
+    begun anew, with logs of its own: those count."""
+    newest = max(work_dir.glob("*/vis_data/scalars.json"), default=None)
+    found = [json.loads(line) for line in newest.open()] if newest else []
     return [{k: v for k, v in line.items() if "time" not in k} for line in found]
 
 
