@@ -44,7 +44,8 @@ class OptimWrapper:
         updates the group's lr, 1.0 at first, multiplies).
       accumulative_counts: iterations whose mean gradient makes one update.
       clip_grad: `dict(max_norm=, norm_type=2)`, `dict(clip_value=)` or None.
-      axis_name: the mapped axis of a `jax.pmap` or `jax.shard_map` around `update`; gradients are averaged over it.
+      axis_name: the mapped axis of a `jax.pmap` or `jax.shard_map` around `value_and_grad` and `update`, which take
+        replicated parameters; gradients are averaged over it, once an update.
 
     Attributes:
       param_groups: the groups; their numbers may be set at any time between two steps.
@@ -140,7 +141,11 @@ class OptimWrapper:
                 loss = out[0] if has_aux else out
                 return self._scale_loss(loss, opt_state), (loss, out[1] if has_aux else None)
 
-            (_, (loss, aux)), grads = jax.value_and_grad(scaled, has_aux=True)(layout.trainable(params))
+            trainable = layout.trainable(params)
+            if self.axis_name is not None:
+                # else jax.shard_map sums the gradients of replicated parameters over the replicas by itself
+                trainable = jax.tree.map(lambda p: jax.lax.pcast(p, self.axis_name, to="varying"), trainable)
+            (_, (loss, aux)), grads = jax.value_and_grad(scaled, has_aux=True)(trainable)
             grads = layout.fill(grads, jax.tree.map(jnp.zeros_like, params))
             return ((loss, aux) if has_aux else loss), grads
 
@@ -192,12 +197,15 @@ class OptimWrapper:
         Returns:
           The new parameters and the new state.
         """
+        return self._update(grads, opt_state, params, hyperparams, self._added_to(params))
+
+    def _added_to(self, params: Tree) -> "_Outcome":
         layout = self.grouped.layout(params)
 
         def add(updates: Tree) -> Tree:
             return layout.fill(optax.apply_updates(layout.trainable(params), updates), params)
 
-        return self._update(grads, opt_state, params, hyperparams, _Outcome(add, params))
+        return _Outcome(add, params)
 
     def _update(
         self,
@@ -401,13 +409,8 @@ class OptimWrapper:
         if opt_state.acc is None:
             return params, opt_state
         numbers = self.hyperparams if hyperparams is None else hyperparams
-        layout = self.grouped.layout(params)
         grads = _add(opt_state, jax.tree.map(jnp.zeros_like, opt_state.acc))
-
-        def add(updates: Tree) -> Tree:
-            return layout.fill(optax.apply_updates(layout.trainable(params), updates), params)
-
-        return self._step(grads, opt_state, params, numbers, _Outcome(add, params))
+        return self._step(grads, opt_state, params, numbers, self._added_to(params))
 
     def zero_grad(self, opt_state: OptState) -> OptState:
         """Clears the summed gradients."""

@@ -94,12 +94,13 @@ def test_four_small_batches_train_as_one_large():
     np.testing.assert_allclose(run(4), run(1), atol=1e-6)
 
 
-def test_replicas_exchange_gradients_once_a_window():
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_replicas_exchange_gradients_once_a_window(check_vma):
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     wrapper = OptimWrapper(SGD(lr=0.5), accumulative_counts=2, axis_name="data")
     params = {"w": jnp.arange(3.0)}
     state = wrapper.init(params)
-    shard = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+    shard = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
     replicated, split = PartitionSpec(), PartitionSpec("data")
     state_spec = jax.tree.map(lambda _: replicated, state)._replace(acc={"w": split})
 
@@ -125,6 +126,20 @@ def test_replicas_exchange_gradients_once_a_window():
     assert text.count("all-reduce(") + text.count("all-reduce-start(") == 1
     state = accumulate(params, state, x[0])
     new, _ = update(params, state, x[1], wrapper.hyperparams)
+    np.testing.assert_allclose(new["w"], np.arange(3.0) - 0.5 * x.mean((0, 1)), atol=1e-6)
+
+
+def test_replicas_of_pmap_train_on_the_mean_gradient():
+    wrapper = OptimWrapper(SGD(lr=0.5), axis_name="data")
+    params = {"w": jnp.arange(3.0)}
+    x = np.random.default_rng(0).normal(size=(4, 2, 3)).astype("f")
+
+    def step(params, opt_state, x, hyperparams):
+        _, grads = wrapper.value_and_grad(lambda p, x: jnp.mean(x @ p["w"]))(params, opt_state, x)
+        return wrapper.apply(grads, opt_state, params, hyperparams)[0]
+
+    step = jax.pmap(step, axis_name="data", in_axes=(None, None, 0, None), out_axes=None)
+    new = step(params, wrapper.init(params), x, wrapper.hyperparams)
     np.testing.assert_allclose(new["w"], np.arange(3.0) - 0.5 * x.mean((0, 1)), atol=1e-6)
 
 
