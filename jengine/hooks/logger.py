@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.registry import HOOKS
 
@@ -29,6 +30,7 @@ class LoggerHook(Hook):
       out_suffix: which files of the log directory are copied, by the end of their names.
       keep_local: False removes the local files once they are copied.
       log_metric_by_epoch: what the backends take as the step of validation metrics: the epoch, or the iteration.
+      file_client_args, backend_args: MMEngine's; anything but None is refused, see `out_dir`.
 
     Raises:
       TypeError: `interval` is not an integer. ValueError: it is not positive.
@@ -45,7 +47,14 @@ class LoggerHook(Hook):
         out_suffix: str | Sequence[str] = (".json", ".log", ".py", "yaml"),
         keep_local: bool = True,
         log_metric_by_epoch: bool = True,
+        file_client_args: None = None,
+        backend_args: None = None,
     ) -> None:
+        if file_client_args is not None or backend_args is not None:
+            raise ConfigError(
+                "LoggerHook: out_dir is opened by its URL; remove backend_args and file_client_args, and give "
+                "a path or a URL (gs://, s3://) as out_dir"
+            )
         for name, value in (("interval", interval), ("interval_exp_name", interval_exp_name)):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"LoggerHook: {name} is a number of iterations, an integer; found {value!r}")

@@ -5,6 +5,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from jengine.logging import format_table
 from jengine.paths import flatten
 
@@ -12,6 +14,33 @@ if TYPE_CHECKING:
     from jengine.runner.runner import Runner
 
 _MOST_ROWS = 40
+
+
+def introduction(runner: "Runner", groups: str) -> str:
+    """What is about to run: the device, the parameters, the groups, the hooks.
+
+    Args:
+      runner: about to train.
+      groups: the table of its parameter groups.
+    """
+    assert runner.state is not None
+    device = jax.local_devices()[0]
+    return "\n".join(
+        [
+            f"{runner.experiment_name}: jax {jax.__version__} on {device.platform} ({device.device_kind}), "
+            f"seed {runner.seed}",
+            parameter_overview(runner.state.params),
+            groups,
+            "Hooks will be executed in the following order:",
+            runner.get_hooks_info(),
+        ]
+    )
+
+
+def conclusion(runner: "Runner") -> str:
+    """What the run found, and where everything lies."""
+    table = [validation_table(runner.validations)] if runner.validations else []
+    return "\n".join(["Training is done.", *table, closing_lines(runner)])
 
 
 def parameter_overview(params: Any) -> str:

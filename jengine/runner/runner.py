@@ -179,7 +179,7 @@ class Runner:
             self._load_or_resume()
             self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
             self._compile_train_steps()
-            self._introduce()
+            self.logger.info(report.introduction(self, self._group_table))
             with self.interrupts:
                 try:
                     self.train_loop.run()
@@ -190,7 +190,7 @@ class Runner:
         finally:
             self._close()
             self._lock.release()
-        self._conclude()
+        self.logger.info(report.conclusion(self))
         assert self.state is not None
         return self.state
 
@@ -459,22 +459,6 @@ class Runner:
                     process_count=jax.process_count(),
                 )
         return self._loaders.get(mode)
-
-    def _introduce(self) -> None:
-        """Logs what is about to run: the device, the parameters, the groups, the hooks."""
-        assert self.state is not None
-        device = jax.local_devices()[0]
-        where = f"jax {jax.__version__} on {device.platform} ({device.device_kind})"
-        self.logger.info(f"{self.experiment_name}: {where}, seed {self.seed}")
-        self.logger.info("\n" + report.parameter_overview(self.state.params))
-        self.logger.info("\n" + self._group_table)
-        self.logger.info("Hooks will be executed in the following order:\n" + self.get_hooks_info())
-
-    def _conclude(self) -> None:
-        """Logs the validations and where everything lies."""
-        if self.validations:
-            self.logger.info("\n" + report.validation_table(self.validations))
-        self.logger.info("\n" + report.closing_lines(self))
 
     def _save_what_is_done(self) -> None:
         """After an error or a signal: saves the iterations that are done, if the state still is that of all of them.

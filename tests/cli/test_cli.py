@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from jengine.checkpoint import read_meta
 from jengine.cli import main
 
 CONFIG = """
@@ -76,7 +77,9 @@ def test_train_test_and_resume(config, tmp_path, capsys):
         "checkpoints:",
     ):
         assert shown in out
-    assert "max_epochs" in (work_dir / "config.py").read_text()
+    written = (work_dir / "config.py").read_text()
+    assert "max_epochs" in written
+    assert read_meta(work_dir)["meta"]["cfg"] == written
     assert main(["train", config, "--resume"]) == 0
     assert "Resumed from" in capsys.readouterr().out
     assert {"epoch_1", "epoch_2"} <= {p.name for p in work_dir.iterdir()}

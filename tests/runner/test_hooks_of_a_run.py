@@ -119,7 +119,6 @@ def test_hooks_that_hold_a_donated_array_find_it_deleted(make_runner):
     state = runner.train()
     with pytest.raises(RuntimeError, match="deleted"):
         kept[0] + 1
-    assert all(hook not in vars(hook) for hook in runner.hooks)
     assert state.params["w"].is_deleted() is False
 
 

@@ -138,7 +138,10 @@ def test_a_resumed_run_continues_its_scalar_files_where_the_checkpoint_stood(mak
     whole.train()
     # killed in the second epoch: the lines of the iterations after the checkpoint are on disk already
     broken = make_runner(
-        work_dir=tmp_path / "broken", default_hooks=SAVE, train_cfg=dict(max_epochs=3), custom_hooks=[FailAt("before_train_iter", 7)]
+        work_dir=tmp_path / "broken",
+        default_hooks=SAVE,
+        train_cfg=dict(max_epochs=3),
+        custom_hooks=[FailAt("before_train_iter", 7)],
     )
     with pytest.raises(ZeroDivisionError):
         broken.train()

@@ -215,6 +215,52 @@ def test_a_hundred_iterations_with_ten_lines_fetch_ten_times(make_runner, monkey
     assert start["reads"] == 10
 
 
+class Clock:
+    """Stands still unless somebody says that time has passed."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_the_time_of_an_iteration_holds_its_data_and_with_blocking_its_device_time(make_runner, monkeypatch):
+    clock, batch = Clock(), {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
+
+    class SlowData(list):
+        def __iter__(self):
+            for item in list.__iter__(self):
+                clock.now += 0.02
+                yield item
+
+    def wait(outputs):
+        clock.now += 0.05
+
+    def times(block):
+        runner = make_runner(
+            train_dataloader=SlowData([batch] * 6),
+            train_cfg=dict(max_epochs=1, val_begin=9),
+            default_hooks=dict(
+                checkpoint=None, logger=None, timer=dict(type="IterTimerHook", block=block, clock=clock)
+            ),
+        )
+        runner.train()
+        return (runner.message_hub.get_scalar(f"train/{name}").data[0] for name in ("data_time", "time"))
+
+    data_time, time = times(block=False)
+    assert sum(data_time) == pytest.approx(6 * 0.02)
+    assert np.all(time >= data_time)
+    monkeypatch.setattr(jax, "block_until_ready", wait)
+    data_time, time = times(block=True)
+    assert np.all(time >= data_time + 0.05 - 1e-9)
+
+
+def test_storage_backends_are_refused_with_what_to_write_instead():
+    with pytest.raises(ValueError, match="a path or a URL"):
+        LoggerHook(backend_args=dict(backend="petrel"))
+
+
 def test_logs_are_copied_where_they_are_wanted(make_runner, tmp_path):
     runner = make_runner(
         train_cfg=dict(max_epochs=1),
