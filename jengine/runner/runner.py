@@ -271,8 +271,7 @@ class Runner:
         self.call_hook("before_save_checkpoint", checkpoint=packed)
         path = os.path.join(out_dir or self.work_dir, filename)
         state = packed.pop("state")
-        # The iteration stands at the top as well: it orders checkpoints when the newest is looked for.
-        self.checkpointer.save(path, state, {"iter": packed["meta"]["iter"], **packed}, **options)
+        self.checkpointer.save(path, state, packed, **options)
         return path
 
     @property
