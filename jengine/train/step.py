@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jengine.errors import closest
 from jengine.model import CastModel, Precision
@@ -138,14 +137,14 @@ def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepCont
     """Lets the phase's optimizer change the parameters."""
     name, wrapper = phase.name, phase.optim_wrapper
     own, numbers = (ctx.opt_state[name], ctx.hyperparams[name]) if name else (ctx.opt_state, ctx.hyperparams)
-    updates, own = wrapper.update(ctx.grads, own, ctx.params, numbers)
+    params, own = wrapper.apply(ctx.grads, own, ctx.params, numbers)
     model_state = ctx.model_state
     if own.loss_scale is not None:  # an overflow leaves the model's state as it was, like everything else
         finite = own.loss_scale.finite
         model_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), model_state, old_model_state)
     metrics = {f"{key}_{name}" if name else key: value for key, value in own.metrics.items()}
     return ctx.replace(
-        params=optax.apply_updates(ctx.params, updates),
+        params=params,
         model_state=model_state,
         opt_state={**ctx.opt_state, name: own} if name else own,
         outputs={**ctx.outputs, **metrics},
