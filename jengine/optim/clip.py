@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -66,7 +67,7 @@ def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue |
 
 
 def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
         raise ValueError(f"clip_grad: {name} must be a number of at least 0, found {value!r}")
     return float(value)
 

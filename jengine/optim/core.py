@@ -7,6 +7,7 @@ for each of them one pytree with the structure of the parameters, whose leaves a
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -106,7 +107,8 @@ def shared_flag(optimizer: str, groups: Sequence[Mapping[str, Any]], name: str) 
     """
     values = {group[name] for group in groups}
     if len(values) != 1:
-        raise ValueError(f"{optimizer}: {name!r} must be the same in all parameter groups, found {sorted(values)}")
+        found = ", ".join(sorted(map(repr, values)))
+        raise ValueError(f"{optimizer}: {name!r} must be the same in all parameter groups, found {found}")
     return values.pop()
 
 
@@ -117,7 +119,7 @@ def in_range(optimizer: str, low: float = 0.0, below: float | None = None, **val
       ValueError: one is under `low`, or not under `below`. TypeError: one is no number.
     """
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{optimizer}: {name} must be a number, found {type(value).__name__}: {value!r}")
         if not low <= value or (below is not None and not value < below):
             legal = f"at least {low:g}" if below is None else f"in [{low:g}, {below:g})"

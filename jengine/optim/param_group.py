@@ -99,17 +99,21 @@ class Layout:
                 )
             values = hyperparams[name]
             scalars = list(values) if isinstance(values, list | tuple) else list(jnp.unstack(jnp.asarray(values)))
-            if len(scalars) == 1:
-                scalars = scalars * (1 + max((max(np.atleast_1d(g)) for g in self.groups if g is not None), default=0))
-            numbers: list[Any] = []
-            for leaf, group in zip(leaves, self.groups, strict=True):
-                if isinstance(group, tuple):
-                    vector = jnp.stack([scalars[g] for g in group])
-                    numbers.append(vector.reshape(vector.shape + (1,) * (len(leaf.shape) - 1)))
-                else:
-                    numbers.append(None if group is None else scalars[group])
+            numbers = [_number_of(leaf, group, scalars) for leaf, group in zip(leaves, self.groups, strict=True)]
             out[name] = self.treedef.unflatten(numbers)
         return out
+
+
+def _number_of(leaf: Any, group: Membership, scalars: Sequence[Any]) -> Any:
+    """The scalar of a leaf's group, a broadcastable vector for a leaf whose layers are in several, None if frozen."""
+    if group is None:
+        return None
+    if len(scalars) == 1:
+        return scalars[0]
+    if isinstance(group, tuple):
+        vector = jnp.stack([scalars[g] for g in group])
+        return vector.reshape(vector.shape + (1,) * (len(leaf.shape) - 1))
+    return scalars[group]
 
 
 def bind(params: Tree, groups: Sequence[ParamGroup]) -> Layout:

@@ -168,3 +168,20 @@ def test_ten_steps_from_zeros_to_ones_move_the_bias_alone():
         params, state, _ = wrapper.update_params(l1, params, state, jnp.zeros(4))
     assert float(params["kernel"]) == pytest.approx(0.3)
     assert float(params["bias"]) == pytest.approx(0.3, abs=1e-6)
+
+
+def test_forward_context_says_whether_gradients_are_used_at_once():
+    wrapper = OptimWrapper(SGD(lr=0.1), accumulative_counts=2)
+    seen = []
+    for _ in range(4):
+        with wrapper.optim_context() as syncs:
+            seen.append(syncs)
+        wrapper.advance()
+    assert seen == [False, True, False, True]
+
+
+def test_nothing_accumulates_without_a_window():
+    wrapper = OptimWrapper(SGD(lr=0.1))
+    params = {"w": jnp.ones(())}
+    with pytest.raises(ValueError, match="accumulative_counts above 1"):
+        wrapper.accumulate(params, wrapper.init(params))

@@ -291,3 +291,8 @@ def test_constructor_of_ones_own(caplog):
         "linear.kernel : lr=0.005", "linear.bias : lr=0.005", "layer.linear.kernel : lr=0.0025",
         "layer.linear.bias : lr=0.0025",
     ]  # fmt: skip
+
+
+def test_bypass_duplicate_is_accepted_for_a_tree_holds_a_leaf_once():
+    wrapper = build(TOY, {"bypass_duplicate": True})
+    assert [len(group.paths) for group in wrapper.param_groups] == [8]

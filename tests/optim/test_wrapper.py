@@ -121,6 +121,24 @@ def test_hyperparams_are_vectors_over_groups_and_lists_beyond_64():
     np.testing.assert_allclose([updates["p0"], updates["p69"]], [0.0, -0.69], rtol=1e-6)
 
 
+def test_number_that_all_groups_share_travels_once_until_they_differ():
+    wrapper = OptimWrapper(SGD(lr=0.1, momentum=0.9).with_groups(TWO_GROUPS))
+    assert {name: len(value) for name, value in wrapper.hyperparams.items()} == {
+        "lr": 2, "momentum": 1, "dampening": 1, "weight_decay": 2,
+    }  # fmt: skip
+    state = wrapper.init(PARAMS)
+    _, state = wrapper.update(PARAMS, state, PARAMS)
+    wrapper.param_groups[1]["momentum"] = 0.0
+    np.testing.assert_allclose(wrapper.hyperparams["momentum"], [0.9, 0.0])
+    updates, _ = wrapper.update(PARAMS, state, PARAMS)
+    # the second momentum is 0.9 + 1 in one group, the bare gradient in the other
+    np.testing.assert_allclose([updates["backbone"]["w"][0], updates["head"]["w"][0]], [-0.019, -0.001], rtol=1e-6)
+
+
+def test_numpy_scalars_are_numbers():
+    assert OptimWrapper(SGD(lr=np.float32(0.5))).get_lr() == {"lr": [0.5]}
+
+
 def test_momentum_that_was_never_kept_cannot_be_switched_on():
     wrapper = OptimWrapper(SGD(lr=0.1))
     wrapper.param_groups[0]["momentum"] = 0.9
