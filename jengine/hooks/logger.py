@@ -81,9 +81,11 @@ class LoggerHook(Hook):
             runner.logger.info(f"Exp name: {runner.experiment_name}")
         period = length if runner.train_loop.by_epoch else runner.max_iters
         if (batch_idx + 1) % self.interval == 0 or (last and (not self.ignore_last or period <= self.interval)):
-            tag, text = runner.log_processor.get_log_after_iter(runner, batch_idx, "train")
-            runner.logger.info(text)
-            runner.visualizer.add_scalars(tag, step=runner.iter + 1, file_path=f"{runner.timestamp}.json")
+            runner.in_flight.drain()  # the numbers are fetched next: what the device still does is no cost of the log
+            with runner.time.part("logging"):
+                tag, text = runner.log_processor.get_log_after_iter(runner, batch_idx, "train")
+                runner.logger.info(text)
+                runner.visualizer.add_scalars(tag, step=runner.iter + 1, file_path=f"{runner.timestamp}.json")
 
     def after_val_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Logs the progress of a validation to the terminal and the log file."""

@@ -8,3 +8,4 @@ from jengine.logging.history import HistoryBuffer as HistoryBuffer
 from jengine.logging.message_hub import MessageHub as MessageHub
 from jengine.logging.processor import LogProcessor as LogProcessor
 from jengine.logging.tables import format_table as format_table
+from jengine.logging.time_account import TimeAccount as TimeAccount

@@ -20,9 +20,11 @@ class SingleDevice:
 
     Attributes:
       max_in_flight: training steps that may be dispatched and unfinished before the host waits.
+      axis_name: None: the step has no mapped axis.
     """
 
     max_in_flight = 2
+    axis_name: str | None = None
 
     def __init__(self, device: int = 0) -> None:
         devices = jax.local_devices()
@@ -38,8 +40,8 @@ class SingleDevice:
         """
         return batch if self.device.platform == "cpu" else jax.device_put(batch, self.device)
 
-    def init_state(self, make: Callable[..., PyTree], *args: Any) -> PyTree:
-        """Runs `make(*args)`, compiled, and leaves its result on the device."""
+    def init_state(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> PyTree:
+        """Runs `make(*args)`, compiled, and leaves its result on the device; `model` does not matter here."""
         with jax.default_device(self.device):
             return jax.device_put(jax.jit(make)(*args), self.device)
 
@@ -50,6 +52,10 @@ class SingleDevice:
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles an evaluation step; the metric sums, its third argument, are donated."""
         return jax.jit(step, donate_argnums=2)
+
+    def adapt_for_eval(self, model: Any) -> Any:
+        """The model as an evaluation step takes it: itself."""
+        return model
 
 
 class InFlight:
@@ -66,6 +72,11 @@ class InFlight:
     def wait(self) -> None:
         """Call before a dispatch: waits until fewer than `limit` steps are unfinished."""
         while len(self._tokens) >= self._limit:
+            jax.block_until_ready(self._tokens.popleft())
+
+    def drain(self) -> None:
+        """Waits until nothing that was dispatched is unfinished."""
+        while self._tokens:
             jax.block_until_ready(self._tokens.popleft())
 
     def add(self, token: Any) -> None:

@@ -67,12 +67,14 @@ class TrainLoop:
     def _run_iter(self, batch_idx: int, batch: PyTree) -> None:
         """One iteration. Its order is fixed: hooks see the state before the step, then the step, then its outputs."""
         runner = self.runner
+        runner.time.switch("hooks")
         self.in_iteration = True
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
         outputs = runner.train_step(batch)
         runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=outputs)
         self.iter += 1
         self.in_iteration = False
+        runner.time.switch("input")
         runner.interrupts.check()
 
     def _validate_if_due(self, count: int, end: int) -> None:
@@ -135,8 +137,10 @@ class EpochBasedTrainLoop(TrainLoop):
         if start:  # resumed within the epoch
             loader.set_epoch(loader.epoch, start)
         with contextlib.closing(prefetch_to_device(loader, runner.strategy.put_batch)) as batches:
+            runner.time.switch("input")
             for batch_idx, batch in enumerate(batches, start):
                 self._run_iter(batch_idx, batch)
+        runner.time.switch("hooks")
         runner.call_hook("after_train_epoch")
         self.epoch += 1
 
@@ -207,10 +211,15 @@ class EvalLoop:
         if (meta := getattr(dataloader, "metainfo", None)) is not None:
             evaluator.dataset_meta = meta
         model = CastModel(runner.model, Precision(compute="float16")) if fp16 else runner.model
+        self._compiled = False  # for the account of time: the first call compiles
         self._step = runner.strategy.compile_eval_step(build_eval_step(model, evaluator.update))
 
     def run(self) -> dict[str, float]:
         """Evaluates once and returns the metrics by name."""
+        with self.runner.time.part("validation" if self.mode == "val" else self.mode):
+            return self._run()
+
+    def _run(self) -> dict[str, float]:
         runner, mode = self.runner, self.mode
         runner.call_hook(f"before_{mode}")
         runner.call_hook(f"before_{mode}_epoch")
@@ -229,7 +238,11 @@ class EvalLoop:
             for batch_idx, batch in enumerate(batches):
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
                 runner.in_flight.wait()
+                before = runner.time.switch("compile") if not self._compiled else None
                 sums, predictions = self._step(params, model_state, sums, batch)
+                if before is not None:
+                    runner.time.switch(before)
+                    self._compiled = True
                 runner.in_flight.add(predictions)
                 self.evaluator.process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)

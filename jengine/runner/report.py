@@ -9,6 +9,7 @@ import jax
 
 from jengine.logging import format_table
 from jengine.paths import flatten
+from jengine.runner.compilation_cache import cache_counts
 
 if TYPE_CHECKING:
     from jengine.runner.runner import Runner
@@ -40,7 +41,24 @@ def introduction(runner: "Runner", groups: str) -> str:
 def conclusion(runner: "Runner") -> str:
     """What the run found, and where everything lies."""
     table = [validation_table(runner.validations)] if runner.validations else []
-    return "\n".join(["Training is done.", *table, closing_lines(runner)])
+    return "\n".join(["Training is done.", *table, time_table(runner), closing_lines(runner)])
+
+
+def time_table(runner: "Runner") -> str:
+    """Where the time went since training began, and how fast it was apart from compiling and evaluating."""
+    seconds = runner.time.report()
+    total = sum(seconds.values())
+    rows = [[part, f"{took:.2f}", f"{took / total:.1%}"] for part, took in seconds.items()]
+    table = format_table(["part", "seconds", "share"], [*rows, ["all", f"{total:.2f}", "100.0%"]], title="Time")
+    training = sum(seconds.get(part, 0.0) for part in ("input", "hooks", "step", "logging"))
+    if runner.iters_done_here == 0 or training == 0.0:
+        return table
+    hits, misses = cache_counts()
+    table += f"\ncompilation cache: {hits} programs found, {misses} compiled"
+    speed = runner.iters_done_here / training
+    batch_size = getattr(runner.train_dataloader, "batch_size", None)
+    examples = f", {speed * batch_size:,.0f} examples/s" if batch_size else ""
+    return f"{table}\n{speed:,.1f} iterations/s{examples}, without compiling, validation and checkpoints"
 
 
 def parameter_overview(params: Any) -> str:

@@ -11,11 +11,12 @@ from jengine.config import check_keys, dump_config, resolve, write_config
 from jengine.data import build_dataloader
 from jengine.errors import ConfigError, place
 from jengine.hooks import Hook, Priority
-from jengine.logging import MessageHub, build_logger
+from jengine.logging import MessageHub, TimeAccount, build_logger
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.optim.schedulers import build_param_schedulers
 from jengine.parallel import InFlight
 from jengine.runner import build, bundle, report
+from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.workdir import LoadFrom, identify, set_aside
@@ -115,6 +116,8 @@ class Runner:
         self.experiment_name, self.seed = identity.experiment_name, identity.seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
 
+        use_compilation_cache()
+        self.time = TimeAccount()
         self.interrupts = Interrupts()
         self._lock = WorkDirLock(self.work_dir)
         self.strategy = build.build_strategy(parallel)
@@ -142,6 +145,7 @@ class Runner:
         self._loaders: dict[str, Any] = {}
         self._checkpointer: Any = None
         self._loaded = False
+        self._first_iter = 0
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> "Runner":
@@ -172,6 +176,7 @@ class Runner:
         """
         if not self.has_training:
             raise RuntimeError("there is nothing to train: give train_dataloader, train_cfg and optim_wrapper")
+        self.time.start("setup")
         self._prepare_training()
         self._lock.acquire()
         try:
@@ -180,6 +185,7 @@ class Runner:
             self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
             self._compile_train_steps()
             self.logger.info(report.introduction(self, self._group_table))
+            self._first_iter = self.train_loop.iter
             with self.interrupts:
                 try:
                     self.train_loop.run()
@@ -226,11 +232,16 @@ class Runner:
 
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
         """One training iteration on a batch that is on its device; returns the outputs, which stay there."""
-        step = self._compiled_update if self.optim_wrapper.advance() else self._compiled_accumulate
+        updates = self.optim_wrapper.advance()
+        step, traced = (
+            (self._compiled_update, self.update_step) if updates else (self._compiled_accumulate, self.accumulate_step)
+        )
         hyperparams = {**self.optim_wrapper.hyperparams, **self.hyperparams}
+        before = self.time.switch("step" if traced.traces else "compile")
         self.in_flight.wait()
         self.state, outputs = step(self.state, batch, hyperparams)
         self.in_flight.add(outputs["loss"])
+        self.time.switch(before)
         return outputs
 
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
@@ -266,12 +277,14 @@ class Runner:
           by_epoch: whether the checkpoint counts as one of an epoch border.
           **options: for `Checkpointer.save`.
         """
+        before = self.time.switch("checkpoint")
         packed = bundle.pack(self, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta)
         packed["meta"]["by_epoch"] = by_epoch
         self.call_hook("before_save_checkpoint", checkpoint=packed)
         path = os.path.join(out_dir or self.work_dir, filename)
         state = packed.pop("state")
         self.checkpointer.save(path, state, packed, **options)
+        self.time.switch(before)
         return path
 
     @property
@@ -322,6 +335,11 @@ class Runner:
     def test_dataloader(self) -> Any:
         """The loader of the test data, built at its first use."""
         return self._loader("test")
+
+    @property
+    def iters_done_here(self) -> int:
+        """Training iterations since `train` was called, without those of the run that it resumed."""
+        return self.iter - self._first_iter
 
     @property
     def has_training(self) -> bool:
@@ -476,8 +494,9 @@ class Runner:
 
     def _close(self) -> None:
         """Finishes what runs in the background, also when the run failed."""
-        if self._checkpointer is not None:
-            self._checkpointer.wait()
+        with self.time.part("checkpoint"):
+            if self._checkpointer is not None:
+                self._checkpointer.wait()
         self.visualizer.close()
 
 

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from jengine.hooks import Hook, LoggerHook
+from jengine.logging import TimeAccount
+from jengine.parallel import InFlight
 
 
 class Spy(Hook):
@@ -92,7 +94,7 @@ def fake_logging_runner():
         runner = types.SimpleNamespace(
             iter=0, epoch=0, max_iters=length, max_epochs=1, scalars=[], timestamp="t", experiment_name="e",
             train_loop=types.SimpleNamespace(dataloader=range(length), by_epoch=True),
-            logger=types.SimpleNamespace(info=lambda text: None),
+            logger=types.SimpleNamespace(info=lambda text: None), time=TimeAccount(), in_flight=InFlight(1),
             log_processor=types.SimpleNamespace(get_log_after_iter=lambda *args: ({}, "")),
         )  # fmt: skip
         runner.visualizer = types.SimpleNamespace(

@@ -1,0 +1,35 @@
+"""JAX's persistent compilation cache, on by default: the second start of a run does not compile again."""
+
+import os
+import pathlib
+
+import jax
+
+_EVENTS = {"/jax/compilation_cache/cache_hits": "hits", "/jax/compilation_cache/cache_misses": "misses"}
+_counts = {"hits": 0, "misses": 0}
+_listening = False
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs in the user's cache directory, unless JAX was told another place or none.
+
+    `JAX_COMPILATION_CACHE_DIR` names another directory, `JAX_ENABLE_COMPILATION_CACHE=false` turns it off.
+    """
+    global _listening
+    if not _listening:
+        jax.monitoring.register_event_listener(_count)
+        _listening = True
+    if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
+        root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(root) / "jengine" / "jax"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def cache_counts() -> tuple[int, int]:
+    """How many programs this process has found in the cache, and how many it had to compile for it."""
+    return _counts["hits"], _counts["misses"]
+
+
+def _count(event: str, **_: object) -> None:
+    if event in _EVENTS:
+        _counts[_EVENTS[event]] += 1

@@ -1,0 +1,36 @@
+import pytest
+
+from jengine.logging import TimeAccount
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_every_second_falls_into_one_part():
+    clock = Clock()
+    account = TimeAccount(clock)
+    clock.now = 5.0  # before the start
+    account.start("setup")
+    clock.now = 6.0
+    assert account.switch("step") == "setup"
+    clock.now = 9.0
+
+    def failing_save():
+        with account.part("checkpoint"):
+            clock.now = 11.0
+            raise KeyError
+
+    with account.part("logging"):
+        clock.now = 9.5
+        with pytest.raises(KeyError):
+            failing_save()
+        clock.now = 11.25
+    clock.now = 12.25
+    assert account.report() == {"step": 4.0, "checkpoint": 1.5, "setup": 1.0, "logging": 0.75}
+    clock.now = 13.25
+    assert sum(account.report().values()) == 8.25  # all since the start, the part that runs included
