@@ -19,7 +19,8 @@ def use_compilation_cache() -> None:
     if not _listening:
         jax.monitoring.register_event_listener(_count)
         _listening = True
-    if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
+    settings = jax.config.values
+    if settings["jax_compilation_cache_dir"] is None and settings["jax_enable_compilation_cache"]:
         root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(root) / "jengine" / "jax"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

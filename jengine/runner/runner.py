@@ -20,7 +20,7 @@ from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.workdir import LoadFrom, identify, set_aside
-from jengine.train import TrainState, build_train_step, create_train_state, trace_once
+from jengine.train import TraceOnce, TrainState, build_train_step, create_train_state
 
 PyTree = Any
 
@@ -419,7 +419,7 @@ class Runner:
         arguments = ("state", "batch", "hyperparams")
         phases = getattr(self.train_loop, "phases", None)
         self.update_step, self.accumulate_step = (
-            trace_once(
+            TraceOnce(
                 build_train_step(self.model, self.optim_wrapper, self.hooks, update=update, phases=phases), arguments
             )
             for update in (True, False)

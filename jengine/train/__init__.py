@@ -2,10 +2,12 @@
 
 from jengine.train.context import StepContext as StepContext
 from jengine.train.losses import total_loss as total_loss
+from jengine.train.replay import Findings as Findings
+from jengine.train.replay import replay_step as replay_step
 from jengine.train.state import TrainState as TrainState
 from jengine.train.state import create_train_state as create_train_state
 from jengine.train.step import build_eval_step as build_eval_step
 from jengine.train.step import build_train_step as build_train_step
 from jengine.train.trace_once import RetraceError as RetraceError
-from jengine.train.trace_once import trace_once as trace_once
+from jengine.train.trace_once import TraceOnce as TraceOnce
 from jengine.train.traced_hooks import hook_names as hook_names

@@ -15,8 +15,8 @@ class RetraceError(TypeError):
     """A compiled function was called with arguments of another form than the first time."""
 
 
-def trace_once(fn: Callable[..., Any], arguments: Sequence[str], name: str = "the training step") -> Callable[..., Any]:
-    """Wraps `fn`, which is to be compiled, so that tracing it a second time raises.
+class TraceOnce:
+    """Wraps a function that is to be compiled, so that tracing it a second time raises.
 
     The check costs nothing per call: the wrapper's body runs when JAX traces, and only then.
 
@@ -25,22 +25,30 @@ def trace_once(fn: Callable[..., Any], arguments: Sequence[str], name: str = "th
       arguments: what its positional arguments are called in the message.
       name: what the function is called in the message.
 
-    Returns:
-      The wrapped function, with the number of traces so far as its attribute `traces`.
+    Attributes:
+      traces: how often it was traced.
     """
-    first: Signature = {}
 
-    @functools.wraps(fn)
-    def traced(*args: Any) -> Any:
-        signature = _signature(args, arguments)
-        if first and signature != first:
-            raise RetraceError(_difference(first, signature, name))
-        first.update(signature)
-        traced.traces += 1  # type: ignore[attr-defined]
-        return fn(*args)
+    def __init__(self, fn: Callable[..., Any], arguments: Sequence[str], name: str = "the training step") -> None:
+        functools.update_wrapper(self, fn)
+        self.traces = 0
+        self._fn = fn
+        self._arguments = tuple(arguments)
+        self._name = name
+        self._first: Signature = {}
 
-    traced.traces = 0  # type: ignore[attr-defined]
-    return traced
+    def __call__(self, *args: Any) -> Any:
+        """Calls the function.
+
+        Raises:
+          RetraceError: it was called before with arguments of another form; the message says what changed.
+        """
+        signature = _signature(args, self._arguments)
+        if self._first and signature != self._first:
+            raise RetraceError(_difference(self._first, signature, self._name))
+        self._first.update(signature)
+        self.traces += 1
+        return self._fn(*args)
 
 
 def _signature(args: Sequence[Any], names: Sequence[str]) -> Signature:

@@ -10,7 +10,7 @@ from jengine.hooks import EMAHook
 from jengine.model import FunctionalModel
 from jengine.optim import OptimWrapper
 from jengine.registry import HOOKS
-from jengine.train import StepContext, build_train_step, create_train_state, trace_once
+from jengine.train import StepContext, build_train_step, create_train_state, TraceOnce
 
 
 def replay(hook, weights, seen=None):
@@ -106,7 +106,7 @@ def accumulated(hook, iters, counts):
     state = create_train_state(params, model_state, wrapper, [hook], rng=jax.random.key(1))
     steps = {
         update: jax.jit(
-            trace_once(build_train_step(model, wrapper, [hook], update=update), ("state", "batch", "hyperparams")),
+            TraceOnce(build_train_step(model, wrapper, [hook], update=update), ("state", "batch", "hyperparams")),
             donate_argnums=0,
         )
         for update in (True, False)

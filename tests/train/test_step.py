@@ -6,7 +6,7 @@ import pytest
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.optim import OptimWrapper
-from jengine.train import RetraceError, build_eval_step, build_train_step, create_train_state, total_loss, trace_once
+from jengine.train import RetraceError, TraceOnce, build_eval_step, build_train_step, create_train_state, total_loss
 
 BATCH = {"x": np.array([1.0, 3.0], np.float32)}
 
@@ -51,7 +51,7 @@ def test_the_key_of_an_iteration_is_a_function_of_the_run_key_and_the_step():
 
 def test_numbers_of_the_host_change_without_a_new_trace():
     model, wrapper = make_model(), OptimWrapper(dict(type="SGD", lr=0.5))
-    traced = trace_once(build_train_step(model, wrapper), ("state", "batch", "hyperparams"))
+    traced = TraceOnce(build_train_step(model, wrapper), ("state", "batch", "hyperparams"))
     step = jax.jit(traced, donate_argnums=0)
     state, weights, scales = start(model, wrapper), [], []
     for lr, scale in ((0.5, 1.0), (0.25, 2.0)):
@@ -180,7 +180,7 @@ def test_nothing_to_minimise_is_an_error():
 
 
 def test_a_second_trace_names_what_changed():
-    fn = jax.jit(trace_once(lambda state, batch: state + batch["x"].sum(), ("state", "batch")))
+    fn = jax.jit(TraceOnce(lambda state, batch: state + batch["x"].sum(), ("state", "batch")))
     fn(1.0, {"x": jnp.zeros((4, 2))})
     fn(2.0, {"x": jnp.ones((4, 2))})
     with pytest.raises(RetraceError, match=r"batch\.x: was float32\[4,2\], is float32\[3,2\]"):
