@@ -1,0 +1,11 @@
+"""Self-supervised learning: the hooks of MMSelfSup, and the pure functions that models of theirs are made of."""
+
+from jengine.hooks.selfsup.contrast import dense_match as dense_match
+from jengine.hooks.selfsup.contrast import densecl_losses as densecl_losses
+from jengine.hooks.selfsup.contrast import info_nce as info_nce
+from jengine.hooks.selfsup.contrast import push as push
+from jengine.hooks.selfsup.densecl import DenseCLHook as DenseCLHook
+from jengine.hooks.selfsup.features import extract_features as extract_features
+from jengine.hooks.selfsup.features import knn_accuracy as knn_accuracy
+from jengine.hooks.selfsup.simsiam import SimSiamHook as SimSiamHook
+from jengine.hooks.selfsup.views import random_view as random_view

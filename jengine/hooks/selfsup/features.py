@@ -1,0 +1,79 @@
+"""Features of a whole dataset, and how well its classes lie apart in them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+
+
+class FeatureExtractor:
+    """Runs a model over a loader in inference mode and collects its features on the host.
+
+    The features are the entry `features` f32[B, ...] of the model's predictions, flattened. Every process reads all
+    the data and gets the same features, so that nothing has to be sent around.
+
+    Args:
+      model: a model whose `predict` returns a dict with `features`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._predict = jax.jit(lambda params, model_state, batch: _features(model, params, model_state, batch))
+
+    def __call__(self, params: PyTree, model_state: PyTree, loader: Any) -> np.ndarray:
+        """The features f32[N, D] of the loader's samples, in their order, without padding.
+
+        Args:
+          params: the parameters.
+          model_state: the model's state.
+          loader: gives the batches in order; in a batch with `mask`, only the real rows count.
+
+        Raises:
+          AssertionError: the predictions have no features.
+        """
+        rows = []
+        for batch in loader:
+            found = np.asarray(self._predict(params, model_state, batch))
+            mask = batch.get("mask") if hasattr(batch, "get") else None
+            rows.append(found if mask is None else found[np.asarray(mask)])
+        return np.concatenate(rows)
+
+
+def extract_features(model: Any, params: PyTree, model_state: PyTree, loader: Any) -> np.ndarray:
+    """The features f32[N, D] of a loader's samples, once; see `FeatureExtractor`."""
+    return FeatureExtractor(model)(params, model_state, loader)
+
+
+def knn_accuracy(
+    features: np.ndarray, labels: np.ndarray, test_features: np.ndarray, test_labels: np.ndarray, k: int = 5
+) -> float:
+    """How often the majority of the k nearest neighbours has the right label.
+
+    Args:
+      features: float[N, D], of the samples with known labels.
+      labels: int[N].
+      test_features: float[M, D].
+      test_labels: int[M].
+      k: neighbours that vote.
+
+    Raises:
+      ImportError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.neighbors import KNeighborsClassifier
+    except ImportError as error:
+        raise ImportError("knn_accuracy uses scikit-learn: pip install 'jengine[examples]'") from error
+    return float(KNeighborsClassifier(k).fit(features, labels).score(test_features, test_labels))
+
+
+def _features(model: Any, params: PyTree, model_state: PyTree, batch: PyTree) -> jax.Array:
+    predictions = model.predict(params, model_state, batch)
+    if not isinstance(predictions, dict) or "features" not in predictions:
+        found = sorted(predictions) if isinstance(predictions, dict) else type(predictions).__name__
+        raise AssertionError(
+            f"features are the entry 'features' of the model's predictions; {type(model).__name__}.predict gave {found}"
+        )
+    features = predictions["features"]
+    return features.reshape(features.shape[0], -1).astype(jnp.float32)
