@@ -67,6 +67,11 @@ class DataLoader:
         return self._length
 
     @property
+    def metainfo(self) -> Any:
+        """What the dataset says of itself (class names and so on); None where it says nothing."""
+        return getattr(self.dataset, "metainfo", None)
+
+    @property
     def epoch(self) -> int:
         """The epoch that the next iteration yields."""
         # A hook may have set it on the sampler itself, as in MMEngine.

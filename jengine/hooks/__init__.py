@@ -12,5 +12,6 @@ from jengine.hooks.priority import get_priority as get_priority
 from jengine.hooks.progress import ProgressHook as ProgressHook
 from jengine.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
 from jengine.hooks.sampler_seed import DistSamplerSeedHook as DistSamplerSeedHook
+from jengine.hooks.seg_visualization import SegVisualizationHook as SegVisualizationHook
 from jengine.hooks.selfsup import DenseCLHook as DenseCLHook
 from jengine.hooks.selfsup import SimSiamHook as SimSiamHook

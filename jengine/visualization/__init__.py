@@ -2,5 +2,6 @@
 
 from jengine.visualization.backend import BaseVisBackend as BaseVisBackend
 from jengine.visualization.local import LocalVisBackend as LocalVisBackend
+from jengine.visualization.local_visualizer import LocalVisualizer as LocalVisualizer
 from jengine.visualization.tensorboard import TensorboardVisBackend as TensorboardVisBackend
 from jengine.visualization.visualizer import Visualizer as Visualizer

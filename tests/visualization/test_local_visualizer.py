@@ -1,0 +1,149 @@
+import io
+
+import numpy as np
+import pytest
+
+from jengine.logging import build_logger
+from jengine.registry import VISUALIZERS
+from jengine.visualization import LocalVisualizer, Visualizer, show
+from jengine.visualization.draw import as_rgb, default_palette, draw_boxes, draw_masks, draw_sem_seg
+
+Image = pytest.importorskip("PIL.Image")
+
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+
+
+def read(path):
+    return np.asarray(Image.open(io.BytesIO(path.read_bytes())))
+
+
+@pytest.fixture
+def visualizer(tmp_path):
+    return LocalVisualizer(save_dir=tmp_path, classes=("sky", "road"), palette=(RED, BLUE))
+
+
+def test_classes_are_laid_over_the_image_with_their_weight():
+    image = np.full((1, 3, 3), 100, np.uint8)
+    drawn = draw_sem_seg(image, np.array([[0, 1, 255]]), [RED, BLUE], alpha=0.5)
+    assert drawn[0, 0].tolist() == [177, 50, 50]  # (100 + 255) / 2 cut off, 100 / 2
+    assert drawn[0, 1].tolist() == [50, 50, 177]
+    assert drawn[0, 2].tolist() == [100, 100, 100]  # 255 is no class
+
+
+def test_the_palette_is_that_of_pascal_voc():
+    # the first five colours of the VOC development kit's colour map
+    assert default_palette(5) == [(0, 0, 0), (128, 0, 0), (0, 128, 0), (128, 128, 0), (0, 0, 128)]
+
+
+def test_masks_and_boxes_are_drawn_where_they_lie():
+    image = np.zeros((8, 8, 3), np.uint8)
+    mask = np.zeros((1, 8, 8), bool)
+    mask[0, 2:4, 2:4] = True
+    masked = draw_masks(image, mask, [RED], alpha=0.5)
+    assert masked[2, 2].tolist() == [127, 0, 0]
+    assert masked.any(axis=-1).sum() == 4
+    boxed = draw_boxes(image, np.array([[1, 1, 6, 6]]), [BLUE])
+    assert boxed[1, 3].tolist() == list(BLUE)
+    assert boxed[3, 3].tolist() == [0, 0, 0]
+    assert draw_boxes(image, np.zeros((0, 4)), []).sum() == 0
+
+
+def test_images_of_all_kinds_become_rgb():
+    assert as_rgb(np.array([[0.0, 0.5, 2.0]], np.float32))[0, :, 0].tolist() == [0, 128, 255]
+    assert as_rgb(np.full((1, 1, 4), 7, np.uint8)).tolist() == [[[7, 7, 7]]]
+    with pytest.raises(TypeError, match="found int32"):
+        as_rgb(np.zeros((1, 1, 3), np.int32))
+    with pytest.raises(ValueError, match=r"found \(1, 1, 2\)"):
+        as_rgb(np.zeros((1, 1, 2), np.uint8))
+
+
+def test_ground_truth_stands_left_of_the_prediction(visualizer, tmp_path):
+    labels = np.zeros((4, 4), int)
+    sample = {"gt_sem_seg": labels, "pred_sem_seg": labels + 1}
+    visualizer.add_datasample("a", np.zeros((4, 4), np.uint8), sample, step=3, with_labels=False)
+    picture = read(tmp_path / "vis_data" / "vis_image" / "a_3.png")
+    assert picture.shape == (4, 8, 3)
+    assert picture[0, 0].tolist() == [204, 0, 0]  # 255 * 0.8
+    assert picture[0, 4].tolist() == [0, 0, 204]
+    visualizer.add_datasample("b", np.zeros((4, 4), np.uint8), sample, draw_gt=False, with_labels=False)
+    assert read(tmp_path / "vis_data" / "vis_image" / "b_0.png").shape == (4, 4, 3)
+
+
+def test_zoom_and_labels_write_the_names_of_classes(tmp_path):
+    plain = LocalVisualizer(zoom=10, palette=(RED,), classes=("sky",))
+    labels = {"pred_sem_seg": np.zeros((6, 6), int)}
+    without = plain.draw(np.zeros((6, 6), np.uint8), labels, with_labels=False)
+    with_names = plain.draw(np.zeros((6, 6), np.uint8), labels)
+    assert without.shape == (60, 60, 3)
+    assert len(np.unique(without.reshape(-1, 3), axis=0)) == 1
+    assert (with_names != without).any()
+
+
+def test_instances_are_drawn_with_their_scores(visualizer):
+    instances = dict(boxes=np.array([[1, 1, 28, 28]]), labels=np.array([1]), scores=np.array([0.9]))
+    picture = visualizer.draw(np.zeros((30, 30, 3), np.uint8), {"pred_instances": instances})
+    assert picture[28, 14].tolist() == list(BLUE)
+    bare = visualizer.draw(np.zeros((30, 30, 3), np.uint8), {"pred_instances": instances}, with_labels=False)
+    assert (picture != bare).any()
+    masks = np.ones((1, 30, 30), bool)
+    assert visualizer.draw(np.zeros((30, 30, 3), np.uint8), {"gt_instances": {"masks": masks}})[0, 0].tolist() == [
+        127,
+        0,
+        0,
+    ]
+
+
+def test_names_and_colours_come_from_the_dataset():
+    visualizer = LocalVisualizer(alpha=1)
+    visualizer.dataset_meta = {"classes": ("a", "b"), "palette": [(1, 2, 3), (4, 5, 6)]}
+    picture = visualizer.draw(np.zeros((1, 1), np.uint8), {"gt_sem_seg": np.array([[1]])}, with_labels=False)
+    assert picture.tolist() == [[[4, 5, 6]]]
+
+
+def test_without_a_display_the_picture_goes_to_a_file_and_the_log_says_so(visualizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(show, "has_display", lambda: False)
+    build_logger(log_file=str(tmp_path / "run.log"))
+    for name in ("a", "b"):
+        visualizer.add_datasample(name, np.zeros((2, 2), np.uint8), show=True, step=5)
+    assert read(tmp_path / "vis_data" / "vis_image" / "b_5.png").shape == (2, 2, 3)
+    text = (tmp_path / "run.log").read_text()
+    assert text.count("There is no display to show a on: it was written to") == 1
+    assert "to show b on" not in text
+
+
+def test_a_display_gets_the_picture_and_no_file_is_written(visualizer, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(show, "has_display", lambda: True)
+    monkeypatch.setattr("PIL.ImageShow.show", lambda image, title: shown.append((image.size, title)) or True)
+    visualizer.add_datasample("a", np.zeros((2, 3), np.uint8), show=True)
+    assert shown == [((3, 2), "a")]
+    assert not (tmp_path / "vis_data").exists()
+
+
+def test_an_out_file_takes_the_place_of_the_backends(visualizer, tmp_path):
+    visualizer.add_datasample("a", np.zeros((2, 2), np.uint8), out_file=tmp_path / "x" / "y.png")
+    assert (tmp_path / "x" / "y.png").exists()
+    assert not (tmp_path / "vis_data").exists()
+
+
+def test_bad_samples_and_settings_are_refused(visualizer):
+    with pytest.raises(KeyError, match="did you mean 'gt_sem_seg'"):
+        visualizer.draw(np.zeros((1, 1), np.uint8), {"gt_semseg": np.zeros((1, 1), int)})
+    with pytest.raises(KeyError, match="instances have no 'bbox'"):
+        visualizer.draw(np.zeros((1, 1), np.uint8), {"gt_instances": {"bbox": np.zeros((1, 4))}})
+    with pytest.raises(ValueError, match="not of the size of the image"):
+        visualizer.draw(np.zeros((1, 1), np.uint8), {"gt_sem_seg": np.zeros((2, 1), int)})
+    with pytest.raises(ValueError, match="alpha lies in"):
+        LocalVisualizer(alpha=2)
+    with pytest.raises(ValueError, match="zoom is at least 1"):
+        LocalVisualizer(zoom=0)
+
+
+def test_processes_other_than_the_first_draw_nothing(visualizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("jax.process_index", lambda: 1)
+    visualizer.add_datasample("a", np.zeros((2, 2), np.uint8), out_file=tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_a_config_names_it():
+    assert isinstance(VISUALIZERS.build(dict(type="LocalVisualizer", zoom=2)), Visualizer)
