@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jengine.model.model import Losses, Model, PyTree, build_loss, build_module, call_loss, select_inputs
+from jengine.paths import dotted
 from jengine.registry import MODELS
 
 # How modules call the switch between training and inference, and its value in training.
@@ -42,9 +43,10 @@ class LinenModel(Model):
         parameters = inspect.signature(type(self.module).__call__).parameters
         self._switch = next((name for name in _TRAIN_SWITCHES if name in parameters), None)
         self.module_types: dict[str, str] = {}
+        self.logical_axes: dict[str, tuple[str | None, ...]] = {}
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Initialises the module on `batch` in inference mode, and notes the type of each of its submodules."""
+        """Initialises the module on `batch` in inference mode; notes its submodules' types and its logical axes."""
         from flax import linen as nn
 
         types: dict[str, str] = {}
@@ -57,6 +59,10 @@ class LinenModel(Model):
             rngs = {name: jax.random.fold_in(rng, i) for i, name in enumerate(("params", *self._rngs))}
             variables = self.module.init(rngs, *select_inputs(batch, self._inputs), **self._mode(train=False))
         self.module_types = types
+        boxed = jax.tree_util.tree_flatten_with_path(
+            variables.get("params", {}), is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned)
+        )[0]
+        self.logical_axes = {dotted(path): tuple(x.names) for path, x in boxed if isinstance(x, nn.Partitioned)}
         variables = dict(nn.meta.unbox(variables))
         return variables.pop("params", {}), variables
 

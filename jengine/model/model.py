@@ -19,9 +19,12 @@ class Model:
     Attributes:
       module_types: dotted module path -> class name ('backbone.norm1' -> 'LayerNorm'), known after `init` was called or
         traced; empty for plain functions. Rules over parameters read from it what is a norm or a convolution.
+      logical_axes: dotted path of a parameter -> names that the model gives its axes (`nn.with_partitioning`), known
+        likewise; what divides parameters over devices may go by them.
     """
 
     module_types: Mapping[str, str] = {}
+    logical_axes: Mapping[str, tuple[str | None, ...]] = {}
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Makes `(params, model_state)`, nested dicts of arrays, from a key and a batch of the training data's form."""

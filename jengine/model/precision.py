@@ -67,6 +67,11 @@ class CastModel(Model):
         """Those of the model inside."""
         return self.model.module_types
 
+    @property
+    def logical_axes(self) -> Mapping[str, tuple[str | None, ...]]:  # type: ignore[override]
+        """Those of the model inside."""
+        return self.model.logical_axes
+
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Initialises the model and casts the parameters to `precision.params`."""
         params, model_state = self.model.init(rng, batch)

@@ -7,6 +7,7 @@ from jengine.errors import ConfigError, place
 from jengine.hooks import Hook
 from jengine.hooks.hook_list import HookList
 from jengine.model import CastModel, Model, get_precision
+from jengine.parallel import default_strategy
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, check_arguments
 
 if TYPE_CHECKING:
@@ -74,11 +75,11 @@ def build_model(model: Any, precision: Any) -> Model:
 
 
 def build_strategy(parallel: Any) -> Any:
-    """The strategy, from None (one device), an instance or a config."""
+    """The strategy, from None (see `default_strategy`), an instance or a config."""
     with place("parallel"):
-        if parallel is None or hasattr(parallel, "items"):
-            return STRATEGIES.build(parallel or dict(type="SingleDevice"))
-        return parallel
+        if parallel is None:
+            return default_strategy()
+        return STRATEGIES.build(parallel) if hasattr(parallel, "items") else parallel
 
 
 def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:

@@ -212,6 +212,7 @@ class EvalLoop:
             evaluator.dataset_meta = meta
         model = CastModel(runner.model, Precision(compute="float16")) if fp16 else runner.model
         self._compiled = False  # for the account of time: the first call compiles
+        model = runner.strategy.adapt_for_eval(model)
         self._step = runner.strategy.compile_eval_step(build_eval_step(model, evaluator.update))
 
     def run(self) -> dict[str, float]:

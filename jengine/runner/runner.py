@@ -191,6 +191,7 @@ class Runner:
                     self.train_loop.run()
                 except BaseException:
                     self._save_what_is_done()
+                    self.call_hook("on_failure")
                     raise
             self.call_hook("after_run")
         finally:
@@ -401,7 +402,9 @@ class Runner:
             return create_train_state(params, model_state, wrapper, hooks, rng=run_key)
 
         run_key = jax.random.fold_in(jax.random.key(self.seed), 1)
-        self.state = self.strategy.init_state(make, self._init_key(), run_key, self._example_batch(mode))
+        self.state = self.strategy.init_state(
+            make, self._init_key(), run_key, self._example_batch(mode), model=self.model
+        )
 
     def _init_key(self) -> jax.Array:
         return jax.random.fold_in(jax.random.key(self.seed), 0)
