@@ -15,3 +15,4 @@ from jengine.hooks.sampler_seed import DistSamplerSeedHook as DistSamplerSeedHoo
 from jengine.hooks.seg_visualization import SegVisualizationHook as SegVisualizationHook
 from jengine.hooks.selfsup import DenseCLHook as DenseCLHook
 from jengine.hooks.selfsup import SimSiamHook as SimSiamHook
+from jengine.hooks.selfsup import SwAVHook as SwAVHook

@@ -8,4 +8,9 @@ from jengine.hooks.selfsup.densecl import DenseCLHook as DenseCLHook
 from jengine.hooks.selfsup.features import extract_features as extract_features
 from jengine.hooks.selfsup.features import knn_accuracy as knn_accuracy
 from jengine.hooks.selfsup.simsiam import SimSiamHook as SimSiamHook
+from jengine.hooks.selfsup.swav import SwAVHook as SwAVHook
+from jengine.hooks.selfsup.swav_loss import SwAVQueue as SwAVQueue
+from jengine.hooks.selfsup.swav_loss import empty_queue as empty_queue
+from jengine.hooks.selfsup.swav_loss import sinkhorn as sinkhorn
+from jengine.hooks.selfsup.swav_loss import swav_loss as swav_loss
 from jengine.hooks.selfsup.views import random_view as random_view

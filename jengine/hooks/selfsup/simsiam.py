@@ -63,7 +63,10 @@ class SimSiamHook(Hook):
 
     @staticmethod
     def _marked(runner: "Runner") -> list[Any]:
-        return [group for group in runner.optim_wrapper.param_groups if group.get("fix_lr")]
+        groups = runner.optim_wrapper.param_groups
+        if isinstance(groups, dict):  # several optimizers, by name
+            groups = [group for of_one in groups.values() for group in of_one]
+        return [group for group in groups if group.get("fix_lr")]
 
 
 def _restart(schedulers: list[Any]) -> None:
