@@ -89,6 +89,12 @@ def _schedule(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     run(args, _load(args, overrides))
 
 
+def _replay(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    from jengine.cli.replay import run
+
+    run(args, _load(args, overrides))
+
+
 def _runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:
     """The Runner of a config, with the name and work dir that its file suggests."""
     from jengine.runner import Runner
@@ -154,6 +160,9 @@ def _parser() -> argparse.ArgumentParser:
         "--epoch-length", type=int, metavar="N", help="iterations in an epoch (that of the training data by default)"
     )
     schedule.set_defaults(run=_schedule)
+    replay = commands.add_parser("replay", parents=[common], help="run a step that was dropped again, and look into it")
+    replay.add_argument("dump", metavar="DUMP", help="the file that the error of the numerics guard names")
+    replay.set_defaults(run=_replay)
     ckpt.add_parser(commands, every)
     return parser
 

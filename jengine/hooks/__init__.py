@@ -6,6 +6,7 @@ from jengine.hooks.ema import EMAHook as EMAHook
 from jengine.hooks.hook import Hook as Hook
 from jengine.hooks.iter_timer import IterTimerHook as IterTimerHook
 from jengine.hooks.logger import LoggerHook as LoggerHook
+from jengine.hooks.numerics_guard import NumericsGuardHook as NumericsGuardHook
 from jengine.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
 from jengine.hooks.priority import Priority as Priority
 from jengine.hooks.priority import get_priority as get_priority

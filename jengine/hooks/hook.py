@@ -24,9 +24,11 @@ class Hook:
 
     Attributes:
       priority: when the hook runs among others, unless the registration says otherwise.
+      counts_dropped_steps: whether the hook's traced state goes on where a step is dropped (`StepContext.accept`).
     """
 
     priority: int | str | Priority = "NORMAL"
+    counts_dropped_steps: ClassVar[bool] = False
 
     stages: ClassVar[tuple[str, ...]] = (
         "before_run",

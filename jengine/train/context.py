@@ -23,6 +23,8 @@ class StepContext(struct.PyTreeNode):
       grads: the gradients of the total loss, None before there are any.
       outputs: what the step reports, scalars by name.
       hook_state: the calling hook's own state, see `Hook.init_traced_state`.
+      accept: bool[] or None, whether this iteration counts. A hook may set it at `traced_batch` or `traced_grads`;
+        where it is False the step changes nothing but `step` and the states of hooks with `counts_dropped_steps`.
     """
 
     step: jax.Array
@@ -35,3 +37,4 @@ class StepContext(struct.PyTreeNode):
     grads: PyTree = None
     outputs: dict[str, jax.Array] = struct.field(default_factory=dict)
     hook_state: PyTree = None
+    accept: jax.Array | None = None

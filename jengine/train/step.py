@@ -80,17 +80,19 @@ def build_train_step(
             model_state = ctx.model_state
             ctx = _differentiate(phase, ctx.replace(rng=jax.random.fold_in(rng, i) if phase.name else rng))
             ctx, hook_state = traced.run("traced_grads", ctx, hook_state)
-            ctx = _update(phase, ctx, model_state) if update else _accumulate(phase, ctx)
-        ctx = ctx.replace(rng=rng, outputs=_with_total(ctx.outputs, parts))
-        ctx, hook_state = traced.run("traced_update" if update else "traced_accumulate", ctx, hook_state)
-        state = state.replace(
-            step=state.step + 1,
-            params=ctx.params,
-            model_state=ctx.model_state,
-            opt_state=ctx.opt_state,
-            hook_state=dict(hook_state),
-        )
-        return state, ctx.outputs
+            if i + 1 < len(parts):
+                ctx = _update(phase, ctx, model_state)
+
+        def finish(ctx: StepContext, hook_state: Mapping[str, PyTree]) -> tuple[TrainState, Outputs]:
+            ctx = _update(parts[-1], ctx, model_state) if update else _accumulate(parts[-1], ctx)
+            ctx = ctx.replace(rng=rng, outputs=_with_total(ctx.outputs, parts))
+            ctx, hook_state = traced.run("traced_update" if update else "traced_accumulate", ctx, hook_state)
+            return _moved(state, ctx, hook_state), ctx.outputs
+
+        if ctx.accept is None:
+            return finish(ctx, hook_state)
+        left = _left(state, optim_wrapper if update else None, traced.after_a_drop(state.hook_state, hook_state))
+        return _finish_if_accepted(finish, ctx, hook_state, left)
 
     return step
 
@@ -154,6 +156,41 @@ def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepCont
 def _accumulate(phase: Phase, ctx: StepContext) -> StepContext:
     """Keeps the gradients for a later update."""
     return ctx.replace(opt_state=phase.optim_wrapper.accumulate(ctx.grads, ctx.opt_state))
+
+
+def _moved(state: TrainState, ctx: StepContext, hook_state: Mapping[str, PyTree]) -> TrainState:
+    """The state after an iteration that counts."""
+    return state.replace(
+        step=state.step + 1,
+        params=ctx.params,
+        model_state=ctx.model_state,
+        opt_state=ctx.opt_state,
+        hook_state=dict(hook_state),
+    )
+
+
+def _left(state: TrainState, updating: Any, hook_state: dict[str, PyTree]) -> TrainState:
+    """The state after an iteration that does not; dropping one that updates clears the window that it was to end."""
+    opt_state = state.opt_state if updating is None else updating.zero_grad(state.opt_state)
+    return state.replace(step=state.step + 1, opt_state=opt_state, hook_state=hook_state)
+
+
+def _finish_if_accepted(
+    finish: Callable[..., tuple[TrainState, Outputs]],
+    ctx: StepContext,
+    hook_state: Mapping[str, PyTree],
+    left: TrainState,
+) -> tuple[TrainState, Outputs]:
+    """`finish(ctx, hook_state)` where the step is accepted, else `left`; what was not computed is reported as NaN."""
+    names = jax.eval_shape(finish, ctx, hook_state)[1]
+
+    def leave(ctx: StepContext, hook_state: Mapping[str, PyTree]) -> tuple[TrainState, Outputs]:
+        return left, {
+            name: ctx.outputs.get(name, jnp.full(like.shape, jnp.nan, like.dtype)) for name, like in names.items()
+        }
+
+    # a branch, not a selection on every leaf: that costs four times the update
+    return jax.lax.cond(ctx.accept, finish, leave, ctx, hook_state)
 
 
 def _with_total(outputs: Outputs, parts: Sequence[Phase]) -> Outputs:

@@ -57,6 +57,11 @@ class TracedHooks:
                 states = {**states, name: ctx.hook_state}
         return ctx.replace(rng=rng, hook_state=None), states
 
+    def after_a_drop(self, before: Mapping[str, PyTree], now: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        """The states that a dropped iteration leaves: those from `before` it, but `now`'s of hooks that count drops."""
+        counting = {name for name, hook in self._hooks.items() if getattr(hook, "counts_dropped_steps", False)}
+        return {name: now[name] if name in counting else state for name, state in before.items()}
+
 
 def hook_names(hooks: Sequence[Any]) -> dict[str, Any]:
     """The hooks by name: the class name, numbered from the second of a class on."""

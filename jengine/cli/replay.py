@@ -1,0 +1,49 @@
+"""`jengine replay`: runs a training step that the numerics guard dropped again, and says where its numbers go wrong."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jengine.train import Findings
+
+_MOST_PATHS = 20
+
+
+def run(args: argparse.Namespace, cfg: dict[str, Any]) -> None:
+    """Replays the dump `args.dump` with the model and the optimizer of the config, and prints what it finds."""
+    import tempfile
+
+    from jengine.hooks.step_dump import read_dump
+    from jengine.runner import Runner
+    from jengine.train import replay_step
+
+    dump = read_dump(args.dump)
+    with tempfile.TemporaryDirectory() as work_dir:  # a look at a step leaves nothing behind
+        runner = Runner.from_cfg({**cfg, "work_dir": work_dir, "log_level": "WARNING"})
+        findings = replay_step(
+            runner.model,
+            runner.build_optimizer(),
+            runner.hooks,
+            dump["state"],
+            dump["batch"],
+            dump["hyperparams"],
+            update=bool(dump["update"]),
+            phases=cfg["train_cfg"].get("phases"),
+        )
+    print(describe(int(dump["state"].step), findings))
+
+
+def describe(iteration: int, findings: "Findings") -> str:
+    """What was found, as the command prints it."""
+    lines = [f"the step of iteration {iteration}:"]
+    lines += [f"  {name}: {value:g}" for name, value in findings.outputs.items()]
+    if not findings.non_finite:
+        return "\n".join([*lines, "every number is finite"])
+    lines.append("not finite, in the order of the computation:")
+    shown = list(findings.non_finite.items())[:_MOST_PATHS]
+    lines += [f"  {path}: {count} element{'s' * (count > 1)}" for path, count in shown]
+    if len(findings.non_finite) > len(shown):
+        lines.append(f"  and {len(findings.non_finite) - len(shown)} more")
+    if findings.operation:
+        lines.append(f"first operation:\n  {findings.operation}")
+    return "\n".join(lines)

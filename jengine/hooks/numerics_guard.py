@@ -1,0 +1,236 @@
+"""Drops training steps whose numbers are not finite or out of all proportion, inside the compiled step."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jengine.errors import ConfigError
+from jengine.hooks.hook import Hook
+from jengine.hooks.step_dump import write_dump
+from jengine.paths import flatten
+from jengine.registry import HOOKS
+from jengine.train import StepContext, hook_names
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+PyTree = Any
+_REASONS = ("", "the loss is not finite", "a gradient is not finite", "the loss spikes", "the gradient norm spikes")
+
+_TOLD = ("dropped", "in_row", "last", "reason", "leaf")  # the numbers of the state that the host reads
+
+
+class NumericsGuardState(NamedTuple):
+    """The hook's part of the training state."""
+
+    dropped: jax.Array  # int32[], steps dropped so far
+    in_row: jax.Array  # int32[], steps of the last unbroken row of them
+    last: jax.Array  # int32[], number of the last one; -2 before the first
+    reason: jax.Array  # int32[], why it was dropped: an index into `_REASONS`
+    leaf: jax.Array  # int32[], the first parameter whose gradient was not finite, by its place in the tree; or -1
+    losses: jax.Array  # f32[window], of the last steps that were not dropped
+    norms: jax.Array  # f32[window], their gradient norms
+    seen: jax.Array  # int32[], steps that were not dropped
+
+
+@HOOKS.register_module()
+class NumericsGuardHook(Hook):
+    """Drops the steps whose loss or gradients are not finite, or spike, and ends training after too many in a row.
+
+    A dropped step leaves parameters, optimizer, model state and the states of other hooks as they were, as if its batch
+    had not been there; only the number of iterations goes on, and with it schedules, random keys and the data. With
+    gradient accumulation a dropped iteration adds nothing; where it was to update, its window is discarded.
+
+    The judgement is part of the compiled step. The host looks at it every `interval` iterations: until then steps after
+    `max_in_row` dropped ones are dropped too, so that nothing depends on when it looks. It then writes the arguments of
+    the step that was one too many to a file, from which `jengine replay` runs it again, and every process raises.
+
+    Under a loss scale (`AmpOptimWrapper`) gradients that overflow are left to the scale, which skips the update and
+    backs off; the loss is judged as ever.
+
+    Args:
+      max_in_row: dropped steps in a row after which training ends; None never ends it.
+      spike_factor: a loss or gradient norm of more than this many times the median of the last `window` is a spike;
+        None judges only what is not finite.
+      window: steps that the median is of; before as many were seen nothing is a spike.
+      interval: iterations from one look of the host to the next. It holds on to the batches in between.
+
+    Raises:
+      FloatingPointError: from the hook, `max_in_row` steps in a row were dropped.
+      ConfigError: a setting outside its range.
+    """
+
+    priority = "HIGHEST"
+    counts_dropped_steps = True
+
+    def __init__(
+        self, max_in_row: int | None = 3, spike_factor: float | None = None, window: int = 50, interval: int = 10
+    ) -> None:
+        for name, value in (("max_in_row", max_in_row), ("window", window), ("interval", interval)):
+            if value is None and name == "max_in_row":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"NumericsGuardHook: {name} is an integer of at least 1, found {value!r}")
+        if spike_factor is not None and not spike_factor > 1:
+            raise ConfigError(f"NumericsGuardHook: spike_factor is a number above 1, found {spike_factor!r}")
+        self.max_in_row = max_in_row
+        self.spike_factor = spike_factor
+        self.window = window
+        self.interval = interval
+        self._axis: str | None = None  # settled by `before_train`, which comes before the trace that keeps it
+        self._recent: list[tuple[int, Any, Mapping[str, Any], bool]] = []  # iteration, batch, numbers, updates
+        self._told = 0
+
+    # --- In the step. ---
+
+    def init_traced_state(self, params: PyTree, model_state: PyTree) -> NumericsGuardState:
+        """Nothing dropped, nothing seen."""
+
+        def number(value: int = 0) -> jax.Array:
+            return jnp.full((), value, jnp.int32)
+
+        return NumericsGuardState(
+            dropped=number(), in_row=number(), last=number(-2), reason=number(), leaf=number(-1),
+            losses=jnp.zeros(self.window, jnp.float32), norms=jnp.zeros(self.window, jnp.float32), seen=number(),
+        )  # fmt: skip
+
+    def traced_grads(self, ctx: StepContext) -> StepContext:
+        """Judges the loss and the gradients, which other hooks have not changed yet."""
+        own: NumericsGuardState = ctx.hook_state
+        scales = _loss_scales(ctx.opt_state)
+        squares, leaf = self._gradients(ctx)
+        norm = jnp.sqrt(squares) / (scales[0] if len(scales) == 1 else 1.0)
+        losses = [self._mean(value) for name, value in ctx.outputs.items() if "loss" in name]
+        loss = self._mean(ctx.outputs["loss"]) if "loss" in ctx.outputs else losses[0]
+        wrong = [
+            jnp.any(~jnp.isfinite(jnp.stack(losses))),
+            jnp.zeros((), bool) if scales else leaf >= 0,
+            self._spikes(loss, own.losses, own.seen),
+            self._spikes(norm, own.norms, own.seen),
+        ]
+        ended = jnp.zeros((), bool) if self.max_in_row is None else own.in_row >= self.max_in_row
+        bad = jnp.stack(wrong)
+        drop = bad.any() | ended
+        # what is dropped because training has ended says no more why it did
+        reason = jnp.where(ended, own.reason, jnp.argmax(bad).astype(jnp.int32) + 1)
+        leaf = jnp.where(ended, own.leaf, -1 if scales else leaf)
+        moved = _counted(own, ctx.step, drop, reason, leaf)
+        moved = _remembered(moved, ~drop & jnp.isfinite(norm), loss, norm)
+        accept = ~drop if ctx.accept is None else ctx.accept & ~drop
+        outputs = {**ctx.outputs, "dropped_steps": moved.dropped.astype(jnp.float32)}
+        return ctx.replace(hook_state=moved, accept=accept, outputs=outputs)
+
+    def _gradients(self, ctx: StepContext) -> tuple[jax.Array, jax.Array]:
+        """The square of the gradients' norm, f32[], and the place of the first that is not finite, int32[]."""
+        places = {path: place for place, path in enumerate(flatten(ctx.params))}
+        grads = flatten(ctx.grads)
+        squares = self._mean(jnp.stack([jnp.sum(jnp.square(g.astype(jnp.float32))) for g in grads.values()]))
+        bad = ~jnp.isfinite(squares)
+        first = jnp.asarray([places[path] for path in grads], jnp.int32)[jnp.argmax(bad)]
+        return jnp.sum(squares), jnp.where(bad.any(), first, -1)
+
+    def _mean(self, value: jax.Array) -> jax.Array:
+        """Over the replicas, which then judge alike: what is not finite in one is not in the mean."""
+        return value if self._axis is None else jax.lax.pmean(value, self._axis)
+
+    def _spikes(self, value: jax.Array, before: jax.Array, seen: jax.Array) -> jax.Array:
+        if self.spike_factor is None:
+            return jnp.zeros((), bool)
+        usual = jnp.median(before)
+        return (seen >= self.window) & (value - usual > (self.spike_factor - 1) * jnp.abs(usual))
+
+    # --- Around it. ---
+
+    def before_train(self, runner: "Runner") -> None:
+        """Takes note of replicas and of what was dropped before a restart.
+
+        Raises:
+          ConfigError: spikes are to be found among the losses of several optimizers.
+        """
+        wrapper = runner.optim_wrapper
+        if isinstance(wrapper, Mapping) and self.spike_factor is not None:
+            raise ConfigError("NumericsGuardHook: spike_factor is for a run with one optimizer; there are several")
+        self._axis = getattr(wrapper, "axis_name", None)
+        self._recent.clear()
+        self._told = int(self._own(runner).dropped)
+
+    def after_train_iter(
+        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Keeps the batch, and looks at the judgements every `interval` iterations."""
+        wrapper = runner.optim_wrapper
+        numbers = {**wrapper.hyperparams, **runner.hyperparams}
+        updates = isinstance(wrapper, Mapping) or wrapper.should_update()
+        self._recent.append((runner.iter, data_batch, numbers, updates))
+        if self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner):
+            self._look(runner)
+            self._recent.clear()
+
+    def _look(self, runner: "Runner") -> None:
+        """Tells what was dropped since the last look, and ends training if it was too much in a row."""
+        own = self._own(runner)
+        found = own._replace(**jax.device_get({name: getattr(own, name) for name in _TOLD}))
+        new, self._told = int(found.dropped) - self._told, int(found.dropped)
+        if not new:
+            return
+        why = _REASONS[found.reason]
+        if found.leaf >= 0:
+            paths = list(flatten(runner.state.params))  # type: ignore[union-attr]
+            why += f"; the first gradient that is not finite is that of {paths[found.leaf]!r}"
+        if self.max_in_row is None or found.in_row < self.max_in_row:
+            runner.logger.warning(
+                f"NumericsGuardHook: {new} of the last {len(self._recent)} steps were dropped, {self._told} in all; "
+                f"the last was that of iteration {found.last}: {why}"
+            )
+            return
+        first = int(found.last) - int(found.in_row) + 1
+        last = first + self.max_in_row - 1
+        path = os.path.join(runner.work_dir, f"numerics_iter_{last}.dump")
+        self._dump(runner, last, path)
+        raise FloatingPointError(
+            f"NumericsGuardHook: the steps of the iterations {first} to {last} were dropped: {why}. Parameters and "
+            f"optimizer are those before iteration {first}. To run the step of iteration {last} again and see where "
+            f"its numbers go wrong:\n  jengine replay CONFIG {path}"
+        )
+
+    def _dump(self, runner: "Runner", iteration: int, path: str) -> None:
+        _, batch, numbers, updates = next(entry for entry in self._recent if entry[0] == iteration)
+        state = runner.state.replace(step=np.int32(iteration))  # type: ignore[union-attr]
+        write_dump(path, state=state, batch=batch, hyperparams=numbers, update=updates)
+
+    def _own(self, runner: "Runner") -> NumericsGuardState:
+        name = next(name for name, hook in hook_names(runner.hooks).items() if hook is self)
+        return runner.state.hook_state[name]  # type: ignore[union-attr]
+
+
+def _counted(
+    own: NumericsGuardState, step: jax.Array, drop: jax.Array, reason: jax.Array, leaf: jax.Array
+) -> NumericsGuardState:
+    """The state with this step counted, once, if it is dropped; several optimizers judge it several times."""
+    new = drop & (own.last != step)
+    row = jnp.where(own.last == step - 1, own.in_row + 1, 1)
+    return own._replace(
+        dropped=own.dropped + new,
+        in_row=jnp.where(new, row, own.in_row),
+        last=jnp.where(new, step, own.last),
+        reason=jnp.where(new, reason, own.reason),
+        leaf=jnp.where(new, leaf, own.leaf),
+    )
+
+
+def _remembered(own: NumericsGuardState, good: jax.Array, loss: jax.Array, norm: jax.Array) -> NumericsGuardState:
+    """The state with the loss and norm of a step that is not dropped in the place of the oldest."""
+    here = good & (jnp.arange(own.losses.shape[0]) == own.seen % own.losses.shape[0])
+    return own._replace(
+        losses=jnp.where(here, loss, own.losses), norms=jnp.where(here, norm, own.norms), seen=own.seen + good
+    )
+
+
+def _loss_scales(opt_state: PyTree) -> list[jax.Array]:
+    """The loss scales of the optimizers that have one, f32[] each."""
+    states = opt_state.values() if isinstance(opt_state, Mapping) else [opt_state]
+    return [state.loss_scale.scale for state in states if state.loss_scale is not None]

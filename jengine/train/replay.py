@@ -1,0 +1,106 @@
+"""One recorded training step, run again to find where its numbers go wrong."""
+
+import contextlib
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jengine.paths import flatten
+from jengine.train.context import StepContext
+from jengine.train.state import TrainState
+from jengine.train.step import build_train_step
+
+PyTree = Any
+_MARK = "non-finite elements of "
+
+
+class Findings(NamedTuple):
+    """What a replayed step showed."""
+
+    outputs: dict[str, float]  # what the step reports
+    non_finite: dict[str, int]  # path -> elements that are infinite or no number, in the order of the computation
+    operation: str  # the first operation that gave one, and the line it stands in; '' where none did
+
+
+def replay_step(
+    model: Any,
+    optim_wrapper: Any,
+    hooks: Sequence[Any],
+    state: TrainState,
+    batch: PyTree,
+    hyperparams: Mapping[str, Any],
+    *,
+    update: bool = True,
+    phases: Sequence[tuple[str, int]] | None = None,
+) -> Findings:
+    """Runs one training step on the arguments that it had, and looks at every array on the way.
+
+    Args:
+      model, optim_wrapper, hooks, update, phases: what the step was built of, see `build_train_step`. Hooks that drop
+        steps take no part.
+      state: before the step.
+      batch: its batch.
+      hyperparams: its numbers.
+    """
+    hooks = [hook for hook in hooks if not getattr(hook, "counts_dropped_steps", False)]
+    step = build_train_step(model, optim_wrapper, [*hooks, _Probe()], update=update, phases=phases)
+    _, outputs = jax.jit(step)(state, batch, hyperparams)
+    numbers = {name: float(value) for name, value in outputs.items() if not name.startswith(_MARK)}
+    probed = {name.removeprefix(_MARK): int(n) for name, n in outputs.items() if name.startswith(_MARK)}
+    counts: dict[str, Any] = {
+        **_counts("params", state.params),
+        **_counts("model_state", state.model_state),
+        **{path: n for path, n in probed.items() if not path.startswith("grads")},
+        **{name: int(not np.isfinite(value)) for name, value in numbers.items() if "loss" in name},
+        **{path: n for path, n in probed.items() if path.startswith("grads")},
+    }
+    found = {path: int(n) for path, n in counts.items() if n}
+    return Findings(numbers, found, _first_operation(step, state, batch, hyperparams) if found else "")
+
+
+class _Probe:
+    """A traced hook that counts what is not finite in the batch, as the model gets it, and in the gradients."""
+
+    def get_traced_points(self) -> list[str]:
+        return ["traced_batch", "traced_grads"]
+
+    def traced_batch(self, ctx: StepContext) -> StepContext:
+        return _with_counts(ctx, "batch", ctx.batch)
+
+    def traced_grads(self, ctx: StepContext) -> StepContext:
+        return _with_counts(ctx, "grads", ctx.grads)
+
+
+def _with_counts(ctx: StepContext, name: str, tree: PyTree) -> StepContext:
+    counts = {f"{_MARK}{path}": n for path, n in _counts(name, tree).items()}
+    return ctx.replace(outputs={**ctx.outputs, **counts})
+
+
+def _counts(name: str, tree: PyTree) -> dict[str, jax.Array]:
+    """Path -> how many elements are not finite, of the floating leaves."""
+    return {
+        f"{name}.{path}" if path else name: jnp.sum(~jnp.isfinite(leaf))
+        for path, leaf in flatten(tree).items()
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+    }
+
+
+def _first_operation(step: Callable[..., Any], *args: Any) -> str:
+    """The first operation of `step` with a result that is not finite, from JAX's own search for it."""
+    try:
+        # JAX prints that it has begun to search
+        with jax.debug_nans(True), jax.debug_infs(True), contextlib.redirect_stdout(None):
+            jax.block_until_ready(jax.jit(step)(*args))
+    except FloatingPointError as error:
+        # the innermost line of the user: neither JAX's nor one of this package
+        frames = [
+            f"{frame.filename}:{frame.lineno}: {frame.line}"
+            for frame in traceback.extract_tb(error.__traceback__)
+            if "site-packages" not in frame.filename and "/jengine/" not in frame.filename
+        ]
+        return "\n  ".join([str(error).splitlines()[0], *frames[-1:]])
+    return ""

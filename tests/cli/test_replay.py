@@ -1,0 +1,52 @@
+import textwrap
+
+import pytest
+
+from jengine.cli import main
+
+CONFIG = """
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+from jengine.data import ArrayDataset
+from jengine.model import FunctionalModel
+from jengine.registry import DATASETS, MODELS
+
+
+@DATASETS.register_module(force=True)
+class Ones(ArrayDataset):
+    def __init__(self):
+        super().__init__(dict(x=np.ones(8, np.float32)))
+
+
+@MODELS.register_module(force=True)
+class FallingLog(FunctionalModel):
+    def __init__(self):
+        super().__init__(lambda: {"w": 2.5 * jnp.ones(())}, lambda params, batch: jnp.log(params["w"]) * batch["x"])
+
+
+def get_config():
+    config = ConfigDict()
+    config.model = dict(type="FallingLog")
+    config.train_dataloader = dict(batch_size=2, dataset=dict(type="Ones"))
+    config.train_cfg = dict(max_epochs=3)
+    config.optim_wrapper = dict(optimizer=dict(type="SGD", lr=4.0))
+    config.default_hooks = dict(checkpoint=None, logger=None)
+    config.custom_hooks = [dict(type="NumericsGuardHook", max_in_row=2, interval=1)]
+    return config
+"""
+
+
+def test_the_command_of_the_error_finds_the_operation(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "falling.py").write_text(textwrap.dedent(CONFIG))
+    # 2.5, then 2.5 - 4 / 2.5 = 0.9, then 0.9 - 4 / 0.9 < 0, whose logarithm is no number
+    with pytest.raises(FloatingPointError, match="jengine replay CONFIG .*/work_dirs/falling/numerics_iter_3.dump"):
+        main(["train", "falling.py"])
+    capsys.readouterr()
+    assert main(["replay", "falling.py", "work_dirs/falling/numerics_iter_3.dump"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("the step of iteration 3:\n  loss: nan\n")
+    assert "not finite, in the order of the computation:\n  loss: 1 element\n" in printed
+    assert "encountered in log" in printed
+    assert 'jnp.log(params["w"])' in printed

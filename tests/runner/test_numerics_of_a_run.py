@@ -1,0 +1,184 @@
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.cli.replay import describe
+from jengine.data import ArrayDataset
+from jengine.hooks import Hook
+from jengine.hooks.step_dump import read_dump
+from jengine.model import FunctionalModel
+from jengine.paths import flatten
+from jengine.train import replay_step
+
+GUARD = dict(type="NumericsGuardHook", max_in_row=4)
+EMA = dict(type="EMAHook", momentum=0.2)
+BAD = slice(5 * 4, 8 * 4)  # the samples of the iterations 5, 6 and 7
+
+
+def model(noise=0.0):
+    """Linear, with a running mean as its state and, if asked, noise in its loss."""
+
+    def predict(params, batch):
+        return batch["x"] @ params["w"] + params["b"]
+
+    def loss(params, model_state, batch, rng):
+        error = predict(params, batch) - batch["y"] + noise * jax.random.normal(rng, batch["y"].shape)
+        return {"loss": jnp.square(error)}, {"mean": 0.9 * model_state["mean"] + 0.1 * batch["x"].mean()}
+
+    return FunctionalModel(
+        init=lambda: ({"w": jnp.zeros(2), "b": jnp.zeros(())}, {"mean": jnp.zeros(())}), loss=loss, predict=predict
+    )
+
+
+def data(without_bad=False, with_nan=True):
+    x = np.random.RandomState(0).randn(48, 2).astype(np.float32)
+    y = x @ np.array([1.0, -2.0], np.float32)
+    if without_bad:
+        x, y = np.delete(x, BAD, 0), np.delete(y, BAD, 0)
+    elif with_nan:
+        x[BAD] = np.nan
+    return dict(batch_size=4, dataset=ArrayDataset(dict(x=x, y=y)), sampler=dict(type="DefaultSampler", shuffle=False))
+
+
+def arguments(*hooks, noise=0.0, **changes):
+    base = dict(
+        model=model(noise),
+        train_dataloader=data(),
+        train_cfg=dict(max_epochs=1),
+        optim_wrapper=dict(optimizer=dict(type="AdamW", lr=0.1)),
+        custom_hooks=[*hooks],
+        val_dataloader=None, val_cfg=None, val_evaluator=None,
+    )  # fmt: skip
+    return {**base, **changes}
+
+
+def bits(tree):
+    return {path: np.asarray(leaf).tobytes() for path, leaf in flatten(tree).items()}
+
+
+def moved(state):
+    """What training moves."""
+    return bits((state.params, state.model_state, state.opt_state, state.hook_state["EMAHook"]))
+
+
+def test_a_run_with_the_guard_equals_one_that_never_saw_the_bad_batches(make_runner, tmp_path):
+    runner = make_runner(tmp_path / "nan", **arguments(GUARD, EMA))
+    state = runner.train()
+    without = make_runner(tmp_path / "without", **arguments(GUARD, EMA, train_dataloader=data(without_bad=True)))
+    assert moved(state) == moved(without.train())
+    assert int(state.hook_state["NumericsGuardHook"].dropped) == 3
+    assert int(state.step) == 12
+    assert int(state.opt_state.count) == 9
+    assert runner.update_step.traces == 1
+
+
+class PassOver(Hook):
+    """Lets the iterations 5, 6 and 7 do nothing but count: what a run is that never saw their batches."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.state = jax.tree.map(jnp.copy, runner.state) if runner.iter in (5, 6, 7) else None
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if self.state is not None:
+            runner.state = self.state.replace(step=self.state.step + 1)
+
+
+def test_schedules_and_random_keys_go_on_over_a_drop(make_runner, tmp_path):
+    schedule = dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=12)
+    same = dict(noise=0.3, param_scheduler=schedule)
+    guarded = make_runner(tmp_path / "guarded", **arguments(GUARD, EMA, **same))
+    passing = make_runner(
+        tmp_path / "passing", **arguments(GUARD, EMA, PassOver(), train_dataloader=data(with_nan=False), **same)
+    )
+    assert moved(guarded.train()) == moved(passing.train())
+
+
+def test_where_nothing_is_wrong_the_guard_changes_nothing(make_runner, tmp_path):
+    finals = []
+    for name, hooks in (("with", [GUARD, EMA]), ("without", [EMA])):
+        runner = make_runner(tmp_path / name, **arguments(*hooks, train_dataloader=data(with_nan=False)))
+        state = runner.train()
+        finals.append((state.params, state.model_state, state.hook_state["EMAHook"]))
+    # another program, in which XLA may group sums otherwise
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *finals)
+
+
+@pytest.mark.parametrize("interval", [1, 3, 50])
+def test_too_many_in_a_row_end_the_run_with_a_step_to_replay(make_runner, tmp_path, interval):
+    hook = dict(type="NumericsGuardHook", max_in_row=3, interval=interval)
+    runner = make_runner(**arguments(hook, EMA))
+    with pytest.raises(FloatingPointError) as caught:
+        runner.train()
+    message = str(caught.value)
+    assert "the steps of the iterations 5 to 7 were dropped: the loss is not finite" in message
+    assert "the first gradient that is not finite is that of 'b'" in message
+    path = re.search(r"jengine replay CONFIG (\S+)", message)[1]
+    assert path == str(tmp_path / "run" / "numerics_iter_7.dump")
+    # whenever the host looks, the state is that after the last good step
+    good = make_runner(tmp_path / "good", **arguments(GUARD, EMA, train_cfg=dict(by_epoch=False, max_iters=5)))
+    assert moved(runner.state) == moved(good.train())
+
+    dump = read_dump(path)
+    assert int(dump["state"].step) == 7
+    assert jax.random.key_data(dump["state"].rng).tolist() == jax.random.key_data(runner.state.rng).tolist()
+    np.testing.assert_array_equal(dump["batch"]["x"], np.full((4, 2), np.nan, np.float32))
+    findings = replay_step(
+        runner.model, runner.optim_wrapper, runner.hooks, dump["state"], dump["batch"], dump["hyperparams"]
+    )
+    assert findings.non_finite == {"batch.x": 8, "loss": 1, "grads.b": 1, "grads.w": 2}
+    assert "invalid value (nan)" in findings.operation
+
+
+def warnings_of(caplog):
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    return [message for message in messages if message.startswith("NumericsGuardHook")]
+
+
+def test_drops_are_told_once_and_survive_a_restart(make_runner, tmp_path, caplog):
+    saving = dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None))
+    runner = make_runner(**arguments(GUARD, **saving))
+    runner.logger.addHandler(caplog.handler)
+    runner.train()
+    told = warnings_of(caplog)
+    assert len(told) == 1
+    assert "3 of the last 10 steps were dropped, 3 in all; the last was that of iteration 7" in told[0]
+    caplog.clear()
+    longer = dict(train_cfg=dict(max_epochs=2), train_dataloader=data(with_nan=False))
+    again = make_runner(**arguments(GUARD, resume=True, **{**saving, **longer}))
+    again.logger.addHandler(caplog.handler)
+    assert int(again.train().hook_state["NumericsGuardHook"].dropped) == 3
+    assert warnings_of(caplog) == []
+
+
+def test_a_step_is_replayed_up_to_the_operation_that_fails():
+    from jengine.optim import OptimWrapper
+    from jengine.train import create_train_state
+
+    failing = FunctionalModel(
+        init=lambda: {"w": jnp.zeros(())},
+        loss=lambda params, batch: jnp.log(params["w"] - batch["x"]),  # the logarithm of -1
+    )
+    wrapper = OptimWrapper(dict(type="SGD", lr=1.0))
+    batch = {"x": np.ones(2, np.float32)}
+    state = create_train_state(*failing.init(jax.random.key(0), batch), wrapper, rng=jax.random.key(1))
+    findings = replay_step(failing, wrapper, [], state, batch, wrapper.hyperparams)
+    assert findings.non_finite == {"loss": 1}
+    assert "encountered in log" in findings.operation
+    assert "the logarithm of -1" in findings.operation  # the line itself
+    text = describe(0, findings)
+    assert (
+        "the step of iteration 0:\n  loss: nan\nnot finite, in the order of the computation:\n  loss: 1 element" in text
+    )
+
+    fine = replay_step(failing, wrapper, [], state, {"x": -np.ones(2, np.float32)}, wrapper.hyperparams)
+    assert fine.non_finite == {}
+    assert describe(3, fine).endswith("every number is finite")
+
+
+def test_a_file_that_is_no_dump_is_refused(tmp_path):
+    (tmp_path / "x").write_text("hello")
+    with pytest.raises(ValueError, match="is no dump of a training step"):
+        read_dump(tmp_path / "x")
