@@ -1,0 +1,34 @@
+"""The pages that promise to run, run."""
+
+import pathlib
+import re
+
+import pytest
+
+DOCS = pathlib.Path(__file__).parent.parent / "docs"
+
+
+@pytest.mark.parametrize("page", ["optim_tutorial.md"])
+def test_a_page_runs_from_top_to_bottom(page):
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL):
+        exec(compile(block, page, "exec"), names)
+
+
+def test_the_readmes_example_runs(tmp_path, monkeypatch):
+    readme = (DOCS.parent / "README.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(block.replace("max_epochs=20", "max_epochs=2"), "README.md", "exec"), names)
+    losses = [metrics["loss"] for _, _, metrics in names["runner"].validations]
+    assert losses
+    assert len(block.strip().splitlines()) <= 30
+
+
+def test_every_page_of_the_readme_is_there():
+    readme = (DOCS.parent / "README.md").read_text()
+    for link in re.findall(r"\]\(([^)#]+)\)", readme):
+        assert (DOCS.parent / link).exists(), link
+    linked = set(re.findall(r"docs/(\w+\.md)", readme))
+    assert {path.name for path in DOCS.glob("*.md")} == linked
