@@ -23,6 +23,8 @@ from jengine.optim.loss_scale import LossScaleState
 from jengine.optim.optimizers.optax_named import from_optax
 from jengine.registry import OPTIM_WRAPPERS, OPTIMIZERS
 
+_LEAST = 1e-12  # weights add up to 0 only where nothing counts, and then the gradients are 0 too
+
 
 class OptState(NamedTuple):
     """What an optimizer wrapper carries through training; part of the train state."""
@@ -33,6 +35,7 @@ class OptState(NamedTuple):
     loss_scale: LossScaleState | None  # None without loss scaling
     metrics: dict[str, jax.Array]  # float32[], what the last update reports for the log
     pending: jax.Array  # int32[], iterations summed in acc; at 0 it holds what is left of the last window
+    weight: jax.Array | None  # float32[], the weights of what is summed in acc; None without accumulation
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -119,6 +122,7 @@ class OptimWrapper:
             loss_scale=None,
             metrics={name: jnp.zeros((), jnp.float32) for name in self._metric_names()},
             pending=step_zero(),
+            weight=jnp.zeros((), jnp.float32) if self.accumulative_counts > 1 else None,
         )
 
     def value_and_grad(self, loss_fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
@@ -151,20 +155,26 @@ class OptimWrapper:
 
         return value_and_grad
 
-    def accumulate(self, grads: Tree, opt_state: OptState) -> OptState:
+    def accumulate(self, grads: Tree, opt_state: OptState, weight: jax.Array | None = None) -> OptState:
         """The iteration that only adds its gradients to `opt_state.acc`.
 
         Args:
           grads: gradients as `value_and_grad` gives them.
           opt_state: the state.
+          weight: see `update`.
         """
         if opt_state.acc is None:
             raise ValueError("nothing accumulates here: build the wrapper with accumulative_counts above 1")
-        acc = _add(opt_state, self.grouped.known_layout().trainable(grads))
-        return opt_state._replace(acc=acc, pending=opt_state.pending + 1)
+        acc = _add(opt_state, _weighted(self.grouped.known_layout().trainable(grads), weight))
+        return opt_state._replace(acc=acc, pending=opt_state.pending + 1, weight=_total(opt_state, weight))
 
     def update(
-        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any] | None = None
+        self,
+        grads: Tree,
+        opt_state: OptState,
+        params: Tree,
+        hyperparams: Mapping[str, Any] | None = None,
+        weight: jax.Array | None = None,
     ) -> tuple[Tree, OptState]:
         """The iteration that updates: adds what was accumulated, divides, clips, and steps.
 
@@ -175,16 +185,24 @@ class OptimWrapper:
           hyperparams: what `self.hyperparams` gave. An entry `frozen:PATTERN` that is not 0 freezes the parameters
             whose path contains PATTERN for this step; others are ignored. None: the numbers of this moment, which a
             trace would keep.
+          weight: float32[], what these gradients count with in the mean over the window and over replicas: for the mean
+            loss of a batch of sentences, its number of words. None: as much as any other.
 
         Returns:
           The updates, to be added by `optax.apply_updates`, exact zeros for frozen parameters; and the new state.
         """
         layout = self.grouped.layout(params)
         zeros = jax.tree.map(jnp.zeros_like, params)
-        return self._update(grads, opt_state, params, hyperparams, _Outcome(lambda u: layout.fill(u, zeros), None))
+        outcome = _Outcome(lambda u: layout.fill(u, zeros), None)
+        return self._update(grads, opt_state, params, hyperparams, outcome, weight)
 
     def apply(
-        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any] | None = None
+        self,
+        grads: Tree,
+        opt_state: OptState,
+        params: Tree,
+        hyperparams: Mapping[str, Any] | None = None,
+        weight: jax.Array | None = None,
     ) -> tuple[Tree, OptState]:
         """`update` and `optax.apply_updates` in one, which spares memory when an update may be skipped.
 
@@ -193,11 +211,12 @@ class OptimWrapper:
           opt_state: the state.
           params: the parameters.
           hyperparams: what `self.hyperparams` gave.
+          weight: as for `update`.
 
         Returns:
           The new parameters and the new state.
         """
-        return self._update(grads, opt_state, params, hyperparams, self._added_to(params))
+        return self._update(grads, opt_state, params, hyperparams, self._added_to(params), weight)
 
     def _added_to(self, params: Tree) -> "_Outcome":
         layout = self.grouped.layout(params)
@@ -214,26 +233,36 @@ class OptimWrapper:
         params: Tree,
         hyperparams: Mapping[str, Any] | None,
         outcome: "_Outcome",
+        weight: jax.Array | None,
     ) -> tuple[Tree, OptState]:
         hyperparams = self.hyperparams if hyperparams is None else hyperparams
         grads = self.grouped.layout(params).trainable(grads)
-        if opt_state.acc is None:
-            grads = jax.tree.map(lambda g: g.astype(state_dtype(g.dtype)), grads)
-        else:
+        grads = _weighted(jax.tree.map(lambda g: g.astype(state_dtype(g.dtype)), grads), weight)
+        if opt_state.acc is not None:
             grads = _add(opt_state, grads)
-        if self.accumulative_counts > 1:
+            weight = None if weight is None else _total(opt_state, weight)
+        if self.accumulative_counts > 1 and weight is None:
             grads = jax.tree.map(lambda g: g / hyperparams["loss_factor"], grads)
         if opt_state.acc is not None:
             # what acc holds does not count any more, so it may as well hold these: zeros would have to be written
             opt_state = opt_state._replace(acc=grads, pending=jnp.zeros_like(opt_state.pending))
-        return self._step(grads, opt_state, params, hyperparams, outcome)
+        return self._step(grads, opt_state, params, hyperparams, outcome, weight)
 
     def _step(
-        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any], outcome: "_Outcome"
+        self,
+        grads: Tree,
+        opt_state: OptState,
+        params: Tree,
+        hyperparams: Mapping[str, Any],
+        outcome: "_Outcome",
+        weight: jax.Array | None = None,
     ) -> tuple[Tree, OptState]:
-        """Everything after accumulation, on trainable gradients."""
+        """Everything after accumulation, on trainable gradients; `weight` is what they have still to be divided by."""
         if self.axis_name is not None:
-            grads = jax.lax.pmean(grads, self.axis_name)
+            grads, weight = jax.lax.pmean((grads, weight), self.axis_name)
+        if weight is not None:
+            divisor = jnp.maximum(weight, _LEAST)
+            grads = jax.tree.map(lambda g: g / divisor.astype(g.dtype), grads)
         frozen = freeze.flags(self.grouped.layout(params), hyperparams)
         if frozen is not None:
             grads = freeze.mask(grads, frozen)
@@ -319,7 +348,7 @@ class OptimWrapper:
 
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
         """Everything: `state` (arrays), `param_groups` and, with more than one group, `base_param_settings`."""
-        state = {"count": opt_state.count, "inner": opt_state.inner, "acc": opt_state.acc, "pending": opt_state.pending}
+        state = {name: getattr(opt_state, name) for name in ("count", "inner", "acc", "pending", "weight")}
         return {"state": state, **self.group_state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
@@ -394,7 +423,8 @@ class OptimWrapper:
         """
         self.advance()
         if opt_state.acc is None:
-            opt_state = opt_state._replace(acc=zeros_like(self.grouped.layout(params).trainable(params)))
+            zeros = zeros_like(self.grouped.layout(params).trainable(params))
+            opt_state = opt_state._replace(acc=zeros, weight=jnp.zeros((), jnp.float32))
         out, grads = self.value_and_grad(loss_fn, has_aux)(params, opt_state, *args)
         return self.accumulate(grads, opt_state), out
 
@@ -437,6 +467,19 @@ class _Outcome(NamedTuple):
 
     of: Callable[[Tree], Tree]  # trainable updates -> result
     unchanged: Tree  # the result of a skipped step; None: `of` zeros
+
+
+def _weighted(grads: Tree, weight: jax.Array | None) -> Tree:
+    """The gradients times their weight."""
+    if weight is None:
+        return grads
+    return jax.tree.map(lambda g: g.astype(state_dtype(g.dtype)) * weight, grads)
+
+
+def _total(opt_state: OptState, weight: jax.Array | None) -> jax.Array:
+    """The weights of the window so far and `weight`, float32[]."""
+    assert opt_state.weight is not None
+    return jnp.where(opt_state.pending == 0, 0, opt_state.weight) + (1 if weight is None else weight)
 
 
 def _add(opt_state: OptState, grads: Tree) -> Tree:
