@@ -1,8 +1,15 @@
 """Devices: where a run's arrays live and how its step is compiled."""
 
+from jengine.parallel.agreement import Agreement as Agreement
+from jengine.parallel.failures import ProcessError as ProcessError
+from jengine.parallel.launch import LAUNCHERS as LAUNCHERS
+from jengine.parallel.launch import launch as launch
 from jengine.parallel.mesh import build_mesh as build_mesh
 from jengine.parallel.pjit import Pjit as Pjit
 from jengine.parallel.pjit import default_strategy as default_strategy
 from jengine.parallel.placement import Placement as Placement
+from jengine.parallel.processes import DifferentProcessesError as DifferentProcessesError
+from jengine.parallel.processes import check_same as check_same
+from jengine.parallel.processes import get_processes as get_processes
 from jengine.parallel.strategy import InFlight as InFlight
 from jengine.parallel.strategy import SingleDevice as SingleDevice

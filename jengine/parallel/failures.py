@@ -1,0 +1,218 @@
+"""How a process of a run learns that another one has failed or is gone.
+
+A process that fails on the host leaves a note in the key-value store of JAX's coordination service before it ends; one
+that is killed leaves none, and is found by a roll call. A thread looks into the store a few times a second, so that
+this works while the main thread waits on a device for a process that will never come.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+_FAILURE = "jengine/failure"
+_ROLL_CALL = "jengine/roll_call"
+_ANSWERS = "jengine/answers"
+_LEFT = "jengine/left"
+_WHO = "jengine/who"
+_STATUS = re.compile(r"^(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
+
+
+class ProcessError(RuntimeError):
+    """Another process of the run is missing or has failed.
+
+    Attributes:
+      processes: which ones.
+    """
+
+    def __init__(self, message: str, processes: list[int]) -> None:
+        super().__init__(message)
+        self.processes = processes
+
+
+class Store(Protocol):
+    """What is used of the client of JAX's coordination service."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        """Sets a value; an error if there is one and it may not be overwritten."""
+
+    def key_value_delete(self, key: str) -> None:
+        """Removes a value, and those below it."""
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
+        """All values below a key."""
+
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
+        """Waits for a value; an error after the time."""
+
+
+class Watch:
+    """Looks into the store, in a thread, for what the other processes have to say.
+
+    Args:
+      store: the client of the coordination service.
+      index: this process.
+      count: how many there are.
+      poll: seconds between two looks.
+      grace: seconds that others have to answer a roll call, and that an error has to end this process in Python
+        before it is ended from the thread.
+
+    Attributes:
+      watcher: called in the thread at each look; None for nothing.
+    """
+
+    def __init__(self, store: Store, index: int, count: int, poll: float = 0.2, grace: float = 5.0) -> None:
+        self.store, self.index, self.count = store, index, count
+        self.watcher: Callable[[], None] | None = None
+        self._poll, self._grace = poll, grace
+        self._failure: dict[str, Any] | None = None  # of the first process to fail
+        self._ending = threading.Event()  # an error is on its way up in Python
+        self._noticed: float | None = None  # when a failure was read, on the clock of time.monotonic
+        self._answered: set[str] = set()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="jengine-processes", daemon=True)
+        store.key_value_set(f"{_WHO}/{index}", f"pid {os.getpid()} on host {socket.gethostname()}", True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopped.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def leave(self) -> None:
+        """Call at the end of the process: ends a failed one at once, where JAX would wait for processes that are gone.
+
+        Process 0, with which the service ends, waits until the others have read why.
+        """
+        self.stop()
+        if not self._ending.is_set():
+            return
+        with contextlib.suppress(Exception):
+            self.store.key_value_set(f"{_LEFT}/{self.index}", "left", True)
+            if self.index == 0:
+                self._wait_for_all(_LEFT)
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+    def tell(self, error: BaseException) -> None:
+        """Leaves a note that this process ends with `error`, for the others to end too."""
+        told = {"process": self.index, "error": f"{type(error).__name__}: {error}"[:2000]}
+        self._ending.set()
+        with contextlib.suppress(Exception):  # another one was first, or the service is gone
+            self.store.key_value_set(f"{_FAILURE}/first", json.dumps(told))
+            self._failure = told
+
+    def raise_failure(self) -> None:
+        """Raises the failure of another process, if there is one.
+
+        Raises:
+          ProcessError: names the process and its error.
+        """
+        if self._failure is not None and self._failure["process"] != self.index:
+            raise self.error(f"{self.name(self._failure['process'])} failed: {self._failure['error']}")
+
+    def explain(self, error: BaseException) -> None:
+        """Raises the reason behind an error of JAX's runtime: a collective breaks when another process is gone.
+
+        Raises:
+          ProcessError: names the processes that failed or do not answer. Nothing is raised if all are well, or if
+            `error` is of another kind.
+        """
+        if not (isinstance(error, RuntimeError | ValueError) and _STATUS.match(str(error))):
+            return
+        with contextlib.suppress(Exception):
+            time.sleep(2 * self._poll)  # a note may be on its way
+            self._note_failure()
+        self.raise_failure()
+        missing = self._roll_call()
+        if missing:
+            verb = "is" if len(missing) == 1 else "are"
+            names = ", ".join(map(self.name, missing))
+            raise self.error(f"{names} {verb} gone: no answer for {self._grace:g} s", missing) from error
+
+    def error(self, message: str, processes: list[int] | None = None) -> ProcessError:
+        """A ProcessError to be raised at once: the thread leaves the end of the process to it."""
+        self._ending.set()
+        if processes is None:
+            assert self._failure is not None
+            processes = [self._failure["process"]]
+        return ProcessError(message, processes)
+
+    def name(self, process: int) -> str:
+        """Process, number and host, as a person finds it."""
+        with contextlib.suppress(Exception):
+            for key, who in self.store.key_value_dir_get(_WHO):
+                if key == f"{_WHO}/{process}":
+                    return f"process {process} ({who})"
+        return f"process {process}"
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._poll):
+            try:
+                self._note_failure()
+                self._answer_roll_calls()
+                if (watcher := self.watcher) is not None:
+                    watcher()
+            except Exception:  # the service is gone, and JAX ends this process
+                return
+            if self._overdue():
+                self._end_process()
+
+    def _overdue(self) -> bool:
+        """Whether another process failed a grace time ago and the main thread still does not know."""
+        if self._failure is None or self._failure["process"] == self.index or self._ending.is_set():
+            return False
+        self._noticed = self._noticed or time.monotonic()
+        return time.monotonic() > self._noticed + self._grace
+
+    def _note_failure(self) -> None:
+        if self._failure is None:
+            for _, text in self.store.key_value_dir_get(_FAILURE):
+                self._failure = json.loads(text)
+
+    def _answer_roll_calls(self) -> None:
+        for key, _ in self.store.key_value_dir_get(_ROLL_CALL):
+            call = key.rsplit("/", 1)[1]
+            if call not in self._answered:
+                self._answered.add(call)
+                self.store.key_value_set(f"{_ANSWERS}/{call}/{self.index}", "here", True)
+
+    def _roll_call(self) -> list[int]:
+        """Who does not answer in time; process 0, which holds the service, if nobody can be asked."""
+        call = f"{self.index}-{time.time_ns()}"
+        try:
+            self.store.key_value_set(f"{_ROLL_CALL}/{call}", "who is here?")
+            return self._wait_for_all(f"{_ANSWERS}/{call}")
+        except Exception:
+            return [0]
+
+    def _wait_for_all(self, place: str) -> list[int]:
+        """The processes that have put nothing at `place` when the grace time is over."""
+        deadline = time.monotonic() + self._grace
+        while True:
+            there = {int(key.rsplit("/", 1)[1]) for key, _ in self.store.key_value_dir_get(place)}
+            missing = [process for process in range(self.count) if process not in there]
+            if not missing or time.monotonic() > deadline:
+                return missing
+            time.sleep(self._poll)
+
+    def _end_process(self) -> None:
+        """Ends this process, whose main thread waits for one that will never come."""
+        assert self._failure is not None
+        text = f"{self.name(self._failure['process'])} failed: {self._failure['error']}"
+        print(f"jengine: ProcessError: {text}", file=sys.stderr)
+        self._ending.set()
+        self.leave()
