@@ -21,6 +21,7 @@ class StepContext(struct.PyTreeNode):
       model_state: the model's state; after the loss it is the new one.
       opt_state: the optimizer wrapper's state, the new one at `traced_update`.
       grads: the gradients of the total loss, None before there are any.
+      loss_weight: f32[], what the gradients count with in a mean over iterations or replicas; None: all alike.
       outputs: what the step reports, scalars by name.
       hook_state: the calling hook's own state, see `Hook.init_traced_state`.
       accept: bool[] or None, whether this iteration counts. A hook may set it at `traced_batch` or `traced_grads`;
@@ -35,6 +36,7 @@ class StepContext(struct.PyTreeNode):
     model_state: PyTree
     opt_state: PyTree
     grads: PyTree = None
+    loss_weight: jax.Array | None = None
     outputs: dict[str, jax.Array] = struct.field(default_factory=dict)
     hook_state: PyTree = None
     accept: jax.Array | None = None

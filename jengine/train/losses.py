@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -30,6 +31,50 @@ def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array,
         raise ValueError(f"nothing to minimise: no loss has 'loss' in its name, found {sorted(losses)}")
     total = sum(minimised[1:], start=minimised[0])
     return total, {**reduced, "loss": total}
+
+
+def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | None:
+    """What the mean losses of a batch count with when they are averaged with those of other batches.
+
+    With it a loss given as `(sum, weight)` is divided once, by the weight of all batches. Losses beside it that are no
+    such pair count with the same weight.
+
+    Args:
+      losses: as for `total_loss`.
+      batch: the batch, if padded examples (those that its `mask` leaves out) are to count for nothing.
+
+    Returns:
+      f32[], the weight; None where all batches count alike.
+
+    Raises:
+      ValueError: losses with different weights.
+    """
+    weights: dict[Any, tuple[str, Any]] = {}
+    for name, value in losses.items():
+        for part in value if isinstance(value, list) else [value]:
+            if "loss" in name and isinstance(part, tuple):
+                weight = part[1]
+                known = float(weight) if isinstance(weight, int | float | np.generic) else id(weight)
+                weights.setdefault(known, (name, weight))
+    if len(weights) > 1:
+        (one, _), (other, _), *_ = weights.values()
+        raise ValueError(
+            f"the losses {one!r} and {other!r} have different weights, so that their gradients cannot be averaged over "
+            "several iterations or replicas in one sum: give both the very same array as weight"
+        )
+    if weights:
+        _, weight = next(iter(weights.values()))
+        return jax.lax.stop_gradient(jnp.asarray(weight, jnp.float32))
+    mask = batch.get("mask") if isinstance(batch, Mapping) else None
+    return None if mask is None else jnp.asarray(mask, jnp.float32).sum()
+
+
+def mean_over_replicas(outputs: dict[str, jax.Array], weight: jax.Array | None, axis_name: str) -> dict[str, jax.Array]:
+    """The losses of all replicas of a mapped axis together, weighted as their gradients are."""
+    if weight is None:
+        return jax.lax.pmean(outputs, axis_name)
+    sums, total = jax.lax.psum(({name: value * weight for name, value in outputs.items()}, weight), axis_name)
+    return {name: value / jnp.maximum(total, 1e-12) for name, value in sums.items()}
 
 
 def _reduce(value: Any, mask: jax.Array | None) -> jax.Array:

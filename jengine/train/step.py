@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jengine.errors import closest
 from jengine.model import CastModel, Precision
 from jengine.train.context import StepContext
-from jengine.train.losses import total_loss
+from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import TracedHooks
 
@@ -78,7 +78,8 @@ def build_train_step(
         ctx, hook_state = traced.run("traced_batch", ctx, state.hook_state)
         for i, phase in enumerate(parts):
             model_state = ctx.model_state
-            ctx = _differentiate(phase, ctx.replace(rng=jax.random.fold_in(rng, i) if phase.name else rng))
+            own_rng = jax.random.fold_in(rng, i) if phase.name else rng
+            ctx = _differentiate(phase, ctx.replace(rng=own_rng), update=update)
             ctx, hook_state = traced.run("traced_grads", ctx, hook_state)
             if i + 1 < len(parts):
                 ctx = _update(phase, ctx, model_state)
@@ -91,6 +92,8 @@ def build_train_step(
 
         if ctx.accept is None:
             return finish(ctx, hook_state)
+        if (axis := parts[-1].optim_wrapper.axis_name) is not None:  # replicas must take the same branch
+            ctx = ctx.replace(accept=jax.lax.pmin(ctx.accept.astype(jnp.int32), axis) > 0)
         left = _left(state, optim_wrapper if update else None, traced.after_a_drop(state.hook_state, hook_state))
         return _finish_if_accepted(finish, ctx, hook_state, left)
 
@@ -120,26 +123,31 @@ def _under_amp(model: "Model", optim_wrapper: Any) -> "Model":
     return model if dtype is None else CastModel(model, Precision(compute=dtype))
 
 
-def _differentiate(phase: Phase, ctx: StepContext) -> StepContext:
+def _differentiate(phase: Phase, ctx: StepContext, *, update: bool) -> StepContext:
     """Adds losses, new model state and gradients to the context."""
+    wrapper = phase.optim_wrapper
+    averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None
 
-    def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Outputs, PyTree]]:
+    def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Outputs, PyTree, jax.Array | None]]:
         losses, model_state = phase.loss(params, ctx.model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
         total, outputs = total_loss(losses, ctx.batch)
-        return total, (outputs, model_state)
+        weight = loss_weight(losses, ctx.batch if wrapper.axis_name else None) if averaged else None
+        return total, (outputs, model_state, weight)
 
     own = ctx.opt_state[phase.name] if phase.name else ctx.opt_state
-    (total, (outputs, model_state)), grads = phase.optim_wrapper.value_and_grad(loss_fn, has_aux=True)(ctx.params, own)
+    (_, (outputs, model_state, weight)), grads = wrapper.value_and_grad(loss_fn, has_aux=True)(ctx.params, own)
+    if wrapper.axis_name is not None and update:  # what only accumulates exchanges nothing
+        outputs = mean_over_replicas(outputs, weight, wrapper.axis_name)
     if phase.name:
-        outputs = {**{k: v for k, v in outputs.items() if k != "loss"}, f"loss_{phase.name}": total}
-    return ctx.replace(model_state=model_state, grads=grads, outputs={**ctx.outputs, **outputs})
+        outputs = {f"loss_{phase.name}" if k == "loss" else k: v for k, v in outputs.items()}
+    return ctx.replace(model_state=model_state, grads=grads, loss_weight=weight, outputs={**ctx.outputs, **outputs})
 
 
 def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepContext:
     """Lets the phase's optimizer change the parameters."""
     name, wrapper = phase.name, phase.optim_wrapper
     own, numbers = (ctx.opt_state[name], ctx.hyperparams[name]) if name else (ctx.opt_state, ctx.hyperparams)
-    params, own = wrapper.apply(ctx.grads, own, ctx.params, numbers)
+    params, own = wrapper.apply(ctx.grads, own, ctx.params, numbers, ctx.loss_weight)
     model_state = ctx.model_state
     if own.loss_scale is not None:  # an overflow leaves the model's state as it was, like everything else
         finite = own.loss_scale.finite
@@ -155,7 +163,7 @@ def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepCont
 
 def _accumulate(phase: Phase, ctx: StepContext) -> StepContext:
     """Keeps the gradients for a later update."""
-    return ctx.replace(opt_state=phase.optim_wrapper.accumulate(ctx.grads, ctx.opt_state))
+    return ctx.replace(opt_state=phase.optim_wrapper.accumulate(ctx.grads, ctx.opt_state, ctx.loss_weight))
 
 
 def _moved(state: TrainState, ctx: StepContext, hook_state: Mapping[str, PyTree]) -> TrainState:
