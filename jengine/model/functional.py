@@ -1,22 +1,13 @@
 """Plain functions as a model."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from jengine.model.model import Losses, Model, PyTree, named
+from jengine.model.adapting import accepts, named
+from jengine.model.model import Losses, Model, PyTree
 from jengine.registry import MODELS
-
-
-def accepts(fn: Callable[..., Any], name: str) -> bool:
-    """Whether `fn` has a parameter called `name`, or takes any keyword."""
-    try:
-        parameters = inspect.signature(fn).parameters
-    except (TypeError, ValueError):
-        return False
-    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
 @MODELS.register_module()

@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 
-from jengine.model.model import Losses, Model, PyTree, build_loss, build_module, call_loss, select_inputs
+from jengine.model.adapting import build_loss, build_module, call_loss, select_inputs
+from jengine.model.model import Losses, Model, PyTree
 from jengine.paths import dotted
 from jengine.registry import MODELS
 

@@ -1,11 +1,9 @@
 """The interface that the engine sees: three pure functions and the types of the modules."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-
-from jengine.registry import MODELS, check_arguments
 
 PyTree = Any
 Losses = dict[str, Any]  # name -> array of any shape (its mean counts), (sum, weight), or a list of those
@@ -72,59 +70,3 @@ class Model:
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
         """Predictions for an evaluation batch: a pytree whose arrays have the batch axis first."""
         raise NotImplementedError(f"{type(self).__name__} must define `predict(params, model_state, batch)`")
-
-
-def select_inputs(batch: PyTree, inputs: str | tuple[str, ...] | None) -> tuple[Any, ...]:
-    """The positional arguments of a module: the entries of `batch` called `inputs`, or the batch itself for None.
-
-    Raises:
-      KeyError: the batch has no such entry.
-    """
-    if inputs is None:
-        return (batch,)
-    names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
-    for name in names:
-        if not isinstance(batch, Mapping) or name not in batch:
-            found = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
-            raise KeyError(f"the model takes the batch entry {name!r} (its `inputs`), the batch has {found}")
-    return tuple(batch[name] for name in names)
-
-
-def build_loss(loss: Any) -> Callable[..., Any]:
-    """A loss function from a registered config, or the function itself.
-
-    Raises:
-      TypeError: neither a config nor callable.
-    """
-    if hasattr(loss, "items"):
-        loss = MODELS.build(loss)
-    if not callable(loss):
-        raise TypeError(f"a loss is a function (outputs, batch) -> losses or a config of one, found {loss!r}")
-    return loss
-
-
-def build_module(module: Any, **extra: Any) -> Any:
-    """A network from a registered config with nested configs built inside out, or the module itself."""
-    if not hasattr(module, "items"):
-        return module
-    arguments = {k: build_module(v) if hasattr(v, "items") and "type" in v else v for k, v in module.items()}
-    kind = arguments.pop("type", None)
-    if kind is None:
-        raise TypeError(f"a module config needs a 'type', found the keys {sorted(arguments)}")
-    entry = MODELS.get(kind) if isinstance(kind, str) else kind
-    arguments.update(extra)
-    check_arguments(entry, arguments)
-    return entry(**arguments)
-
-
-def call_loss(fn: Callable[..., Any], outputs: PyTree, batch: PyTree, hyperparams: Mapping[str, Any]) -> Losses:
-    """Calls `fn(outputs, batch)`, with `hyperparams` too when it takes them; a bare array counts as 'loss'."""
-    from jengine.model.functional import accepts
-
-    extra = {"hyperparams": hyperparams} if accepts(fn, "hyperparams") else {}
-    return named(fn(outputs, batch, **extra))
-
-
-def named(losses: Any) -> Losses:
-    """Losses by name: what is no dict is the entry 'loss'."""
-    return dict(losses) if isinstance(losses, Mapping) else {"loss": losses}

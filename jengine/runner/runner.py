@@ -19,8 +19,9 @@ from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.interrupts import Interrupts
+from jengine.runner.training_step import TrainingStep
 from jengine.runner.workdir import LoadFrom, identify, set_aside
-from jengine.train import TraceOnce, TrainState, build_train_step, create_train_state
+from jengine.train import TrainState, create_train_state
 
 PyTree = Any
 
@@ -183,7 +184,9 @@ class Runner:
             self.call_hook("before_run")
             self._load_or_resume()
             self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
-            self._compile_train_steps()
+            phases = getattr(self.train_loop, "phases", None)
+            self._step = TrainingStep(self.model, self.optim_wrapper, self.hooks, self.strategy, phases)
+            self.update_step, self.accumulate_step = self._step.update, self._step.accumulate
             self.logger.info(report.introduction(self, self._group_table))
             self._first_iter = self.train_loop.iter
             with self.interrupts:
@@ -233,16 +236,8 @@ class Runner:
 
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
         """One training iteration on a batch that is on its device; returns the outputs, which stay there."""
-        updates = self.optim_wrapper.advance()
-        step, traced = (
-            (self._compiled_update, self.update_step) if updates else (self._compiled_accumulate, self.accumulate_step)
-        )
-        hyperparams = {**self.optim_wrapper.hyperparams, **self.hyperparams}
-        before = self.time.switch("step" if traced.traces else "compile")
-        self.in_flight.wait()
-        self.state, outputs = step(self.state, batch, hyperparams)
-        self.in_flight.add(outputs["loss"])
-        self.time.switch(before)
+        assert self.state is not None
+        self.state, outputs = self._step(self.state, batch, self.hyperparams, self.in_flight, self.time)
         return outputs
 
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
@@ -416,19 +411,6 @@ class Runner:
             loader.set_epoch(0)
             return batch
         raise ConfigError(f"{mode}_dataloader has no batch")
-
-    def _compile_train_steps(self) -> None:
-        """Wraps the two pure steps for the device; JAX compiles each at its first call."""
-        arguments = ("state", "batch", "hyperparams")
-        phases = getattr(self.train_loop, "phases", None)
-        self.update_step, self.accumulate_step = (
-            TraceOnce(
-                build_train_step(self.model, self.optim_wrapper, self.hooks, update=update, phases=phases), arguments
-            )
-            for update in (True, False)
-        )
-        self._compiled_update = self.strategy.compile_train_step(self.update_step)
-        self._compiled_accumulate = self.strategy.compile_train_step(self.accumulate_step)
 
     def _load_or_resume(self) -> None:
         if self._loaded:

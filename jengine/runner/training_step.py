@@ -1,0 +1,67 @@
+"""The compiled programs of a training run, and the one call that an iteration makes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jengine.logging import TimeAccount
+from jengine.parallel import InFlight
+from jengine.train import TraceOnce, TrainState, build_train_step
+
+PyTree = Any
+
+
+class TrainingStep:
+    """The step that updates and the one that only accumulates, each compiled at its first call and traced once.
+
+    Args:
+      model: gives the losses.
+      optim_wrapper: knows which iterations update, and owns the numbers of the optimizer.
+      hooks: those with traced points are compiled in.
+      strategy: compiles.
+      phases: see `build_train_step`.
+
+    Attributes:
+      update: the pure step that updates. accumulate: the one that only accumulates.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optim_wrapper: Any,
+        hooks: Sequence[Any],
+        strategy: Any,
+        phases: Sequence[tuple[str, int]] | None = None,
+    ) -> None:
+        arguments = ("state", "batch", "hyperparams")
+        self._optim_wrapper = optim_wrapper
+        self.update, self.accumulate = (
+            TraceOnce(build_train_step(model, optim_wrapper, hooks, update=update, phases=phases), arguments)
+            for update in (True, False)
+        )
+        self._compiled = {step: strategy.compile_train_step(step) for step in (self.update, self.accumulate)}
+
+    def __call__(
+        self, state: TrainState, batch: PyTree, scalars: Mapping[str, Any], in_flight: InFlight, time: TimeAccount
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Dispatches one iteration.
+
+        Args:
+          state: donated.
+          batch: on its device.
+          scalars: what hooks hand to the step, beside the numbers of the optimizer.
+          in_flight: bounds how far the host runs ahead.
+          time: the account of the run.
+
+        Returns:
+          The new state and the outputs, both in the making.
+        """
+        step = self.update if self._optim_wrapper.advance() else self.accumulate
+        hyperparams = {**self._optim_wrapper.hyperparams, **scalars}
+        before = time.switch("step" if step.traces else "compile")
+        in_flight.wait()
+        state, outputs = self._compiled[step](state, batch, hyperparams)
+        in_flight.add(outputs["loss"])
+        time.switch(before)
+        return state, outputs
