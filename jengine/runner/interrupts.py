@@ -3,7 +3,10 @@
 import signal
 import threading
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jengine.parallel import Agreement
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -13,34 +16,47 @@ class Interrupts:
 
     The first signal is noted, so that the iteration under way is finished and can be saved; a second one of the
     same kind acts at once, as ever. Outside the main thread, where Python allows no handlers, signals act as before.
+
+    Args:
+      agreement: finds where all processes end when one of them gets a signal.
+
+    Attributes:
+      agreed: whether all processes end here, after a signal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, agreement: "Agreement") -> None:
         self.signum: int | None = None
+        self.agreed = False
+        self._agreement = agreement
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
-        self.signum = None
+        self.signum, self.agreed = None, False
+        self._agreement.__enter__()
         if threading.current_thread() is threading.main_thread():
             self._before = {signum: signal.signal(signum, self._note) for signum in _SIGNALS}
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *error: Any) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before = {}
+        self._agreement.__exit__(*error)
 
     def check(self) -> None:
-        """Ends the run if a signal came.
+        """Ends the run if a signal came, to this process or another.
 
         Raises:
           KeyboardInterrupt: after SIGINT. SystemExit: after SIGTERM, with exit code 143.
+          ProcessError: another process has failed.
         """
-        if self.signum is None:
+        signum = self._agreement.check(self.signum)
+        if signum is None:
             return
-        if self.signum == signal.SIGINT:
+        self.agreed = True
+        if signum == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + self.signum)
+        raise SystemExit(128 + signum)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum

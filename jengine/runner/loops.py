@@ -81,8 +81,11 @@ class TrainLoop:
         """Validates when `count`, the epochs or iterations done, asks for it."""
         interval = self._intervals[bisect.bisect(self._milestones, count + 1) - 1]
         due = count >= max(self.val_begin, 1) and (count % interval == 0 or count == end)
-        if self.runner.val_loop is not None and due:
+        validates = self.runner.val_loop is not None and due
+        if validates:
             self.runner.val_loop.run()
+        if validates or self.by_epoch:  # not after each iteration: all processes wait for each other here
+            self.stop_training = any(self.runner.processes.exchange("the end of an epoch", self.stop_training))
 
     def _validate_before_first(self, count: int, end: int, *, at_border: bool) -> None:
         """Validates before the first iteration: at the start with `val_begin=0`; after a resume, what is still due.

@@ -14,12 +14,13 @@ from jengine.hooks import Hook, Priority
 from jengine.logging import MessageHub, TimeAccount, build_logger
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.optim.schedulers import build_param_schedulers
-from jengine.parallel import InFlight
+from jengine.parallel import Agreement, InFlight, check_same, get_processes
 from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.training_step import TrainingStep
+from jengine.runner.together import ending_together, share
 from jengine.runner.workdir import LoadFrom, identify, set_aside
 from jengine.train import TrainState, create_train_state
 
@@ -110,16 +111,19 @@ class Runner:
         self.cfg = resolve(cfg) if cfg is not None else {}
         self.cfg_text = dump_config(self.cfg) if cfg is not None else ""
 
+        self.processes = get_processes()
+        check_same(self.processes, {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "config": self.cfg})
         identity = identify(
             work_dir, load_from=load_from, resume=resume, randomness=randomness, experiment_name=experiment_name
         )
+        identity = share(identity, self.processes)
         self.work_dir, self.log_dir, self.timestamp = identity.work_dir, identity.log_dir, identity.timestamp
         self.experiment_name, self.seed = identity.experiment_name, identity.seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
 
         use_compilation_cache()
         self.time = TimeAccount()
-        self.interrupts = Interrupts()
+        self.interrupts = Interrupts(Agreement(self.processes))
         self._lock = WorkDirLock(self.work_dir)
         self.strategy = build.build_strategy(parallel)
         self.in_flight = InFlight(self.strategy.max_in_flight)
@@ -179,24 +183,9 @@ class Runner:
             raise RuntimeError("there is nothing to train: give train_dataloader, train_cfg and optim_wrapper")
         self.time.start("setup")
         self._prepare_training()
-        self._lock.acquire()
         try:
-            self.call_hook("before_run")
-            self._load_or_resume()
-            self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
-            phases = getattr(self.train_loop, "phases", None)
-            self._step = TrainingStep(self.model, self.optim_wrapper, self.hooks, self.strategy, phases)
-            self.update_step, self.accumulate_step = self._step.update, self._step.accumulate
-            self.logger.info(report.introduction(self, self._group_table))
-            self._first_iter = self.train_loop.iter
-            with self.interrupts:
-                try:
-                    self.train_loop.run()
-                except BaseException:
-                    self._save_what_is_done()
-                    self.call_hook("on_failure")
-                    raise
-            self.call_hook("after_run")
+            with ending_together(self.processes, self.interrupts):
+                self._train()
         finally:
             self._close()
             self._lock.release()
@@ -360,6 +349,24 @@ class Runner:
                 self.optim_wrapper = build_optim_wrapper(params, given, module_types=self.model.module_types)
         return self.optim_wrapper
 
+    def _train(self) -> None:
+        """Training itself, between what is built before it and what is closed after it."""
+        self._lock.acquire()
+        self.call_hook("before_run")
+        self._load_or_resume()
+        self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
+        self._compile_train_steps()
+        self.logger.info(report.introduction(self, self._group_table))
+        self._first_iter = self.train_loop.iter
+        with self.interrupts:
+            try:
+                self.train_loop.run()
+            except BaseException:
+                self._save_what_is_done()
+                self.call_hook("on_failure")
+                raise
+        self.call_hook("after_run")
+
     def _prepare_training(self) -> None:
         """Builds what depends on the data: loops, optimizer, schedulers, and the state."""
         loader = self.train_dataloader
@@ -367,7 +374,7 @@ class Runner:
             self.train_loop = build.build_train_loop(self, self._sections["train_cfg"], loader)
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
-            batch_size = getattr(loader, "batch_size", None) or 1
+            batch_size = (getattr(loader, "batch_size", None) or 1) * self.processes.count
             factor = build.scale_lr(wrapper, self._sections["auto_scale_lr"], batch_size)
             if factor != 1.0:
                 self.logger.info(f"Learning rates are scaled by {factor:g}, for a batch size of {batch_size}.")
@@ -400,6 +407,7 @@ class Runner:
         self.state = self.strategy.init_state(
             make, self._init_key(), run_key, self._example_batch(mode), model=self.model
         )
+        self._loaded = False
 
     def _init_key(self) -> jax.Array:
         return jax.random.fold_in(jax.random.key(self.seed), 0)
@@ -436,8 +444,9 @@ class Runner:
         self.call_hook("before_run")
         self._load_or_resume()
         try:
-            metrics = loop.run()
-            self.call_hook("after_run")
+            with ending_together(self.processes, self.interrupts):
+                metrics = loop.run()
+                self.call_hook("after_run")
         finally:
             self._close()
         return metrics
@@ -457,18 +466,21 @@ class Runner:
                     self._sections[name],
                     train=mode == "train",
                     seed=self.seed,
-                    process_index=jax.process_index(),
-                    process_count=jax.process_count(),
+                    process_index=self.processes.index,
+                    process_count=self.processes.count,
                 )
+            check_same(self.processes, {name: {"batches": len(self._loaders[mode])}})
         return self._loaders.get(mode)
 
     def _save_what_is_done(self) -> None:
         """After an error or a signal: saves the iterations that are done, if the state still is that of all of them.
 
         An error within an iteration leaves counters, schedules and state at odds, or the state donated to a step that
-        failed; then the newest checkpoint is what there is to resume from.
+        failed; then the newest checkpoint is what there is to resume from. So it is with several processes, unless all
+        end here, for they save together.
         """
-        whole = not self.train_loop.in_iteration and not any(x.is_deleted() for x in jax.tree.leaves(self.state))
+        together = self.processes.count == 1 or self.interrupts.agreed
+        whole = together and not self.train_loop.in_iteration and not any(x.is_deleted() for x in jax.tree.leaves(self.state))
         try:
             if whole and int(self.state.step) == self.train_loop.iter:  # type: ignore[union-attr]
                 self.call_hook("on_interrupt")
@@ -480,7 +492,7 @@ class Runner:
     def _close(self) -> None:
         """Finishes what runs in the background, also when the run failed."""
         with self.time.part("checkpoint"):
-            if self._checkpointer is not None:
+            if self._checkpointer is not None and not self.processes.failing:
                 self._checkpointer.wait()
         self.visualizer.close()
 

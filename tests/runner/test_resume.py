@@ -239,3 +239,16 @@ def test_whose_schedule_holds_after_a_resume_is_a_choice(make_runner, tmp_path, 
     assert "param_scheduler[0].T_max: 4 in the config, 2 in the checkpoint" in log
     with pytest.raises(ValueError, match="is one of 'checkpoint', 'config', found 'both'"):
         make_runner(param_scheduler_on_resume="both")
+
+
+def test_a_validation_before_training_does_not_use_up_the_weights_to_start_from(make_runner, tmp_path):
+    trained = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1)).train()
+    runner = make_runner(
+        work_dir=tmp_path / "tuned",
+        load_from=tmp_path / "run",
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.0)),
+    )
+    before = runner.val()["loss"]
+    state = runner.train()
+    np.testing.assert_array_equal(state.params["w"], trained.params["w"])
+    assert runner.val()["loss"] == before
