@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from jengine.visualization.histogram import Histogram
+
 
 class BaseVisBackend(abc.ABC):
     """Writes what the visualizer gets to one place: files, a server.
@@ -46,6 +48,12 @@ class BaseVisBackend(abc.ABC):
     def add_scalar(self, name: str, value: Any, step: int = 0) -> None:
         """Writes one value of one step."""
         self.add_scalars({name: value}, step)
+
+    def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
+        """Writes a histogram; where a backend knows none its mean, deviation and range, as scalars."""
+        low, high = histogram.edges[0], histogram.edges[-1]
+        numbers = dict(mean=histogram.mean, std=histogram.std, min=float(low), max=float(high))
+        self.add_scalars({f"{name}/{key}": value for key, value in numbers.items()}, step)
 
     def state_dict(self) -> dict[str, Any]:
         """How far this backend has written, as a checkpoint keeps it. Fits JSON."""

@@ -3,20 +3,18 @@
 import json
 import math
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from jengine.config import write_config
 from jengine.registry import VISBACKENDS
-from jengine.visualization.backend import BaseVisBackend
-from jengine.visualization.image import encode_png
+from jengine.visualization.files import FilesVisBackend, append
+from jengine.visualization.histogram import Histogram
 
 
 @VISBACKENDS.register_module()
-class LocalVisBackend(BaseVisBackend):
+class LocalVisBackend(FilesVisBackend):
     """Writes to files below `save_dir`.
 
     Scalars are lines of JSON, each complete on disk when the call returns. JSON has no NaN and no infinity: they are
@@ -32,6 +30,8 @@ class LocalVisBackend(BaseVisBackend):
       ValueError: `scalar_save_file` is no `.json` file.
     """
 
+    suffix = ".json"
+
     def __init__(
         self,
         save_dir: str | os.PathLike[str],
@@ -39,28 +39,7 @@ class LocalVisBackend(BaseVisBackend):
         config_save_file: str = "config.py",
         scalar_save_file: str = "scalars.json",
     ) -> None:
-        super().__init__(save_dir)
-        if not scalar_save_file.endswith(".json"):
-            raise ValueError(f"scalar_save_file is a .json file, found {scalar_save_file!r}")
-        self._images = self.save_dir / img_save_dir
-        self._config = self.save_dir / config_save_file
-        self._scalars = self.save_dir / scalar_save_file
-
-    def add_config(self, config: str) -> None:
-        """Writes the config file; it loads with `load_config`."""
-        write_config(config, self._config)
-
-    def add_graph(self, graph: str) -> None:
-        """Writes `graph.txt`."""
-        self.save_dir.mkdir(parents=True, exist_ok=True)
-        (self.save_dir / "graph.txt").write_text(graph, encoding="utf-8")
-
-    def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
-        """Writes `<img_save_dir>/<name>_<step>.png`; see `encode_png` for what an image is."""
-        png = encode_png(image)
-        path = self._images / f"{name}_{step}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png)
+        super().__init__(save_dir, img_save_dir, config_save_file, scalar_save_file)
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
         """Appends a line with the values and their `step` to the scalar file, and to `file_path` where given.
@@ -81,24 +60,12 @@ class LocalVisBackend(BaseVisBackend):
             if paths[1].suffix != ".json" or paths[1] == self._scalars:
                 raise ValueError(f"file_path is a .json file other than {self._scalars.name}, found {file_path!r}")
         for path in paths:
-            _append(path, line)
+            append(path, line)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The size of each scalar file in bytes."""
-        return {"sizes": {path.name: path.stat().st_size for path in sorted(self.save_dir.glob("*.json"))}}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
-        """Cuts the scalar files off where they ended when the checkpoint was written."""
-        for name, size in state_dict.get("sizes", {}).items():
-            path = self.save_dir / name
-            if path.exists() and path.stat().st_size > size:
-                os.truncate(path, size)
-
-
-def _append(path: pathlib.Path, line: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line)
+    def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
+        """Appends a line with the counts and the edges of the bins to `histograms.json`."""
+        line = {"name": name, "step": step, **histogram._asdict()}
+        append(self._histograms, json.dumps(_jsonable(line), allow_nan=False) + "\n")
 
 
 def _jsonable(value: Any, name: str = "") -> Any:

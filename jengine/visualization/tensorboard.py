@@ -10,7 +10,9 @@ import numpy as np
 
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
+from jengine.visualization.histogram import Histogram
 from jengine.visualization.image import encode_png
+from jengine.visualization.values import to_number
 
 _FLUSH_SECONDS = 10  # what a killed run may lose
 
@@ -60,12 +62,29 @@ class TensorboardVisBackend(BaseVisBackend):
         encoded = {"height": height, "width": width, "colorspace": channels, "encoded_image_string": encode_png(image)}
         self.experiment.add_event(_event(step, tag=name, image=encoded))
 
+    def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
+        """Writes the bins of the histogram."""
+        writer = self.experiment
+        from tensorboard.compat.proto import summary_pb2
+
+        number = int(histogram.counts.sum())
+        proto = summary_pb2.HistogramProto(
+            min=histogram.edges[0],
+            max=histogram.edges[-1],
+            num=number,
+            sum=number * histogram.mean if number else 0.0,
+            sum_squares=number * (histogram.mean**2 + histogram.std**2) if number else 0.0,
+            bucket_limit=histogram.edges[1:].tolist(),
+            bucket=histogram.counts.tolist(),
+        )
+        writer.add_event(_event(step, tag=name, histo=proto))
+
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
         """Writes each number under its name; `file_path` is for backends of files and does nothing here."""
         for name, value in scalar_dict.items():
             if name == "step":
                 continue
-            number = _number(value)
+            number = to_number(value)
             if number is not None:
                 self.experiment.add_event(_event(step, tag=name, simple_value=number))
             elif name not in self._warned:
@@ -102,13 +121,3 @@ def _event(step: int, **value: Any) -> Any:
 
     summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(**value)])
     return event_pb2.Event(wall_time=time.time(), step=int(step), summary=summary)
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool | int | float):
-        return float(value)
-    if hasattr(value, "__array__"):
-        array = np.asarray(value)
-        if array.size == 1 and array.dtype.kind in "biufV":  # V: bfloat16 and its like
-            return float(array.item())
-    return None

@@ -12,6 +12,7 @@ from jengine.errors import UnknownNameError, closest, place
 from jengine.registry import VISBACKENDS, VISUALIZERS
 from jengine.visualization.backend import BaseVisBackend
 from jengine.visualization.graph import graph_text
+from jengine.visualization.histogram import histogram
 
 
 @VISUALIZERS.register_module()
@@ -100,6 +101,21 @@ class Visualizer:
         """
         for backend in self._writers():
             backend.add_image(name, image, step)
+
+    def add_histogram(self, name: str, values: Any, step: int = 0, bins: int = 64) -> None:
+        """Writes how the elements of an array are distributed.
+
+        Args:
+          name: what the array is called.
+          values: array of numbers of any shape, the host's: one on a device would make the host wait for it.
+          step: the iteration or epoch it belongs to.
+          bins: number of bins between the least and the greatest element.
+        """
+        writers = self._writers()
+        if writers:
+            binned = histogram(values, bins)
+            for backend in writers:
+                backend.add_histogram(name, binned, step)
 
     def add_scalar(self, name: str, value: Any, step: int = 0) -> None:
         """Writes one number of the host; a value on a device would make the host wait for it."""

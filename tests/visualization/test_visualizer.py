@@ -50,12 +50,20 @@ def test_every_backend_gets_the_same_values_and_the_same_step():
     assert visualizer.get_backend("b").calls == expected
 
 
+def test_a_backend_that_knows_no_histograms_gets_their_summary():
+    visualizer = Visualizer([Recorder()])
+    visualizer.add_histogram("w", np.array([1.0, 3.0]), step=2)
+    expected = {"w/mean": 2.0, "w/std": 1.0, "w/min": 1.0, "w/max": 3.0}
+    assert visualizer.get_backend("Recorder").calls == [("scalars", expected, 2, None)]
+
+
 def test_processes_other_than_the_first_write_nothing(monkeypatch):
     visualizer = Visualizer([Recorder()])
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     visualizer.add_scalar("a", 1.0)
     visualizer.add_scalars({"a": 1.0})
     visualizer.add_image("a", np.zeros((1, 1, 3), np.uint8))
+    visualizer.add_histogram("a", np.zeros(1))
     visualizer.add_config({"a": 1})
     visualizer.add_graph("g")
     assert visualizer.get_backend("Recorder").calls == []
@@ -162,11 +170,12 @@ def test_closing_reaches_every_backend_and_can_be_repeated(tmp_path):
 
 
 def test_the_registries_hold_the_built_in_entries():
-    assert {"LocalVisBackend", "TensorboardVisBackend"} <= set(VISBACKENDS)
+    backends = ("Local", "CSV", "Tensorboard", "Wandb", "MLflow")
+    assert {f"{name}VisBackend" for name in backends} <= set(VISBACKENDS)
     assert "Visualizer" in set(VISUALIZERS)
 
 
 def test_importing_the_package_imports_no_backend_library():
-    heavy = ("tensorboard", "PIL", "flax", "orbax")
+    heavy = ("tensorboard", "wandb", "mlflow", "PIL", "flax", "orbax")
     code = f"import sys, jengine.visualization; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,82 @@
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from jengine.visualization import MLflowVisBackend
+from jengine.visualization.histogram import histogram
+
+
+@pytest.fixture
+def backend(tmp_path):
+    made = MLflowVisBackend(tmp_path, exp_name="digits", run_name="first", tags={"who": "test"}, params={"lr": 0.1})
+    yield made
+    made.close()
+
+
+def run_of(backend):
+    return backend.experiment.get_run(backend.state_dict()["run_id"])
+
+
+def read_artifact(backend, path):
+    (file,) = (backend.save_dir / "mlruns").glob(f"*/*/artifacts/{path}")
+    return file
+
+
+def test_scalars_are_metrics_with_their_steps(backend):
+    backend.add_scalars({"train/loss": np.float32(0.5), "note": "x"}, step=10)
+    backend.add_scalar("train/loss", float("nan"), step=20)
+    history = backend.experiment.get_metric_history(run_of(backend).info.run_id, "train/loss")
+    assert [(m.step, str(m.value)) for m in history] == [(10, "0.5"), (20, "nan")]
+    assert list(run_of(backend).data.metrics) == ["train/loss"]
+
+
+def test_a_run_has_its_name_its_tags_and_its_params(backend):
+    backend.add_scalar("a", 1.0)
+    run = run_of(backend)
+    assert (run.info.run_name, run.data.tags["who"], run.data.params) == ("first", "test", {"lr": "0.1"})
+    assert backend.experiment.get_experiment_by_name("digits").experiment_id == run.info.experiment_id
+
+
+def test_images_histograms_and_config_are_artifacts(backend):
+    from PIL import Image
+
+    image = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+    backend.add_image("val/cat", image, step=4)
+    backend.add_histogram("w", histogram(np.array([0.0, 1.0]), bins=2), step=5)
+    backend.add_config("lr = 0.1\n")
+    backend.add_graph("lambda a: a")
+    np.testing.assert_array_equal(np.asarray(Image.open(read_artifact(backend, "images/val/cat_4.png"))), image)
+    bins = json.loads(read_artifact(backend, "histograms/w_5.json").read_text())
+    assert bins == {"counts": [1, 1], "edges": [0.0, 0.5, 1.0]}
+    assert read_artifact(backend, "config.py").read_text() == "lr = 0.1\n"
+    assert read_artifact(backend, "graph.txt").read_text() == "lambda a: a"
+    with pytest.raises(TypeError, match="an image is uint8"):
+        backend.add_image("x", image.astype(np.float32))
+
+
+def test_a_resumed_run_continues_the_run_of_the_checkpoint(backend, tmp_path):
+    backend.add_scalar("a", 1.0, step=1)
+    backend.close()
+    backend.close()
+    again = MLflowVisBackend(tmp_path, exp_name="digits")
+    again.load_state_dict(backend.state_dict(), step=1)
+    again.add_scalar("a", 2.0, step=2)
+    assert run_of(again).info.status == "RUNNING"
+    history = again.experiment.get_metric_history(run_of(again).info.run_id, "a")
+    assert [(m.step, m.value) for m in history] == [(1, 1.0), (2, 2.0)]
+    again.close()
+    assert run_of(again).info.status == "RUNNING"  # looking opened it again
+    again.close()
+
+
+def test_nothing_is_opened_before_the_first_value(backend, tmp_path):
+    assert list(tmp_path.iterdir()) == []
+    assert backend.state_dict() == {}
+
+
+def test_without_mlflow_the_error_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
+    with pytest.raises(ImportError, match=r"pip install 'jengine\[mlflow\]'"):
+        MLflowVisBackend(tmp_path).add_scalar("a", 1.0)
