@@ -80,6 +80,11 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="jengine-processes", daemon=True)
         store.key_value_set(f"{_WHO}/{index}", f"pid {os.getpid()} on host {socket.gethostname()}", True)
 
+    @property
+    def ending(self) -> bool:
+        """Whether an error is about to end this process."""
+        return self._ending.is_set()
+
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()

@@ -8,8 +8,10 @@ import atexit
 import contextlib
 import functools
 import json
+import sys
 import time
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any
 
 from jengine.errors import ConfigError
@@ -29,6 +31,7 @@ class Alone:
 
     index, count = 0, 1
     watch: Watch | None = None
+    failing = False
 
     def exchange(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
         """The values of all processes."""
@@ -93,6 +96,11 @@ class Processes:
             self.watch.explain(error)
             self.watch.tell(error)
 
+    @property
+    def failing(self) -> bool:
+        """Whether this process is about to end with an error, so that waiting for others leads nowhere."""
+        return self.watch.ending
+
     def new_agreement(self) -> int:
         """The number of the next agreement: the same on all processes."""
         self._agreements += 1
@@ -143,8 +151,20 @@ def get_processes() -> Alone | Processes:
 def _processes(client: Any, index: int, count: int) -> Processes:
     processes = Processes(client, index, count)
     processes.watch.start()
+    _leave_after_errors(processes.watch)
     atexit.register(processes.watch.leave)
     return processes
+
+
+def _leave_after_errors(watch: Watch) -> None:
+    """An error that nobody catches ends the process as soon as it is printed: threads that wait for others do not."""
+    print_error = sys.excepthook
+
+    def leave(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        print_error(kind, error, traceback)
+        watch.leave()
+
+    sys.excepthook = leave
 
 
 def check_same(processes: Alone | Processes, facts: Mapping[str, Any]) -> None:

@@ -19,8 +19,8 @@ from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.interrupts import Interrupts
-from jengine.runner.training_step import TrainingStep
 from jengine.runner.together import ending_together, share
+from jengine.runner.training_step import TrainingStep
 from jengine.runner.workdir import LoadFrom, identify, set_aside
 from jengine.train import TrainState, create_train_state
 
@@ -355,7 +355,9 @@ class Runner:
         self.call_hook("before_run")
         self._load_or_resume()
         self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
-        self._compile_train_steps()
+        phases = getattr(self.train_loop, "phases", None)
+        self._step = TrainingStep(self.model, self.optim_wrapper, self.hooks, self.strategy, phases)
+        self.update_step, self.accumulate_step = self._step.update, self._step.accumulate
         self.logger.info(report.introduction(self, self._group_table))
         self._first_iter = self.train_loop.iter
         with self.interrupts:
@@ -480,9 +482,9 @@ class Runner:
         end here, for they save together.
         """
         together = self.processes.count == 1 or self.interrupts.agreed
-        whole = together and not self.train_loop.in_iteration and not any(x.is_deleted() for x in jax.tree.leaves(self.state))
+        whole = not self.train_loop.in_iteration and not any(x.is_deleted() for x in jax.tree.leaves(self.state))
         try:
-            if whole and int(self.state.step) == self.train_loop.iter:  # type: ignore[union-attr]
+            if together and whole and int(self.state.step) == self.train_loop.iter:  # type: ignore[union-attr]
                 self.call_hook("on_interrupt")
             else:
                 self.logger.error(f"Training ended within iteration {self.iter}, which is not saved.")
