@@ -1,5 +1,6 @@
 """Hooks: what happens around, and inside, the compiled step."""
 
+from jengine.hooks import imix as imix
 from jengine.hooks.checkpoint import CheckpointHook as CheckpointHook
 from jengine.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
 from jengine.hooks.ema import EMAHook as EMAHook

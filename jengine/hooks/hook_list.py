@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
+from jengine.hooks.imix.level import get_level, to_priority
 from jengine.hooks.priority import Priority, get_priority, priority_name
 from jengine.registry import HOOKS
 
@@ -25,15 +27,16 @@ class HookList:
         """Adds a hook, given as it is or as a config.
 
         Args:
-          hook: an instance, or `dict(type=..., priority=..., **arguments)`, which is left as it was.
+          hook: an instance, or `dict(type=..., priority=..., **arguments)`, which is left as it was. A `level` on
+            iMIX's scale may take the place of the priority.
           priority: goes before the config's `priority`, which goes before that of the class.
 
         Raises:
-          TypeError: neither a hook nor a config of one.
+          TypeError: neither a hook nor a config of one. ConfigError: both a priority and a level.
         """
         if not isinstance(hook, Hook) and hasattr(hook, "items"):
             cfg = dict(hook)
-            configured = cfg.pop("priority", None)
+            configured = _pop_priority(cfg)
             priority = configured if priority is None else priority
             hook = HOOKS.build(cfg)
         if not isinstance(hook, Hook):
@@ -88,3 +91,16 @@ class HookList:
         else:  # a stage of a user's own loop
             acting = [hook for hook in self if callable(getattr(hook, stage, None))]
         return [(hook, getattr(hook, stage)) for hook in acting]
+
+
+def _pop_priority(cfg: dict[str, Any]) -> int | str | Priority | None:
+    """Takes what says when the hook runs out of its config: `priority`, or `level` on iMIX's scale."""
+    priority, level = cfg.pop("priority", None), cfg.pop("level", None)
+    if level is None:
+        return priority
+    if priority is not None:
+        raise ConfigError(
+            "a hook has a priority (0 to 100, as in MMEngine) or a level (0 to 60, as in iMIX), found both: "
+            f"{priority!r} and {level!r}"
+        )
+    return to_priority(get_level(level))
