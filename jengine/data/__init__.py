@@ -7,5 +7,7 @@ from jengine.data.datasets import Digits as Digits
 from jengine.data.iterables import IterableLoader as IterableLoader
 from jengine.data.loader import DataLoader as DataLoader
 from jengine.data.prefetch import prefetch_to_device as prefetch_to_device
+from jengine.data.pseudo_labels import DeepClusterSampler as DeepClusterSampler
+from jengine.data.pseudo_labels import PseudoLabelDataset as PseudoLabelDataset
 from jengine.data.samplers import DefaultSampler as DefaultSampler
 from jengine.data.samplers import InfiniteSampler as InfiniteSampler

@@ -15,6 +15,8 @@ from jengine.hooks.progress import ProgressHook as ProgressHook
 from jengine.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
 from jengine.hooks.sampler_seed import DistSamplerSeedHook as DistSamplerSeedHook
 from jengine.hooks.seg_visualization import SegVisualizationHook as SegVisualizationHook
+from jengine.hooks.selfsup import DeepClusterHook as DeepClusterHook
 from jengine.hooks.selfsup import DenseCLHook as DenseCLHook
+from jengine.hooks.selfsup import ODCHook as ODCHook
 from jengine.hooks.selfsup import SimSiamHook as SimSiamHook
 from jengine.hooks.selfsup import SwAVHook as SwAVHook

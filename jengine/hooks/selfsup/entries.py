@@ -1,12 +1,12 @@
 """Finds what a hook needs of a model, and says what is missing where it is not there."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from jengine import paths
 from jengine.errors import closest
+from jengine.hooks.selfsup.memory_bank import MemoryBank
 
 PyTree = Any
 
@@ -34,34 +34,62 @@ def model_attribute(model: Any, name: str, needed_by: str) -> Any:
     )
 
 
-def state_entry(model_state: PyTree, name: str, needed_by: str, is_leaf: Callable[[Any], bool] | None = None) -> Any:
-    """The one part of the model's state that is called `name`, wherever it lies.
+def state_entry(model_state: PyTree, name: str, needed_by: str) -> Any:
+    """The one array of the model's state that is called `name`, wherever it lies.
 
     Args:
       model_state: the model's state.
       name: the last component of its path.
       needed_by: the hook that asks, for the message.
-      is_leaf: what counts as one part, see `jax.tree.map`.
 
     Raises:
       AssertionError: there is none, or more than one.
     """
-    leaves = jax.tree_util.tree_flatten_with_path(model_state, is_leaf=is_leaf)[0]
-    there = {paths.dotted(path): leaf for path, leaf in leaves}
+    there = paths.flatten(model_state)
     found = [leaf for path, leaf in there.items() if path.split(".")[-1] == name]
     if len(found) != 1:
-        what = f"{len(found)} of that name" if found else f"none{closest(name, there)}"
+        what = f"are {len(found)}" if found else f"is none{closest(name, there)}"
         raise AssertionError(
             f"{needed_by} needs one entry {name!r} in the model's state (what `init` returns beside the parameters); "
-            f"there is {what}"
+            f"there {what}"
         )
     return found[0]
 
 
-def with_state_entry(
-    model_state: PyTree, name: str, value: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> PyTree:
-    """The model's state with `value` in the place of the part called `name`; see `state_entry`."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: value if paths.dotted(path).split(".")[-1] == name else leaf, model_state, is_leaf=is_leaf
-    )
+def with_state_entry(model_state: PyTree, name: str, value: jax.Array) -> PyTree:
+    """The model's state with `value` in the place of the array called `name`; see `state_entry`."""
+    return paths.map_with_path(lambda path, leaf: value if path.split(".")[-1] == name else leaf, model_state)
+
+
+def memory_bank(model_state: PyTree, needed_by: str) -> MemoryBank:
+    """The one memory bank in the model's state, wherever it lies.
+
+    Args:
+      model_state: the model's state.
+      needed_by: the hook that asks, for the message.
+
+    Raises:
+      AssertionError: there is none, or more than one.
+    """
+    found = [leaf for leaf in jax.tree.leaves(model_state, is_leaf=is_bank) if is_bank(leaf)]
+    if len(found) != 1:
+        raise AssertionError(
+            f"{needed_by} needs one MemoryBank in the model's state, found {len(found) or 'none'}: let the model's "
+            "`init` make it with `empty_bank`"
+        )
+    return found[0]
+
+
+def with_memory_bank(model_state: PyTree, bank: MemoryBank) -> PyTree:
+    """The model's state with `bank` in the place of the one it has."""
+    return jax.tree.map(lambda leaf: bank if is_bank(leaf) else leaf, model_state, is_leaf=is_bank)
+
+
+def is_bank(part: Any) -> bool:
+    """Whether a part of a pytree is a memory bank."""
+    return isinstance(part, MemoryBank)
+
+
+def put_beside(new: PyTree, old: PyTree) -> PyTree:
+    """The arrays of `new` where those of `old` lie among the devices."""
+    return jax.tree.map(lambda a, b: jax.device_put(a, b.sharding), new, old)

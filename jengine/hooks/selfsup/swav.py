@@ -11,6 +11,7 @@ import numpy as np
 from jengine import paths
 from jengine.errors import closest
 from jengine.hooks.hook import Hook
+from jengine.hooks.selfsup.entries import put_beside
 from jengine.hooks.selfsup.swav_loss import SwAVQueue, empty_queue
 from jengine.registry import HOOKS
 from jengine.train import StepContext
@@ -114,7 +115,7 @@ class SwAVHook(Hook):
                     f"{closest(pattern, there)}"
                 )
         queue, path = self._queue(runner), self._path(runner)
-        if queue is not None and os.path.exists(path):
+        if queue is not None and runner.iter == 0 and os.path.exists(path):
             rows = np.load(path)
             if rows.shape != queue.rows.shape:
                 raise ValueError(
@@ -161,7 +162,7 @@ class SwAVHook(Hook):
     def _set(self, runner: "Runner", queue: SwAVQueue) -> None:
         assert runner.state is not None
         name = type(self).__name__
-        placed = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), queue, self._queue(runner))
+        placed = put_beside(queue, self._queue(runner))
         runner.state = runner.state.replace(hook_state={**runner.state.hook_state, name: placed})
 
     @staticmethod
