@@ -15,6 +15,7 @@ EXAMPLES = {
     "plain_functions": dict(max_iters=30),
     "own_loop": dict(epochs=1),
     "gan": dict(max_iters=30),
+    "segment_digits": dict(max_epochs=2, train_images=128),
 }
 
 
@@ -71,3 +72,11 @@ def test_the_gan_example_trains_both_networks_in_one_program(tmp_path):
     assert runner.optim_wrapper.get_lr() == {"disc.lr": [4e-4], "gen.lr": [1e-3]}  # the warm-up is over
     text = next(tmp_path.glob("*/*.log")).read_text()
     assert "disc.lr: 4.0000e-04 gen.lr:" in text or "Saving checkpoint" in text
+
+
+def test_the_segmentation_example_draws_what_it_has_learnt(tmp_path):
+    pytest.importorskip("PIL")
+    metrics = load_example("segment_digits").main(work_dir=tmp_path, **EXAMPLES["segment_digits"])
+    assert metrics["mIoU"] > 0.4  # to call everything background gives 0.88 / 3
+    pictures = sorted(path.name for path in tmp_path.glob("*/vis_data/vis_image/*.png"))
+    assert pictures == sorted(f"val_{i}_8.png" for i in range(96, 128))  # the fourth batch of 32, at iteration 8
