@@ -20,3 +20,4 @@ from jengine.hooks.selfsup import DenseCLHook as DenseCLHook
 from jengine.hooks.selfsup import ODCHook as ODCHook
 from jengine.hooks.selfsup import SimSiamHook as SimSiamHook
 from jengine.hooks.selfsup import SwAVHook as SwAVHook
+from jengine.hooks.sync_buffers import SyncBuffersHook as SyncBuffersHook

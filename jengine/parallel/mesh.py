@@ -29,7 +29,7 @@ def build_mesh(mesh: Mesh | Mapping[str, int] | None = None, devices: int | Sequ
             raise ConfigError(f"mesh: the batch is divided over 'data' or 'fsdp', found the axes {mesh.axis_names}")
         # Under explicit axes, reshaping or indexing a divided batch is an error of JAX; models do both.
         return Mesh(mesh.devices, mesh.axis_names)
-    chosen = _choose(devices)
+    chosen = choose_devices(devices)
     sizes = {"data": -1, "fsdp": 1, "tensor": 1, **dict(mesh or {})}
     for name, size in sizes.items():
         if name not in AXES:
@@ -49,7 +49,12 @@ def build_mesh(mesh: Mesh | Mapping[str, int] | None = None, devices: int | Sequ
     return jax.make_mesh(shape, tuple(sizes), axis_types=(AxisType.Auto,) * len(shape), devices=chosen)
 
 
-def _choose(devices: int | Sequence[Any] | None) -> Sequence[Any]:
+def choose_devices(devices: int | Sequence[Any] | None) -> Sequence[Any]:
+    """The devices themselves, or the first so many of all; None for all.
+
+    Raises:
+      ConfigError: there are not so many.
+    """
     everything = jax.devices()
     if devices is None:
         return everything

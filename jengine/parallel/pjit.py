@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from jengine import paths
 from jengine.logging import format_table
-from jengine.parallel.mesh import batch_axes, batch_parts, build_mesh, check_batch
+from jengine.parallel.mesh import build_mesh
+from jengine.parallel.on_mesh import OnMesh
 from jengine.parallel.placement import COLUMNS, Axis, Placement, placement_table
 from jengine.parallel.strategy import SingleDevice
 from jengine.registry import STRATEGIES
@@ -20,7 +21,7 @@ logger = logging.getLogger("jengine")
 
 
 @STRATEGIES.register_module()
-class Pjit:
+class Pjit(OnMesh):
     """The step as `jax.jit` over a mesh (what pjit is today): the program of one device, on many.
 
     Whatever the step computes is what one device would: losses, norms and statistics are those of the whole batch. The
@@ -34,16 +35,9 @@ class Pjit:
       strict: a rule that matches nothing is an error, not a warning.
       devices: how many devices to take; None takes all.
 
-    Attributes:
-      mesh: the `jax.sharding.Mesh`.
-      axis_name: None: the step has no mapped axis.
-      max_in_flight: training steps that may be dispatched and unfinished; 1 on several CPU devices, where more hang.
-
     Raises:
       ConfigError: see `build_mesh` and `Placement`.
     """
-
-    axis_name: str | None = None
 
     def __init__(
         self,
@@ -54,24 +48,10 @@ class Pjit:
         strict: bool = False,
         devices: int | None = None,
     ) -> None:
-        self.mesh = build_mesh(mesh, devices)
+        super().__init__(build_mesh(mesh, devices))
         self._placement = Placement(self.mesh, rules, logical_axes, fsdp_min_size, strict)
         self._specs: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
         self._state: PyTree = None
-        device = self.mesh.devices.flat[0]
-        self.max_in_flight = 1 if device.platform == "cpu" and self.mesh.size > 1 else 2
-
-    def put_batch(self, batch: PyTree) -> PyTree:
-        """Starts the copy of a host batch to the devices, each of which gets its rows.
-
-        Raises:
-          ValueError: the batch does not divide.
-        """
-        self._check(batch)
-        sharding = NamedSharding(self.mesh, PartitionSpec(batch_axes(self.mesh)))
-        if jax.process_count() == 1:
-            return jax.device_put(batch, sharding)
-        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
     def init_state(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> PyTree:
         """Runs `make(*args)`, compiled so that each device makes its own part and none ever holds the whole.
@@ -86,7 +66,7 @@ class Pjit:
         """
         for arg in args:
             if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arg)):  # the example batch
-                self._check(arg)
+                self.check_batch(arg)
         shapes = jax.eval_shape(make, *args)
         if hasattr(shapes, "params"):
             self._place(shapes.params, getattr(model, "logical_axes", None))
@@ -97,29 +77,20 @@ class Pjit:
 
     def shardings(self, tree: PyTree) -> PyTree:
         """The sharding of every leaf of a state: that of the parameter whose path its own ends with, else a copy."""
-        return paths.map_with_path(lambda path, leaf: NamedSharding(self.mesh, self._spec(path, leaf.shape)), tree)
+        return paths.map_with_path(lambda path, leaf: self.sharding(*self._spec(path, leaf.shape)), tree)
 
     def compile_train_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a training step; the state, its first argument, is donated, and stays where it was made."""
-        shardings = None if self._state is None else (self._state, NamedSharding(self.mesh, PartitionSpec()))
+        shardings = None if self._state is None else (self._state, self.sharding())
         return jax.jit(step, donate_argnums=0, out_shardings=shardings)
-
-    def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles an evaluation step; the metric sums, its third argument, are donated, and every device has them."""
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
-        compiled = jax.jit(step, donate_argnums=2, out_shardings=(everywhere, None))
-
-        def evaluate(params: PyTree, model_state: PyTree, metrics: PyTree, batch: PyTree) -> Any:
-            return compiled(params, model_state, jax.device_put(metrics, everywhere), batch)
-
-        return evaluate
 
     def adapt_for_eval(self, model: Any) -> Any:
         """The model as an evaluation step takes it: itself."""
         return model
 
-    def _check(self, batch: PyTree) -> None:
-        check_batch(batch, max(batch_parts(self.mesh) // jax.process_count(), 1))
+    def mean_over_replicas(self, model_state: PyTree) -> PyTree:
+        """The model state as it is: its statistics are those of the whole batch."""
+        return model_state
 
     def _place(self, params: PyTree, logical_axes: Mapping[str, Sequence[str | None]] | None) -> None:
         placed = self._placement.place(params, logical_axes)

@@ -57,6 +57,10 @@ class SingleDevice:
         """The model as an evaluation step takes it: itself."""
         return model
 
+    def mean_over_replicas(self, model_state: PyTree) -> PyTree:
+        """The model state as it is: there is one."""
+        return model_state
+
 
 class InFlight:
     """Keeps the host from running ahead: at most `limit` dispatched steps are unfinished.

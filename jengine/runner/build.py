@@ -177,6 +177,12 @@ def counts_epochs(train_cfg: Any) -> bool:
     return getattr(train_cfg, "by_epoch", True)
 
 
+def map_over(axis_name: str | None, optim_wrapper: Any) -> None:
+    """Tells every wrapper the mapped axis of the strategy's step, if it has one."""
+    for wrapper in optim_wrapper.values() if isinstance(optim_wrapper, Mapping) else [optim_wrapper]:
+        wrapper.axis_name = axis_name or wrapper.axis_name
+
+
 def warnings_of(optim_wrapper: Any, module_types: Mapping[str, str]) -> list[str]:
     """What a user of this optimizer with this model should know before training."""
     if getattr(optim_wrapper, "accumulative_counts", 1) == 1:

@@ -347,6 +347,7 @@ class Runner:
             else:
                 params, _ = jax.eval_shape(self.model.init, self._init_key(), self._example_batch("train"))
                 self.optim_wrapper = build_optim_wrapper(params, given, module_types=self.model.module_types)
+            build.map_over(self.strategy.axis_name, self.optim_wrapper)
         return self.optim_wrapper
 
     def _train(self) -> None:
