@@ -16,6 +16,8 @@ EXAMPLES = {
     "own_loop": dict(epochs=1),
     "gan": dict(max_iters=30),
     "segment_digits": dict(max_epochs=2, train_images=128),
+    "simsiam": dict(max_epochs=4),
+    "densecl": dict(max_iters=30),
 }
 
 
@@ -80,3 +82,20 @@ def test_the_segmentation_example_draws_what_it_has_learnt(tmp_path):
     assert metrics["mIoU"] > 0.4  # to call everything background gives 0.88 / 3
     pictures = sorted(path.name for path in tmp_path.glob("*/vis_data/vis_image/*.png"))
     assert pictures == sorted(f"val_{i}_8.png" for i in range(96, 128))  # the fourth batch of 32, at iteration 8
+
+
+def test_the_simsiam_example_fixes_the_predictor_and_learns_features(tmp_path):
+    runner, learned, random = load_example("simsiam").main(work_dir=tmp_path, **EXAMPLES["simsiam"])
+    assert runner.update_step.traces == 1
+    rates = {bool(group.get("fix_lr")): group["lr"] for group in runner.optim_wrapper.param_groups}
+    assert rates[True] == 0.1
+    assert rates[False] == pytest.approx(0.0146447, abs=1e-6)  # 0.1 * (1 + cos(3 pi / 4)) / 2 in the fourth epoch
+    assert 0.6 < learned <= 1.0  # 0.1 by chance; a full run passes the random projections
+    assert random == pytest.approx(0.929, abs=0.005)
+
+
+def test_the_densecl_example_lets_the_dense_loss_in_without_a_new_trace(tmp_path):
+    runner, learned, _ = load_example("densecl").main(work_dir=tmp_path, **EXAMPLES["densecl"])
+    assert runner.update_step.traces == 1
+    assert float(runner.hyperparams["loss_lambda"]) == 0.5
+    assert 0.8 < learned <= 1.0

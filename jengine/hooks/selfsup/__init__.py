@@ -11,6 +11,7 @@ from jengine.hooks.selfsup.deepcluster import DeepClusterHook as DeepClusterHook
 from jengine.hooks.selfsup.densecl import DenseCLHook as DenseCLHook
 from jengine.hooks.selfsup.features import extract_features as extract_features
 from jengine.hooks.selfsup.features import knn_accuracy as knn_accuracy
+from jengine.hooks.selfsup.features import projection_accuracy as projection_accuracy
 from jengine.hooks.selfsup.memory_bank import MemoryBank as MemoryBank
 from jengine.hooks.selfsup.memory_bank import empty_bank as empty_bank
 from jengine.hooks.selfsup.memory_bank import update_samples as update_samples

@@ -68,6 +68,34 @@ def knn_accuracy(
     return float(KNeighborsClassifier(k).fit(features, labels).score(test_features, test_labels))
 
 
+def projection_accuracy(
+    samples: np.ndarray,
+    labels: np.ndarray,
+    test_samples: np.ndarray,
+    test_labels: np.ndarray,
+    size: int,
+    k: int = 5,
+    repeats: int = 10,
+) -> float:
+    """What learned features are to be compared with: `knn_accuracy` of random projections to as many numbers.
+
+    Args:
+      samples: float[N, ...], flattened here.
+      labels: int[N].
+      test_samples: float[M, ...].
+      test_labels: int[M].
+      size: numbers that each sample is projected to, by a matrix of normal numbers.
+      k: neighbours that vote.
+      repeats: matrices over which the accuracy is averaged.
+    """
+    known, asked = samples.reshape(len(samples), -1), test_samples.reshape(len(test_samples), -1)
+    found = []
+    for seed in range(repeats):
+        matrix = np.random.RandomState(seed).randn(known.shape[1], size) / size**0.5
+        found.append(knn_accuracy(known @ matrix, labels, asked @ matrix, test_labels, k))
+    return float(np.mean(found))
+
+
 def _features(model: Any, params: PyTree, model_state: PyTree, batch: PyTree) -> jax.Array:
     predictions = model.predict(params, model_state, batch)
     if not isinstance(predictions, dict) or "features" not in predictions:
