@@ -115,11 +115,14 @@ class CheckPointHook(HookBase):
 
     def state_dict(self) -> dict[str, Any]:
         """Which checkpoints there are."""
-        return {"kept": list(self._kept), "evicting": list(self._evicting), "prefix": self.prefix}
+        return {"kept": list(self._kept), "evicting": list(self._evicting), "saved": self._saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave, in the run that is resumed."""
         self._kept, self._evicting = list(state_dict["kept"]), list(state_dict["evicting"])
+        if state_dict["saved"] is not None:
+            iteration, name = state_dict["saved"]
+            self._saved = iteration, name
 
 
 def _name_of(thing: Any) -> str:
