@@ -1,3 +1,6 @@
+import re
+from collections import Counter
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -27,6 +30,12 @@ class Net(nn.Module):
 
 def squared_error(outputs, batch):
     return jnp.square(outputs - batch["y"]).mean(axis=-1)
+
+
+def collectives(text):
+    """How many of each kind a compiled program has."""
+    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+    return Counter(re.findall(rf" ({kinds})(?:-start)?\(", text))
 
 
 def loader(batch_size=16, dataset=DATA, **changes):

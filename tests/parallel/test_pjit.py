@@ -8,6 +8,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jengine.hooks import Hook
 from jengine.parallel import Pjit, SingleDevice, default_strategy
+from tests.parallel.conftest import X, Y, collectives
 
 P = PartitionSpec
 TENSOR_RULES = [("up.kernel", (None, "tensor")), ("down.kernel", ("tensor", None))]
@@ -193,3 +194,25 @@ def test_logical_axes_of_a_flax_model_are_honoured(make_run):
     assert params["down"]["kernel"].sharding.spec == P("tensor", None)
     with open(f"{runner.log_dir}/{runner.timestamp}.log") as log:
         assert "Placement on the mesh {'data': 4, 'fsdp': 1, 'tensor': 2}" in log.read()
+
+
+@pytest.mark.parametrize(
+    ("mesh", "expected"),
+    [
+        # gradients, the loss and the statistics of BatchNorm: what depends on nothing else is joined into one
+        (dict(data=4), {"all-reduce"}),
+        (dict(data=1, fsdp=4), {"all-reduce", "all-gather"}),
+    ],
+    ids=["data", "fsdp"],
+)
+def test_nothing_is_exchanged_but_what_the_mesh_asks_for(make_run, mesh, expected):
+    runner = make_run(
+        dict(type="Pjit", mesh=mesh, devices=4, fsdp_min_size=64), train_cfg=dict(by_epoch=False, max_iters=1)
+    )
+    state = runner.train()
+    compiled = runner.strategy.compile_train_step(runner.update_step.__wrapped__)
+    batch = runner.strategy.put_batch({"x": X, "y": Y})
+    text = compiled.lower(state, batch, runner.optim_wrapper.hyperparams).compile().as_text()
+    found = collectives(text)
+    assert set(found) == expected
+    assert found["all-gather"] == (2 if "all-gather" in expected else 0)  # the two kernels, once each

@@ -1,8 +1,5 @@
 """A program for each device: numbers, what is exchanged, and what belongs to a replica."""
 
-import re
-from collections import Counter
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -14,10 +11,9 @@ from jengine.errors import ConfigError
 from jengine.hooks import Hook, SyncBuffersHook
 from jengine.model import FunctionalModel, LinenModel
 from jengine.parallel import Replica
-from tests.parallel.conftest import X, Y, loader, squared_error
+from tests.parallel.conftest import X, Y, collectives, loader, squared_error
 
 IMPLS = ["shard_map", "pmap"]
-COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 AMP = dict(
     type="AmpOptimWrapper",
     dtype="float32",
@@ -64,7 +60,7 @@ def test_accumulating_exchanges_nothing_and_an_update_once(make_run):
     found = {}
     for name, step in (("accumulate", runner.accumulate_step), ("update", runner.update_step)):
         compiled = runner.strategy.compile_train_step(step.__wrapped__)
-        found[name] = Counter(COLLECTIVE.findall(compiled.lower(state, batch, hyperparams).compile().as_text()))
+        found[name] = collectives(compiled.lower(state, batch, hyperparams).compile().as_text())
     assert found["accumulate"] == {}
     assert found["update"] == {"all-reduce": 1}  # gradients and losses, joined by XLA into one
 
