@@ -1,16 +1,25 @@
 """Hooks: what happens around, and inside, the compiled step."""
 
 from jengine.hooks import imix as imix
+from jengine.hooks.check_invalid_loss import CheckInvalidLossHook as CheckInvalidLossHook
 from jengine.hooks.checkpoint import CheckpointHook as CheckpointHook
+from jengine.hooks.class_num_check import ClassNumCheckHook as ClassNumCheckHook
 from jengine.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
 from jengine.hooks.ema import EMAHook as EMAHook
+from jengine.hooks.empty_cache import EmptyCacheHook as EmptyCacheHook
 from jengine.hooks.hook import Hook as Hook
 from jengine.hooks.iter_timer import IterTimerHook as IterTimerHook
 from jengine.hooks.logger import LoggerHook as LoggerHook
+from jengine.hooks.mean_teacher import MeanTeacherHook as MeanTeacherHook
+from jengine.hooks.memory_profiler import MemoryProfilerHook as MemoryProfilerHook
+from jengine.hooks.naive_visualization import NaiveVisualizationHook as NaiveVisualizationHook
 from jengine.hooks.numerics_guard import NumericsGuardHook as NumericsGuardHook
 from jengine.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
+from jengine.hooks.precise_bn import PreciseBNHook as PreciseBNHook
+from jengine.hooks.prepare_tta import PrepareTTAHook as PrepareTTAHook
 from jengine.hooks.priority import Priority as Priority
 from jengine.hooks.priority import get_priority as get_priority
+from jengine.hooks.profiler import ProfilerHook as ProfilerHook
 from jengine.hooks.progress import ProgressHook as ProgressHook
 from jengine.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
 from jengine.hooks.sampler_seed import DistSamplerSeedHook as DistSamplerSeedHook
@@ -20,4 +29,7 @@ from jengine.hooks.selfsup import DenseCLHook as DenseCLHook
 from jengine.hooks.selfsup import ODCHook as ODCHook
 from jengine.hooks.selfsup import SimSiamHook as SimSiamHook
 from jengine.hooks.selfsup import SwAVHook as SwAVHook
+from jengine.hooks.set_epoch_info import SetEpochInfoHook as SetEpochInfoHook
+from jengine.hooks.switch_recipe import SwitchRecipeHook as SwitchRecipeHook
 from jengine.hooks.sync_buffers import SyncBuffersHook as SyncBuffersHook
+from jengine.hooks.warmup_param import WarmupParamHook as WarmupParamHook

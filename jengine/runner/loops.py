@@ -213,10 +213,15 @@ class EvalLoop:
         self.evaluator = evaluator
         if (meta := getattr(dataloader, "metainfo", None)) is not None:
             evaluator.dataset_meta = meta
-        model = CastModel(runner.model, Precision(compute="float16")) if fp16 else runner.model
+        self._fp16 = fp16
+        self.predict_with(runner.model)
+
+    def predict_with(self, model: Any) -> None:
+        """Evaluates this model from now on, with the parameters of the run."""
+        strategy = self.runner.strategy
+        model = strategy.adapt_for_eval(CastModel(model, Precision(compute="float16")) if self._fp16 else model)
         self._compiled = False  # for the account of time: the first call compiles
-        model = runner.strategy.adapt_for_eval(model)
-        self._step = runner.strategy.compile_eval_step(build_eval_step(model, evaluator.update))
+        self._step = strategy.compile_eval_step(build_eval_step(model, self.evaluator.update))
 
     def run(self) -> dict[str, float]:
         """Evaluates once and returns the metrics by name."""

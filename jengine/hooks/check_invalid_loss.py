@@ -1,0 +1,39 @@
+"""Ends training when the loss is no longer a finite number."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jengine.hooks.hook import Hook
+from jengine.registry import HOOKS
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+
+@HOOKS.register_module()
+class CheckInvalidLossHook(Hook):
+    """Looks at the loss of every `interval`-th training iteration, which waits for it, and ends training if it must.
+
+    It finds out late and saves nothing. `NumericsGuardHook` judges every step and drops the bad ones.
+
+    Args:
+      interval: iterations from one look to the next.
+
+    Raises:
+      AssertionError: from the hook, the loss is infinite or no number.
+    """
+
+    def __init__(self, interval: int = 50) -> None:
+        self.interval = interval
+
+    def after_train_iter(
+        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Checks the loss if it is time."""
+        if outputs and self.every_n_train_iters(runner, self.interval):
+            loss = float(outputs["loss"])
+            if not np.isfinite(loss):
+                runner.logger.error("the loss became infinite or NaN!")
+                raise AssertionError(f"the loss is {loss} in iteration {runner.iter}")

@@ -1,0 +1,64 @@
+"""Gives memory back that nothing refers to any more."""
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jengine.errors import ConfigError
+from jengine.hooks.hook import Hook
+from jengine.registry import HOOKS
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+
+@HOOKS.register_module()
+class EmptyCacheHook(Hook):
+    """Collects garbage before epochs, after epochs or after iterations, in training, validation and test alike.
+
+    Device arrays that only reference cycles keep alive are freed by it. XLA keeps what it has once taken from the
+    device, whatever is freed; to have it returned set `XLA_PYTHON_CLIENT_ALLOCATOR=platform` in the environment.
+
+    Args:
+      before_epoch: before each epoch.
+      after_epoch: after each epoch.
+      after_iter: after each iteration.
+      clear_caches: forget compiled functions too, with the memory that they hold; each is then compiled anew.
+
+    Raises:
+      ConfigError: `clear_caches` after each iteration, which would compile the step each time.
+    """
+
+    def __init__(
+        self,
+        before_epoch: bool = False,
+        after_epoch: bool = True,
+        after_iter: bool = False,
+        clear_caches: bool = False,
+    ) -> None:
+        if clear_caches and after_iter:
+            raise ConfigError("EmptyCacheHook: clear_caches and after_iter together compile the step in each iteration")
+        self._at_before_epoch = before_epoch
+        self._at_after_epoch = after_epoch
+        self._at_after_iter = after_iter
+        self._clear_caches = clear_caches
+
+    def _before_epoch(self, runner: "Runner", mode: str = "train") -> None:
+        if self._at_before_epoch:
+            self._empty(runner)
+
+    def _after_epoch(self, runner: "Runner", mode: str = "train") -> None:
+        if self._at_after_epoch:
+            self._empty(runner)
+
+    def _after_iter(
+        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+    ) -> None:
+        if self._at_after_iter:
+            self._empty(runner)
+
+    def _empty(self, runner: "Runner") -> None:
+        gc.collect()
+        if self._clear_caches:
+            jax.clear_caches()

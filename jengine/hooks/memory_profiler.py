@@ -1,0 +1,62 @@
+"""Logs how much memory host and devices use."""
+
+import resource
+import sys
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jengine.hooks.hook import Hook
+from jengine.registry import HOOKS
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+_MB = 2**20
+
+
+@HOOKS.register_module()
+class MemoryProfilerHook(Hook):
+    """Logs a line about memory every `interval` iterations, in training, validation and test.
+
+    Of the host: what is available, used and swapped (with psutil installed), and what the process holds. Of each
+    device that keeps count: what is in use, and the peak.
+
+    Args:
+      interval: iterations from one line to the next.
+    """
+
+    def __init__(self, interval: int = 50) -> None:
+        self.interval = interval
+
+    def _after_iter(
+        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+    ) -> None:
+        due = self.every_n_train_iters(runner, self.interval) if mode == "train" else None
+        if due or (due is None and self.every_n_inner_iters(batch_idx, self.interval)):
+            runner.logger.info("Memory " + ", ".join([*_host(), *_devices()]))
+
+
+def _host() -> list[str]:
+    """The host's memory in MB."""
+    try:
+        import psutil
+    except ImportError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return [f"process_peak: {peak // (_MB if sys.platform == 'darwin' else 1024)} MB"]
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    numbers = dict(
+        available=memory.available, used=memory.used, swap=swap.used, process=psutil.Process().memory_info().rss
+    )
+    return [f"{name}: {value // _MB} MB" for name, value in numbers.items()]
+
+
+def _devices() -> list[str]:
+    """The memory of each device that keeps count, in MB."""
+    found = []
+    for device in jax.local_devices():
+        stats = device.memory_stats()
+        if stats:
+            use, peak = stats["bytes_in_use"] // _MB, stats.get("peak_bytes_in_use", 0) // _MB
+            found.append(f"{device.platform}:{device.id}: {use} MB (peak {peak} MB)")
+    return found

@@ -1,0 +1,34 @@
+"""Tests with predictions over several views of each batch."""
+
+from typing import TYPE_CHECKING, Any
+
+from jengine.errors import place
+from jengine.hooks.hook import Hook
+from jengine.model import BaseTTAModel
+from jengine.registry import HOOKS, MODELS
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+
+@HOOKS.register_module()
+class PrepareTTAHook(Hook):
+    """Puts a test time augmentation around the model for the test; training and validation go without.
+
+    Args:
+      tta_cfg: config of a `BaseTTAModel`; it gets the run's model as `module`.
+
+    Raises:
+      TypeError: from the hook, what `tta_cfg` describes is none.
+    """
+
+    def __init__(self, tta_cfg: Any) -> None:
+        self.tta_cfg = tta_cfg
+
+    def before_test(self, runner: "Runner") -> None:
+        """Has the test predict with the augmented model."""
+        with place("tta_cfg"):
+            model = MODELS.build(self.tta_cfg, module=runner.model)
+            if not isinstance(model, BaseTTAModel):
+                raise TypeError(f"PrepareTTAHook: tta_cfg describes a BaseTTAModel, found {type(model).__name__}")
+        runner.test_loop.predict_with(model)

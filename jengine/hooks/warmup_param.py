@@ -1,0 +1,50 @@
+"""Raises a number of the loss from 0 to its value over the first epochs."""
+
+from typing import TYPE_CHECKING, Any
+
+from jengine.errors import ConfigError
+from jengine.hooks.hook import Hook
+from jengine.registry import HOOKS
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+
+@HOOKS.register_module()
+class WarmupParamHook(Hook):
+    """Hands a number that grows linearly to the step: the model's loss reads `hyperparams[param_name]`, f32[].
+
+    In iteration i, counted from 0, it is `value * min(1, i / (warmup_epochs * iterations of an epoch))`. A traced
+    number: nothing is traced anew while it grows.
+
+    Args:
+      param_name: what the number is called.
+      value: what it is after the warm-up.
+      warmup_epochs: length of the warm-up in epochs, fractions included.
+
+    Raises:
+      ConfigError: a warm-up that is not positive; from the hook, a name that the optimizer uses.
+    """
+
+    def __init__(self, param_name: str, value: float, warmup_epochs: float) -> None:
+        if not warmup_epochs > 0:
+            raise ConfigError(f"WarmupParamHook: warmup_epochs is a positive number of epochs, found {warmup_epochs!r}")
+        self.param_name = param_name
+        self.value = value
+        self.warmup_epochs = warmup_epochs
+
+    def before_train(self, runner: "Runner") -> None:
+        """Makes the number known before the step is traced."""
+        if self.param_name in runner.optim_wrapper.hyperparams:
+            raise ConfigError(
+                f"WarmupParamHook: {self.param_name!r} is a number of the optimizer; its warm-up is a scheduler's"
+            )
+        self._set(runner)
+
+    def before_train_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
+        """Sets it."""
+        self._set(runner)
+
+    def _set(self, runner: "Runner") -> None:
+        length = self.warmup_epochs * len(runner.train_loop.dataloader)
+        runner.hyperparams[self.param_name] = self.value * min(1.0, runner.iter / length)

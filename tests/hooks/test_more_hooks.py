@@ -1,0 +1,352 @@
+import gc
+import logging
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.hooks import (
+    CheckInvalidLossHook,
+    ClassNumCheckHook,
+    EmptyCacheHook,
+    Hook,
+    MeanTeacherHook,
+    MemoryProfilerHook,
+    NaiveVisualizationHook,
+    ProfilerHook,
+)
+from jengine.model import LinenModel, SmallCNN, SwitchedLoss
+from jengine.registry import HOOKS
+from jengine.train import StepContext
+
+
+def stages_of_two_epochs(hook, runner):
+    """Two epochs of four iterations, each followed by a validation of four."""
+    for _ in range(2):
+        for mode in ("train", "val"):
+            getattr(hook, f"before_{mode}_epoch")(runner)
+            for i in range(4):
+                getattr(hook, f"after_{mode}_iter")(runner, batch_idx=i)
+            getattr(hook, f"after_{mode}_epoch")(runner)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "calls"),
+    [
+        (dict(), 4),  # after each epoch, of training and of validation
+        (dict(after_epoch=False, before_epoch=True), 4),
+        (dict(after_epoch=False, after_iter=True), 16),
+        (dict(after_epoch=False), 0),
+        (dict(before_epoch=True, after_iter=True), 24),
+    ],
+)
+def test_garbage_is_collected_at_the_moments_asked_for(monkeypatch, fake_runner, arguments, calls):
+    counted = []
+    monkeypatch.setattr(gc, "collect", lambda: counted.append("gc"))
+    monkeypatch.setattr(jax, "clear_caches", lambda: counted.append("clear"))
+    stages_of_two_epochs(EmptyCacheHook(**arguments), fake_runner)
+    assert counted == ["gc"] * calls
+
+
+def test_compiled_functions_are_forgotten_only_if_asked(monkeypatch, fake_runner):
+    cleared = []
+    monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(True))
+    EmptyCacheHook(clear_caches=True).after_train_epoch(fake_runner)
+    assert cleared == [True]
+    with pytest.raises(ValueError, match="clear_caches and after_iter together"):
+        EmptyCacheHook(clear_caches=True, after_iter=True)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_loss_is_looked_at_every_so_many_iterations(fake_runner, bad, caplog):
+    fake_runner.logger = logging.getLogger("test_more_hooks")
+    hook = CheckInvalidLossHook(interval=50)
+    for fake_runner.iter in range(49):
+        hook.after_train_iter(fake_runner, 0, outputs={"loss": bad if fake_runner.iter >= 10 else 1.0})
+    fake_runner.iter = 49
+    hook.after_train_iter(fake_runner, 0, outputs={"loss": 1.0})
+    with pytest.raises(AssertionError, match=f"the loss is {float(bad)} in iteration 49"):
+        hook.after_train_iter(fake_runner, 0, outputs={"loss": bad})
+    assert "the loss became infinite or NaN!" in caplog.text
+
+
+def test_memory_is_logged_every_so_many_iterations_of_each_mode(fake_runner, caplog):
+    fake_runner.logger = logging.getLogger("test_more_hooks")
+    caplog.set_level("INFO")
+    hook = MemoryProfilerHook(interval=2)
+    for mode in ("train", "val", "test"):
+        for fake_runner.iter in range(5):
+            getattr(hook, f"after_{mode}_iter")(fake_runner, batch_idx=fake_runner.iter)
+    assert len(caplog.records) == 6
+    assert all(record.getMessage().startswith("Memory available: ") for record in caplog.records)
+    assert " process: " in caplog.text
+
+
+def test_without_psutil_the_memory_of_the_process_is_logged(fake_runner, caplog, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    fake_runner.logger = logging.getLogger("test_more_hooks")
+    caplog.set_level("INFO")
+    MemoryProfilerHook(interval=1).after_train_iter(fake_runner, batch_idx=0)
+    assert caplog.records[0].getMessage().startswith("Memory process_peak: ")
+
+
+def test_devices_that_keep_count_are_logged(fake_runner, caplog, monkeypatch):
+    stats = {"bytes_in_use": 5 * 2**20, "peak_bytes_in_use": 7 * 2**20}
+    device = types.SimpleNamespace(platform="gpu", id=3, memory_stats=lambda: stats)
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    fake_runner.logger = logging.getLogger("test_more_hooks")
+    caplog.set_level("INFO")
+    MemoryProfilerHook(interval=1).after_train_iter(fake_runner, batch_idx=0)
+    assert "gpu:3: 5 MB (peak 7 MB)" in caplog.text
+
+
+def classes_of(names, model):
+    loader = types.SimpleNamespace(metainfo=None if names is None else dict(classes=names))
+    return types.SimpleNamespace(model=model, train_dataloader=loader, val_dataloader=loader, test_dataloader=loader)
+
+
+def test_the_number_of_classes_is_held_to_that_of_the_data():
+    model = LinenModel(SmallCNN(num_classes=3), loss=lambda outputs, batch: outputs)
+    hook = ClassNumCheckHook()
+    for stage in ("before_train", "before_val", "before_test"):
+        getattr(hook, stage)(classes_of(("a", "b", "c"), model))
+        with pytest.raises(ValueError, match=r"model\.module\.num_classes is 3, and the \w+ data have 2 classes"):
+            getattr(hook, stage)(classes_of(("a", "b"), model))
+    with pytest.warns(UserWarning, match="the train data have no `classes`"):
+        hook.before_train(classes_of(None, model))
+    with pytest.raises(TypeError, match=r"found the string 'cat': \('cat',\)"):
+        hook.before_train(classes_of("cat", model))
+
+
+def test_the_heads_of_a_list_are_checked_and_a_proposal_head_is_not():
+    head = types.SimpleNamespace(num_classes=7)
+    model = types.SimpleNamespace(heads=[head], rpn_head=types.SimpleNamespace(num_classes=1))
+    model.itself = model  # a cycle is no endless search
+    ClassNumCheckHook().before_train(classes_of(tuple("abcdefg"), model))
+    with pytest.raises(ValueError, match=r"model\.heads\[0\]\.num_classes is 7"):
+        ClassNumCheckHook().before_train(classes_of(("a",), model))
+    with pytest.raises(ValueError, match=r"model\.rpn_head\.num_classes is 1"):
+        ClassNumCheckHook(skip=()).before_train(classes_of(tuple("abcdefg"), model))
+
+
+def teachers(hook, weights):
+    """The teacher's weight that the loss sees in each step, and that after it; the weights are those after the steps."""
+    state = hook.init_traced_state({"w": jnp.float32(0)}, {"mean": jnp.float32(0)})
+    seen, after, before = [], [], 0.0
+    for i, weight in enumerate(weights):
+        nothing = dict(rng=jax.random.key(0), batch=None, opt_state=None, step=jnp.int32(i))
+        ctx = StepContext(
+            params={"w": jnp.float32(before)}, model_state={"mean": jnp.float32(before)}, hyperparams={"lr": 1.0},
+            hook_state=state, **nothing,
+        )  # fmt: skip
+        ctx = hook.traced_batch(ctx)
+        seen.append(float(ctx.hyperparams["teacher"]["params"]["w"]))
+        moved = dict(params={"w": jnp.float32(weight)}, model_state={"mean": jnp.float32(weight)})
+        state = hook.traced_update(ctx.replace(**moved)).hook_state
+        after.append(float(state.params["w"]))
+        before = weight
+    return seen, after, state
+
+
+def test_the_teacher_follows_and_the_loss_sees_it():
+    # 0, then half of the way to each weight
+    seen, after, state = teachers(MeanTeacherHook(momentum=0.5), [8.0, 8.0, 16.0])
+    assert after == [4.0, 6.0, 11.0]
+    assert seen == [0.0, 4.0, 6.0]
+    assert state.model_state is None
+
+
+def test_the_teacher_moves_every_so_many_iterations_and_with_its_state():
+    hook = MeanTeacherHook(momentum=0.5, interval=2, skip_buffer=False)
+    _, after, state = teachers(hook, [8.0, 8.0, 8.0, 8.0])
+    assert after == [0.0, 4.0, 4.0, 6.0]
+    assert float(state.model_state["mean"]) == 6.0
+
+
+@pytest.mark.parametrize(("evaluates", "expected"), [(True, 5.0), (False, 1.0)])
+def test_the_teacher_is_what_is_evaluated_unless_told_otherwise(evaluates, expected):
+    hook = MeanTeacherHook(evaluate_on_teacher=evaluates)
+    own = hook.init_traced_state({"w": jnp.float32(5.0)}, {})
+    runner = types.SimpleNamespace(state=types.SimpleNamespace(hook_state={"MeanTeacherHook": own}))
+    found = hook.eval_variables(runner, {"": ({"w": jnp.float32(1.0)}, {})})
+    assert float(found[""][0]["w"]) == expected
+
+
+class Drawn:
+    """Stands for a visualizer."""
+
+    def __init__(self):
+        self.graphs, self.samples = [], []
+
+    def add_graph(self, model):
+        self.graphs.append(model)
+
+    def add_datasample(self, name, image, data_sample, draw_gt, draw_pred, step):
+        self.samples.append((name, image, data_sample, draw_gt, draw_pred, step))
+
+
+def drawing(hook, batches, files=None):
+    loader = types.SimpleNamespace(metainfo=None if files is None else dict(img_path=files))
+    runner = types.SimpleNamespace(visualizer=Drawn(), test_dataloader=loader, iter=7, model="the model")
+    hook.before_train(runner)
+    hook.before_test_epoch(runner)
+    for i, batch in enumerate(batches):
+        hook.after_test_iter(runner, i, data_batch=batch, outputs=np.arange(len(batch["image"])) + 10 * i)
+    return runner.visualizer
+
+
+def test_every_second_batch_is_drawn_by_the_names_of_its_files():
+    hook = NaiveVisualizationHook(interval=2, draw_gt=False)
+    batches = [{"image": np.full((3, 2, 2, 3), i, np.uint8)} for i in range(5)]
+    files = [f"data/img/{i}.jpg" for i in range(15)]
+    drawn = drawing(hook, batches, files)
+    assert [name for name, *_ in drawn.samples] == ["3.jpg", "4.jpg", "5.jpg", "9.jpg", "10.jpg", "11.jpg"]
+    assert {(gt, pred, step) for *_, gt, pred, step in drawn.samples} == {(False, True, 7)}
+    assert [sample["pred"] for _, _, sample, *_ in drawn.samples] == [10, 11, 12, 30, 31, 32]
+    assert drawn.graphs == ["the model"]
+    assert NaiveVisualizationHook.priority == "LOWEST"
+
+
+def test_an_image_is_brought_back_to_what_it_was():
+    original = np.array([[[10, 20, 30], [40, 50, 60]]], np.uint8)  # 1 high, 2 wide
+    padded = np.zeros((1, 2, 4, 3), np.float32)
+    padded[0, :1, :2] = (original - 100.0) / 50.0
+    batch = {
+        "image": padded, "scale": np.array([[2, 1]]), "ori_width": np.array([4]), "ori_height": np.array([2]),
+        "sample_idx": np.array([6]),
+    }  # fmt: skip
+    hook = NaiveVisualizationHook(img_norm_cfg=dict(mean=[100.0] * 3, std=[50.0] * 3))
+    (name, image, *_), = drawing(hook, [batch]).samples  # fmt: skip
+    assert name == "sample_6"
+    assert image.shape == (2, 4, 3)
+    np.testing.assert_array_equal(image[0, [0, 3]], original[0])
+
+
+def test_padding_of_a_batch_is_not_drawn():
+    batch = {"image": np.zeros((3, 1, 1, 3), np.uint8), "mask": np.array([True, True, False])}
+    assert [name for name, *_ in drawing(NaiveVisualizationHook(), [batch]).samples] == ["sample_0", "sample_1"]
+
+
+def test_a_batch_without_images_is_an_error_that_says_which():
+    with pytest.raises(ValueError, match=r"draws the batch entry 'image', found \['x'\]"):
+        NaiveVisualizationHook().after_test_iter(None, 0, data_batch={"x": 1})
+
+
+@pytest.fixture
+def tracing(monkeypatch):
+    """What `jax.profiler` is told."""
+    calls = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda path: calls.append(path.rsplit("/", 1)[1]))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))
+    return calls
+
+
+def profiled(hook, iters=12, length=4, tmp="/logs"):
+    loop = types.SimpleNamespace(dataloader=range(length))
+    runner = types.SimpleNamespace(
+        iter=0, log_dir=tmp, train_loop=loop, logger=logging.getLogger("test_more_hooks"), state=None,
+        max_iters=iters, max_epochs=iters // length,
+    )  # fmt: skip
+    hook.before_run(runner)
+    hook.before_train(runner)
+    for runner.iter in range(iters):
+        hook.before_train_iter(runner, 0)
+        hook.after_train_iter(runner, 0, outputs={})
+    hook.after_train(runner)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "calls"),
+    [
+        (dict(), ["iter_0", "stop"]),
+        (dict(by_epoch=False, profile_times=2), ["iter_0", "stop"]),
+        (dict(by_epoch=False, schedule=dict(skip_first=3, active=2)), ["iter_3", "stop"]),
+        (
+            dict(by_epoch=False, schedule=dict(wait=1, warmup=1, active=2, repeat=2)),
+            ["iter_2", "stop", "iter_6", "stop"],
+        ),
+        (
+            dict(by_epoch=False, schedule=dict(active=5, repeat=0)),
+            ["iter_0", "stop", "iter_5", "stop", "iter_10", "stop"],
+        ),
+    ],
+)
+def test_iterations_are_traced_by_a_schedule(tracing, arguments, calls):
+    profiled(ProfilerHook(**arguments))
+    assert tracing == calls
+
+
+def test_each_trace_is_handed_over(tracing):
+    paths = []
+    profiled(ProfilerHook(on_trace_ready=paths.append))
+    assert paths == ["/logs/tf_tracing_logs/iter_0"]
+    hook = ProfilerHook(on_trace_ready=dict(type="tb_trace", dir_name="/elsewhere"))
+    assert hook._dir_name == "/elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (dict(profile_times=2), ValueError, "traces one epoch at most, found profile_times=2"),
+        (dict(schedule=dict(active=1)), ValueError, "a schedule counts iterations"),
+        (dict(by_epoch=False, schedule=dict(activ=1)), ValueError, "no entry 'activ'; did you mean 'active'"),
+        (
+            dict(by_epoch=False, schedule=dict(active=0)),
+            ValueError,
+            r"schedule\['active'\] is an integer of at least 1",
+        ),
+        (dict(on_trace_ready=dict(type="log_trace")), ValueError, "found the type 'log_trace'"),
+        (dict(on_trace_ready=dict(type="tb_trace", dirname="x")), ValueError, "did you mean 'dir_name'"),
+        (dict(on_trace_ready=3), TypeError, "on_trace_ready is a function or a dict, found 3"),
+        (dict(with_stack=True), TypeError, "with_stack"),
+    ],
+)
+def test_bad_settings_of_the_profiler_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        HOOKS.build(dict(type="ProfilerHook", **arguments))
+
+
+def test_a_profile_longer_than_the_run_is_refused():
+    with pytest.raises(ValueError, match="profile_times=13, and the run has 12 iterations"):
+        profiled(ProfilerHook(by_epoch=False, profile_times=13))
+
+
+@pytest.mark.parametrize(
+    ("cfg", "error", "message"),
+    [
+        (dict(type="WarmupParamHook", param_name="a", value=1.0, warmup_epochs=0), ValueError, "a positive number of epochs"),
+        (dict(type="PreciseBNHook", num_samples=0), ValueError, "num_samples is an integer of at least 1"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=0)]), ValueError, "action_epoch is an integer of at least 1"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, los=1)]), ValueError, "did you mean 'loss'"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, loss=1)] * 2), ValueError, "two changes have the action_epoch 2"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, hyperparams=dict(mixup=0))]), ValueError, "'mixup' changes in epoch 2 and has no value before"),
+        (dict(type="NaiveVisualizationHook", interval=0), ValueError, "interval is an integer of at least 1"),
+        (dict(type="MeanTeacherHook", momentum=2.0), AssertionError, "momentum"),
+    ],
+)  # fmt: skip
+def test_bad_settings_say_what_is_expected(cfg, error, message):
+    with pytest.raises(error, match=message):
+        HOOKS.build(cfg)
+
+
+def test_a_switched_loss_says_who_sets_its_index():
+    loss = SwitchedLoss([lambda outputs, batch: outputs, lambda outputs, batch: 2 * outputs])
+    with pytest.raises(KeyError, match="a SwitchRecipeHook with `loss` does"):
+        loss(jnp.ones(()), {}, {})
+    with pytest.raises(ValueError, match="two losses or more, found 1"):
+        SwitchedLoss([lambda outputs, batch: outputs])
+
+
+def test_class_priorities_are_those_of_the_documents():
+    expected = dict(
+        RuntimeInfoHook=10, IterTimerHook=50, DistSamplerSeedHook=50, LoggerHook=60, ParamSchedulerHook=70, CheckpointHook=90,
+        EMAHook=50, EmptyCacheHook=50, NaiveVisualizationHook=100, ProfilerHook=90, EarlyStoppingHook=100, PreciseBNHook=40,
+    )  # fmt: skip
+    from jengine.hooks import get_priority
+
+    assert {name: get_priority(HOOKS.get(name).priority) for name in expected} == expected
+    assert issubclass(HOOKS.get("EmptyCacheHook"), Hook)

@@ -1,0 +1,222 @@
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.data import ArrayDataset
+from jengine.hooks import Hook
+from jengine.model import BaseTTAModel, CastModel, FunctionalModel, LinenModel, Precision, SwitchedLoss, get_model
+from jengine.registry import MODELS
+
+NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
+
+
+class Watch(Hook):
+    """Keeps what the step reports."""
+
+    priority = "LOWEST"
+
+    def __init__(self):
+        self.outputs = []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.outputs.append({name: float(value) for name, value in outputs.items()})
+
+
+def seen_by_the_loss(*names):
+    return FunctionalModel(
+        init=lambda: {"w": jnp.zeros(())},
+        loss=lambda params, hyperparams: {"loss": params["w"], **{name: hyperparams[name] for name in names}},
+    )
+
+
+def test_the_epoch_reaches_the_loss_without_a_new_trace(make_runner):
+    watch = Watch()
+    runner = make_runner(
+        model=seen_by_the_loss("epoch"),
+        custom_hooks=[dict(type="SetEpochInfoHook"), watch],
+        train_cfg=dict(max_epochs=3),
+        **NO_VAL,
+    )
+    runner.train()
+    assert [out["epoch"] for out in watch.outputs] == [0] * 4 + [1] * 4 + [2] * 4
+    assert runner.update_step.traces == 1
+
+
+def test_a_parameter_warms_up_without_a_new_trace(make_runner):
+    watch = Watch()
+    hook = dict(type="WarmupParamHook", param_name="loss_lambda", value=0.5, warmup_epochs=1.25)
+    runner = make_runner(model=seen_by_the_loss("loss_lambda"), custom_hooks=[hook, watch], **NO_VAL)
+    runner.train()
+    # epochs of 4 iterations, so that the value is reached at iteration 5
+    np.testing.assert_allclose(
+        [out["loss_lambda"] for out in watch.outputs], [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5], rtol=1e-6
+    )
+    assert runner.update_step.traces == 1
+
+
+def test_a_number_of_the_optimizer_is_not_warmed_up_here(make_runner):
+    hook = dict(type="WarmupParamHook", param_name="lr", value=0.5, warmup_epochs=1)
+    with pytest.raises(ValueError, match="'lr' is a number of the optimizer"):
+        make_runner(custom_hooks=[hook], **NO_VAL).train()
+
+
+def switching():
+    network = nn.Dense(1, use_bias=False, kernel_init=nn.initializers.ones)
+    loss = SwitchedLoss(
+        [
+            lambda outputs, batch, hyperparams: {"loss": 0 * outputs.mean(), "seen": hyperparams["mixup"]},
+            lambda outputs, batch, hyperparams: {"loss": 0 * outputs.mean() + 1, "seen": hyperparams["mixup"]},
+        ]
+    )
+    return LinenModel(network, loss, inputs="x")
+
+
+RECIPE = dict(
+    type="SwitchRecipeHook",
+    schedule=[
+        dict(action_epoch=3, hyperparams=dict(mixup=0.25)),
+        dict(action_epoch=1, hyperparams=dict(mixup=0.75)),
+        dict(action_epoch=2, loss=1),
+    ],
+)
+
+
+def test_loss_and_numbers_change_in_their_epochs_without_a_new_trace(make_runner):
+    watch = Watch()
+    runner = make_runner(model=switching(), custom_hooks=[RECIPE, watch], train_cfg=dict(max_epochs=3), **NO_VAL)
+    runner.train()
+    assert [out["loss"] for out in watch.outputs] == [0] * 4 + [1] * 8
+    assert [out["seen"] for out in watch.outputs] == [0.75] * 8 + [0.25] * 4
+    assert runner.update_step.traces == 1
+
+
+def test_a_resumed_run_has_the_recipe_of_its_epoch(make_runner):
+    saving = dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None))
+    make_runner(model=switching(), custom_hooks=[RECIPE], train_cfg=dict(max_epochs=2), **NO_VAL, **saving).train()
+    watch = Watch()
+    again = make_runner(
+        model=switching(), custom_hooks=[RECIPE, watch], train_cfg=dict(max_epochs=3), resume=True, **NO_VAL, **saving
+    )
+    again.train()
+    assert [(out["loss"], out["seen"]) for out in watch.outputs] == [(1, 0.25)] * 4
+
+
+class Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9, name="norm")(x)
+        return nn.Dense(1, kernel_init=nn.initializers.zeros)(x)[..., 0]
+
+
+def normed(make_runner, tmp_path, name, **hook):
+    x = np.random.RandomState(0).randn(16, 2).astype(np.float32)
+    data = dict(batch_size=4, dataset=ArrayDataset(dict(x=x)), sampler=dict(type="DefaultSampler", shuffle=False))
+    runner = make_runner(
+        tmp_path / name, model=LinenModel(Normed(), lambda outputs, batch: outputs, inputs="x"), train_dataloader=data,
+        custom_hooks=[dict(type="PreciseBNHook", **hook)], **NO_VAL,
+    )  # fmt: skip
+    return x, runner, runner.train().model_state["batch_stats"]["norm"]
+
+
+@pytest.mark.parametrize(("num_samples", "batches"), [(8192, 4), (8, 2), (1, 1)])
+def test_statistics_are_the_mean_of_those_of_the_batches(make_runner, tmp_path, num_samples, batches):
+    x, runner, found = normed(make_runner, tmp_path, "run", num_samples=num_samples)
+    parts = x.reshape(4, 4, 2)[:batches]
+    np.testing.assert_allclose(found["mean"], parts.mean(axis=1).mean(axis=0), atol=2e-6)
+    np.testing.assert_allclose(found["var"], parts.var(axis=1).mean(axis=0), rtol=1e-5)
+    assert runner.update_step.traces == 1
+
+
+def test_statistics_are_left_alone_between_two_times(make_runner, tmp_path):
+    _, _, found = normed(make_runner, tmp_path, "run", interval=3)  # the run has two epochs
+    x, _, _ = normed(make_runner, tmp_path, "other", interval=2)
+    assert not np.allclose(found["mean"], x.reshape(4, 4, 2).mean(axis=1).mean(axis=0), atol=1e-3)
+
+
+def test_precise_statistics_want_epochs_and_batch_norms(make_runner, caplog):
+    with pytest.raises(ValueError, match="the training loop counts iterations"):
+        make_runner(
+            custom_hooks=[dict(type="PreciseBNHook")], train_cfg=dict(by_epoch=False, max_iters=2), **NO_VAL
+        ).train()
+    runner = make_runner(custom_hooks=[dict(type="PreciseBNHook")], **NO_VAL)
+    runner.logger.addHandler(caplog.handler)
+    runner.train()
+    assert "the model has no batch norm" in caplog.text
+
+
+def test_a_teacher_is_part_of_the_step_and_is_validated(make_runner):
+    def loss(params, batch, hyperparams):
+        away = params["w"] - hyperparams["teacher"]["params"]["w"]
+        return {"loss": jnp.square(params["w"] - 1), "away": jnp.abs(away)}
+
+    model = FunctionalModel(
+        init=lambda: {"w": jnp.zeros(())}, loss=loss, predict=lambda params, batch: params["w"] + 0 * batch["y"]
+    )
+    watch = Watch()
+    runner = make_runner(
+        model=model, custom_hooks=[dict(type="MeanTeacherHook", momentum=0.5), watch], train_cfg=dict(max_epochs=1),
+        val_evaluator=dict(type="MeanLoss", loss=lambda predictions, batch: predictions),
+    )  # fmt: skip
+    state = runner.train()
+    # with the rate 0.1 the weight is 0.2, 0.36, 0.488, 0.5904; the teacher goes half of the way each time
+    np.testing.assert_allclose([out["away"] for out in watch.outputs], [0, 0.1, 0.13, 0.129], atol=1e-6)
+    np.testing.assert_allclose(float(state.hook_state["MeanTeacherHook"].params["w"]), 0.4747, atol=1e-6)
+    np.testing.assert_allclose(runner.validations[-1][2]["loss"], 0.4747, atol=1e-6)
+
+
+@MODELS.register_module(force=True)
+class Mirrored(BaseTTAModel):
+    def augment(self, batch):
+        return [batch, {**batch, "x": -batch["x"]}, {**batch, "x": batch["x"] + 1}]
+
+    def merge_preds(self, predictions):
+        return sum(predictions) / len(predictions)
+
+
+def test_a_test_merges_the_predictions_of_all_views_and_validation_does_not(make_runner):
+    model = FunctionalModel(
+        init=lambda: {"w": jnp.zeros(())},
+        loss=lambda params: params["w"],
+        predict=lambda params, batch: batch["x"][:, 0],
+    )
+    x = np.array([[1.0], [2.0]], np.float32)
+    data = dict(batch_size=2, dataset=ArrayDataset(dict(x=x)))
+    metric = dict(type="MeanLoss", loss=lambda predictions, batch: predictions)
+    runner = make_runner(
+        model=model, custom_hooks=[dict(type="PrepareTTAHook", tta_cfg=dict(type="Mirrored"))],
+        val_dataloader=data, val_evaluator=metric, test_dataloader=data, test_cfg=dict(), test_evaluator=metric,
+    )  # fmt: skip
+    assert runner.test()["loss"] == pytest.approx((1.5 - 1.5 + 2.5) / 3)
+    assert runner.val()["loss"] == 1.5
+    other = make_runner(
+        custom_hooks=[dict(type="PrepareTTAHook", tta_cfg=dict(type=lambda module: module))],
+        test_dataloader=data, test_cfg=dict(), test_evaluator=metric,
+    )  # fmt: skip
+    with pytest.raises(TypeError, match="tta_cfg describes a BaseTTAModel, found FunctionalModel"):
+        other.test()
+
+
+def test_both_parts_of_an_augmentation_are_the_users():
+    with pytest.raises(NotImplementedError, match=r"must define `augment\(batch\)`"):
+        BaseTTAModel(seen_by_the_loss()).predict({}, {}, {})
+    with pytest.raises(NotImplementedError, match=r"must define `merge_preds\(predictions\)`"):
+        BaseTTAModel(seen_by_the_loss()).merge_preds([])
+
+
+def test_a_model_is_taken_out_of_what_wraps_it():
+    model = seen_by_the_loss()
+    assert get_model(model) is model
+    assert get_model(CastModel(Mirrored(CastModel(model, Precision())), Precision())) is model
+
+
+def test_a_trace_is_written_for_tensorboard(make_runner, tmp_path):
+    hook = dict(type="ProfilerHook", by_epoch=False, schedule=dict(skip_first=2, active=2))
+    runner = make_runner(custom_hooks=[hook], **NO_VAL)
+    runner.train()
+    import pathlib
+
+    traces = list(pathlib.Path(runner.log_dir, "tf_tracing_logs", "iter_2").glob("plugins/profile/*/*.xplane.pb"))
+    assert len(traces) == 1
+    assert jax.process_count() == 1
