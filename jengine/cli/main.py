@@ -1,9 +1,10 @@
 """The commands of `jengine`: the engine from the command line."""
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jengine.cli import ckpt
@@ -21,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments, those of the process by default.
 
     Returns:
-      The exit code: 0, or 2 for a mistake in the config or on the command line.
+      The exit code: 0, or 2 for a mistake in the config or on the command line. A process that ends because of an
+      error when there are others ends with 1.
     """
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
@@ -32,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if overrides and "config" not in args:
         parser.error(f"{args.command} reads no config: there is nothing for {overrides[0]} to change")
     try:
-        args.run(args, overrides)
+        with _launched(args):
+            args.run(args, overrides)
     except Exception as error:
         if args.traceback or not _is_users_mistake(error, args.command):
             raise
@@ -44,6 +47,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("jengine: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+@contextlib.contextmanager
+def _launched(args: argparse.Namespace) -> Iterator[None]:
+    """Runs a command as one of the processes of a run, if it is one: then an error of one of them ends all."""
+    settings: dict[str, Any] = {
+        name: getattr(args, name, None) for name in ("coordinator", "num_processes", "process_id")
+    }
+    if getattr(args, "launcher", "none") == "none" and all(setting is None for setting in settings.values()):
+        yield
+        return
+    from jengine.parallel import get_processes, launch
+
+    launch(args.launcher, **settings)
+    try:
+        yield
+    except Exception as error:
+        get_processes().fail(error)
+        raise
 
 
 def _train(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -120,6 +142,8 @@ def _is_users_mistake(error: Exception, command: str) -> bool:
     """Whether the message alone tells what to do: it is about the config or a file, not about code."""
     if command == "ckpt":  # runs no code of the user's
         return isinstance(error, OSError | ValueError | KeyError | ImportError)
+    if type(error).__name__ == "ProcessError":  # its traceback is that of a wait for another process
+        return True
     placed = any(note.startswith("in the config at ") for note in getattr(error, "__notes__", ()))
     return placed or isinstance(error, ConfigError | FileNotFoundError)
 
@@ -127,6 +151,14 @@ def _is_users_mistake(error: Exception, command: str) -> bool:
 def _parser() -> argparse.ArgumentParser:
     every = argparse.ArgumentParser(add_help=False)
     every.add_argument("--traceback", action="store_true", help="show the whole traceback of a mistake")
+    several = argparse.ArgumentParser(add_help=False)
+    processes = several.add_argument_group("several processes")
+    processes.add_argument(
+        "--launcher", default="none", metavar="NAME", help="what started them: auto, slurm, mpi, kubernetes, tpu"
+    )
+    processes.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
+    processes.add_argument("--num-processes", type=int, metavar="N", help="how many there are")
+    processes.add_argument("--process-id", type=int, metavar="I", help="which one this is, from 0")
     common = argparse.ArgumentParser(add_help=False, parents=[every])
     common.add_argument("config", metavar="CONFIG", help="a Python file with get_config()")
     run = argparse.ArgumentParser(add_help=False)
@@ -138,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    train = commands.add_parser("train", parents=[common, run], help="train the config's model")
+    train = commands.add_parser("train", parents=[common, run, several], help="train the config's model")
     train.add_argument(
         "--resume",
         nargs="?",
@@ -147,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
         help="continue from the newest checkpoint of the work dir, or from PATH",
     )
     train.set_defaults(run=_train)
-    test = commands.add_parser("test", parents=[common, run], help="test a checkpoint")
+    test = commands.add_parser("test", parents=[common, run, several], help="test a checkpoint")
     test.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or a work dir for its newest one")
     test.set_defaults(run=_test)
     show = commands.add_parser("config", parents=[common], help="print the resolved config")
