@@ -1,12 +1,15 @@
 """The compiled programs of a training run, and the one call that an iteration makes."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jengine.logging import TimeAccount
 from jengine.parallel import InFlight
+from jengine.runner.standing_numbers import StandingNumbers
 from jengine.train import TraceOnce, TrainState, build_train_step
 
 PyTree = Any
@@ -40,6 +43,7 @@ class TrainingStep:
             TraceOnce(build_train_step(model, optim_wrapper, hooks, update=update, phases=phases), arguments)
             for update in (True, False)
         )
+        self._standing = StandingNumbers(functools.partial(_put, getattr(strategy, "device", None)))
         self._compiled = {step: strategy.compile_train_step(step) for step in (self.update, self.accumulate)}
 
     def __call__(
@@ -58,10 +62,16 @@ class TrainingStep:
           The new state and the outputs, both in the making.
         """
         step = self.update if self._optim_wrapper.advance() else self.accumulate
-        hyperparams = {**self._optim_wrapper.hyperparams, **scalars}
+        hyperparams = self._standing({**self._optim_wrapper.hyperparams, **scalars})
         before = time.switch("step" if step.traces else "compile")
         in_flight.wait()
         state, outputs = self._compiled[step](state, batch, hyperparams)
         in_flight.add(outputs["loss"])
         time.switch(before)
         return state, outputs
+
+
+def _put(device: jax.Device | None, value: Any) -> jax.Array:
+    """Sends a number to `device`, None for the default one, without tying it there."""
+    with jax.default_device(device):
+        return jnp.asarray(value)

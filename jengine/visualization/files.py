@@ -71,6 +71,10 @@ class FilesVisBackend(BaseVisBackend):
 
 def append(path: pathlib.Path, text: str) -> None:
     """Appends to a file, complete on disk when the call returns; makes it and its directory where they are missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8", newline="") as file:
-        file.write(text)
+    try:
+        file = open(path, "ab")  # noqa: SIM115 - closed below; a line of the log is written every few iterations
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "ab")  # noqa: SIM115
+    with file:
+        file.write(text.encode())
