@@ -11,7 +11,7 @@ from jengine.model import FunctionalModel
 def nan_model():
     """Its loss is 0/0 where x is 0."""
     return FunctionalModel(
-        init=lambda: {"w": jnp.ones(())}, loss=lambda params, batch: batch["x"] / batch["x"] * params["w"]
+        init=lambda: {"w": jnp.ones(())}, loss=lambda params, batch: jnp.divide(batch["x"], batch["x"]) * params["w"]
     )
 
 
