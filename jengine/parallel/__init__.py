@@ -1,6 +1,9 @@
 """Devices: where a run's arrays live and how its step is compiled."""
 
 from jengine.parallel.agreement import Agreement as Agreement
+from jengine.parallel.collectives import Collective as Collective
+from jengine.parallel.collectives import collectives as collectives
+from jengine.parallel.collectives import traffic as traffic
 from jengine.parallel.failures import ProcessError as ProcessError
 from jengine.parallel.launch import LAUNCHERS as LAUNCHERS
 from jengine.parallel.launch import launch as launch
