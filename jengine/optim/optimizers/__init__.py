@@ -8,6 +8,9 @@ from jengine.optim.optimizers.adam import AdamW as AdamW
 from jengine.optim.optimizers.adamax import Adamax as Adamax
 from jengine.optim.optimizers.adan import Adan as Adan
 from jengine.optim.optimizers.asgd import ASGD as ASGD
+from jengine.optim.optimizers.bert import BertAdam as BertAdam
+from jengine.optim.optimizers.bert import BertAdam1 as BertAdam1
+from jengine.optim.optimizers.bert import TansformerAdamW as TansformerAdamW
 from jengine.optim.optimizers.lamb import Lamb as Lamb
 from jengine.optim.optimizers.lars import LARS as LARS
 from jengine.optim.optimizers.lion import Lion as Lion
