@@ -13,6 +13,8 @@ def run(args: argparse.Namespace, cfg: dict[str, Any]) -> None:
     """Replays the dump `args.dump` with the model and the optimizer of the config, and prints what it finds."""
     import tempfile
 
+    import jax
+
     from jengine.hooks.step_dump import read_dump
     from jengine.runner import Runner
     from jengine.train import replay_step
@@ -29,6 +31,7 @@ def run(args: argparse.Namespace, cfg: dict[str, Any]) -> None:
             dump["hyperparams"],
             update=bool(dump["update"]),
             phases=cfg["train_cfg"].get("phases"),
+            compile_step=runner.strategy.compile_train_step if runner.strategy.axis_name else jax.jit,
         )
     print(describe(int(dump["state"].step), findings))
 

@@ -168,12 +168,16 @@ class NumericsGuardHook(Hook):
         self._recent.append((runner.iter, data_batch, numbers, updates))
         if self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner):
             self._look(runner)
-            self._recent.clear()
+
+    def before_save_checkpoint(self, runner: "Runner", checkpoint: dict[str, Any]) -> None:
+        """Looks as well, so that no checkpoint holds a state in which training has ended."""
+        self._look(runner)
 
     def _look(self, runner: "Runner") -> None:
         """Tells what was dropped since the last look, and ends training if it was too much in a row."""
         own = self._own(runner)
         found = own._replace(**jax.device_get({name: getattr(own, name) for name in _TOLD}))
+        recent, self._recent = self._recent, []
         new, self._told = int(found.dropped) - self._told, int(found.dropped)
         if not new:
             return
@@ -183,24 +187,21 @@ class NumericsGuardHook(Hook):
             why += f"; the first gradient that is not finite is that of {paths[found.leaf]!r}"
         if self.max_in_row is None or found.in_row < self.max_in_row:
             runner.logger.warning(
-                f"NumericsGuardHook: {new} of the last {len(self._recent)} steps were dropped, {self._told} in all; "
+                f"NumericsGuardHook: {new} of the last {len(recent)} steps were dropped, {self._told} in all; "
                 f"the last was that of iteration {found.last}: {why}"
             )
             return
         first = int(found.last) - int(found.in_row) + 1
         last = first + self.max_in_row - 1
         path = os.path.join(runner.work_dir, f"numerics_iter_{last}.dump")
-        self._dump(runner, last, path)
+        _, batch, numbers, updates = next(entry for entry in recent if entry[0] == last)
+        state = runner.state.replace(step=np.int32(last))  # type: ignore[union-attr]
+        write_dump(path, state=state, batch=batch, hyperparams=numbers, update=updates)
         raise FloatingPointError(
             f"NumericsGuardHook: the steps of the iterations {first} to {last} were dropped: {why}. Parameters and "
             f"optimizer are those before iteration {first}. To run the step of iteration {last} again and see where "
             f"its numbers go wrong:\n  jengine replay CONFIG {path}"
         )
-
-    def _dump(self, runner: "Runner", iteration: int, path: str) -> None:
-        _, batch, numbers, updates = next(entry for entry in self._recent if entry[0] == iteration)
-        state = runner.state.replace(step=np.int32(iteration))  # type: ignore[union-attr]
-        write_dump(path, state=state, batch=batch, hyperparams=numbers, update=updates)
 
     def _own(self, runner: "Runner") -> NumericsGuardState:
         name = next(name for name, hook in hook_names(runner.hooks).items() if hook is self)

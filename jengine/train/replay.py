@@ -23,7 +23,7 @@ class Findings(NamedTuple):
 
     outputs: dict[str, float]  # what the step reports
     non_finite: dict[str, int]  # path -> elements that are infinite or no number, in the order of the computation
-    operation: str  # the first operation that gave one, and the line it stands in; '' where none did
+    operation: str  # the first operation that gave one, and the line it stands in; '' where none is found
 
 
 def replay_step(
@@ -36,6 +36,7 @@ def replay_step(
     *,
     update: bool = True,
     phases: Sequence[tuple[str, int]] | None = None,
+    compile_step: Callable[..., Any] = jax.jit,
 ) -> Findings:
     """Runs one training step on the arguments that it had, and looks at every array on the way.
 
@@ -45,10 +46,13 @@ def replay_step(
       state: before the step.
       batch: its batch.
       hyperparams: its numbers.
+      compile_step: compiles it; a step with a mapped axis needs that of its strategy.
     """
     hooks = [hook for hook in hooks if not getattr(hook, "counts_dropped_steps", False)]
-    step = build_train_step(model, optim_wrapper, [*hooks, _Probe()], update=update, phases=phases)
-    _, outputs = jax.jit(step)(state, batch, hyperparams)
+    wrappers = list(optim_wrapper.values()) if isinstance(optim_wrapper, Mapping) else [optim_wrapper]
+    axis = wrappers[0].axis_name
+    step = build_train_step(model, optim_wrapper, [*hooks, _Probe(axis)], update=update, phases=phases)
+    _, outputs = compile_step(step)(jax.tree.map(jnp.copy, state), batch, hyperparams)
     numbers = {name: float(value) for name, value in outputs.items() if not name.startswith(_MARK)}
     probed = {name.removeprefix(_MARK): int(n) for name, n in outputs.items() if name.startswith(_MARK)}
     counts: dict[str, Any] = {
@@ -59,25 +63,30 @@ def replay_step(
         **{path: n for path, n in probed.items() if path.startswith("grads")},
     }
     found = {path: int(n) for path, n in counts.items() if n}
-    return Findings(numbers, found, _first_operation(step, state, batch, hyperparams) if found else "")
+    searches = found and axis is None  # JAX's search for the operation never ends in a step with a mapped axis
+    return Findings(numbers, found, _first_operation(compile_step(step), state, batch, hyperparams) if searches else "")
 
 
 class _Probe:
     """A traced hook that counts what is not finite in the batch, as the model gets it, and in the gradients."""
 
+    def __init__(self, axis: str | None) -> None:
+        self._axis = axis
+
     def get_traced_points(self) -> list[str]:
         return ["traced_batch", "traced_grads"]
 
     def traced_batch(self, ctx: StepContext) -> StepContext:
-        return _with_counts(ctx, "batch", ctx.batch)
+        return self._with_counts(ctx, "batch", ctx.batch)
 
     def traced_grads(self, ctx: StepContext) -> StepContext:
-        return _with_counts(ctx, "grads", ctx.grads)
+        return self._with_counts(ctx, "grads", ctx.grads)
 
-
-def _with_counts(ctx: StepContext, name: str, tree: PyTree) -> StepContext:
-    counts = {f"{_MARK}{path}": n for path, n in _counts(name, tree).items()}
-    return ctx.replace(outputs={**ctx.outputs, **counts})
+    def _with_counts(self, ctx: StepContext, name: str, tree: PyTree) -> StepContext:
+        counts = {f"{_MARK}{path}": n for path, n in _counts(name, tree).items()}
+        if self._axis is not None:
+            counts = jax.lax.psum(counts, self._axis)
+        return ctx.replace(outputs={**ctx.outputs, **counts})
 
 
 def _counts(name: str, tree: PyTree) -> dict[str, jax.Array]:
@@ -94,7 +103,7 @@ def _first_operation(step: Callable[..., Any], *args: Any) -> str:
     try:
         # JAX prints that it has begun to search
         with jax.debug_nans(True), jax.debug_infs(True), contextlib.redirect_stdout(None):
-            jax.block_until_ready(jax.jit(step)(*args))
+            jax.block_until_ready(step(*args))
     except FloatingPointError as error:
         # the innermost line of the user: neither JAX's nor one of this package
         frames = [

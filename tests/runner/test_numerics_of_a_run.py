@@ -153,6 +153,40 @@ def test_drops_are_told_once_and_survive_a_restart(make_runner, tmp_path, caplog
     assert warnings_of(caplog) == []
 
 
+@pytest.mark.parametrize("impl", ["shard_map", "pmap"])
+def test_what_one_replica_finds_is_dropped_by_all(make_runner, tmp_path, impl):
+    x = np.ones((12, 2), np.float32)
+    x[4] = np.nan  # a row of the first replica in iteration 1, and of the second in iteration 2
+    x[10] = np.inf
+    loader = dict(
+        batch_size=4,
+        dataset=ArrayDataset(dict(x=x, y=np.zeros(12, np.float32))),
+        sampler=dict(type="DefaultSampler", shuffle=False),
+    )
+    hook = dict(type="NumericsGuardHook", max_in_row=2, interval=1)
+    runner = make_runner(
+        **arguments(hook, EMA, train_dataloader=loader, parallel=dict(type="Replica", impl=impl, devices=2))
+    )
+    with pytest.raises(FloatingPointError, match="the iterations 1 to 2 were dropped"):
+        runner.train()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((runner.state.params, runner.state.model_state)))
+    dump = read_dump(tmp_path / "run" / "numerics_iter_2.dump")
+    findings = replay_step(
+        runner.model, runner.optim_wrapper, runner.hooks, dump["state"], dump["batch"], dump["hyperparams"],
+        compile_step=runner.strategy.compile_train_step,
+    )  # fmt: skip
+    assert findings.non_finite["batch.x"] == 2  # both elements of one row, whichever replica had it
+
+
+def test_no_checkpoint_is_saved_after_the_end(make_runner, tmp_path):
+    saving = dict(checkpoint=dict(type="CheckpointHook", interval=3, by_epoch=False), logger=None)
+    hook = dict(type="NumericsGuardHook", max_in_row=3, interval=50)
+    runner = make_runner(**arguments(hook, default_hooks=saving))
+    with pytest.raises(FloatingPointError, match="the iterations 5 to 7"):
+        runner.train()
+    assert {path.name for path in (tmp_path / "run").glob("iter_*")} == {"iter_3", "iter_6"}
+
+
 def test_a_step_is_replayed_up_to_the_operation_that_fails():
     from jengine.optim import OptimWrapper
     from jengine.train import create_train_state
