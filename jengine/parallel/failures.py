@@ -106,7 +106,7 @@ class Watch:
         with contextlib.suppress(Exception):
             self.store.key_value_set(f"{_LEFT}/{self.index}", "left", True)
             if self.index == 0:
-                self._wait_for_all(_LEFT)
+                self._wait_for_all(_LEFT, 2 * self._grace)
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -200,13 +200,13 @@ class Watch:
         call = f"{self.index}-{time.time_ns()}"
         try:
             self.store.key_value_set(f"{_ROLL_CALL}/{call}", "who is here?")
-            return self._wait_for_all(f"{_ANSWERS}/{call}")
+            return self._wait_for_all(f"{_ANSWERS}/{call}", self._grace)
         except Exception:
             return [0]
 
-    def _wait_for_all(self, place: str) -> list[int]:
-        """The processes that have put nothing at `place` when the grace time is over."""
-        deadline = time.monotonic() + self._grace
+    def _wait_for_all(self, place: str, seconds: float) -> list[int]:
+        """The processes that have put nothing at `place` when the time is over."""
+        deadline = time.monotonic() + seconds
         while True:
             there = {int(key.rsplit("/", 1)[1]) for key, _ in self.store.key_value_dir_get(place)}
             missing = [process for process in range(self.count) if process not in there]

@@ -1,0 +1,118 @@
+"""Two processes on this machine, as two hosts would be."""
+
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jengine import checkpoint
+
+JOB = pathlib.Path(__file__).parent / "job.py"
+PATIENCE = 60.0  # seconds
+
+
+def address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs the job as some processes: exit code and output of each."""
+    jobs = []
+
+    def start(count, *options, devices=1, own=None, work_dir="run"):
+        env = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
+        where = address()
+        for index in range(count):
+            mine = (own or {}).get(index, [])
+            arguments = [f"count={count}", f"index={index}", f"address={where}", f"save={tmp_path}", *options, *mine]
+            out = open(tmp_path / f"{work_dir}_{index}.out", "w")  # noqa: SIM115
+            command = [sys.executable, str(JOB), str(tmp_path / work_dir), *arguments]
+            job = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=JOB.parent.parent.parent)
+            jobs.append(job)
+        codes = [job.wait(PATIENCE) for job in jobs[-count:]]
+        return [(code, (tmp_path / f"{work_dir}_{index}.out").read_text()) for index, code in enumerate(codes)]
+
+    yield start
+    for job in jobs:
+        job.kill()
+
+
+def found(tmp_path, index, count):
+    return dict(np.load(tmp_path / f"process_{index}_of_{count}.npz"))
+
+
+def ended_at(output):
+    return re.findall(r"^ended at .*", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_two_processes_train_and_validate_as_one_with_as_many_devices(run, tmp_path, devices):
+    for code, output in [*run(1, "seed=3", devices=2 * devices, work_dir="one"), *run(2, "seed=3", devices=devices)]:
+        assert code == 0, output
+    expected, first, second = found(tmp_path, 0, 1), found(tmp_path, 0, 2), found(tmp_path, 1, 2)
+    assert np.abs(expected["w"]).max() > 0.3
+    for name, value in expected.items():
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+        np.testing.assert_allclose(first[name], value, rtol=1e-5, err_msg=name)
+    run_dir = tmp_path / "run"
+    assert len(list(run_dir.glob("*/*.log"))) == len(list(run_dir.glob("*/vis_data/scalars.json"))) == 1
+    lines = next(run_dir.glob("*/vis_data/scalars.json")).read_text().splitlines()
+    assert len(lines) == len(next((tmp_path / "one").glob("*/vis_data/scalars.json")).read_text().splitlines())
+
+
+def test_a_signal_to_one_ends_both_at_the_same_iteration_and_one_process_goes_on(run, tmp_path):
+    outputs = run(2, "epochs=200", own={1: ["do=terminate", "process=1", "iteration=6"]})
+    assert [code for code, _ in outputs] == [143, 143], outputs
+    ends = [ended_at(output) for _, output in outputs]
+    assert ends[0] == ends[1]  # the drawn seed too is that of process 0
+    iteration, seed = map(int, re.findall(r"\d+", ends[0][0]))
+    assert 7 <= iteration < 400
+    assert checkpoint.read_meta(checkpoint.find_latest(tmp_path / "run"))["meta"]["iter"] == iteration
+    ((code, output),) = run(1, "resume=yes", f"epochs={iteration // 4 + 1}", devices=2)
+    assert code == 0, output
+    assert ended_at(output) == [f"ended at {4 * (iteration // 4 + 1)} seed {seed}"]
+
+
+def test_an_error_on_one_ends_the_other_with_its_name_and_reason(run):
+    (first, one), (second, two) = run(2, "epochs=200", own={1: ["do=fail", "process=1", "iteration=6"]})
+    assert (first, second) == (1, 1)
+    assert re.search(r"ProcessError: process 1 \(pid \d+ on host .*\) failed: KeyError: 'colour'", one), one
+    assert "KeyError: 'colour'" in two
+    assert "in fail" in two  # with its own traceback
+
+
+def test_an_error_on_process_0_which_the_others_depend_on_is_named_too(run):
+    (first, one), (second, two) = run(2, "epochs=200", own={0: ["do=fail", "process=0", "iteration=6"]})
+    assert (first, second) == (1, 1)
+    assert "KeyError: 'colour'" in one
+    assert re.search(r"ProcessError: process 0 \(pid \d+ on host .*\) failed: KeyError: 'colour'", two), two
+
+
+def test_a_process_that_is_killed_is_named_by_the_other(run):
+    (first, one), (second, _) = run(2, "epochs=200", own={1: ["do=kill", "process=1", "iteration=6"]})
+    assert (first, second) == (1, -9)
+    assert re.search(r"ProcessError: process 1 \(pid \d+ on host .*\) is gone: no answer for 5 s", one), one
+
+
+def test_one_that_wants_to_stop_early_stops_both_after_the_validation(run):
+    outputs = run(2, "seed=3", own={0: ["stop=0"]})
+    for code, output in outputs:
+        assert code == 0, output
+        assert ended_at(output) == ["ended at 4 seed 3"]
+
+
+def test_different_configs_end_both_with_the_first_difference(run):
+    for code, output in run(2, own={1: ["lr=0.5"]}):
+        assert code == 1
+        assert (
+            "DifferentProcessesError: the processes differ at `config.optim_wrapper.lr`: "
+            "0.1 on process 0, 0.5 on process 1"
+        ) in output
