@@ -106,7 +106,8 @@ class IoUMetric(BaseMetric):
         }
 
     def _log(self, iou: np.ndarray, accuracy: np.ndarray) -> None:
-        names = self.dataset_meta.get("classes") or range(len(iou))
+        classes = self.dataset_meta.get("classes", ())
+        names = classes if len(classes) == len(iou) else range(len(iou))
         rows = [(str(name), f"{i:.4f}", f"{a:.4f}") for name, i, a in zip(names, iou, accuracy, strict=True)]
         print_log("\n" + format_table(("class", "IoU", "Acc"), rows), logger="current")
 

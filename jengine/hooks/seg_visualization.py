@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jengine.errors import ConfigError, closest
-from jengine.evaluation import real_rows
+from jengine.evaluation.metric import MASK
 from jengine.hooks.hook import Hook
 from jengine.registry import HOOKS
 
@@ -24,7 +24,8 @@ class SegVisualizationHook(Hook):
     The pictures are called `val_<file>` or `test_<file>` where the dataset's metainfo has `img_path`, the file of each
     sample; these files are then read anew, so that the picture is not what preprocessing has made of it. Elsewhere the
     image of the batch is drawn, under the number of the sample. Which sample a row is says the batch's `sample_idx`,
-    int[B]; without it rows are counted, which is right for data that are not shuffled. Padding is not drawn.
+    int[B]; without it rows are counted, which is right for data that are not shuffled and a single process. Padding is
+    not drawn, and with several processes only what the first one holds is.
 
     Args:
       draw: whether anything is drawn at all; False leaves the hook in the config without any effect.
@@ -103,8 +104,9 @@ class SegVisualizationHook(Hook):
 
     def _draw(self, runner: "Runner", batch_idx: int, data_batch: Any, outputs: Any, mode: str) -> None:
         """Draws the real rows of a batch; what is on the device comes over in one transfer."""
-        wanted = {name: data_batch[name] for name in (self.image, self.label, "sample_idx") if name in data_batch}
-        batch, predictions, mask = jax.device_get((wanted, self._predictions(outputs), real_rows(data_batch)))
+        wanted = {name: data_batch[name] for name in (self.image, self.label, "sample_idx", MASK) if name in data_batch}
+        batch, predictions = jax.device_get(jax.tree.map(_own_rows, (wanted, self._predictions(outputs))))
+        mask = batch.get(MASK, np.ones(len(predictions), bool))
         if predictions.ndim == np.ndim(batch.get(self.label, predictions[..., 0])) + 1:
             predictions = predictions.argmax(axis=-1)
         meta = getattr(getattr(runner, f"{mode}_loop").dataloader, "metainfo", None) or {}
@@ -144,6 +146,19 @@ class SegVisualizationHook(Hook):
                 "'img_path'; name the entry with image="
             )
         return str(index), np.asarray(batch[self.image][row])
+
+
+def _own_rows(leaf: Any) -> Any:
+    """The rows of an array that this process holds, if others hold the rest of it."""
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return leaf
+    return join_shards(leaf)
+
+
+def join_shards(array: jax.Array) -> np.ndarray:
+    """The parts of an array on the devices of this process, joined along the first axis, by which it is divided."""
+    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
 
 
 def _read_rgb(path: str) -> np.ndarray:

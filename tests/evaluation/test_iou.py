@@ -94,6 +94,8 @@ def test_the_values_by_class_are_logged(tmp_path):
     metric = IoUMetric()
     metric.dataset_meta = {"classes": ("road", "sky", "tree")}
     evaluate(metric, (FOUND, {"label": LABELS}))
+    metric.num_classes = 4  # more than have names
+    evaluate(metric, (FOUND, {"label": LABELS}))
     text = (tmp_path / "run.log").read_text()
     assert "road" in text
     assert "0.6667" in text

@@ -1,10 +1,12 @@
 import types
 
+import jax
 import numpy as np
 import pytest
 
 from jengine.errors import ConfigError
 from jengine.hooks import Hook, SegVisualizationHook
+from jengine.hooks.seg_visualization import join_shards
 from jengine.visualization import LocalVisualizer, Visualizer
 
 FILES = [f"/data/city_{i}.png" for i in range(10)]
@@ -103,6 +105,14 @@ def test_processes_other_than_the_first_draw_nothing(monkeypatch):
     runner = runner_with()
     run(SegVisualizationHook(draw=True, interval=1), runner, "val")
     assert runner.visualizer.drawn == []
+
+
+@pytest.mark.parametrize("spec", [jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()])
+def test_the_rows_of_a_divided_array_are_joined_in_order(spec):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    values = np.arange(24).reshape(8, 3)
+    found = join_shards(jax.device_put(values, jax.sharding.NamedSharding(mesh, spec)))
+    assert found.tolist() == values.tolist()
 
 
 def test_bad_arguments_and_missing_entries_are_refused():

@@ -172,12 +172,18 @@ class TensorboardLoggerHook(LogBufferWriter):
         self.window_size = window_size
         self._backend: Any = None
 
+    def begin(self, trainer: Any) -> None:
+        """Names the event file; TensorBoard forgets what an earlier one holds of iterations that are done again."""
+        from jengine.visualization import TensorboardVisBackend
+
+        self._backend = TensorboardVisBackend(os.path.join(self.log_dir or trainer.work_dir, "runs"))
+        if trainer.iter > 0:
+            self._backend.load_state_dict({}, trainer.iter - 1)
+
     def write(self, trainer: Any) -> None:
         """Writes the numbers."""
         if self._backend is None:
-            from jengine.visualization import TensorboardVisBackend
-
-            self._backend = TensorboardVisBackend(os.path.join(self.log_dir or trainer.work_dir, "runs"))
+            raise RuntimeError("TensorboardLoggerHook: `begin` comes before `write`")
         self._backend.add_scalars(smoothed(trainer, self.window_size), step=trainer.iter)
 
     def close(self) -> None:

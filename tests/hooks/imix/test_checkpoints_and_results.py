@@ -1,4 +1,6 @@
 import json
+import os
+import signal
 
 import jax
 import numpy as np
@@ -6,7 +8,7 @@ import pytest
 
 from jengine import checkpoint
 from jengine.errors import ConfigError
-from jengine.hooks.imix import CheckPointHook, EMAEpochHook, EMAIterHook, EvaluateHook
+from jengine.hooks.imix import CheckPointHook, EMAEpochHook, EMAIterHook, EvaluateHook, HookBase
 from jengine.hooks.imix.evaluate import is_better
 
 
@@ -64,8 +66,6 @@ def test_bad_periods_are_refused():
 
 
 def interrupt_after(iterations):
-    from jengine.hooks.imix import HookBase
-
     class Interrupt(HookBase):
         def before_train_iter(self):
             if self.trainer.iter == iterations:
@@ -99,6 +99,22 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not_interrupted(imix_runner,
             for path in (run_dir, tmp_path / "whole")
         ]
         assert lines[0] == lines[1]
+
+
+def test_a_signal_saves_what_is_done_and_no_final_checkpoint(imix_runner, run_dir, tmp_path):
+    class Signal(HookBase):
+        def before_train_iter(self):
+            if self.trainer.iter == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9), total_epochs=3)
+    whole = imix_runner(6, work_dir=str(tmp_path / "whole"), **settings).train()
+    with pytest.raises(SystemExit):
+        imix_runner(6, custom_hooks=[Signal()], **settings).train()
+    assert saved(run_dir) == ["p_interrupted_model"]
+    assert checkpoint.read_meta(run_dir / "p_interrupted_model")["meta"]["iter"] == 5
+    resumed = imix_runner(6, resume_from=str(run_dir), **settings).train()
+    assert float(resumed.params["w"]) == float(whole.params["w"])
 
 
 def results(run_dir):

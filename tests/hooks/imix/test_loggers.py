@@ -185,3 +185,21 @@ def test_tensorboard_gets_the_iterations_that_are_due_and_the_end_of_each_epoch(
         for value in event.summary.value
     ]
     assert found == [(3, "total_loss", 2.0), (3, "lr", 0.1), (6, "total_loss", 2.0), (6, "lr", 0.1)]
+
+
+def test_tensorboard_forgets_the_iterations_that_a_resumed_run_does_again(trainer, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    fill(trainer, loss=[1.0])
+    for start, end in ((0, 4), (2, 5)):  # killed after four iterations, resumed from a checkpoint after two
+        writer = TensorboardLoggerHook()
+        trainer.iter = start
+        writer.begin(trainer)
+        for trainer.iter in range(start, end):
+            writer.write(trainer)
+        writer.close()
+    found = EventAccumulator(str(tmp_path / "runs")).Reload()
+    assert [event.step for event in found.Scalars("total_loss")] == [0, 1, 2, 3, 4]
+    with pytest.raises(RuntimeError, match="`begin` comes before `write`"):
+        TensorboardLoggerHook().write(trainer)

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jengine.errors import ConfigError
-from jengine.hooks.imix import Fp16OptimizerHook, HookBase, LRSchedulerHook, OptimizerHook
+from jengine.hooks.imix import Fp16OptimizerHook, HookBase, LRSchedulerHook, OptimizerHook, PriorityStatus
 from jengine.hooks.imix.lr_scheduler import best_group
 from jengine.optim import OptimWrapper
 from jengine.optim.clip import ClipByNorm
@@ -126,3 +126,18 @@ def test_no_schedule_is_no_work(imix_runner):
     runner.train()
     assert runner.optim_wrapper.get_lr() == {"lr": [0.5]}
     assert [type(hook).__name__ for hook in runner.hooks].count(LRSchedulerHook.__name__) == 1
+
+
+def test_numbers_leave_the_device_only_where_a_line_is_due(imix_runner):
+    class Fetches(HookBase):
+        default_level = PriorityStatus.LOWEST
+
+        def __init__(self):
+            self.seen = []
+
+        def after_train_iter(self):
+            self.seen.append(self.trainer.message_hub.fetches)
+
+    fetches = Fetches()
+    imix_runner(12, log_config=dict(period=3), custom_hooks=[dict(type="EMAIterHook"), fetches]).train()
+    assert fetches.seen == [0, 0, 1, 1, 1, 2]
