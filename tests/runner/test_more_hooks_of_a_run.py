@@ -1,5 +1,6 @@
+import pathlib
+
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import BaseTTAModel, CastModel, FunctionalModel, LinenModel, Precision, SwitchedLoss, get_model
 from jengine.registry import MODELS
+from jengine.visualization import Visualizer
 
 NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
 
@@ -211,12 +213,45 @@ def test_a_model_is_taken_out_of_what_wraps_it():
     assert get_model(CastModel(Mirrored(CastModel(model, Precision())), Precision())) is model
 
 
+class Pictures(Visualizer):
+    """Draws the image as it is."""
+
+    def add_datasample(
+        self, name, image, data_sample=None, draw_gt=True, draw_pred=True, show=False, wait_time=0, step=0
+    ):
+        self.add_image(name, image, step)
+
+
+def test_a_run_with_the_host_hooks_traces_once_and_draws_its_test(make_runner, caplog):
+    images = np.random.RandomState(0).randint(0, 255, (6, 4, 4, 3), np.uint8)
+    data = dict(batch_size=4, dataset=ArrayDataset(dict(image=images), dict(classes=("a", "b"))))
+    model = FunctionalModel(
+        init=lambda: {"w": jnp.zeros(())},
+        loss=lambda params, batch: params["w"] * batch["image"].astype(jnp.float32),
+        predict=lambda params, batch: batch["image"].mean(axis=(1, 2, 3)),
+    )
+    model.num_classes = 2
+    metric = dict(type="MeanLoss", loss=lambda predictions, batch: predictions)
+    names = ("EmptyCacheHook", "ClassNumCheckHook", "NaiveVisualizationHook")
+    runner = make_runner(
+        model=model, train_dataloader={**data, "drop_last": True}, val_dataloader=data, val_evaluator=metric,
+        test_dataloader=data, test_cfg=dict(), test_evaluator=metric, visualizer=dict(type=Pictures),
+        custom_hooks=[*(dict(type=name) for name in names), *(dict(type=name, interval=1) for name in ("CheckInvalidLossHook", "MemoryProfilerHook"))],
+    )  # fmt: skip
+    runner.logger.addHandler(caplog.handler)
+    runner.train()
+    assert runner.update_step.traces == 1
+    assert "Memory " in caplog.text
+    runner.test()
+    pictures = pathlib.Path(runner.log_dir, "vis_data", "vis_image")
+    assert sorted(path.name for path in pictures.iterdir()) == [
+        f"sample_{i}_2.png" for i in range(6)
+    ]  # padding is not drawn
+
+
 def test_a_trace_is_written_for_tensorboard(make_runner, tmp_path):
     hook = dict(type="ProfilerHook", by_epoch=False, schedule=dict(skip_first=2, active=2))
     runner = make_runner(custom_hooks=[hook], **NO_VAL)
     runner.train()
-    import pathlib
-
     traces = list(pathlib.Path(runner.log_dir, "tf_tracing_logs", "iter_2").glob("plugins/profile/*/*.xplane.pb"))
     assert len(traces) == 1
-    assert jax.process_count() == 1
