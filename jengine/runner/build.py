@@ -8,6 +8,7 @@ from jengine.hooks import Hook
 from jengine.hooks.hook_list import HookList
 from jengine.model import CastModel, Model, get_precision
 from jengine.parallel import default_strategy
+from jengine.optim.schedulers import build_param_schedulers
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, check_arguments
 
 if TYPE_CHECKING:
@@ -143,6 +144,18 @@ def build_train_loop(runner: "Runner", cfg: Any, dataloader: Any) -> Any:
         return LOOPS.build(cfg, runner=runner, dataloader=dataloader)
 
 
+def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: Any) -> Any:
+    """The schedulers of `cfg` for the numbers of `optim_wrapper`, over the whole of a training loop."""
+    return build_param_schedulers(
+        cfg,
+        optim_wrapper,
+        max_epochs=train_loop.max_epochs,
+        max_iters=train_loop.max_iters,
+        epoch_length=len(train_loop.dataloader),
+        by_epoch_loop=train_loop.by_epoch,
+    )
+
+
 def check_train_loop(cfg: Any) -> None:
     """Checks the arguments of the training loop before anything is built from data.
 
@@ -228,3 +241,11 @@ def _auto_scale_lr(base_batch_size: int, enable: bool = False) -> tuple[bool, in
     if base_batch_size < 1:
         raise ValueError(f"base_batch_size is a positive number of examples, found {base_batch_size}")
     return enable, base_batch_size
+
+
+class NoOptimizer:
+    """Stands where no optimizer is needed."""
+
+    def init(self, params: Any) -> None:
+        """No state."""
+        return None

@@ -13,7 +13,6 @@ from jengine.errors import ConfigError, place
 from jengine.hooks import Hook, Priority
 from jengine.logging import MessageHub, TimeAccount, build_logger
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.optim.schedulers import build_param_schedulers
 from jengine.parallel import Agreement, InFlight, check_same, get_processes
 from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
@@ -113,10 +112,7 @@ class Runner:
 
         self.processes = get_processes()
         check_same(self.processes, {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "config": self.cfg})
-        identity = identify(
-            work_dir, load_from=load_from, resume=resume, randomness=randomness, experiment_name=experiment_name
-        )
-        identity = share(identity, self.processes)
+        identity = share(identify(work_dir, load_from, resume, randomness, experiment_name), self.processes)
         self.work_dir, self.log_dir, self.timestamp = identity.work_dir, identity.log_dir, identity.timestamp
         self.experiment_name, self.seed = identity.experiment_name, identity.seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
@@ -182,7 +178,7 @@ class Runner:
         if not self.has_training:
             raise RuntimeError("there is nothing to train: give train_dataloader, train_cfg and optim_wrapper")
         self.time.start("setup")
-        self._prepare_training()
+        self.prepare_training()
         try:
             with ending_together(self.processes, self.interrupts):
                 self._train()
@@ -356,8 +352,7 @@ class Runner:
         self.call_hook("before_run")
         self._load_or_resume()
         self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
-        phases = getattr(self.train_loop, "phases", None)
-        self._step = TrainingStep(self.model, self.optim_wrapper, self.hooks, self.strategy, phases)
+        self._step = self.training_step()
         self.update_step, self.accumulate_step = self._step.update, self._step.accumulate
         self.logger.info(report.introduction(self, self._group_table))
         self._first_iter = self.train_loop.iter
@@ -370,8 +365,17 @@ class Runner:
                 raise
         self.call_hook("after_run")
 
-    def _prepare_training(self) -> None:
-        """Builds what depends on the data: loops, optimizer, schedulers, and the state."""
+    def training_step(self) -> TrainingStep:
+        """The step of the training loop, for this run's devices; compiled when it is called."""
+        phases = getattr(self.train_loop, "phases", None)
+        return TrainingStep(self.model, self.optim_wrapper, self.hooks, self.strategy, phases)
+
+    def prepare_training(self, abstract: bool = False) -> None:
+        """Builds what depends on the data: loops, optimizer, schedulers, and the state.
+
+        Args:
+          abstract: of the state, only the form: its leaves become `jax.ShapeDtypeStruct`s, and no device holds any.
+        """
         loader = self.train_dataloader
         if self.train_loop is None:
             self.train_loop = build.build_train_loop(self, self._sections["train_cfg"], loader)
@@ -384,32 +388,28 @@ class Runner:
             self._group_table = report.group_table(wrapper)  # before a warm-up moves the numbers
             for warning in build.warnings_of(wrapper, self.model.module_types):
                 self.logger.warning(warning)
-            self.param_schedulers = build_param_schedulers(
-                self._sections["param_scheduler"],
-                wrapper,
-                max_epochs=self.train_loop.max_epochs,
-                max_iters=self.train_loop.max_iters,
-                epoch_length=len(loader),
-                by_epoch_loop=self.train_loop.by_epoch,
-            )
+            self.param_schedulers = build.build_schedulers(self.train_loop, self._sections["param_scheduler"], wrapper)
         if self._sections["val_cfg"] is not None:
             self._eval_loop("val")
         if self.state is None or self.state.opt_state is None:
-            self._init_state("train")
+            self._init_state("train", abstract)
 
-    def _init_state(self, mode: str) -> None:
+    def _init_state(self, mode: str, abstract: bool = False) -> None:
         """Makes the state on the device; without an optimizer's part when nothing is trained."""
-        wrapper: Any = self.optim_wrapper if mode == "train" else _NoOptimizer()
+        wrapper: Any = self.optim_wrapper if mode == "train" else build.NoOptimizer()
         hooks = self.hooks if mode == "train" else ()
 
         def make(init_key: jax.Array, run_key: jax.Array, batch: PyTree) -> TrainState:
             params, model_state = self.model.init(init_key, batch)
             return create_train_state(params, model_state, wrapper, hooks, rng=run_key)
 
-        run_key = jax.random.fold_in(jax.random.key(self.seed), 1)
-        self.state = self.strategy.init_state(
-            make, self._init_key(), run_key, self._example_batch(mode), model=self.model
-        )
+        batch = self._example_batch(mode)
+
+        def init() -> Any:
+            run_key = jax.random.fold_in(jax.random.key(self.seed), 1)
+            return self.strategy.init_state(make, self._init_key(), run_key, batch, model=self.model)
+
+        self.state = jax.eval_shape(init) if abstract else init()
         self._loaded = False
 
     def _init_key(self) -> jax.Array:
@@ -498,10 +498,3 @@ class Runner:
             if self._checkpointer is not None and not self.processes.failing:
                 self._checkpointer.wait()
         self.visualizer.close()
-
-
-class _NoOptimizer:
-    """Stands where no optimizer is needed."""
-
-    def init(self, params: PyTree) -> None:
-        return None

@@ -56,7 +56,6 @@ class Identity:
 
 def identify(
     work_dir: Any,
-    *,
     load_from: Any = None,
     resume: Any = False,
     randomness: Mapping[str, Any] | None = None,
