@@ -37,7 +37,7 @@ def test_an_unknown_name_gets_the_closest(tools):
 
 
 def test_an_unknown_hook_lists_the_registry():
-    with pytest.raises(KeyError, match="expected one of: CheckpointHook, DistSamplerSeedHook"):
+    with pytest.raises(KeyError, match="expected one of: .*CheckpointHook.*, DistSamplerSeedHook, "):
         HOOKS.get("Zzz")
 
 
