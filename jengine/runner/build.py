@@ -7,8 +7,8 @@ from jengine.errors import ConfigError, place
 from jengine.hooks import Hook
 from jengine.hooks.hook_list import HookList
 from jengine.model import CastModel, Model, get_precision
-from jengine.parallel import default_strategy
 from jengine.optim.schedulers import build_param_schedulers
+from jengine.parallel import default_strategy
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, check_arguments
 
 if TYPE_CHECKING:
