@@ -15,5 +15,6 @@ from jengine.parallel.processes import DifferentProcessesError as DifferentProce
 from jengine.parallel.processes import check_same as check_same
 from jengine.parallel.processes import get_processes as get_processes
 from jengine.parallel.replica import Replica as Replica
+from jengine.parallel.replica_form import reform as reform
 from jengine.parallel.strategy import InFlight as InFlight
 from jengine.parallel.strategy import SingleDevice as SingleDevice

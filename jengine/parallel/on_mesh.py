@@ -18,10 +18,12 @@ class OnMesh:
     Attributes:
       mesh: the `jax.sharding.Mesh`.
       axis_name: the mapped axis of the step, None where it has none.
+      replicas: into how many replicas the state is divided, None where there are none.
       max_in_flight: training steps that may be dispatched and unfinished; 1 on several CPU devices, where more hang.
     """
 
     axis_name: str | None = None
+    replicas: int | None = None
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh

@@ -18,6 +18,7 @@ from jengine import paths
 from jengine.errors import ConfigError, closest
 from jengine.parallel.mesh import choose_devices
 from jengine.parallel.on_mesh import OnMesh
+from jengine.parallel.replica_form import differs, per_replica
 from jengine.registry import STRATEGIES
 
 PyTree = Any
@@ -49,6 +50,7 @@ class Replica(OnMesh):
         self.impl = impl
         chosen = choose_devices(devices)
         super().__init__(jax.make_mesh((len(chosen),), (AXIS,), axis_types=(AxisType.Auto,), devices=chosen))
+        self.replicas = self.mesh.size
 
     def init_state(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> PyTree:
         """Runs `make(*args)`, compiled: all replicas start alike.
@@ -69,10 +71,10 @@ class Replica(OnMesh):
 
         def made(*args: Any) -> PyTree:
             state = make(*args)
-            return _per_replica(self._spread, state) if whole else state  # a hook's copies are spread already
+            return per_replica(self._spread, state) if whole else state  # a hook's copies are spread already
 
         def sharding(path: str, leaf: Any) -> Any:
-            return self.sharding(AXIS) if _differs(prefix + path) else self.sharding()
+            return self.sharding(AXIS) if differs(prefix + path) else self.sharding()
 
         return jax.jit(made, out_shardings=paths.map_with_path(sharding, jax.eval_shape(made, *args)))(*args)
 
@@ -97,11 +99,11 @@ class Replica(OnMesh):
 
     def _shard_map(self, replica: Callable[..., Any]) -> Callable[..., Any]:
         def one(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
-            new, outputs = replica(_per_replica(lambda x: x[0], state), batch, hyperparams)
-            return _per_replica(lambda x: x[None], new), outputs
+            new, outputs = replica(per_replica(lambda x: x[0], state), batch, hyperparams)
+            return per_replica(lambda x: x[None], new), outputs
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
-            specs = paths.map_with_path(lambda path, _: _EACH if _differs(path) else PartitionSpec(), state)
+            specs = paths.map_with_path(lambda path, _: _EACH if differs(path) else PartitionSpec(), state)
             # Without the check: it would refuse loops in a model whose carry starts as a constant.
             mapped = jax.shard_map(
                 one,
@@ -125,7 +127,7 @@ class Replica(OnMesh):
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             if not compiled:
-                axes = paths.map_with_path(lambda path, _: 0 if _differs(path) else None, state)
+                axes = paths.map_with_path(lambda path, _: 0 if differs(path) else None, state)
                 compiled.append(
                     jax.pmap(
                         replica,
@@ -164,19 +166,6 @@ class _EachReplica:
         specs = (PartitionSpec(), _EACH, _EACH)
         mapped = jax.shard_map(one, mesh=self._mesh, in_specs=specs, out_specs=_EACH, check_vma=False)
         return mapped(params, model_state, batch)
-
-
-def _differs(path: str) -> bool:
-    """Whether the leaf of a training state under this path differs from replica to replica."""
-    item, *rest = path.split(".")
-    if item == "hook_state":
-        return "model_state" in rest[1:2]
-    return item == "model_state" or (item == "opt_state" and rest[0] in ("acc", "weight"))
-
-
-def _per_replica(fn: Callable[[jax.Array], jax.Array], state: PyTree) -> PyTree:
-    """`state` with `fn` applied to what differs from replica to replica."""
-    return paths.map_with_path(lambda path, leaf: fn(leaf) if _differs(path) else leaf, state)
 
 
 def _means(tree: PyTree) -> PyTree:

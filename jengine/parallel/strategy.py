@@ -21,10 +21,12 @@ class SingleDevice:
     Attributes:
       max_in_flight: training steps that may be dispatched and unfinished before the host waits.
       axis_name: None: the step has no mapped axis.
+      replicas: None: there are none.
     """
 
     max_in_flight = 2
     axis_name: str | None = None
+    replicas: int | None = None
 
     def __init__(self, device: int = 0) -> None:
         devices = jax.local_devices()

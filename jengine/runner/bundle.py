@@ -5,9 +5,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from jengine.optim.schedulers import load_schedulers_state_dict, schedulers_state_dict
+from jengine.parallel import reform
 from jengine.runner.hook_states import Placement, place_hook_states, start_hook_states
 from jengine.train import TrainState, hook_names
 
@@ -46,6 +48,7 @@ def pack(
         hooks={name: saved for name, hook in hook_names(runner.hooks).items() if (saved := hook.state_dict())},
         hyperparams={name: float(value) for name, value in runner.hyperparams.items()},
         visualizer=runner.visualizer.state_dict(),
+        replicas=runner.strategy.replicas,
         validations=[[epoch, iteration, _plain(metrics)] for epoch, iteration, metrics in runner.validations],
     )
     bundle["meta"].update(meta or {})
@@ -68,7 +71,9 @@ def resume(runner: "Runner", path: str) -> None:
         fresh["opt_state"] = target.pop("opt_state")
     placed = place_hook_states(target["hook_state"], stored_arrays(path), found.get("exchanged", {}))
     target["hook_state"] = placed.states
-    arrays, rest = restore(path, target, rename=placed.rename, ignore=placed.ignore)
+    replicas = runner.strategy.replicas, found.get("replicas")
+    arrays, rest = restore(path, reform(target, *replicas), rename=placed.rename, ignore=placed.ignore)
+    arrays = _placed_like(reform(arrays, *reversed(replicas)), target)
     bundle: Bundle = {"state": {**arrays, **fresh}, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     meta = bundle["meta"]
@@ -115,7 +120,10 @@ def load_weights(runner: "Runner", source: "LoadFrom") -> None:
             runner.logger.warning(f"{source.path} has no {item}: the model keeps its own.")
             weights[item] = own
             continue
-        weights[item], report = load_params(source.path, own, strict=source.strict, rename=rules, item=place)
+        replicas = runner.strategy.replicas, rest.get("replicas")
+        target = reform({item: own}, *replicas)[item]
+        loaded, report = load_params(source.path, target, strict=source.strict, rename=rules, item=place)
+        weights[item] = _placed_like(reform({item: loaded}, *reversed(replicas))[item], own)
         if not report.fits:
             runner.logger.warning(f"Not all of {item} was loaded from {source.path} (strict=False): {report}")
     bundle: Bundle = {"state": weights, **rest}
@@ -155,6 +163,11 @@ def _load_schedulers(runner: "Runner", saved: Any) -> None:
             f"The schedules of the config are not those of the checkpoint. Those of the {choice} hold "
             f"(param_scheduler_on_resume={choice!r}):\n  {listed}"
         )
+
+
+def _placed_like(tree: Any, like: Any) -> Any:
+    """`tree` with the arrays that came back as NumPy on the devices of `like`."""
+    return jax.tree.map(lambda x, own: jax.device_put(x, own.sharding) if isinstance(x, np.ndarray) else x, tree, like)
 
 
 def _plain(metrics: Mapping[str, Any]) -> dict[str, float]:

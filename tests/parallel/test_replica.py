@@ -250,3 +250,55 @@ def test_settings_that_cannot_be_are_refused(make_run):
         make_run(dict(type="Replica", devices=16))
     with pytest.raises(ValueError, match="divided over 8 devices"):
         make_run(dict(type="Replica"), train_dataloader=loader(12)).train()
+
+
+@pytest.mark.parametrize(
+    ("saved", "resumed"),
+    [(dict(type="Replica", devices=2), None), (None, dict(type="Replica", devices=2)),
+     (dict(type="Replica", devices=4), dict(type="Replica", devices=2))],
+    ids=["replicas to one device", "one device to replicas", "four replicas to two"],
+)  # fmt: skip
+def test_a_run_resumes_on_another_number_of_replicas_with_the_mean_of_their_statistics(make_run, saved, resumed):
+    changes = dict(
+        optim_wrapper=AMP,
+        default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=3), logger=None),
+        custom_hooks=[dict(type="EMAHook", update_buffers=True)],
+    )
+    first = make_run(saved, train_cfg=dict(by_epoch=False, max_iters=3), **changes).train()
+    seen = {}
+
+    class Look(Hook):
+        def before_train(self, runner):
+            seen["state"] = jax.device_get(runner.state.replace(rng=None))
+
+    runner = make_run(resumed, train_cfg=dict(by_epoch=False, max_iters=4), resume=True, **changes)
+    runner.register_hook(Look())
+    assert runner.train().step == 4
+
+    def mean(tree, parallel):
+        return jax.tree.map(lambda x: np.asarray(x).mean(axis=0) if parallel else np.asarray(x), jax.device_get(tree))
+
+    for part in (lambda s: s.model_state, lambda s: s.opt_state.acc, lambda s: s.hook_state["EMAHook"].model_state):
+        for found, expected in zip(
+            jax.tree.leaves(mean(part(seen["state"]), resumed)), jax.tree.leaves(mean(part(first), saved)), strict=True
+        ):
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_weights_of_one_device_start_replicas(make_run, tmp_path):
+    hooks = dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=1), logger=None)
+    first = make_run(work_dir="one", default_hooks=hooks, train_cfg=dict(by_epoch=False, max_iters=1)).train()
+    seen = {}
+
+    class Look(Hook):
+        def before_train(self, runner):
+            seen["mean"] = jax.device_get(runner.state.model_state["batch_stats"]["bn"]["mean"])
+
+    make_run(
+        dict(type="Replica", devices=2),
+        load_from=tmp_path / "one" / "iter_1",
+        train_cfg=dict(by_epoch=False, max_iters=1),
+        custom_hooks=[Look()],
+    ).train()
+    mean = np.asarray(first.model_state["batch_stats"]["bn"]["mean"])
+    np.testing.assert_array_equal(seen["mean"], np.stack([mean, mean]))

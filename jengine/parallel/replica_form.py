@@ -1,0 +1,51 @@
+"""The state of replicas: what has a leading axis with an entry for each, and what such entries are elsewhere."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine import paths
+
+PyTree = Any
+
+
+def differs(path: str) -> bool:
+    """Whether the leaf of a training state under this dotted path differs from replica to replica."""
+    item, *rest = path.split(".")
+    if item == "hook_state":
+        return "model_state" in rest[1:2]
+    return item == "model_state" or (item == "opt_state" and rest[0] in ("acc", "weight"))
+
+
+def per_replica(fn: Callable[[Any], Any], state: PyTree) -> PyTree:
+    """`state`, a training state or a dict of its items, with `fn` applied to what differs between replicas."""
+    return paths.map_with_path(lambda path, leaf: fn(leaf) if differs(path) else leaf, state)
+
+
+def reform(state: PyTree, before: int | None, after: int | None) -> PyTree:
+    """A state of so many replicas as the state of another number of them.
+
+    Statistics and summed gradients become their mean, which is what an update would make of them; other values those of
+    the first replica. Every new replica gets them.
+
+    Args:
+      state: a training state, or a dict of its items.
+      before: its replicas; None for a state without a leading axis.
+      after: the replicas wanted; None for no leading axis.
+
+    Returns:
+      `state` itself where both are the same; else with NumPy arrays in the place of what differs between replicas.
+    """
+    if before == after:
+        return state
+
+    def one(leaf: Any) -> np.ndarray:
+        value = np.asarray(leaf)
+        if before is not None:
+            floating = jax.numpy.issubdtype(value.dtype, np.floating)
+            value = value.mean(axis=0, dtype=np.float32).astype(value.dtype) if floating else value[0]
+        return value if after is None else np.broadcast_to(value, (after, *value.shape))
+
+    return per_replica(one, state)
