@@ -14,6 +14,7 @@ DOCS = pathlib.Path(__file__).parent.parent.parent / "docs"
 def test_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
+    assert "HookBase" not in HOOKS  # looked up once, the registry is filled
     monkeypatch.setattr(HOOKS, "_entries", dict(HOOKS._entries))  # what a page registers is gone afterwards
     names = {}
     for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL):
