@@ -151,6 +151,18 @@ def test_a_resumed_run_ends_with_the_same_memory(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+def test_on_several_devices_the_memory_is_the_same(tmp_path):
+    one = make(tmp_path / "one", SETTINGS)
+    four = make(tmp_path / "four", SETTINGS, parallel=dict(type="Pjit", devices=4))
+    for runner in (one, four):
+        runner.train()
+    assert four.update_step.traces == 1
+    banks = [runner.state.model_state["bank"] for runner in (one, four)]
+    assert len(banks[1].features.sharding.device_set) == 4
+    np.testing.assert_array_equal(banks[0].labels, banks[1].labels)
+    np.testing.assert_allclose(banks[0].features, banks[1].features, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

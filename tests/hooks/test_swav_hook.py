@@ -141,6 +141,15 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path):
     np.testing.assert_array_equal(whole.state.hook_state["SwAVHook"].rows, again.state.hook_state["SwAVHook"].rows)
 
 
+def test_on_several_devices_the_queue_is_the_same(tmp_path):
+    swav = dict(queue_length=8, epoch_queue_starts=1)
+    one, _ = train(tmp_path / "one", epochs=3, swav=swav)
+    four, _ = train(tmp_path / "four", epochs=3, swav=swav, parallel=dict(type="Pjit", devices=4))
+    rows = [runner.state.hook_state["SwAVHook"].rows for runner in (one, four)]
+    assert len(rows[1].sharding.device_set) == 4
+    np.testing.assert_allclose(rows[0], rows[1], atol=1e-5)
+
+
 def test_layers_are_frozen_to_the_bit_each_for_its_own_time(tmp_path):
     _, look = train(tmp_path, epochs=3, swav=dict(frozen_layers_cfg={"encoder": 2, "prototypes": 4}))
     moved = {
