@@ -302,3 +302,23 @@ def test_weights_of_one_device_start_replicas(make_run, tmp_path):
     ).train()
     mean = np.asarray(first.model_state["batch_stats"]["bn"]["mean"])
     np.testing.assert_array_equal(seen["mean"], np.stack([mean, mean]))
+
+
+def test_an_iteration_that_one_replica_drops_is_dropped_by_all(make_run):
+    class Drop(Hook):
+        def traced_grads(self, ctx):
+            return ctx.replace(accept=ctx.batch["x"].max() < X.max())  # false on one replica alone
+
+    runner = make_run(
+        dict(type="Replica", devices=4),
+        model=plain(),
+        train_cfg=dict(by_epoch=False, max_iters=1),
+        custom_hooks=[Drop()],
+    )
+    before = []
+    runner.register_hook(_Before(lambda r: before.append(jax.device_get(r.state.params))))
+    state = runner.train()
+    assert state.step == 1
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), before[0])
+    for shard in state.params["up"]["kernel"].addressable_shards:
+        np.testing.assert_array_equal(shard.data, before[0]["up"]["kernel"])
