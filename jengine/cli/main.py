@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jengine.cli import ckpt
+from jengine.cli import ckpt, plan
 from jengine.errors import ConfigError, closest
 
 _EPILOG = """Any value of the config can be set with --config.PATH=VALUE:
@@ -117,6 +117,10 @@ def _replay(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     run(args, _load(args, overrides))
 
 
+def _plan(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    plan.run(args, _load(args, overrides))
+
+
 def _runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:
     """The Runner of a config, with the name and work dir that its file suggests."""
     from jengine.runner import Runner
@@ -195,6 +199,9 @@ def _parser() -> argparse.ArgumentParser:
     replay = commands.add_parser("replay", parents=[common], help="run a step that was dropped again, and look into it")
     replay.add_argument("dump", metavar="DUMP", help="the file that the error of the numerics guard names")
     replay.set_defaults(run=_replay)
+    planned = commands.add_parser("plan", parents=[common], help="what each of many devices would hold and exchange")
+    plan.add_arguments(planned)
+    planned.set_defaults(run=_plan)
     ckpt.add_parser(commands, every)
     return parser
 

@@ -1,0 +1,129 @@
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from jengine.cli import main
+from jengine.cli.plan import on_devices, plan, read_mesh
+from jengine.config import load_config, resolve
+from jengine.errors import ConfigError
+from jengine.runner import Runner
+
+CONFIG = """
+import jax.numpy as jnp
+import numpy as np
+from jengine.data import ArrayDataset
+from jengine.model import FunctionalModel
+from jengine.registry import DATASETS, MODELS
+
+
+@DATASETS.register_module(force=True)
+class PlanRows(ArrayDataset):
+    def __init__(self, size):
+        super().__init__(dict(x=np.ones((size, 64), np.float32)))
+
+
+@MODELS.register_module(force=True)
+class PlanModel(FunctionalModel):
+    def __init__(self):
+        predict = lambda params, batch: jnp.tanh(batch["x"] @ params["up"]) @ params["down"] + params["bias"]
+        super().__init__(
+            lambda: {"up": jnp.ones((64, 256)), "down": jnp.ones((256, 1)), "bias": jnp.zeros(())},
+            lambda params, batch: jnp.square(predict(params, batch)).mean(axis=1),
+            predict,
+        )
+
+
+def get_config():
+    return dict(
+        model=dict(type="PlanModel"),
+        train_dataloader=dict(batch_size=8, dataset=dict(type="PlanRows", size=64)),
+        train_cfg=dict(max_epochs=2),
+        optim_wrapper=dict(optimizer=dict(type="Adam", lr=0.1)),
+        parallel=dict(type="Pjit", fsdp_min_size=1024),
+    )
+"""
+UP = 64 * 256 * 4  # bytes of the one large parameter
+REST = 256 * 4 + 4
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "planned.py"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_the_command_plans_for_devices_that_are_not_there(config, tmp_path):
+    command = "import sys; from jengine.cli import main; sys.exit(main())"
+    arguments = ["plan", str(config), "--devices", "4", "--mesh", "data=2,fsdp=2"]
+    done = subprocess.run([sys.executable, "-c", command, *arguments], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    out = done.stdout
+    assert out.startswith("4 devices, mesh {'data': 2, 'fsdp': 2, 'tensor': 1}, 8 rows a step\n")
+    assert re.search(r"\| up +\| \(64, 256\) +\| \(None, 'fsdp'\) +\| \(64, 128\) +\| 32.00 KiB ", out), out
+    assert re.search(rf"\| 2 with a copy on every device +\|.*\| {REST / 1024:.2f} KiB ", out), out
+    # Parameters and Adam's two moments: half of the large one thrice, the small ones thrice; the batch, 2 of its 8 rows.
+    found = float(re.search(r"state, batch and numbers +\| ([\d.]+) KiB", out)[1])
+    expected = (3 * (UP / 2 + REST) + 2 * 64 * 4) / 1024
+    assert expected <= found < expected + 0.5
+    assert re.search(r"[\d.e+]+ FLOPs on a device, [\d.e+]+ in all", out)
+    assert re.search(r"\| all-reduce +\| \d", out), out
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["planned.py"]
+
+
+def test_replicas_that_accumulate_exchange_nothing_until_they_update(config):
+    cfg = resolve(load_config(config, ["--config.optim_wrapper.accumulative_counts=2"]))
+    text = plan(on_devices({**cfg, "parallel": dict(type="Replica", impl="pmap")}, 2))
+    assert "No exchange between devices (accumulate)." in text
+    update = text[text.index("Exchanges (update") :]
+    size = int(re.search(r"\| all-reduce +\| 1 +\| \d +\| ([\d.]+) KiB", update)[1].split(".")[0])
+    assert size == (UP + REST) // 1024  # the gradients once, with the loss
+
+
+def test_several_processes_read_a_batch_each(config):
+    cfg = resolve(load_config(config))
+    planned = on_devices(cfg, 4, {"data": 4}, processes=4)
+    assert planned["train_dataloader"]["batch_size"] == 32
+    assert planned["parallel"] == {"type": "Pjit", "fsdp_min_size": 1024, "mesh": {"data": 4}, "devices": 4}
+    assert cfg["train_dataloader"]["batch_size"] == 8
+
+
+def test_the_state_is_only_described(config, tmp_path):
+    cfg = on_devices(resolve(load_config(config)), 2)
+    runner = Runner.from_cfg({**cfg, "work_dir": str(tmp_path / "run")})
+    runner.prepare_training(abstract=True)
+    assert {type(leaf) for leaf in jax.tree.leaves(runner.state)} == {jax.ShapeDtypeStruct}
+    assert runner.state.params["up"].shape == (64, 256)
+
+
+@pytest.mark.parametrize("text", ["data", "data=x", "data=2,=,", "data=2=3"])
+def test_a_mesh_that_is_none_is_refused(text):
+    with pytest.raises(ConfigError, match="--mesh is a list of axes with their sizes, data=32,fsdp=8; found"):
+        read_mesh(text)
+
+
+def test_a_mesh_is_read():
+    assert read_mesh("data=-1,fsdp=8") == {"data": -1, "fsdp": 8}
+    assert read_mesh(None) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "mesh", "message"),
+    [
+        (dict(train_cfg=None), None, "nothing to plan: the config needs train_cfg"),
+        (dict(train_dataloader=[1, 2]), None, "nothing to plan"),
+        (dict(parallel=dict(type="SingleDevice")), None, "plan is for Pjit or Replica"),
+        (dict(parallel=dict(type="Replica")), {"data": 2}, "--mesh is for Pjit, the config has 'Replica'"),
+    ],
+)
+def test_a_config_that_cannot_be_planned_is_refused(config, changes, mesh, message):
+    with pytest.raises(ConfigError, match=message):
+        on_devices({**resolve(load_config(config)), **changes}, 2, mesh)
+
+
+def test_numbers_below_one_are_refused_before_anything_is_touched(config, capsys):
+    assert main(["plan", str(config), "--devices", "0"]) == 2
+    assert "--devices and --processes are at least 1, found 0 and 1" in capsys.readouterr().err
