@@ -2,11 +2,13 @@
 
 import bisect
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jengine.data import prefetch_to_device
 from jengine.model import CastModel, Precision
+from jengine.parallel import gather_lists, local_rows
 from jengine.registry import LOOPS
 from jengine.train import build_eval_step
 
@@ -253,10 +255,17 @@ class EvalLoop:
                     runner.time.switch(before)
                     self._compiled = True
                 runner.in_flight.add(predictions)
-                self.evaluator.process_host(predictions, batch)
+                self._process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()
-        return self.evaluator.evaluate(sums)
+        return self.evaluator.evaluate(sums, functools.partial(gather_lists, processes=runner.processes))
+
+    def _process_host(self, predictions: PyTree, batch: PyTree) -> None:
+        """Hands the rows that this process read to the metrics on the host, if there are any."""
+        if self.evaluator.host_metrics:
+            if self.runner.processes.count > 1:
+                predictions, batch = local_rows((predictions, batch), batch)
+            self.evaluator.process_host(predictions, batch)
 
 
 @LOOPS.register_module()

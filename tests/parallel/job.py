@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.data import ArrayDataset
+from jengine.evaluation import HostMetric
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.parallel import launch
@@ -24,6 +25,16 @@ def predict(params, batch):
 def samples(count):
     x = np.random.RandomState(0).randn(count, 2).astype(np.float32)
     return ArrayDataset(dict(x=x, y=x @ np.array([1.0, -2.0], np.float32)))
+
+
+class Median(HostMetric):
+    """Is no sum, and sees every sample once or is wrong."""
+
+    def process(self, data_batch, data_samples):
+        self.results += np.abs(data_samples - data_batch["y"]).tolist()
+
+    def compute_metrics(self, results):
+        return {"median": float(np.median(results)), "samples": len(results)}
 
 
 class Do(Hook):
@@ -82,7 +93,7 @@ def main():
         optim_wrapper=dict(optimizer=dict(type="Adam", lr=float(options.get("lr", 0.1))), clip_grad=dict(max_norm=1.0)),
         val_dataloader=dict(batch_size=4 // count, dataset=samples(11)),
         val_cfg=dict(),
-        val_evaluator=dict(type="MeanLoss", loss=lambda p, batch: jnp.square(p - batch["y"])),
+        val_evaluator=[dict(type="MeanLoss", loss=lambda p, batch: jnp.square(p - batch["y"])), Median()],
         custom_hooks=hooks,
         parallel=dict(type="Pjit"),
         randomness=dict(seed=int(options["seed"]) if "seed" in options else None),

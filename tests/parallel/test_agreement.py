@@ -5,9 +5,11 @@ import threading
 
 import pytest
 
+from jengine.parallel import rows
 from jengine.parallel.agreement import Agreement
 from jengine.parallel.failures import ProcessError, Watch
 from jengine.parallel.processes import Alone, DifferentProcessesError, Processes, check_same, first_difference
+from jengine.parallel.rows import gather_lists
 
 
 class DictStore:
@@ -66,6 +68,13 @@ def test_an_exchange_gives_everyone_the_values_of_all(run):
 
     expected = [[[process, round_] for process in range(3)] for round_ in range(4)]
     assert run(talk) == [expected] * 3
+
+
+def test_lists_of_any_size_are_gathered_by_process(run, monkeypatch):
+    monkeypatch.setattr(rows, "_CHUNK", 16)
+    found = run(lambda processes: gather_lists([(processes.index, "x" * 9 * processes.index)], processes))
+    assert found == [[(0, ""), (1, "x" * 9), (2, "x" * 18)]] * 3
+    assert gather_lists([1, 2], Alone()) == [1, 2]
 
 
 def test_an_exchange_names_the_processes_that_did_not_come(run):

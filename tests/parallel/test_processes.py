@@ -59,6 +59,7 @@ def test_two_processes_train_and_validate_as_one_with_as_many_devices(run, tmp_p
         assert code == 0, output
     expected, first, second = found(tmp_path, 0, 1), found(tmp_path, 0, 2), found(tmp_path, 1, 2)
     assert np.abs(expected["w"]).max() > 0.3
+    assert expected["samples"] == 11
     for name, value in expected.items():
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
         np.testing.assert_allclose(first[name], value, rtol=1e-5, err_msg=name)
