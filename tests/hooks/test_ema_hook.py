@@ -10,7 +10,7 @@ from jengine.hooks import EMAHook
 from jengine.model import FunctionalModel
 from jengine.optim import OptimWrapper
 from jengine.registry import HOOKS
-from jengine.train import StepContext, build_train_step, create_train_state, TraceOnce
+from jengine.train import StepContext, TraceOnce, build_train_step, create_train_state
 
 
 def replay(hook, weights, seen=None):
