@@ -119,7 +119,16 @@ def async_writer() -> Any:
     import orbax.checkpoint as ocp
 
     _silence_orbax()
-    return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=_type_handlers()))
+    # With the processes named, Orbax lets them wait for each other on the host. By default it takes a collective of the
+    # devices, which in another thread than the steps' gets into a different order among these on each process.
+    together = ocp.options.MultiprocessingOptions(active_processes=all_processes())
+    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=_type_handlers(), multiprocessing_options=together)
+    return ocp.AsyncCheckpointer(handler, multiprocessing_options=together)
+
+
+def all_processes() -> set[int] | None:
+    """The processes of the run, as Orbax wants to be told them; None for one alone."""
+    return set(range(jax.process_count())) if jax.process_count() > 1 else None
 
 
 def write_alone(directory: Path, state: Any) -> None:

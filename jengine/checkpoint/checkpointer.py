@@ -136,7 +136,8 @@ class Checkpointer:
         if jax.process_count() > 1:
             from orbax.checkpoint import multihost
 
-            multihost.sync_global_processes(multihost.unique_barrier_key("jengine:commit", suffix=path.name))
+            key = multihost.unique_barrier_key("jengine:commit", suffix=path.name)
+            multihost.sync_global_processes(key, processes=arrays.all_processes())
 
     def _failure(self, error: Exception) -> CheckpointSaveError:
         path = self._saving
