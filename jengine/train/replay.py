@@ -2,7 +2,7 @@
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -102,7 +102,7 @@ def _first_operation(step: Callable[..., Any], *args: Any) -> str:
     """The first operation of `step` with a result that is not finite, from JAX's own search for it."""
     try:
         # JAX prints that it has begun to search
-        with _search_for_non_finite(), contextlib.redirect_stdout(None):
+        with jax.debug_nans(True), jax.debug_infs(True), contextlib.redirect_stdout(None):
             jax.block_until_ready(step(*args))
     except FloatingPointError as error:
         # the innermost line of the user: neither JAX's nor one of this package
@@ -113,21 +113,3 @@ def _first_operation(step: Callable[..., Any], *args: Any) -> str:
         ]
         return "\n  ".join([str(error).splitlines()[0], *frames[-1:]])
     return ""
-
-
-@contextlib.contextmanager
-def _search_for_non_finite() -> Iterator[None]:
-    """JAX's search for NaNs and infinities, switched on for the whole process and off again.
-
-    JAX's own context managers would leave this thread without the search for good: what they set for the thread on
-    their way out hides what is set for the process later.
-    """
-    flags = ("jax_debug_nans", "jax_debug_infs")
-    before = {flag: jax.config.values[flag] for flag in flags}
-    try:
-        for flag in flags:
-            jax.config.update(flag, True)
-        yield
-    finally:
-        for flag, value in before.items():
-            jax.config.update(flag, value)

@@ -1,13 +1,11 @@
 """Finds the operation that makes a NaN."""
 
-from typing import Any
+import contextlib
 
 import jax
 
 from jengine.hooks.imix.hook_base import HookBase
 from jengine.registry import HOOKS
-
-_NANS, _INFS = "jax_debug_nans", "jax_debug_infs"
 
 
 @HOOKS.register_module()
@@ -25,16 +23,17 @@ class AutogradAnomalyDetectHook(HookBase):
     def __init__(self, mode: bool = False, infs: bool = False) -> None:
         self.mode = mode
         self.infs = infs
-        self._before: dict[str, Any] = {}
+        self._search = contextlib.ExitStack()
 
     def before_train(self) -> None:
-        """Sets the search."""
-        self._before = {flag: getattr(jax.config, flag) for flag in (_NANS, _INFS)}
-        jax.config.update(_NANS, self.mode)
-        jax.config.update(_INFS, self.mode and self.infs)
+        """Sets the search for this thread.
+
+        For the process it would not do: once JAX has traced an operation that suspends the search for itself, such as
+        logsumexp, a search set for the process no longer reaches the compiled calls of that thread.
+        """
+        self._search.enter_context(jax.debug_nans(self.mode))
+        self._search.enter_context(jax.debug_infs(self.mode and self.infs))
 
     def after_train(self) -> None:
         """Puts it back; also after an error."""
-        for flag, value in self._before.items():
-            jax.config.update(flag, value)
-        self._before = {}
+        self._search.close()

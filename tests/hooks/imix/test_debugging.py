@@ -99,3 +99,11 @@ def test_an_error_ends_a_trace_that_is_under_way(imix_runner, tmp_path):
 def test_the_predicate_is_a_function():
     with pytest.raises(TypeError, match="a function of the trainer, found True"):
         AutogradProfilerHook(True, "traces", use_cuda=False)
+
+
+def test_the_search_works_after_an_operation_that_suspends_it_for_itself(runner_of_nans):
+    jax.jit(jax.scipy.special.logsumexp)(np.ones(3, np.float32))  # its trace leaves the thread without a global search
+    runner, _ = runner_of_nans(mode=True)
+    with pytest.raises(FloatingPointError):
+        runner.train()
+    assert runner.iter == 2
