@@ -1,6 +1,7 @@
 import json
 import struct
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ def records(path):
             at += BLOCK - at % BLOCK
             continue
         _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        if at + 7 + length > len(data):
+            return  # still being written
         parts.append(data[at + 7 : at + 7 + length])
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part
@@ -43,6 +46,14 @@ def logged(directory):
             elif kind == "run":
                 ids.add(record.run.run_id)
     return history, config, ids
+
+
+def logged_in_the_end(directory, entries):
+    """`logged`, once the process of Weights & Biases has written `entries` of them: it outlives the run's end a little."""
+    deadline = time.monotonic() + 30
+    while len((found := logged(directory))[0]) < entries and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
 
 
 @pytest.fixture
@@ -72,7 +83,7 @@ def test_an_offline_run_holds_everything_with_its_step(offline, tmp_path):
         backend.add_image("cat", np.zeros((2, 3, 3)), step=11)
     backend.close()
     backend.close()
-    history, config, _ = logged(tmp_path)
+    history, config, _ = logged_in_the_end(tmp_path, 4)
     assert history[:2] == [{"train/loss": 0.5, "lr": 0.25, "step": 10}, {"val/accuracy": 1.0, "step": 1}]
     image, bins = history[2:]
     assert image["step"] == 11
@@ -90,7 +101,7 @@ def test_a_resumed_run_continues_the_run_of_the_checkpoint(offline, tmp_path):
     again.load_state_dict(saved, step=1)
     again.add_scalar("a", 2.0, step=2)
     again.close()
-    history, _, ids = logged(tmp_path)
+    history, _, ids = logged_in_the_end(tmp_path, 2)
     assert history == [{"a": 1.0, "step": 1}, {"a": 2.0, "step": 2}]
     assert ids == {saved["id"]}
 
