@@ -12,48 +12,6 @@ from tests.parallel.conftest import X, Y, collectives
 
 P = PartitionSpec
 TENSOR_RULES = [("up.kernel", (None, "tensor")), ("down.kernel", ("tensor", None))]
-MESHES = {
-    "data 2": dict(devices=2),
-    "data 4": dict(devices=4),
-    "data 8": dict(),
-    "fsdp 8": dict(mesh=dict(data=1, fsdp=8), fsdp_min_size=16),
-    "data 2, fsdp 2, tensor 2": dict(mesh=dict(fsdp=2, tensor=2), rules=TENSOR_RULES, fsdp_min_size=16),
-}
-AMP = dict(type="AmpOptimWrapper", dtype="float32", loss_scale=dict(init_scale=1024.0, growth_interval=5))
-OPTIMIZERS = {
-    "AdamW, clipped by norm, loss scale, accumulation": dict(
-        **AMP,
-        optimizer=dict(type="AdamW", lr=0.01, weight_decay=0.1),
-        accumulative_counts=2,
-        clip_grad=dict(max_norm=0.5),
-    ),
-    "SGD, clipped by value": dict(optimizer=dict(type="SGD", lr=0.05, momentum=0.9), clip_grad=dict(clip_value=0.1)),
-    "LARS": dict(optimizer=dict(type="LARS", lr=1.0, momentum=0.9, weight_decay=1e-3, eta=0.01)),
-}
-
-
-def finals(state):
-    return state.params, state.model_state, state.hook_state, state.opt_state.inner, state.opt_state.metrics
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "meshes"),
-    [
-        ("AdamW, clipped by norm, loss scale, accumulation", MESHES),
-        ("SGD, clipped by value", ["data 8"]),
-        ("LARS", ["data 2, fsdp 2, tensor 2"]),
-    ],
-    ids=OPTIMIZERS,
-)
-def test_twenty_steps_end_alike_on_every_mesh(make_run, assert_close, optimizer, meshes):
-    changes = dict(
-        optim_wrapper=OPTIMIZERS[optimizer], custom_hooks=[dict(type="EMAHook", momentum=0.1, update_buffers=True)]
-    )
-    expected = finals(make_run(work_dir="one", **changes).train())
-    for name in meshes:
-        runner = make_run(dict(type="Pjit", **MESHES[name]), work_dir=name, **changes)
-        assert_close(finals(runner.train()), expected)
-        assert runner.update_step.traces == 1
 
 
 def test_optimizer_state_averages_and_sums_lie_as_their_parameters_do(make_run):
