@@ -3,6 +3,9 @@ import json
 import pathlib
 
 import jax
+import pytest
+
+from jengine.hooks import Hook
 
 
 def test_every_backend_gets_every_logged_interval_with_the_same_step(make_runner):
@@ -36,3 +39,33 @@ def test_processes_other_than_the_first_open_no_backend(make_runner, monkeypatch
     runner.visualizer.add_scalars({"a": 1.0}, step=1)
     runner.visualizer.add_histogram("a", [1.0])
     assert not pathlib.Path(runner.log_dir, "vis_data").exists()
+
+
+class Failing(Hook):
+    """Fails after the sixth iteration, its checkpoint (of four) two behind."""
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter == 6:
+            raise RuntimeError("out of power")
+
+
+def test_a_resumed_run_goes_on_with_the_run_of_its_backend_and_shows_nothing_twice(make_runner):
+    from mlflow.tracking import MlflowClient
+
+    arguments = dict(
+        cfg=dict(lr=0.1),  # which a Runner writes before it knows what it resumes
+        experiment_name="one",
+        visualizer=dict(type="Visualizer", vis_backends=[dict(type="MLflowVisBackend", run_name="one")]),
+        default_hooks=dict(
+            checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=1)
+        ),
+    )
+    with pytest.raises(RuntimeError, match="out of power"):
+        make_runner(custom_hooks=[Failing()], **arguments).train()
+    runner = make_runner(resume=True, **arguments)
+    runner.train()
+    (store,) = pathlib.Path(runner.work_dir).glob("*/vis_data/mlruns")
+    client = MlflowClient(store.as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("jengine").experiment_id])
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "lr")] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert run.info.status == "FINISHED"

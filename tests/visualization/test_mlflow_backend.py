@@ -71,6 +71,31 @@ def test_a_resumed_run_continues_the_run_of_the_checkpoint(backend, tmp_path):
     again.close()
 
 
+def test_steps_that_are_done_again_are_not_logged_twice(backend, tmp_path):
+    backend.add_config("lr = 0.1\n")
+    for step in (1, 2):
+        backend.add_scalars({"a": float(step), "b": 0.0}, step=step)
+    backend.add_scalar("val", 0.5, step=1)  # validations count in epochs
+    saved = backend.state_dict()
+    backend.add_scalar("val", 0.5, step=1)  # of the checkpoint's own epoch, validated after it
+    backend.add_scalars({"a": 3.0, "b": 0.0}, step=3)
+    backend.close()
+
+    again = MLflowVisBackend(tmp_path, exp_name="digits")
+    again.add_config("lr = 0.2\n")  # as a Runner does, before it knows what it resumes
+    again.load_state_dict(saved, step=2)
+    again.add_scalar("val", 0.5, step=1)
+    for step in (3, 4):
+        again.add_scalars({"a": float(step), "new": 1.0}, step=step)
+    client, run_id = again.experiment, again.state_dict()["run_id"]
+    assert run_id == saved["run_id"]
+    steps = {name: [m.step for m in client.get_metric_history(run_id, name)] for name in ("a", "b", "val", "new")}
+    assert steps == {"a": [1, 2, 3, 4], "b": [1, 2, 3], "val": [1, 1], "new": [3, 4]}
+    assert again.state_dict()["counts"] == {"a": 4, "b": 2, "val": 2, "new": 2}
+    assert read_artifact(again, "config.py").read_text() == "lr = 0.2\n"
+    again.close()
+
+
 def test_nothing_is_opened_before_the_first_value(backend, tmp_path):
     assert list(tmp_path.iterdir()) == []
     assert backend.state_dict() == {}
@@ -80,3 +105,5 @@ def test_without_mlflow_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
     with pytest.raises(ImportError, match=r"pip install 'jengine\[mlflow\]'"):
         MLflowVisBackend(tmp_path).add_scalar("a", 1.0)
+    with pytest.raises(ImportError, match=r"pip install 'jengine\[mlflow\]'"):
+        MLflowVisBackend(tmp_path).add_config("")  # at the start of a run, not at its end

@@ -92,21 +92,81 @@ def test_an_offline_run_holds_everything_with_its_step(offline, tmp_path):
     assert (config["config"], config["graph"]) == ("lr = 0.1\n", "lambda a: a")
 
 
-def test_a_resumed_run_continues_the_run_of_the_checkpoint(offline, tmp_path):
+def rewinding(directory):
+    """The entries of each run file in the order of their start: where it branches off, and its own counter's values."""
+    from wandb.proto import wandb_internal_pb2
+
+    found = []
+    for path in sorted(directory.glob("*/wandb/offline-run-*/*.wandb"), key=lambda path: path.parent.name):
+        branch, steps = None, []
+        for data in records(path):
+            record = wandb_internal_pb2.Record.FromString(data)
+            if record.WhichOneof("record_type") == "run" and record.run.HasField("branch_point"):
+                branch = (record.run.branch_point.run, record.run.branch_point.value)
+            elif record.WhichOneof("record_type") == "history":
+                steps.append(record.history.step.num)
+        found.append((branch, steps))
+    return found
+
+
+def test_a_resumed_run_goes_on_with_the_run_of_the_checkpoint_as_it_stood_then(offline, tmp_path):
     backend = offline()
     backend.add_scalar("a", 1.0, step=1)
+    backend.add_scalar("a", 2.0, step=2)
     saved = backend.state_dict()
+    backend.add_scalar("a", 3.0, step=3)
     backend.close()
     again = offline("second")  # wandb tells the directories of one run apart by the second
-    again.load_state_dict(saved, step=1)
-    again.add_scalar("a", 2.0, step=2)
+    again.add_config("lr = 0.1\n")  # as a Runner does, before it knows what it resumes
+    again.load_state_dict(saved, step=2)
+    assert again.state_dict() == saved
+    again.add_scalar("a", 3.0, step=3)
+    assert again.state_dict() == {"id": saved["id"], "entries": 3}
     again.close()
-    history, _, ids = logged_in_the_end(tmp_path, 2)
-    assert history == [{"a": 1.0, "step": 1}, {"a": 2.0, "step": 2}]
-    assert ids == {saved["id"]}
+    history, config, ids = logged_in_the_end(tmp_path, 4)
+    assert history == [{"a": float(i), "step": i} for i in (1, 2, 3, 3)]
+    assert (config["config"], ids) == ("lr = 0.1\n", {saved["id"]})
+    (first, second) = sorted(rewinding(tmp_path), key=lambda run: run[0] is not None)
+    assert first == (None, [0, 1, 2])
+    assert second == ((saved["id"], 1), [2])  # `wandb sync` takes the entry 2 of the first away
+
+
+class FakeRun:
+    step, id = 7, "theirs"
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: None
+
+
+def test_a_server_that_cannot_rewind_is_a_warning(tmp_path, monkeypatch):
+    import wandb
+
+    asked = []
+
+    def init(**settings):
+        asked.append({name: value for name, value in settings.items() if name != "dir"})
+        if "resume_from" in settings:
+            raise wandb.errors.CommError("no rewinding here")
+        return FakeRun()
+
+    monkeypatch.setattr(wandb, "init", init)
+    backend = WandbVisBackend(tmp_path, init_kwargs=dict(project="p", id="theirs", resume="must"))
+    backend.add_scalar("a", 1.0)
+    assert backend.state_dict() == {"id": "theirs", "entries": 8}  # what was there before counts
+    again = WandbVisBackend(tmp_path, init_kwargs=dict(project="p", id="theirs", resume="must"))
+    again.load_state_dict(backend.state_dict(), step=1)
+    with pytest.warns(UserWarning, match="cannot rewind the run theirs to its entry 8.*twice: no rewinding here"):
+        again.add_scalar("a", 2.0)
+    assert asked == [
+        dict(project="p", id="theirs", resume="must"),
+        dict(project="p", resume_from="theirs?_step=7"),
+        dict(project="p", id="theirs", resume="allow"),
+    ]
 
 
 def test_without_wandb_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ImportError, match=r"pip install 'jengine\[wandb\]'"):
         WandbVisBackend(tmp_path).add_scalar("a", 1.0)
+    with pytest.raises(ImportError, match=r"pip install 'jengine\[wandb\]'"):
+        WandbVisBackend(tmp_path).add_config("")  # at the start of a run, not at its end
