@@ -21,7 +21,8 @@ class NnxModel(Model):
     """A `flax.nnx` module with a loss on its outputs.
 
     `nnx.Param` variables are differentiated; all others but random streams (`nnx.BatchStat`, …) are the model state.
-    Training runs after `module.train()`, prediction after `module.eval()`.
+    Training runs after `module.train()`, prediction after `module.eval()`. Names that the module gives the axes of a
+    parameter (`nnx.with_partitioning`, `nnx.Param(..., out_sharding=)`) become `logical_axes`; no mesh need be set.
 
     Args:
       module: makes the module from `rngs`: a function or class `(rngs) -> nnx.Module`, or a config of one, which is
@@ -43,15 +44,21 @@ class NnxModel(Model):
         self._inputs = inputs if inputs is None or isinstance(inputs, str) else tuple(inputs)
         self._structure: tuple[Any, Any, Any, Any] | None = None
         self.module_types: dict[str, str] = {}
+        self.logical_axes: dict[str, tuple[Any, ...]] = {}
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Makes the module and takes it apart; notes the type of each submodule."""
+        """Makes the module and takes it apart; notes the type of each submodule and the logical axes."""
         from flax import nnx
 
         rngs = nnx.Rngs(rng)
-        module = build_module(self._module, rngs=rngs) if hasattr(self._module, "items") else self._module(rngs=rngs)
+        with nnx.use_eager_sharding(False):  # named axes would need a mesh here; the strategy places the parameters
+            if hasattr(self._module, "items"):
+                module = build_module(self._module, rngs=rngs)
+            else:
+                module = self._module(rngs=rngs)
         self.module_types = {".".join(map(str, path)): type(node).__name__ for path, node in nnx.iter_modules(module)}
         graphdef, params, streams, rest = _split(module)
+        self.logical_axes = _logical_axes(params)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, streams, rest))
         self._structure = (graphdef, *shapes)
         return _to_dict(params), _to_dict(rest)
@@ -88,6 +95,20 @@ def _split(module: Any) -> tuple[Any, Any, Any, Any]:
 
     parts: Any = nnx.split(module, nnx.Param, nnx.RngState, ...)
     return parts
+
+
+def _logical_axes(params: Any) -> dict[str, tuple[Any, ...]]:
+    """The names of axes by dotted path, where a variable has them, through the `sharding_rules` of its own if any."""
+    from flax import nnx
+
+    found = {}
+    for path, variable in nnx.to_flat_state(params):
+        names = variable.get_metadata("out_sharding", None)
+        if names is not None:
+            renamed = dict(variable.get_metadata("sharding_rules", None) or ())
+            names = getattr(names, "spec", names)  # a NamedSharding's
+            found[".".join(map(str, path))] = tuple(renamed.get(name, name) for name in names)
+    return found
 
 
 def _to_dict(state: Any) -> PyTree:

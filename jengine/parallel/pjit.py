@@ -92,7 +92,7 @@ class Pjit(OnMesh):
         """The model state as it is: its statistics are those of the whole batch."""
         return model_state
 
-    def _place(self, params: PyTree, logical_axes: Mapping[str, Sequence[str | None]] | None) -> None:
+    def _place(self, params: PyTree, logical_axes: Mapping[str, Sequence[Axis]] | None) -> None:
         placed = self._placement.place(params, logical_axes)
         shapes = paths.flatten(params)
         self._specs = {path: (tuple(shapes[path].shape), spec) for path, (spec, _) in placed.items()}

@@ -68,12 +68,12 @@ class Placement:
         self._fsdp_min_size = fsdp_min_size
         self._strict = strict
 
-    def place(self, params: Any, logical_axes: Mapping[str, Sequence[str | None]] | None = None) -> dict[str, Placed]:
+    def place(self, params: Any, logical_axes: Mapping[str, Sequence[Axis]] | None = None) -> dict[str, Placed]:
         """Decides for every parameter, by dotted path.
 
         Args:
           params: pytree of arrays or ShapeDtypeStructs.
-          logical_axes: dotted path -> name of each axis, as the model gave them.
+          logical_axes: dotted path -> name of each axis, several, or none, as the model gave them.
 
         Raises:
           ConfigError: a rule that does not fit a parameter that it matches; or, under `strict`, matches nothing.
@@ -91,18 +91,25 @@ class Placement:
                 logger.warning(text)
         return placed
 
-    def _one(self, path: str, shape: tuple[int, ...], names: Sequence[str | None] | None, used: set[str]) -> Placed:
+    def _one(self, path: str, shape: tuple[int, ...], names: Sequence[Axis] | None, used: set[str]) -> Placed:
         rule = next((rule for rule in self._rules if _matches(rule.key, path)), None)
         if rule is not None:
             used.add(rule.key)
             return Placed(self._spec(path, shape, rule.axes, f"the rule {rule.key!r}"), rule.key)
         if names is not None:
-            axes = tuple(self._logical.get(n, n if n in self.mesh.axis_names else None) if n else None for n in names)
+            axes = tuple(self._logical_axis(name) for name in names)
             return Placed(self._spec(path, shape, axes, f"its logical axes {tuple(names)}"), "logical axes")
         axis = self._fsdp_axis(shape)
         if axis is None:
             return Placed(PartitionSpec(), "")
         return Placed(PartitionSpec(*(None,) * axis, "fsdp"), "fsdp")
+
+    def _logical_axis(self, name: Axis) -> Axis:
+        """The axis of the mesh, or several, that a logical axis stands for, if any."""
+        if not isinstance(name, tuple):
+            return self._logical.get(name, name if name in self.mesh.axis_names else None) if name else None
+        axes = [self._logical_axis(part) for part in name]
+        return tuple(part for axis in axes for part in ((axis,) if isinstance(axis, str) else axis or ())) or None
 
     def _fsdp_axis(self, shape: tuple[int, ...]) -> int | None:
         """The largest axis that the devices of `fsdp` divide, if the parameter is large."""

@@ -154,6 +154,37 @@ def test_logical_axes_of_a_flax_model_are_honoured(make_run):
         assert "Placement on the mesh {'data': 4, 'fsdp': 1, 'tensor': 2}" in log.read()
 
 
+def test_logical_axes_of_an_nnx_model_are_honoured(make_run):
+    from flax import nnx
+
+    from jengine.model import NnxModel
+    from tests.parallel.conftest import squared_error
+
+    class Named(nnx.Module):
+        def __init__(self, rngs):
+            init = nnx.initializers.lecun_normal()
+            self.up = nnx.Linear(8, 16, rngs=rngs, kernel_init=nnx.with_partitioning(init, ("embed", "mlp")))
+            self.mid = nnx.List([nnx.Param(jnp.eye(16), out_sharding=P(("data", "mlp"), None))])
+            rules = (("out", "tensor"),)
+            self.down = nnx.Param(init(rngs.params(), (16, 4)), out_sharding=(None, "out"), sharding_rules=rules)
+
+        def __call__(self, x):
+            return jnp.tanh(self.up(x)) @ self.mid[0][...] @ self.down[...]
+
+    changes = dict(model=NnxModel(Named, squared_error, inputs="x"), train_cfg=dict(by_epoch=False, max_iters=1))
+    expected = make_run(work_dir="one", **changes).train().params  # no mesh at all: names mean nothing
+    runner = make_run(
+        dict(type="Pjit", mesh=dict(tensor=2), logical_axes=dict(mlp="tensor")), precision="float32", **changes
+    )
+    params = runner.train().params
+    assert params["up"]["kernel"].sharding.spec == P(None, "tensor")
+    assert params["up"]["bias"].sharding.spec == P()
+    assert params["mid"]["0"].sharding.spec == P(("data", "tensor"), None)
+    assert params["down"].sharding.spec == P(None, "tensor")
+    assert params["mid"]["0"].addressable_shards[0].data.shape == (2, 16)
+    np.testing.assert_allclose(params["down"], expected["down"], atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("mesh", "expected"),
     [
