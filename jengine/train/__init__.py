@@ -1,5 +1,6 @@
 """The training step: its state, its builder, and what traced hooks see of it."""
 
+from jengine.train.compiles import COMPILES as COMPILES
 from jengine.train.context import StepContext as StepContext
 from jengine.train.losses import total_loss as total_loss
 from jengine.train.replay import Findings as Findings
