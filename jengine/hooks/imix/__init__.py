@@ -13,6 +13,7 @@ from jengine.hooks.imix.level import PriorityStatus as PriorityStatus
 from jengine.hooks.imix.level import get_level as get_level
 from jengine.hooks.imix.level import to_priority as to_priority
 from jengine.hooks.imix.lr_scheduler import LRSchedulerHook as LRSchedulerHook
+from jengine.hooks.imix.lr_scheduler import MomentumSchedulerHook as MomentumSchedulerHook
 from jengine.hooks.imix.optimizer import Fp16OptimizerHook as Fp16OptimizerHook
 from jengine.hooks.imix.optimizer import OptimizerHook as OptimizerHook
 from jengine.hooks.imix.periodic_logger import PeriodicLogger as PeriodicLogger

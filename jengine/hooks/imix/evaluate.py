@@ -2,12 +2,13 @@
 
 import math
 import os
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 import jax
 
 from jengine.checkpoint import infer_rule
-from jengine.errors import ConfigError
+from jengine.errors import ConfigError, UnknownNameError, closest
 from jengine.hooks.imix.checkpoint import CheckPointHook
 from jengine.hooks.imix.hook_base import HookBase
 from jengine.hooks.imix.lines import open_lines, write_line
@@ -32,9 +33,11 @@ class EvaluateHook(HookBase):
         must divide the `iter_period` of a CheckPointHook, else that takes its place, with a warning.
       is_run_eval: whether anything is validated at all.
       eval_json_file: the file of results; in the work dir unless it is an absolute path.
+      metrics: what a result is reduced to, written down and compared: names of metrics, or what they end with after a
+        `/`; None for all. `from_imix` reduces results on VisDial to `ndcg`.
 
     Raises:
-      ValueError: a period below 1.
+      ValueError: a period below 1. KeyError: from the hook, a validation does not give one of the `metrics`.
     """
 
     def __init__(
@@ -42,12 +45,14 @@ class EvaluateHook(HookBase):
         eval_iter_period: int | None = None,
         is_run_eval: bool = True,
         eval_json_file: str | os.PathLike[str] = "eval_result.json",
+        metrics: Sequence[str] | None = None,
     ) -> None:
         if eval_iter_period is not None and eval_iter_period < 1:
             raise ConfigError(f"EvaluateHook: eval_iter_period is at least 1, found {eval_iter_period}")
         self.eval_iter_period = eval_iter_period
         self.is_run_eval = is_run_eval
         self.eval_json_file = eval_json_file
+        self.metrics = metrics
         self._best: dict[str, float] = {}
         self._file: TextIO | None = None
 
@@ -109,7 +114,7 @@ class EvaluateHook(HookBase):
         if not self.is_run_eval:
             return
         trainer = self.trainer
-        metrics = {name: float(value) for name, value in trainer.val_loop.run().items() if _is_number(value)}
+        metrics = self._reduced(trainer.val_loop.run())
         if self._file is not None:
             saving = self._saving()
             row: dict[str, Any] = {"iter": done - 1, "max_iter": trainer.max_iters}
@@ -120,6 +125,17 @@ class EvaluateHook(HookBase):
             self._best = metrics
             meta = {"epoch": epoch, "iter": done}
             trainer.save_checkpoint(filename=BEST, meta=meta, latest=False)
+
+    def _reduced(self, found: dict[str, Any]) -> dict[str, float]:
+        """The numbers of a result that count."""
+        numbers = {name: float(value) for name, value in found.items() if _is_number(value)}
+        if self.metrics is None:
+            return numbers
+        reduced = {name: v for name, v in numbers.items() if {name, name.rsplit("/", 1)[-1]} & set(self.metrics)}
+        for metric in self.metrics:
+            if not any(metric in (name, name.rsplit("/", 1)[-1]) for name in reduced):
+                raise UnknownNameError(f"EvaluateHook: the validation gives no {metric!r}{closest(metric, numbers)}")
+        return reduced
 
     def _saving(self) -> CheckPointHook | None:
         return next((hook for hook in self.trainer.hooks if isinstance(hook, CheckPointHook)), None)

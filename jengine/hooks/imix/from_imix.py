@@ -8,8 +8,8 @@ from jengine.errors import ConfigError, place
 from jengine.hooks.imix.optimizer import Fp16OptimizerHook, OptimizerHook
 
 _KEYS = (
-    "model", "work_dir", "train_data", "test_data", "optimizer", "optimizer_config", "lr_config", "fp16",
-    "gradient_accumulation_steps", "is_lr_accumulation", "total_epochs", "max_iter", "by_iter", "log_config",
+    "model", "work_dir", "train_data", "test_data", "optimizer", "optimizer_config", "lr_config", "momentum_config",
+    "fp16", "gradient_accumulation_steps", "is_lr_accumulation", "total_epochs", "max_iter", "by_iter", "log_config",
     "checkpoint_config", "is_run_eval", "eval_iter_period", "custom_hooks", "load_from", "resume_from", "seed",
 )  # fmt: skip
 _DATA_KEYS = ("samples_per_gpu", "workers_per_gpu", "data", "sampler")
@@ -26,9 +26,9 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
       cfg: `model`, `work_dir`, `optimizer`; `train_data` and `test_data`, each `dict(samples_per_gpu=, data=dict(...),
         workers_per_gpu=0)`, the latter with `post_processor=dict(metrics=[...])`; `total_epochs`, or `max_iter` with or
         without `by_iter=True`; and any of `optimizer_config=dict(grad_clip=)`, `fp16`, `gradient_accumulation_steps`,
-        `is_lr_accumulation`, `lr_config=dict(policy=, ...)`, `log_config=dict(period=, hooks=[...])`,
-        `checkpoint_config`, `is_run_eval`, `eval_iter_period`, `custom_hooks`, `load_from`, `resume_from`, `seed`.
-        It is left as it was.
+        `is_lr_accumulation`, `lr_config=dict(policy=, ...)`, `momentum_config` likewise,
+        `log_config=dict(period=, hooks=[...])`, `checkpoint_config`, `is_run_eval`, `eval_iter_period`, `custom_hooks`,
+        `load_from`, `resume_from`, `seed`. It is left as it was.
 
     Returns:
       The arguments, a plain dict; `Runner.from_cfg` takes it, and a config file may return it.
@@ -44,19 +44,16 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"a config in iMIX's style needs the key {name!r}")
     has_test = cfg.get("test_data") is not None and cfg.get("is_run_eval", True)
     optimizer = _optimizer_hook(cfg)
-    lr_config = dict(cfg.get("lr_config") or {})
-    policy = lr_config.pop("policy", None)
-    if lr_config and policy is None:
-        raise ConfigError("lr_config names its scheduler as `policy`")
+    schedules = {name: _schedule(name, cfg) for name in ("lr_config", "momentum_config")}
     arguments: dict[str, Any] = dict(
         model=cfg["model"],
         work_dir=cfg["work_dir"],
         train_dataloader=_dataloader("train_data", cfg["train_data"]),
         train_cfg=_train_cfg(cfg),
         optim_wrapper={**_hook(optimizer).wrapper_options(), "optimizer": cfg["optimizer"]},
-        param_scheduler=[] if policy is None else [{"type": policy, **lr_config}],
+        param_scheduler=[schedule for schedule in schedules.values() if schedule is not None],
         default_hooks=dict.fromkeys(_REPLACED),
-        custom_hooks=[optimizer, *_hooks(cfg, lr_config, has_test), *_custom_hooks(cfg)],
+        custom_hooks=[optimizer, *_hooks(cfg, schedules, has_test), *_custom_hooks(cfg)],
         load_from=cfg.get("load_from"),
         resume=cfg.get("resume_from") or False,
         randomness=dict(seed=cfg.get("seed", 0)),
@@ -83,20 +80,37 @@ def _hook(cfg: Mapping[str, Any]) -> OptimizerHook:
         return kinds[cfg["type"]](**{name: value for name, value in cfg.items() if name != "type"})
 
 
-def _hooks(cfg: Mapping[str, Any], lr_config: Mapping[str, Any], has_test: bool) -> list[dict[str, Any]]:
+def _schedule(name: str, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A schedule as a scheduler's config; None where there is none."""
+    schedule = dict(cfg.get(name) or {})
+    if not schedule:
+        return None
+    if schedule.get("policy") is None:
+        raise ConfigError(f"{name} names its scheduler as `policy`")
+    return {"type": schedule.pop("policy"), **schedule}
+
+
+def _hooks(cfg: Mapping[str, Any], schedules: Mapping[str, Any], has_test: bool) -> list[dict[str, Any]]:
     """iMIX's default hooks after the optimizer's, in its order."""
     log = {"period": 50, **dict(cfg.get("log_config") or {})}
     with place("log_config"):
         check_keys(log, ("period", "hooks"))
+    lr_config = schedules["lr_config"] or {}
     warmup = lr_config.get("warmup_iters", lr_config.get("warmup_iterations", 0))
+    momentum = ["MomentumSchedulerHook"] if schedules["momentum_config"] else []
     hooks: list[dict[str, Any]] = [
-        dict(type="LRSchedulerHook", is_lr_accumulation=cfg.get("is_lr_accumulation", True)),
+        *(
+            dict(type=hook, is_lr_accumulation=cfg.get("is_lr_accumulation", True))
+            for hook in ["LRSchedulerHook", *momentum]
+        ),
         dict(type="IterationTimerHook", warmup_iter=warmup),
         dict(type="PeriodicLogger", loggers=log.get("hooks"), log_config_period=log["period"]),
         dict(type="CheckPointHook", **dict(cfg.get("checkpoint_config") or {})),
     ]
     if has_test:
-        hooks.append(dict(type="EvaluateHook", eval_iter_period=cfg.get("eval_iter_period")))
+        evaluate = dict(type="EvaluateHook", eval_iter_period=cfg.get("eval_iter_period"))
+        dialog = "VisDial" in str(dict(cfg["test_data"].get("data") or {}).get("type"))
+        hooks.append({**evaluate, "metrics": ["ndcg"]} if dialog else evaluate)
     return hooks
 
 

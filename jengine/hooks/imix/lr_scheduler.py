@@ -1,23 +1,26 @@
-"""Steps the schedules, and says which learning rate was used."""
+"""Steps the schedules, and says which learning rate and which momentum were used."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jengine.hooks.imix.hook_base import HookBase
 from jengine.hooks.imix.level import PriorityStatus
-from jengine.optim.schedulers import flatten_schedulers
+from jengine.optim.schedulers import ParamScheduler, flatten_schedulers
 from jengine.registry import HOOKS
 
 if TYPE_CHECKING:
     from jengine.runner import Runner
+
+_MOMENTUM = "momentum"
 
 
 @HOOKS.register_module()
 class LRSchedulerHook(HookBase):
     """Steps the run's schedulers and records, as `lr`, the rate that the iteration has used.
 
-    It takes the place of ParamSchedulerHook. Schedulers that count iterations step after each, or after each update of
+    It takes the place of ParamSchedulerHook; where the run has a MomentumSchedulerHook, the momentum is left to that.
+    Schedulers that count iterations step after each, or after each update of
     the parameters; those that count epochs after each epoch; those that follow a metric get it after a validation.
 
     Args:
@@ -36,9 +39,9 @@ class LRSchedulerHook(HookBase):
         self._group = best_group([len(group.paths or ()) for group in groups], [group["lr"] for group in groups])
 
     def after_train_iter(self) -> None:
-        """Records the rate before it steps."""
+        """Records the value before it steps."""
         trainer = self.trainer
-        trainer.message_hub.update_scalar("train/lr", trainer.optim_wrapper.param_groups[self._group]["lr"])
+        trainer.message_hub.update_scalar(*self._used())
         counts = trainer.optim_wrapper.accumulative_counts if self.is_lr_accumulation else 1
         if (trainer.iter + 1) % counts == 0:
             self._step(by_epoch=False)
@@ -49,15 +52,42 @@ class LRSchedulerHook(HookBase):
 
     def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
         """Hands the metrics to what follows one."""
-        for scheduler in flatten_schedulers(runner.param_schedulers):
+        for scheduler in self._schedulers(runner):
             if scheduler.by_epoch and scheduler.need_val_args:
                 step: Callable[..., None] = scheduler.step
                 step(metrics)
 
     def _step(self, *, by_epoch: bool) -> None:
-        for scheduler in flatten_schedulers(self.trainer.param_schedulers):
+        for scheduler in self._schedulers(self.trainer):
             if scheduler.by_epoch is by_epoch:
                 scheduler.step()
+
+    def _used(self) -> tuple[str, float]:
+        """What is recorded, and the value that the iteration has used."""
+        return "train/lr", self.trainer.optim_wrapper.param_groups[self._group]["lr"]
+
+    def _schedulers(self, runner: "Runner") -> Iterator[ParamScheduler]:
+        """The schedulers that this hook steps."""
+        shared = any(isinstance(hook, MomentumSchedulerHook) for hook in runner.hooks)
+        for scheduler in flatten_schedulers(runner.param_schedulers):
+            if not shared or (scheduler.param_name == _MOMENTUM) is isinstance(self, MomentumSchedulerHook):
+                yield scheduler
+
+
+@HOOKS.register_module()
+class MomentumSchedulerHook(LRSchedulerHook):
+    """Steps the run's schedulers of the momentum and records, as `momentum`, the one that the iteration has used.
+
+    Of an optimizer with `betas` the first of them is the momentum. When it steps is settled as in LRSchedulerHook.
+
+    Args:
+      is_lr_accumulation: with accumulated gradients, step after each update and not after each iteration.
+    """
+
+    default_level = PriorityStatus.NORMAL
+
+    def _used(self) -> tuple[str, float]:
+        return "train/momentum", self.trainer.optim_wrapper.get_momentum()[_MOMENTUM][self._group]
 
 
 def best_group(sizes: Sequence[int], rates: Sequence[float]) -> int:

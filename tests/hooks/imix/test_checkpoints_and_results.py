@@ -144,6 +144,25 @@ def test_each_epoch_is_a_line_and_the_best_a_checkpoint(imix_runner, run_dir, te
     assert "The best result (acc: 0.7000) is saved to best_result." in next(run_dir.glob("*/*.log")).read_text()
 
 
+def test_a_result_is_reduced_to_the_metrics_that_count(imix_runner, run_dir, test_data, monkeypatch):
+    rows = [{"visdial/r@1": 0.9, "visdial/ndcg": 0.2}, {"visdial/r@1": 0.1, "visdial/ndcg": 0.4}]
+    with_metrics(monkeypatch, rows)
+    runner = imix_runner(4, total_epochs=2, test_data=test_data)
+    (hook,) = (hook for hook in runner.hooks if isinstance(hook, EvaluateHook))
+    hook.metrics = ["ndcg"]
+    runner.train()
+    assert [
+        sorted(set(row) - {"iter", "max_iter", "epoch", "max_epoch", "model_name"}) for row in results(run_dir)
+    ] == [["visdial/ndcg"]] * 2
+    assert checkpoint.read_meta(run_dir / "best_result")["meta"]["iter"] == 4  # by ndcg, not by the first metric
+
+
+def test_a_metric_that_the_validation_does_not_give_is_an_error(monkeypatch):
+    hook = EvaluateHook(metrics=["ndgc"])
+    with pytest.raises(KeyError, match="gives no 'ndgc'; did you mean 'ndcg'"):
+        hook._reduced({"ndcg": 0.4})
+
+
 def test_results_within_epochs_and_of_a_training_by_iterations(imix_runner, run_dir, test_data):
     imix_runner(10, eval_iter_period=2, test_data=test_data).train()
     assert [row["iter"] for row in results(run_dir)] == [1, 3, 4]  # after 2 and 4 iterations, and the epoch of 5

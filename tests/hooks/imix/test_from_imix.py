@@ -64,6 +64,18 @@ def test_half_precision_and_iterations():
     assert "val_dataloader" not in found
 
 
+def test_results_on_visdial_are_reduced_to_ndcg():
+    data = dict(samples_per_gpu=4, post_processor=dict(metrics=[dict(type="VisDialMetric")]))
+    hooks = [
+        from_imix(config(test_data={**data, "data": dict(type=kind)}))["custom_hooks"][-1]
+        for kind in ("VisDialDataset", "VQADataset")
+    ]
+    assert hooks == [
+        dict(type="EvaluateHook", eval_iter_period=None, metrics=["ndcg"]),
+        dict(type="EvaluateHook", eval_iter_period=None),
+    ]
+
+
 def test_by_iter_false_is_false():
     assert from_imix(config(by_iter=False))["train_cfg"]["by_epoch"] is True
 
@@ -76,7 +88,8 @@ def test_by_iter_false_is_false():
         (dict(max_iter=10), "one of the two; found 3 and 10"),
         (dict(total_epochs=None), "found None and None"),
         (dict(by_iter=True), "by_iter=True goes with max_iter"),
-        (dict(lr_config=dict(max_iters=3)), "names its scheduler as `policy`"),
+        (dict(lr_config=dict(max_iters=3)), "lr_config names its scheduler as `policy`"),
+        (dict(momentum_config=dict(eta_min=0.1)), "momentum_config names its scheduler as `policy`"),
         (dict(train_data=dict(data={})), "train_data needs the key 'samples_per_gpu'"),
         (dict(train_data=dict(data={}, sample_per_gpu=1)), "did you mean 'samples_per_gpu'"),
         (dict(log_config=dict(interval=3)), "unknown key 'interval' at `log_config`"),

@@ -4,11 +4,19 @@ import jax
 import pytest
 
 from jengine.errors import ConfigError
-from jengine.hooks.imix import Fp16OptimizerHook, HookBase, LRSchedulerHook, OptimizerHook, PriorityStatus
+from jengine.hooks.imix import (
+    Fp16OptimizerHook,
+    HookBase,
+    LRSchedulerHook,
+    OptimizerHook,
+    PriorityStatus,
+    from_imix,
+)
 from jengine.hooks.imix.lr_scheduler import best_group
 from jengine.optim import OptimWrapper
 from jengine.optim.clip import ClipByNorm
 from jengine.optim.schedulers import PythiaScheduler
+from jengine.runner import Runner
 
 
 class Watch(HookBase):
@@ -141,3 +149,44 @@ def test_numbers_leave_the_device_only_where_a_line_is_due(imix_runner):
     fetches = Fetches()
     imix_runner(12, log_config=dict(period=3), custom_hooks=[dict(type="EMAIterHook"), fetches]).train()
     assert fetches.seen == [0, 0, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "optimizer", [dict(type="SGD", lr=0.5, momentum=0.8), dict(type="Adam", lr=0.5, betas=(0.8, 0.9))]
+)
+def test_rate_and_momentum_are_stepped_and_recorded_each_by_its_hook(imix_runner, optimizer):
+    class Used(HookBase):
+        default_level = PriorityStatus.LOW
+
+        def __init__(self):
+            self.seen = []
+
+        def after_train_iter(self):
+            hub = self.trainer.message_hub
+            self.seen.append([hub.get_scalar(f"train/{name}").current() for name in ("lr", "momentum")])
+
+    used = Used()
+    runner = imix_runner(
+        8,
+        optimizer=optimizer,
+        gradient_accumulation_steps=2,
+        lr_config=dict(policy="StepLR", step_size=1, gamma=0.5, by_epoch=False),
+        momentum_config=dict(policy="StepMomentum", step_size=1, gamma=0.25, by_epoch=False),
+        custom_hooks=[used],
+    )
+    runner.train()
+    # both step with each update, and what is recorded is what the iteration has used
+    assert used.seen == [[0.5, 0.8], [0.5, 0.8], [0.25, 0.2], [0.25, 0.2]]
+    names = [type(hook).__name__ for hook in runner.hooks]
+    assert names.index("LRSchedulerHook") < names.index("MomentumSchedulerHook") < names.index("PeriodicLogger")
+    assert [scheduler.last_step for scheduler in runner.param_schedulers] == [2, 2]
+
+
+def test_without_a_hook_of_its_own_the_momentum_is_stepped_with_the_rate(imix_cfg):
+    arguments = from_imix(
+        imix_cfg(6, optimizer=dict(type="SGD", lr=0.5, momentum=0.8), lr_config=dict(policy="StepLR", step_size=1))
+    )
+    arguments["param_scheduler"].append(dict(type="StepMomentum", step_size=1, gamma=0.5, by_epoch=False))
+    runner = Runner(**arguments)
+    runner.train()
+    assert runner.optim_wrapper.get_momentum() == {"momentum": [0.2]}  # the last of three steps is past the end
