@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from jengine.hooks.hook import Hook
 from jengine.hooks.imix.level import PriorityStatus, get_level, to_priority
+from jengine.hooks.imix.log_buffer import LogBuffer
 
 if TYPE_CHECKING:
     from jengine.runner import Runner
@@ -62,12 +63,33 @@ class HookBase(_Base):
 
     @level.setter
     def level(self, level: Any) -> None:
+        """Sets it, from anything that `get_level` takes."""
         self._level = get_level(level)
         self.priority = to_priority(self._level)
 
     def bind(self, runner: "Runner") -> None:
         """Puts the run within reach, without keeping it alive."""
         self.trainer = weakref.proxy(runner)
+
+    def put_image(self, name: str, data: Any) -> None:
+        """Has the writers write an image of this iteration; a run without a writer that takes images ignores it.
+
+        Args:
+          name: what it is called.
+          data: uint8[H, W, C], or floats from 0 to 1; C is 1, 3 or 4. It may be on the device, and is not waited for.
+        """
+        for buffer in self._buffers():
+            buffer.put_image(name, data, self.trainer.iter)
+
+    def put_histogram(self, name: str, data: Any) -> None:
+        """Has the writers write how the elements of an array of real numbers are distributed; see `put_image`."""
+        for buffer in self._buffers():
+            buffer.put_histogram(name, data, self.trainer.iter)
+
+    def _buffers(self) -> list[LogBuffer]:
+        """Those of the run's loggers."""
+        found = [getattr(hook, "buffer", None) for hook in self.trainer.hooks]
+        return [buffer for buffer in found if isinstance(buffer, LogBuffer)]
 
     def on_failure(self, runner: "Runner") -> None:
         """Training has ended with an error, which goes on: `after_train` is called all the same."""

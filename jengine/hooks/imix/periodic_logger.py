@@ -7,6 +7,7 @@ import jax
 
 from jengine.errors import ConfigError, place
 from jengine.hooks.imix.hook_base import HookBase
+from jengine.hooks.imix.log_buffer import LogBuffer
 from jengine.hooks.imix.writers import WRITERS, LogBufferWriter, TensorboardLoggerHook
 from jengine.registry import HOOKS
 
@@ -16,11 +17,15 @@ class PeriodicLogger(HookBase):
     """Hands the run to its writers every `log_config_period` iterations, on the first process alone.
 
     Training by epochs counts anew in each epoch, and TensorBoard gets what stands at the end of each as well; training
-    by iterations also writes the last one. A line is the only moment at which numbers leave the device.
+    by iterations also writes the last one. A line is the only moment at which numbers leave the device; with it go the
+    images and histograms that hooks have put (`HookBase.put_image`, `HookBase.put_histogram`).
 
     Args:
       loggers: the writers, each a config or built; `CommonMetricLoggerHook` and `JSONLoggerHook` by default.
       log_config_period: iterations between two lines.
+
+    Attributes:
+      buffer: the images and histograms that wait.
 
     Raises:
       TypeError, ValueError: a period that is no positive integer; something that is no writer.
@@ -41,6 +46,7 @@ class PeriodicLogger(HookBase):
                 if not isinstance(built, LogBufferWriter):
                     raise TypeError(f"a writer is a LogBufferWriter or a config of one, found {built!r}")
                 self.loggers.append(built)
+        self.buffer = LogBuffer(keep=any(logger.takes_pictures for logger in self.loggers))
 
     def before_train(self) -> None:
         """Tells the writers where training starts."""
@@ -68,3 +74,8 @@ class PeriodicLogger(HookBase):
         if jax.process_index() == 0:
             for logger in loggers:
                 logger.write(self.trainer)
+            if self.buffer.images or self.buffer.histograms:
+                images, histograms = jax.device_get((self.buffer.images, self.buffer.histograms))
+                for logger in self.loggers:
+                    logger.write_pictures(images, histograms)
+                self.buffer.clear()

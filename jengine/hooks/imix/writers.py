@@ -3,12 +3,13 @@
 import datetime
 import os
 import time
-from collections.abc import Callable
-from typing import Any, TextIO
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TextIO
 
 import jax
 
 from jengine.hooks.imix.lines import open_lines, write_line
+from jengine.hooks.imix.log_buffer import Bins, Image, as_pixels
 from jengine.logging import HistoryBuffer
 from jengine.registry import Registry
 
@@ -21,7 +22,13 @@ _ETA_WINDOW = 1000
 
 
 class LogBufferWriter:
-    """Writes the numbers of a run, read from the trainer's message hub."""
+    """Writes the numbers of a run, read from the trainer's message hub.
+
+    Attributes:
+      takes_pictures: whether it has a `write_pictures`.
+    """
+
+    takes_pictures: ClassVar[bool] = False
 
     def begin(self, trainer: Any) -> None:
         """Training starts, at `trainer.iter`."""
@@ -29,6 +36,9 @@ class LogBufferWriter:
     def write(self, trainer: Any) -> None:
         """Writes what the current iteration stands at."""
         raise NotImplementedError(f"{type(self).__name__} must define `write(trainer)`")
+
+    def write_pictures(self, images: Sequence[Image], histograms: Sequence[Bins]) -> None:
+        """Writes the images and histograms, on the host, that hooks have put since the last time."""
 
     def close(self) -> None:
         """Finishes what is open. Closing twice is fine."""
@@ -160,12 +170,14 @@ class JSONLoggerHook(LogBufferWriter):
 
 @WRITERS.register_module()
 class TensorboardLoggerHook(LogBufferWriter):
-    """Writes the numbers of training to a TensorBoard event file, at the iteration, counted from 0.
+    """Writes numbers, images and histograms of training to a TensorBoard event file, at the iteration, from 0 on.
 
     Args:
       log_dir: the event file lies in `runs` below it; the work dir by default.
       window_size: iterations in the window of the median.
     """
+
+    takes_pictures = True
 
     def __init__(self, log_dir: str | os.PathLike[str] | None = None, window_size: int = 20) -> None:
         self.log_dir = log_dir
@@ -185,6 +197,16 @@ class TensorboardLoggerHook(LogBufferWriter):
         if self._backend is None:
             raise RuntimeError("TensorboardLoggerHook: `begin` comes before `write`")
         self._backend.add_scalars(smoothed(trainer, self.window_size), step=trainer.iter)
+
+    def write_pictures(self, images: Sequence[Image], histograms: Sequence[Bins]) -> None:
+        """Writes them, each at its own iteration."""
+        from jengine.visualization.histogram import Histogram
+
+        for image in images:
+            self._backend.add_image(image.name, as_pixels(image.data), image.step)
+        for bins in histograms:
+            histogram = Histogram(bins.counts, bins.edges, float(bins.mean), float(bins.std))
+            self._backend.add_histogram(bins.name, histogram, bins.step)
 
     def close(self) -> None:
         """Closes the event file."""

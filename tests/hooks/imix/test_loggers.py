@@ -1,17 +1,29 @@
+import io
 import json
 import re
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jengine.errors import ConfigError
 from jengine.hooks.imix import (
     CommonMetricLoggerHook,
+    HookBase,
     IterationTimerHook,
     JSONLoggerHook,
     LogBufferWriter,
     PeriodicLogger,
+    PriorityStatus,
     TensorboardLoggerHook,
 )
+from jengine.hooks.imix.log_buffer import LogBuffer, as_pixels
+from jengine.visualization.histogram import histogram
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return tmp_path / "run"
 
 
 class Clock:
@@ -203,3 +215,70 @@ def test_tensorboard_forgets_the_iterations_that_a_resumed_run_does_again(traine
     assert [event.step for event in found.Scalars("total_loss")] == [0, 1, 2, 3, 4]
     with pytest.raises(RuntimeError, match="`begin` comes before `write`"):
         TensorboardLoggerHook().write(trainer)
+
+
+class Pictures(HookBase):
+    """Puts an image and the histogram of a number of the state in each iteration."""
+
+    default_level = PriorityStatus.HIGHER
+
+    def after_train_iter(self):
+        level = self.trainer.iter / 4
+        self.put_image("grey", jnp.full((2, 3, 1), level))
+        self.put_histogram("values", jnp.array([0.0, level, 1.0, jnp.nan]))
+
+
+def test_tensorboard_gets_images_and_histograms_of_each_iteration_when_a_line_is_due(imix_runner, run_dir):
+    image = pytest.importorskip("PIL.Image")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    class Waiting(HookBase):
+        default_level = PriorityStatus.LOWEST
+
+        def __init__(self):
+            self.seen = []
+
+        def after_train_iter(self):
+            (buffer,) = (hook.buffer for hook in self.trainer.hooks if isinstance(hook, PeriodicLogger))
+            self.seen.append((len(buffer.images), len(buffer.histograms)))
+
+    waiting = Waiting()
+    writers = [dict(type="TensorboardLoggerHook"), dict(type="JSONLoggerHook")]
+    runner = imix_runner(8, log_config=dict(period=2, hooks=writers), custom_hooks=[Pictures(), waiting])
+    runner.train()
+    assert waiting.seen == [(1, 1), (0, 0), (1, 1), (0, 0)]
+    found = EventAccumulator(str(run_dir / "runs"), size_guidance=dict(images=0, histograms=0)).Reload()
+    images = found.Images("grey")
+    assert [event.step for event in images] == [0, 1, 2, 3]
+    pixels = [np.asarray(image.open(io.BytesIO(event.encoded_image_string))) for event in images]
+    assert [(p.shape, set(p.ravel().tolist())) for p in pixels] == [((2, 3), {level}) for level in (0, 64, 128, 191)]
+    bins = [event.histogram_value for event in found.Histograms("values")]
+    assert [(h.min, h.max, h.num, h.sum) for h in bins] == [
+        (0.0, 1.0, 3.0, pytest.approx(1 + level / 4, abs=1e-6)) for level in range(4)
+    ]
+    assert len(bins[0].bucket_limit) <= 800
+    assert runner.update_step.traces == 1
+
+
+def test_without_a_writer_for_them_images_are_not_kept(imix_runner):
+    runner = imix_runner(4, log_config=dict(period=100), custom_hooks=[Pictures()])
+    runner.train()
+    (logger,) = (hook for hook in runner.hooks if isinstance(hook, PeriodicLogger))
+    assert (logger.buffer.images, logger.buffer.histograms) == ([], [])
+
+
+@pytest.mark.parametrize("values", [[2.0, 2.0], [np.nan, np.inf], [-1.0, 0.5, 3.0]])
+def test_histograms_of_the_device_are_those_of_the_host(values):
+    buffer = LogBuffer(keep=True)
+    buffer.put_histogram("h", jnp.array(values), step=1)
+    (bins,) = buffer.histograms
+    expected = histogram(np.array(values), bins=800)
+    np.testing.assert_array_equal(np.asarray(bins.counts), expected.counts)
+    np.testing.assert_allclose(bins.edges, expected.edges, atol=1e-6)
+    np.testing.assert_allclose([bins.mean, bins.std], [expected.mean, expected.std], atol=1e-6)
+
+
+def test_images_of_integers_are_left_as_they_are():
+    whole = np.array([[[0, 200, 255]]], np.uint8)
+    assert as_pixels(whole) is whole
+    assert as_pixels(np.array([[[-1.0, 0.5, 2.0]]])).tolist() == [[[0, 128, 255]]]
