@@ -92,18 +92,7 @@ class CheckpointHook(Hook):
             )
         if keep_best != 1 and not save_best:
             raise ValueError("CheckpointHook: keep_best counts what save_best saves; give the metric as save_best")
-        if file_client_args is not None or backend_args is not None:
-            raise ConfigError(
-                "CheckpointHook: storage backends are not supported, checkpoints go to file systems; remove "
-                "backend_args and file_client_args, and give the directory as out_dir"
-            )
-        if out_dir is not None and "://" in str(out_dir):
-            raise ConfigError(f"CheckpointHook: out_dir is a directory of a file system, found {str(out_dir)!r}")
-        if filename_tmpl is not None and (filename_tmpl.count("{}") != 1 or os.sep in filename_tmpl):
-            raise ValueError(
-                f"CheckpointHook: filename_tmpl is a file name with one {{}} for the number, like 'epoch_{{}}'; "
-                f"found {filename_tmpl!r}"
-            )
+        _check_places(out_dir, filename_tmpl, file_client_args, backend_args)
         self.interval = interval
         self.by_epoch = by_epoch
         self.save_optimizer = save_optimizer
@@ -360,6 +349,23 @@ def _check_count(name: str, value: Any, *, lowest: int, or_else: str = "") -> No
     if value < lowest and not (or_else and value == -1):
         expected = f"at least {lowest}" + (f", or {or_else}" if or_else else "")
         raise ValueError(f"CheckpointHook: {name} is {expected}; found {value}")
+
+
+def _check_places(
+    out_dir: str | os.PathLike[str] | None, filename_tmpl: str | None, file_client_args: Any, backend_args: Any
+) -> None:
+    if file_client_args is not None or backend_args is not None:
+        raise ConfigError(
+            "CheckpointHook: storage backends are not supported, checkpoints go to file systems; remove "
+            "backend_args and file_client_args, and give the directory as out_dir"
+        )
+    if out_dir is not None and "://" in str(out_dir):
+        raise ConfigError(f"CheckpointHook: out_dir is a directory of a file system, found {str(out_dir)!r}")
+    if filename_tmpl is not None and (filename_tmpl.count("{}") != 1 or os.sep in filename_tmpl):
+        raise ValueError(
+            f"CheckpointHook: filename_tmpl is a file name with one {{}} for the number, like 'epoch_{{}}'; "
+            f"found {filename_tmpl!r}"
+        )
 
 
 def _strings(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
