@@ -144,6 +144,7 @@ OPTIM_WRAPPER_CONSTRUCTORS = Registry("optimizer wrapper constructor", "jengine.
 PARAM_SCHEDULERS = Registry("parameter scheduler", "jengine.optim")
 MODELS = Registry("model", "jengine.model")
 DATASETS = Registry("dataset", "jengine.data")
+TRANSFORMS = Registry("transform", "jengine.data")
 DATA_SAMPLERS = Registry("data sampler", "jengine.data")
 LOOPS = Registry("loop", "jengine.runner")
 METRICS = Registry("metric", "jengine.evaluation")

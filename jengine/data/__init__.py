@@ -6,6 +6,8 @@ from jengine.data.datasets import ArrayDataset as ArrayDataset
 from jengine.data.datasets import Digits as Digits
 from jengine.data.iterables import IterableLoader as IterableLoader
 from jengine.data.loader import DataLoader as DataLoader
+from jengine.data.pipeline import Pipeline as Pipeline
+from jengine.data.pipeline import TransformedDataset as TransformedDataset
 from jengine.data.prefetch import prefetch_to_device as prefetch_to_device
 from jengine.data.pseudo_labels import DeepClusterSampler as DeepClusterSampler
 from jengine.data.pseudo_labels import PseudoLabelDataset as PseudoLabelDataset

@@ -65,7 +65,7 @@ class Batches:
         epoch, index = divmod(number, self.length)
         indices, mask = self.load_epoch(epoch)
         rows = slice(index * self.batch_size, (index + 1) * self.batch_size)
-        batch = self._fetch(indices[rows])
+        batch = self._fetch(epoch, indices[rows])
         return with_mask(batch, mask[rows]) if self.masked else batch
 
     def load_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -79,12 +79,13 @@ class Batches:
             loaded = self._epoch = (epoch, np.concatenate([indices, padding]), np.arange(count) < real)
         return loaded[1:]
 
-    def _fetch(self, indices: np.ndarray) -> Any:
-        if hasattr(self.dataset, "__getitems__"):
-            fetched = self.dataset.__getitems__(indices)
+    def _fetch(self, epoch: int, indices: np.ndarray) -> Any:
+        dataset = self.dataset.at_epoch(epoch) if hasattr(self.dataset, "at_epoch") else self.dataset
+        if hasattr(dataset, "__getitems__"):
+            fetched = dataset.__getitems__(indices)
             # Torch's convention is a list of samples; ours is the batch, fetched by one indexing of each array.
             return self.collate(fetched) if isinstance(fetched, list) else fetched
-        return self.collate([self.dataset[index] for index in indices.tolist()])
+        return self.collate([dataset[index] for index in indices.tolist()])
 
 
 class ReadAhead:
