@@ -1,0 +1,101 @@
+"""The training loop that a careful person writes by hand, with the libraries' own means: optax, Orbax, a log file.
+
+One jitted step that is donated its state, the schedule inside it; the next batch on its way; no waiting but where the
+loss is logged; what is averaged and saved is so in the plainest way that loses no time.
+"""
+
+import datetime
+import functools
+import json
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+EMA_MOMENTUM = 0.001
+
+
+def build_step(case, ema):
+    """`step(state, batch) -> (state, loss)`, compiled."""
+    tx = case.tx()
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state, batch):
+        loss_fn = jax.value_and_grad(case.loss, has_aux=True)
+        (loss, batch_stats), grads = loss_fn(state["params"], state["batch_stats"], batch)
+        updates, opt_state = tx.update(grads, state["opt_state"], state["params"])
+        new = dict(params=optax.apply_updates(state["params"], updates), batch_stats=batch_stats, opt_state=opt_state)
+        if ema:
+            new["ema"] = optax.incremental_update(new["params"], state["ema"], EMA_MOMENTUM)
+        return new, loss
+
+    return step
+
+
+class ByHand:
+    """The loop and its state.
+
+    Args:
+      case: what is trained.
+      work_dir: where the log and the checkpoints go.
+      log_every: iterations between two lines of the log, 0 for none.
+      ema: keep an average of the parameters.
+      save_every: iterations between two checkpoints, 0 for none.
+    """
+
+    def __init__(self, case, work_dir, log_every=0, ema=False, save_every=0):
+        self.batches = case.batches()
+        self.step = build_step(case, ema)
+        params, batch_stats = case.init(self.batches[0])
+        self.state = dict(params=params, batch_stats=batch_stats, opt_state=case.tx().init(params))
+        if ema:
+            self.state["ema"] = jax.tree.map(jnp.copy, params)
+        self.put = (lambda batch: batch) if jax.default_backend() == "cpu" else jax.device_put
+        self._log_every, self._save_every = log_every, save_every
+        pathlib.Path(work_dir).mkdir(parents=True, exist_ok=True)
+        self._log = open(pathlib.Path(work_dir) / "log.jsonl", "w", buffering=1)  # noqa: SIM115 - likewise
+        self._terminal = open(os.devnull, "w")  # noqa: SIM115 - open as long as the loop
+        self._manager = _manager(work_dir) if save_every else None
+        self.iter = 0
+
+    def run(self, iters):
+        """Trains on for `iters` iterations, to the end of the last."""
+        step, put, batches, count = self.step, self.put, self.batches, len(self.batches)
+        state, ready, losses = self.state, put(batches[self.iter % count]), []
+        for i in range(self.iter + 1, self.iter + iters + 1):
+            batch, ready = ready, put(batches[i % count])
+            state, loss = step(state, batch)
+            if self._log_every:
+                losses.append(loss)
+                if i % self._log_every == 0:
+                    self._write(i, float(np.mean(jax.device_get(losses))))
+                    losses.clear()
+            if self._save_every and i % self._save_every == 0:
+                self._save(i, state)
+        self.state, self.iter = jax.block_until_ready(state), self.iter + iters
+
+    def close(self):
+        """Ends what runs in the background."""
+        self._log.close()
+        self._terminal.close()
+        if self._manager is not None:
+            self._manager.close()
+
+    def _write(self, i, loss):
+        print(f"{datetime.datetime.now():%H:%M:%S} step {i} loss {loss:.4f}", file=self._terminal, flush=True)
+        self._log.write(json.dumps({"step": i, "loss": loss}) + "\n")
+
+    def _save(self, i, state):
+        import orbax.checkpoint as ocp
+
+        self._manager.save(i, args=ocp.args.StandardSave(state))
+
+
+def _manager(work_dir):
+    import orbax.checkpoint as ocp
+
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=True)
+    return ocp.CheckpointManager(pathlib.Path(work_dir).absolute() / "checkpoints", options=options)

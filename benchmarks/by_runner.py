@@ -1,0 +1,73 @@
+"""The same training through the Runner, run on block by block."""
+
+import functools
+import inspect
+import os
+
+import jax
+
+from benchmarks.by_hand import EMA_MOMENTUM
+from benchmarks.cases import SCHEDULE
+from jengine import Runner
+from jengine.runner import IterBasedTrainLoop
+
+CAN_FUSE = "steps_per_call" in inspect.signature(IterBasedTrainLoop.__init__).parameters
+
+
+class ByRunner:
+    """A Runner with its default hooks, whose training goes on from block to block.
+
+    Args:
+      case: what is trained.
+      work_dir: where the log and the checkpoints go.
+      log_every: iterations between two lines of the log, 0 for none.
+      ema: keep an average of the parameters.
+      save_every: iterations between two checkpoints, 0 for none.
+      fused: let the Runner put several iterations into one call.
+      hooks: further hooks.
+    """
+
+    def __init__(self, case, work_dir, log_every=0, ema=False, save_every=0, fused=False, hooks=()):
+        _terminal()
+        custom = [dict(type="EMAHook", momentum=EMA_MOMENTUM)] if ema else []
+        saving = dict(type="CheckpointHook", by_epoch=False, interval=save_every, max_keep_ckpts=2, save_last=False)
+        calls = dict(steps_per_call="auto" if fused else 1) if CAN_FUSE else {}
+        self.runner = Runner(
+            case.model(),
+            work_dir,
+            train_dataloader=case.batches(),
+            train_cfg=dict(by_epoch=False, max_iters=10, **calls),
+            optim_wrapper=dict(optimizer=case.optimizer),
+            param_scheduler=dict(type="CosineAnnealingLR", by_epoch=False, end=SCHEDULE),
+            default_hooks=dict(
+                logger=dict(type="LoggerHook", interval=log_every) if log_every else None,
+                checkpoint=saving if save_every else None,
+            ),
+            custom_hooks=[*custom, *hooks],
+            log_level="INFO" if log_every else "WARNING",
+        )
+        self.runner.train()
+
+    @property
+    def state(self):
+        """The training state."""
+        return self.runner.state
+
+    def run(self, iters):
+        """Trains on for `iters` iterations, to the end of the last."""
+        loop = self.runner.train_loop
+        loop.max_iters = loop.iter + iters
+        loop.run()
+        jax.block_until_ready(self.runner.state)
+
+    def close(self):
+        """Ends what runs in the background."""
+        self.runner._close()
+
+
+@functools.cache
+def _terminal():
+    """Sends what goes to the terminal nowhere: it is written line by line, and spoils no table."""
+    from jengine.logging.console import terminal
+
+    terminal.file = open(os.devnull, "w")  # noqa: SIM115 - open to the end of the process

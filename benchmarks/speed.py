@@ -1,0 +1,78 @@
+"""What an iteration costs with the Runner, against the loop that one would write by hand.
+
+    python -m benchmarks.speed [--case mlp] [--variant plain] [--rounds 5] [--json FILE]
+
+Three networks, each plain, with a log line every 10 iterations, with an average of the parameters, and with a
+checkpoint every 100. Times are microseconds an iteration; ratios are over the loop by hand, measured in the same
+process in turns.
+"""
+
+import argparse
+import os
+import tempfile
+
+from benchmarks.by_hand import ByHand
+from benchmarks.by_runner import CAN_FUSE, ByRunner
+from benchmarks.cases import CASES
+from benchmarks.report import table, write_ratios
+from benchmarks.timing import compare
+
+VARIANTS = {
+    "plain": {},
+    "log every 10": dict(log_every=10),
+    "EMA": dict(ema=True),
+    "save every 100": dict(save_every=100),
+}
+WARM_UP = 2  # blocks: the first calls compile, the next ones tell the Runner how long a step takes
+
+
+def measure(case, variant, work_dir, rounds):
+    """name of the loop -> `Times`: by hand, through the Runner, and through the Runner with fused steps."""
+    settings = VARIANTS[variant]
+    block = max(case.block, settings.get("save_every", 0))
+    loops = {"by hand": ByHand(case, os.path.join(work_dir, "hand"), **settings)}
+    loops["Runner"] = ByRunner(case, os.path.join(work_dir, "runner"), **settings)
+    if CAN_FUSE:
+        loops["fused"] = ByRunner(case, os.path.join(work_dir, "fused"), **settings, fused=True)
+    try:
+        for loop in loops.values():
+            loop.run(WARM_UP * block)
+        # a block with a checkpoint may be ten times as long: fewer of them then
+        turns = max(1, case.turns * case.block // block)
+        return compare({name: loop.run for name, loop in loops.items()}, block, turns, rounds)
+    finally:
+        for loop in loops.values():
+            loop.close()
+
+
+def main(argv=None):
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=[case.name for case in CASES], help="only this network")
+    parser.add_argument("--variant", choices=VARIANTS, help="only this variant")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", help="where the ratios are written to")
+    args = parser.parse_args(argv)
+    rows, ratios = [], {}
+    for case in CASES:
+        for variant in VARIANTS:
+            if args.case not in (None, case.name) or args.variant not in (None, variant):
+                continue
+            with tempfile.TemporaryDirectory() as work_dir:
+                times = measure(case, variant, work_dir, args.rounds)
+            hand = times.pop("by hand")
+            row = [case.name, variant, f"{hand.wall:,.1f}"]
+            for name, own in times.items():
+                row += [f"{own.wall:,.1f}", f"{own.wall / hand.wall:.3f}", f"{own.wall - hand.wall:+,.1f}",
+                        f"{own.thread - hand.thread:+,.1f}"]  # fmt: skip
+                ratios[f"{case.name}, {variant}, {name}"] = own.wall / hand.wall
+            rows.append(row)
+    columns = ["network", "variant", "by hand"]
+    for name in times:
+        columns += [name, "ratio", "more", "more CPU"]
+    print(table(columns, rows))
+    write_ratios(args.json, ratios)
+
+
+if __name__ == "__main__":
+    main()
