@@ -174,7 +174,7 @@ def _exchanges(name: str, compiled: Any) -> str:
         these = [one for one in found if one.kind == kind]
         sizes = sum(one.size for one in these), sum(one.traffic for one in these)
         rows.append([kind, str(len(these)), str(sum(one.arrays for one in these)), *map(_bytes, sizes)])
-    columns = ["exchange", "how many", "arrays", "bytes of results", "bytes a device sends"]
+    columns = ["exchange", "how many", "arrays", "bytes of arrays", "bytes a device sends"]
     return format_table(columns, rows, title=f"Exchanges ({name}; those in a loop count once)")
 
 

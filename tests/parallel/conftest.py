@@ -1,6 +1,3 @@
-import re
-from collections import Counter
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,6 +6,7 @@ import pytest
 
 from jengine.data import ArrayDataset
 from jengine.model import LinenModel
+from jengine.parallel import collectives
 from jengine.runner import Runner
 
 RNG = np.random.RandomState(0)
@@ -32,10 +30,11 @@ def squared_error(outputs, batch):
     return jnp.square(outputs - batch["y"]).mean(axis=-1)
 
 
-def collectives(text):
-    """How many of each kind a compiled program has."""
-    kinds = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    return Counter(re.findall(rf" ({kinds})(?:-start)?\(", text))
+def exchanges(runner, step, batch=None):
+    """The exchanges of a step of a run that has been trained."""
+    batch = runner.strategy.put_batch({"x": X, "y": Y} if batch is None else batch)
+    compiled = runner.strategy.compile_train_step(step.__wrapped__)
+    return collectives(compiled.lower(runner.state, batch, runner.optim_wrapper.hyperparams).compile().as_text())
 
 
 def loader(batch_size=16, dataset=DATA, **changes):

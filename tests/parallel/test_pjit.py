@@ -1,14 +1,17 @@
 """One program over a mesh: the numbers of one device, each device with its part."""
 
+from collections import Counter
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.parallel import Pjit, SingleDevice, default_strategy
-from tests.parallel.conftest import X, Y, collectives
+from tests.parallel.conftest import X, Y, exchanges, loader
 
 P = PartitionSpec
 TENSOR_RULES = [("up.kernel", (None, "tensor")), ("down.kernel", ("tensor", None))]
@@ -47,7 +50,7 @@ def test_no_device_ever_holds_the_whole_of_a_divided_parameter():
 
 
 def test_validation_on_a_mesh_gives_the_numbers_of_one_device(make_run):
-    from tests.parallel.conftest import DATA, loader
+    from tests.parallel.conftest import DATA
 
     def error(predictions, batch):
         return jnp.square(predictions - batch["y"]).sum(axis=-1)
@@ -97,8 +100,6 @@ def test_a_mesh_with_explicit_axes_works_as_an_automatic_one():
 
 
 def test_a_batch_that_does_not_divide_is_refused_before_anything_is_compiled(make_run):
-    from tests.parallel.conftest import loader
-
     runner = make_run(dict(type="Pjit"), train_dataloader=loader(4))
     with pytest.raises(ValueError, match=r"divided over 8 devices, and its entry \['x'\] has the shape \(4, 8\)"):
         runner.train()
@@ -185,23 +186,43 @@ def test_logical_axes_of_an_nnx_model_are_honoured(make_run):
     np.testing.assert_allclose(params["down"], expected["down"], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("mesh", "expected"),
-    [
-        # gradients, the loss and the statistics of BatchNorm: what depends on nothing else is joined into one
-        (dict(data=4), {"all-reduce"}),
-        (dict(data=1, fsdp=4), {"all-reduce", "all-gather"}),
-    ],
-    ids=["data", "fsdp"],
-)
-def test_nothing_is_exchanged_but_what_the_mesh_asks_for(make_run, mesh, expected):
+def test_copies_exchange_gradients_losses_and_statistics_at_once(make_run):
+    runner = make_run(dict(type="Pjit", devices=4), train_cfg=dict(by_epoch=False, max_iters=1))
+    params = runner.train().params
+    found = exchanges(runner, runner.update_step)
+    assert {one.kind for one in found} == {"all-reduce"}
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    # beside the gradients: mean and mean square of 16 features, their gradients, and the loss
+    assert sum(one.size for one in found) <= size + 4 * (4 * 16 + 1)
+
+
+@pytest.mark.parametrize("mesh", [dict(data=1, fsdp=4), dict(data=2, fsdp=4)], ids=["fsdp 4", "data 2, fsdp 4"])
+def test_a_divided_parameter_is_gathered_once_and_its_gradient_scattered_once(make_run, mesh):
+    from flax import linen as nn
+
+    from jengine.model import LinenModel
+    from tests.parallel.conftest import squared_error
+
+    class Bare(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(4, use_bias=False, name="down")(jnp.tanh(nn.Dense(64, use_bias=False, name="up")(x)))
+
+    # so many rows that parameters are smaller than activations, which XLA would exchange in their place
+    data = dict(x=np.tile(X, (64, 1)), y=np.tile(Y, (64, 1)))
     runner = make_run(
-        dict(type="Pjit", mesh=mesh, devices=4, fsdp_min_size=64), train_cfg=dict(by_epoch=False, max_iters=1)
+        dict(type="Pjit", mesh=mesh, devices=mesh["data"] * 4, fsdp_min_size=16),
+        model=LinenModel(Bare(), squared_error, inputs="x"),
+        train_dataloader=loader(1024, ArrayDataset(data)),
+        optim_wrapper=dict(optimizer=dict(type="AdamW", lr=1e-3), clip_grad=dict(max_norm=1.0)),
+        train_cfg=dict(by_epoch=False, max_iters=1),
     )
-    state = runner.train()
-    compiled = runner.strategy.compile_train_step(runner.update_step.__wrapped__)
-    batch = runner.strategy.put_batch({"x": X, "y": Y})
-    text = compiled.lower(state, batch, runner.optim_wrapper.hyperparams).compile().as_text()
-    found = collectives(text)
-    assert set(found) == expected
-    assert found["all-gather"] == (2 if "all-gather" in expected else 0)  # the two kernels, once each
+    params = sum(leaf.nbytes for leaf in jax.tree.leaves(runner.train().params))
+    arrays, sizes = Counter(), Counter()
+    for one in exchanges(runner, runner.update_step, data):
+        if one.size > 4 * one.arrays:  # the loss and the norms are scalars
+            arrays[one.kind] += one.arrays
+            sizes[one.kind] += one.size
+    between = {} if mesh["data"] == 1 else {"all-reduce": 2}  # groups of `fsdp` average the part that each device keeps
+    assert arrays == {"all-gather": 2, "reduce-scatter": 2, **between}
+    assert sizes == {"all-gather": params, "reduce-scatter": params, **dict.fromkeys(between, params // 4)}
