@@ -105,6 +105,89 @@ def test_a_resumed_run_has_the_recipe_of_its_epoch(make_runner):
     assert [(out["loss"], out["seen"]) for out in watch.outputs] == [(1, 0.25)] * 4
 
 
+def seen_batches():
+    """A model that reports the mean of what it is fed."""
+    return FunctionalModel(
+        init=lambda: {"w": jnp.zeros(())},
+        loss=lambda params, batch: {"loss": 0 * params["w"], "seen": batch["x"].mean()},
+    )
+
+
+def ten_times(batch, rng):
+    return {**batch, "x": 10 * batch["x"]}
+
+
+def plus_one(sample):
+    return {"x": sample["x"] + 1}
+
+
+ONES = ArrayDataset({"x": np.ones((8, 1), np.float32)})
+
+
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_pipeline_and_augmentation_change_in_their_epochs_without_a_new_trace(make_runner, num_threads):
+    schedule = [
+        dict(action_epoch=2, train_pipeline=[plus_one]),
+        dict(action_epoch=3, batch_augments=ten_times, train_pipeline=None),
+        dict(action_epoch=4, batch_augments=None),
+    ]
+    data = dict(type="TransformedDataset", dataset=ONES, pipeline=[plus_one, plus_one])
+    settings = dict(
+        model=seen_batches(),
+        train_dataloader=dict(batch_size=4, dataset=data, num_threads=num_threads),
+        default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None),
+        **NO_VAL,
+    )
+
+    def train(epochs, **changes):
+        watch = Watch()
+        hooks = [dict(type="SwitchRecipeHook", schedule=schedule), watch]
+        runner = make_runner(custom_hooks=hooks, train_cfg=dict(max_epochs=epochs), **settings, **changes)
+        runner.train()
+        assert runner.update_step.traces == 1
+        return [out["seen"] for out in watch.outputs]
+
+    assert train(3) == [3.0, 3.0, 2.0, 2.0, 10.0, 10.0]
+    assert train(4, resume=True) == [1.0, 1.0]
+
+
+def test_each_batch_gets_one_of_several_augmentations_or_none(make_runner):
+    augments = dict(augments=[ten_times, lambda batch, rng: {"x": 0 * batch["x"]}], probs=[0.4, 0.3])
+    watch = Watch()
+    runner = make_runner(
+        model=seen_batches(),
+        train_dataloader=dict(batch_size=1, dataset=ONES),
+        train_cfg=dict(max_epochs=10),
+        custom_hooks=[dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=1, batch_augments=augments)]), watch],
+        **NO_VAL,
+    )
+    runner.train()
+    shares = [np.mean([out["seen"] == level for out in watch.outputs]) for level in (10, 0, 1)]
+    np.testing.assert_allclose(shares, [0.4, 0.3, 0.3], atol=0.17)  # three deviations of 80 draws
+    assert sum(shares) == 1
+
+
+@pytest.mark.parametrize(
+    ("item", "changes", "message"),
+    [
+        (dict(train_pipeline=[plus_one]), {}, "for a dataset with a `pipeline`, found ArrayDataset: wrap it"),
+        (dict(loss=1), dict(train_cfg=dict(by_epoch=False, max_iters=2)), "the training loop counts iterations"),
+        (
+            dict(batch_augments=lambda batch, rng: {"x": batch["x"].astype(jnp.float16)}),
+            {},
+            r"<lambda> turns the entry 'x' from float32\[4, 1\] into float16\[4, 1\]",
+        ),
+        (dict(batch_augments=lambda batch, rng: {}), {}, r"the entry 'x' from float32\[4, 1\] into nothing"),
+    ],
+)
+def test_a_recipe_that_does_not_fit_says_why(make_runner, item, changes, message):
+    hook = dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, **item)])
+    data = dict(batch_size=4, dataset=ONES)
+    runner = make_runner(model=seen_batches(), train_dataloader=data, custom_hooks=[hook], **NO_VAL, **changes)
+    with pytest.raises(ValueError, match=message):
+        runner.train()
+
+
 class Normed(nn.Module):
     @nn.compact
     def __call__(self, x, train=False):
