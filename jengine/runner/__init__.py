@@ -5,3 +5,4 @@ from jengine.runner.loops import IterBasedTrainLoop as IterBasedTrainLoop
 from jengine.runner.loops import TestLoop as TestLoop
 from jengine.runner.loops import ValLoop as ValLoop
 from jengine.runner.runner import Runner as Runner
+from jengine.runner.tta import build_runner_with_tta as build_runner_with_tta

@@ -1,0 +1,90 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.data import ArrayDataset
+from jengine.model import BaseTTAModel, FunctionalModel
+from jengine.registry import DATASETS, MODELS
+from jengine.runner import build_runner_with_tta
+
+
+@MODELS.register_module(force=True)
+class PlusMinus(BaseTTAModel):
+    """Predicts x and x + 1."""
+
+    def augment(self, batch):
+        return [batch, {**batch, "x": batch["x"] + 1}]
+
+    def merge_preds(self, predictions):
+        return sum(predictions) / len(predictions)
+
+
+def tenfold(sample):
+    return {**sample, "x": 10 * sample["x"]}
+
+
+def predictions(predictions, batch):
+    return predictions
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    def make(**changes):
+        x = np.array([1.0, 2.0], np.float32)
+        model = FunctionalModel(
+            init=lambda: {"w": jnp.ones(())},
+            loss=lambda params: 0 * params["w"],
+            predict=lambda params, batch: params["w"] * batch["x"],
+        )
+        data = dict(batch_size=2, dataset=ArrayDataset(dict(x=x)))
+        metric = dict(type="MeanLoss", loss=predictions)
+        return dict(
+            model=model, work_dir=str(tmp_path / "run"),
+            val_dataloader=data, val_cfg={}, val_evaluator=metric,
+            test_dataloader=data, test_cfg={}, test_evaluator=metric,
+            tta_model=dict(type="PlusMinus"), **changes,
+        )  # fmt: skip
+
+    return make
+
+
+def test_the_test_merges_views_and_the_validation_does_not(cfg):
+    given = cfg()
+    runner = build_runner_with_tta(given)
+    assert runner.test()["loss"] == 2.0  # the mean of 1, 2 and of 2, 3
+    assert runner.val()["loss"] == 1.5
+    assert "tta_model" in given
+    assert [type(hook).__name__ for hook in runner.hooks].count("PrepareTTAHook") == 1
+
+
+def test_a_pipeline_of_its_own_takes_the_place_of_that_of_the_test(cfg):
+    whole = cfg(tta_pipeline=[tenfold])
+    assert build_runner_with_tta(whole).test()["loss"] == 15.5  # of 10, 20 and of 11, 21
+    whole["test_dataloader"] = dict(
+        batch_size=2,
+        dataset=dict(
+            type="PseudoLabelDataset",
+            dataset=dict(
+                type="TransformedDataset", dataset=whole["test_dataloader"]["dataset"], pipeline=[tenfold] * 2
+            ),
+        ),
+    )
+    assert build_runner_with_tta(whole).test()["loss"] == 15.5
+    assert whole["test_dataloader"]["dataset"]["dataset"]["pipeline"] == [tenfold] * 2  # left as it was
+
+
+def test_the_keys_may_be_variables_of_a_config_that_also_trains(cfg):
+    plain = cfg()
+    variables = {"tta_model": plain.pop("tta_model"), "tta_pipeline": [tenfold]}
+    assert build_runner_with_tta({**plain, "vars": variables}).test()["loss"] == 15.5
+
+
+def test_what_is_missing_is_said(cfg):
+    plain = cfg()
+    with pytest.raises(ValueError, match="needs the key 'tta_model'"):
+        build_runner_with_tta({**plain, "tta_model": None})
+    with pytest.raises(ValueError, match="needs the key 'test_dataloader'"):
+        build_runner_with_tta({**plain, "test_dataloader": None})
+    with pytest.raises(ValueError, match="tta_pipeline needs a test_dataloader that is a dict"):
+        build_runner_with_tta({**plain, "test_dataloader": [dict(x=np.ones(2))], "tta_pipeline": [tenfold]})
+    assert "TransformedDataset" in DATASETS
