@@ -1,5 +1,6 @@
 """Loaders of other libraries: anything with a length that yields batches, seen as the engine's own loader."""
 
+import copy
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -89,6 +90,20 @@ class IterableLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continues at the place that `state_dict` told."""
         self.set_epoch(int(state["epoch"]), int(state["position"]))
+
+    def another(self, epoch: int) -> "IterableLoader":
+        """A loader of the same batches that stands at `epoch`, for a look aside; passes of the source must be apart.
+
+        Raises:
+          ValueError: a source with `persistent_workers`, which starts a new pass by ending the one under way.
+        """
+        if getattr(self.iterable, "persistent_workers", False):
+            raise ValueError(
+                f"{type(self.iterable).__name__} with persistent_workers=True has one pass at a time: make it without"
+            )
+        other = copy.copy(self)
+        other.set_epoch(epoch)
+        return other
 
     def _batches(self, start: int) -> Iterator[Any]:
         size = None

@@ -1,5 +1,6 @@
 """The loader: batches of a map-style dataset, at any place of any epoch, in constant time."""
 
+import copy
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -106,6 +107,14 @@ class DataLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continues at the place that `state_dict` told."""
         self.set_epoch(int(state["epoch"]), int(state["position"]))
+
+    def another(self, epoch: int) -> "DataLoader":
+        """A loader of the same batches that stands at `epoch`, for a look aside: this one stays where it is."""
+        other = copy.copy(self)
+        other._order = copy.copy(self._order)
+        other._ahead = None
+        other.set_epoch(epoch)
+        return other
 
     def close(self) -> None:
         """Ends threads and worker processes, if there are any."""

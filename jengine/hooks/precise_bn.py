@@ -22,17 +22,18 @@ PyTree = Any
 
 @HOOKS.register_module()
 class PreciseBNHook(Hook):
-    """Recomputes the statistics of batch norms after an epoch: the mean over batches of each batch's mean and variance.
+    """Recomputes the statistics of batch norms: the mean over batches of each batch's own mean and variance.
 
     The running ones lag behind the weights and lean towards the last batches. The weights stay frozen meanwhile (Wu &
-    Johnson 2021). The batches are the first of the epoch that has ended, so that a resumed run finds the same.
+    Johnson 2021). The batches are the first of the epoch, or pass over the data, that the iteration before belongs to,
+    so that a resumed run finds the same.
 
     Args:
       num_samples: examples over all devices to compute them from, one epoch at most.
-      interval: epochs from one time to the next.
+      interval: from one time to the next, in what the training loop counts: epochs or iterations.
 
     Raises:
-      ConfigError: a setting below 1; from the hook, a training loop that counts iterations.
+      ConfigError: a setting below 1. ValueError: from the hook, a foreign loader that cannot be read aside.
     """
 
     priority = "ABOVE_NORMAL"
@@ -46,31 +47,40 @@ class PreciseBNHook(Hook):
         self._statistics: Any = None  # the compiled function
 
     def before_train(self, runner: "Runner") -> None:
-        """Checks loop and model."""
-        if not runner.train_loop.by_epoch:
-            raise ConfigError("PreciseBNHook acts after epochs, and the training loop counts iterations")
+        """Looks for batch norms."""
         if not _batch_norms(runner):
             runner.logger.warning("PreciseBNHook: the model has no batch norm with running statistics")
 
     def after_train_epoch(self, runner: "Runner") -> None:
-        """Recomputes the statistics if it is time."""
+        """Recomputes the statistics if it is time, in a training by epochs."""
+        if runner.train_loop.by_epoch and self.every_n_epochs(runner, self.interval):
+            self._recompute(runner, runner.epoch)
+
+    def after_train_iter(
+        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Recomputes the statistics if it is time, in a training by iterations."""
+        if not runner.train_loop.by_epoch and self.every_n_train_iters(runner, self.interval):
+            self._recompute(runner, runner.iter // len(runner.train_dataloader))
+
+    def _recompute(self, runner: "Runner", epoch: int) -> None:
         paths = _batch_norms(runner)
-        if not paths or not self.every_n_epochs(runner, self.interval):
+        if not paths:
             return
-        state, loader = runner.state, runner.train_dataloader
+        state, loader = runner.state, runner.train_dataloader.another(epoch)
         assert state is not None
         count = min(max(self.num_samples // loader.batch_size, 1), len(loader))
         if self._statistics is None:
             self._statistics = jax.jit(lambda *args: _statistics(runner.model, paths, *args))
         numbers = {**runner.optim_wrapper.hyperparams, **runner.hyperparams}
         total: dict[str, jax.Array] = {}
-        loader.set_epoch(runner.epoch)
         with contextlib.closing(prefetch_to_device(loader, runner.strategy.put_batch)) as batches:
             for i, batch in enumerate(itertools.islice(batches, count)):
                 rng = jax.random.fold_in(state.rng, i)
                 found = self._statistics(state.params, state.model_state, batch, rng, numbers)
                 total = jax.tree.map(jnp.add, total, found) if total else found
-        loader.set_epoch(runner.epoch + 1)
+        if hasattr(loader, "close"):
+            loader.close()
         runner.state = state.replace(model_state=_replaced(state.model_state, total, count))
 
 

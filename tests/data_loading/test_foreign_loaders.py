@@ -190,3 +190,16 @@ def test_the_dataset_behind_the_loader_is_found():
     batches = [{"x": np.zeros(2)}]
     assert IterableLoader(batches, train=True).dataset is batches
     assert IterableLoader(batches, train=True).batch_size is None
+
+
+def test_a_look_aside_is_a_pass_of_its_own_where_the_source_allows_it():
+    source = TorchLike(batch_size=1)
+    loader = IterableLoader(source, train=True)
+    found = iter(loader)
+    first = next(found)["x"].tolist()
+    assert [batch["x"].tolist() for batch in loader.another(3)] == [[0], [1], [2], [3], [4]]
+    assert source.sampler.told == [3]
+    assert [first, next(found)["x"].tolist()] == [[0], [1]]
+    source.persistent_workers = True
+    with pytest.raises(ValueError, match="TorchLike with persistent_workers=True has one pass at a time"):
+        loader.another(0)

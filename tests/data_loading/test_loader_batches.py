@@ -300,3 +300,19 @@ def test_samples_of_different_structure_are_refused():
 
     with pytest.raises(ValueError, match="the same structure"):
         next(iter(DataLoader(Mixed(4), 2)))
+
+
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_a_look_aside_leaves_a_loader_where_it_is(num_threads):
+    dataset = rows(12)
+    loader = DataLoader(dataset, 4, sampler=DefaultSampler(dataset, seed=3), num_threads=num_threads)
+    orders = [epoch_of(loader, epoch) for epoch in (0, 1)]
+    loader.set_epoch(1)
+    found = iter(loader)
+    first = next(found)["x"].tolist()
+    aside = loader.another(0)
+    assert [batch["x"].tolist() for batch in aside] == orders[0]
+    aside.close()
+    assert (loader.epoch, loader.state_dict()) == (1, {"epoch": 1, "position": 1})
+    assert [first, *(batch["x"].tolist() for batch in found)] == orders[1]
+    loader.close()

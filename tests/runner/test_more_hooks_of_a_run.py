@@ -195,12 +195,12 @@ class Normed(nn.Module):
         return nn.Dense(1, kernel_init=nn.initializers.zeros)(x)[..., 0]
 
 
-def normed(make_runner, tmp_path, name, **hook):
+def normed(make_runner, tmp_path, name, changes=None, /, **hook):
     x = np.random.RandomState(0).randn(16, 2).astype(np.float32)
     data = dict(batch_size=4, dataset=ArrayDataset(dict(x=x)), sampler=dict(type="DefaultSampler", shuffle=False))
     runner = make_runner(
         tmp_path / name, model=LinenModel(Normed(), lambda outputs, batch: outputs, inputs="x"), train_dataloader=data,
-        custom_hooks=[dict(type="PreciseBNHook", **hook)], **NO_VAL,
+        custom_hooks=[dict(type="PreciseBNHook", **hook)], **NO_VAL, **(changes or {}),
     )  # fmt: skip
     return x, runner, runner.train().model_state["batch_stats"]["norm"]
 
@@ -220,11 +220,48 @@ def test_statistics_are_left_alone_between_two_times(make_runner, tmp_path):
     assert not np.allclose(found["mean"], x.reshape(4, 4, 2).mean(axis=1).mean(axis=0), atol=1e-3)
 
 
-def test_precise_statistics_want_epochs_and_batch_norms(make_runner, caplog):
-    with pytest.raises(ValueError, match="the training loop counts iterations"):
-        make_runner(
-            custom_hooks=[dict(type="PreciseBNHook")], train_cfg=dict(by_epoch=False, max_iters=2), **NO_VAL
-        ).train()
+@pytest.mark.parametrize("interval", [4, 5, 6, 7])
+def test_a_training_by_iterations_recomputes_them_every_so_many(make_runner, tmp_path, interval):
+    # six iterations over data of four batches, two of which they are computed from
+    by_iter = dict(train_cfg=dict(by_epoch=False, max_iters=6))
+    x, runner, found = normed(make_runner, tmp_path, "run", by_iter, interval=interval, num_samples=8)
+    means = x.reshape(4, 4, 2).mean(axis=1)
+    done = interval if interval <= 6 else 0
+    expected = means[:2].mean(axis=0) if done else np.zeros(2)
+    for i in range(done, 6):  # the running means go on from there
+        expected = 0.9 * expected + 0.1 * means[i % 4]
+    np.testing.assert_allclose(found["mean"], expected, atol=2e-6)
+    assert runner.update_step.traces == 1
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_to_recompute_them_disturbs_the_order_of_the_data_in_no_loop(make_runner, tmp_path, num_threads):
+    class Seen(Hook):
+        def __init__(self):
+            self.batches = []
+
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            self.batches.append(np.asarray(data_batch["x"]).ravel().tolist())
+
+    x = np.arange(16, dtype=np.float32)[:, None]
+    model = LinenModel(Normed(), lambda outputs, batch: outputs, inputs="x")
+    data = dict(batch_size=4, dataset=ArrayDataset(dict(x=x)), num_threads=num_threads)
+    orders = []
+    for train_cfg in (dict(by_epoch=False, max_iters=10), dict(max_epochs=3)):
+        for hooks in ([], [dict(type="PreciseBNHook", num_samples=8, interval=1)]):
+            seen = Seen()
+            runner = make_runner(
+                tmp_path / f"run{len(orders)}", model=model, train_dataloader=data, train_cfg=train_cfg,
+                custom_hooks=[*hooks, seen], **NO_VAL,
+            )  # fmt: skip
+            runner.train()
+            orders.append(seen.batches)
+    assert orders[0] == orders[1]
+    assert orders[2] == orders[3]
+    assert orders[0] == orders[2][:10]
+
+
+def test_a_model_without_batch_norms_is_a_warning(make_runner, caplog):
     runner = make_runner(custom_hooks=[dict(type="PreciseBNHook")], **NO_VAL)
     runner.logger.addHandler(caplog.handler)
     runner.train()
