@@ -1,5 +1,6 @@
 """The base of all hooks: twenty-two host stages, four traced points, and a state that checkpoints carry."""
 
+import math
 from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,10 +26,14 @@ class Hook:
     Attributes:
       priority: when the hook runs among others, unless the registration says otherwise.
       counts_dropped_steps: whether the hook's traced state goes on where a step is dropped (`StepContext.accept`).
+      acts_ahead: whether `before_train_iter` and `after_train_iter` look neither at the state nor at the outputs, so
+        that with several iterations in one call they may be called before it: then `outputs` is None, but for the last
+        iteration of the call.
     """
 
     priority: int | str | Priority = "NORMAL"
     counts_dropped_steps: ClassVar[bool] = False
+    acts_ahead: ClassVar[bool] = False
 
     stages: ClassVar[tuple[str, ...]] = (
         "before_run",
@@ -204,7 +209,35 @@ class Hook:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes back what `state_dict` gave."""
 
+    # --- When the hook acts. ---
+
+    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
+        """The first iteration from `start` on at which `stage` does something; `math.inf` for never again.
+
+        The stage is not called before. Several iterations share a call of the compiled step only where no hook is due
+        between them, so a hook with work in few iterations should say in which; by default it is each. The answer
+        is asked for anew after each call of the stage, and when an epoch begins.
+
+        Args:
+          runner: the runner.
+          stage: 'before_train_iter' or 'after_train_iter'.
+          start: counted from 0 over the whole run, as `runner.iter` is.
+        """
+        return math.inf if self.acts_ahead else start
+
     # --- Helpers. ---
+
+    def next_of_every(self, n: int, start: int, begin: int = 0) -> float:
+        """The first iteration from `start` on that `every_n_train_iters(runner, n, begin)` is true for."""
+        if n <= 0:
+            return math.inf
+        done = max(start + 1, begin)
+        return done - 1 + (begin - done) % n
+
+    def next_inner(self, runner: "Runner", n: int, start: int) -> float:
+        """The first iteration from `start` on that `every_n_inner_iters` is true for; `n` is at least 1."""
+        first = runner.epoch * len(runner.train_loop.dataloader) if runner.train_loop.by_epoch else 0
+        return first + self.next_of_every(n, start - first)
 
     def every_n_epochs(self, runner: "Runner", n: int, start: int = 0) -> bool:
         """Whether the epoch that ends now is one of every `n`, counted from epoch number `start` (which is one)."""

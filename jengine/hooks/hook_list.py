@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from jengine.errors import ConfigError
+from jengine.hooks.calendar import Calendar
 from jengine.hooks.hook import Hook
 from jengine.hooks.imix.level import get_level, to_priority
 from jengine.hooks.priority import Priority, get_priority, priority_name
@@ -12,16 +13,20 @@ from jengine.registry import HOOKS
 if TYPE_CHECKING:
     from jengine.runner import Runner
 
+ITERATION_STAGES = ("before_train_iter", "after_train_iter")
+
 
 class HookList:
     """Hooks sorted by priority; among equals the one registered first runs first.
 
-    Who acts at a stage is looked up once and kept: a stage at which no hook acts costs a dictionary access.
+    Who acts at a stage is looked up once and kept: a stage at which no hook acts costs a dictionary access. At the two
+    stages of a training iteration, which come most often, it is also known when (see `Hook.next_due`).
     """
 
     def __init__(self) -> None:
         self._hooks: list[tuple[int, Hook]] = []
         self._methods: dict[str, list[tuple[Hook, Callable[..., Any]]]] = {}
+        self._calendars: dict[str, Calendar] = {}
 
     def register(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> Hook:
         """Adds a hook, given as it is or as a config.
@@ -45,6 +50,7 @@ class HookList:
         index = sum(other <= value for other, _ in self._hooks)
         self._hooks.insert(index, (value, hook))
         self._methods.clear()
+        self._calendars.clear()
         return hook
 
     def call(self, runner: "Runner", stage: str, **arguments: Any) -> None:
@@ -52,6 +58,10 @@ class HookList:
 
         An exception keeps its type and traceback; a note says which hook, stage and iteration it came from.
         """
+        if stage in ITERATION_STAGES:
+            self.calendar(runner, stage).call(runner.iter, **arguments)
+            return
+        self._calendars.clear()  # an epoch or a validation may move what is due
         methods = self._methods.get(stage)
         if methods is None:
             methods = self._methods[stage] = self._find(stage)
@@ -61,6 +71,13 @@ class HookList:
             except Exception as error:
                 error.add_note(f"in {type(hook).__name__}.{stage} at iteration {runner.iter} (epoch {runner.epoch})")
                 raise
+
+    def calendar(self, runner: "Runner", stage: str) -> Calendar:
+        """When the hooks act at one of the `ITERATION_STAGES`."""
+        calendar = self._calendars.get(stage)
+        if calendar is None:
+            calendar = self._calendars[stage] = Calendar(runner, stage, self._find(stage))
+        return calendar
 
     def describe(self) -> str:
         """The order of calls, stage by stage, as a run prints it."""

@@ -1,6 +1,8 @@
 """Writes the log: lines to the terminal and the log file, scalars to the visualizer's backends."""
 
+import functools
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ class LoggerHook(Hook):
     """Logs every `interval` iterations and after each validation and test.
 
     A log line is the only moment at which the numbers of past iterations leave the device: all that wait come over
-    in one transfer.
+    in one transfer. A thread does that, and writes the line, while training goes on.
 
     Args:
       interval: iterations between two lines, counted anew in each epoch.
@@ -81,11 +83,19 @@ class LoggerHook(Hook):
             runner.logger.info(f"Exp name: {runner.experiment_name}")
         period = length if runner.train_loop.by_epoch else runner.max_iters
         if (batch_idx + 1) % self.interval == 0 or (last and (not self.ignore_last or period <= self.interval)):
-            runner.in_flight.drain()  # the numbers are fetched next: what the device still does is no cost of the log
             with runner.time.part("logging"):
-                tag, text = runner.log_processor.get_log_after_iter(runner, batch_idx, "train")
-                runner.logger.info(text)
-                runner.visualizer.add_scalars(tag, step=runner.iter + 1, file_path=f"{runner.timestamp}.json")
+                runner.log_writer.check()
+                runner.log_writer.submit(functools.partial(_write, _RunnerThen(runner), batch_idx))
+
+    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
+        """The next iteration with a line, or the last of its epoch or of the training."""
+        loop = runner.train_loop
+        last = runner.epoch * len(loop.dataloader) + len(loop.dataloader) - 1 if loop.by_epoch else runner.max_iters - 1
+        return min(
+            self.next_inner(runner, self.interval, start),
+            self.next_of_every(self.interval_exp_name, start),
+            last if last >= start else math.inf,
+        )
 
     def after_val_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Logs the progress of a validation to the terminal and the log file."""
@@ -97,6 +107,8 @@ class LoggerHook(Hook):
 
     def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
         """Logs the metrics of a validation, to the backends too."""
+        runner.log_writer.drain()
+        runner.log_writer.check()
         tag, text = runner.log_processor.get_log_after_epoch(runner, len(runner.val_loop.dataloader), "val")
         runner.logger.info(text)
         step = 0 if runner.train_loop is None else runner.epoch if self.log_metric_by_epoch else runner.iter
@@ -114,6 +126,8 @@ class LoggerHook(Hook):
 
     def after_run(self, runner: "Runner") -> None:
         """Closes the backends and copies the log files to `out_dir`."""
+        runner.log_writer.drain()
+        runner.log_writer.check()
         runner.visualizer.close()
         if self.out_dir is not None and runner.is_main_process:
             self._copy_logs(runner)
@@ -139,6 +153,28 @@ class LoggerHook(Hook):
         runner.logger.info(f"The logs were copied to {target}.")
         if not self.keep_local:
             shutil.rmtree(runner.log_dir)
+
+
+class _RunnerThen:
+    """The runner as it is when this is made, for a thread that logs it later; what does not change is read through."""
+
+    def __init__(self, runner: "Runner") -> None:
+        self._runner = runner
+        self.message_hub = runner.message_hub.snapshot()
+        self.iter, self.epoch = runner.iter, runner.epoch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+
+def _write(then: Any, batch_idx: int) -> None:
+    """Writes the line of a training iteration."""
+    try:
+        tag, text = then.log_processor.get_log_after_iter(then, batch_idx, "train")
+    finally:
+        then.message_hub.close()
+    then.logger.info(text)
+    then.visualizer.add_scalars(tag, step=then.iter + 1, file_path=f"{then.timestamp}.json")
 
 
 def _jsonable(item: tuple[str, Any]) -> tuple[str, Any]:

@@ -9,3 +9,4 @@ from jengine.logging.message_hub import MessageHub as MessageHub
 from jengine.logging.processor import LogProcessor as LogProcessor
 from jengine.logging.tables import format_table as format_table
 from jengine.logging.time_account import TimeAccount as TimeAccount
+from jengine.logging.writer import LogWriter as LogWriter

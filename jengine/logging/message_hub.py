@@ -4,22 +4,31 @@ The step's outputs are device arrays. They wait in the hub as they are, so that 
 the first read of any scalar fetches all of them in one transfer.
 """
 
+import functools
 import logging
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 
 from jengine.errors import UnknownNameError, closest
-from jengine.logging.fetch import fetch_scalars
+from jengine.logging.fetch import fetch_arrays
 from jengine.logging.history import HistoryBuffer, check_count, to_float
+from jengine.logging.hub_snapshot import HubSnapshot
 
 _HOST_NUMBERS = frozenset({float, int, bool, np.float32, np.float64})
 _DEVICE_ARRAYS: set[type] = (
     set()
 )  # classes of jax.Array met so far: asking `isinstance` costs half as much as an update
 _NOT_JSON = object()
+
+
+class _Series(NamedTuple):
+    """Several values of one scalar that are elements of one array."""
+
+    values: jax.Array
+    rows: Sequence[int]
 
 
 class MessageHub:
@@ -41,6 +50,7 @@ class MessageHub:
         self.fetches = 0
         self._capacity = capacity
         self._waiting: list[tuple[str, Any, int]] = []
+        self._snapshot: HubSnapshot | None = None
         self._log_scalars: dict[str, HistoryBuffer] = {}
         self._runtime_info: dict[str, Any] = {}
         self._resumed: dict[str, bool] = {}
@@ -106,6 +116,22 @@ class MessageHub:
             else:
                 self.update_scalar(key, value, resumed=resumed)
 
+    def update_series(self, key: str, values: jax.Array, rows: Sequence[int], resumed: bool = True) -> None:
+        """`update_scalar` for each of several values that one call of the step gave. Does not wait for the device.
+
+        Args:
+          key: the name.
+          values: real[n], on a device.
+          rows: which of them count, in order.
+          resumed: whether checkpoints keep this key.
+
+        Raises:
+          AssertionError: the key was used before with another `resumed`.
+        """
+        if self._resumed.setdefault(key, resumed) is not resumed:
+            raise AssertionError(_resumed_changed(key, resumed))
+        self._waiting.append((key, _Series(values, rows), 1))
+
     def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
         """Sets the info `key`, of any type, over what it was.
 
@@ -158,18 +184,39 @@ class MessageHub:
         return self._runtime_info
 
     def flush(self) -> None:
-        """Moves what waits into the histories: one `jax.device_get` for all device arrays, counted in `fetches`.
+        """Moves what waits into the histories: one transfer for all device arrays, counted in `fetches`.
 
         An error of the device comes out here; the values that waited are then dropped, so that it is told once.
         """
-        if not self._waiting:
-            return
+        if self._snapshot is not None:
+            self._snapshot.wait()
+            self._snapshot = None
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._settle(waiting)
+
+    def snapshot(self) -> HubSnapshot:
+        """What the hub holds now, for another thread to read; it must be closed. Waits for no device.
+
+        Whoever reads a scalar of the hub itself waits until the snapshot is closed; updates do not.
+        """
+        if self._snapshot is not None:
+            self._snapshot.wait()
         waiting, self._waiting = self._waiting, []
-        on_device = [value for _, value, _ in waiting if type(value) not in _HOST_NUMBERS]
+        settle = functools.partial(self._settle, waiting)
+        self._snapshot = HubSnapshot(self._log_scalars, settle, dict(self._runtime_info))
+        return self._snapshot
+
+    def _settle(self, waiting: Sequence[tuple[str, Any, int]]) -> None:
+        on_device = [
+            value.values if type(value) is _Series else value
+            for _, value, _ in waiting
+            if type(value) not in _HOST_NUMBERS
+        ]
         if on_device:
             self.fetches += 1
         try:
-            fetched = iter(fetch_scalars(on_device) if on_device else ())
+            fetched = iter(fetch_arrays(on_device))
         except RuntimeError as error:
             deleted = {key for key, value, _ in waiting if isinstance(value, jax.Array) and value.is_deleted()}
             if deleted:
@@ -179,7 +226,14 @@ class MessageHub:
             history = self._log_scalars.get(key)
             if history is None:
                 history = self._log_scalars[key] = HistoryBuffer()
-            history.push(float(value) if type(value) in _HOST_NUMBERS else next(fetched), count)
+            if type(value) in _HOST_NUMBERS:
+                history.push(float(value), count)
+            elif type(value) is _Series:
+                values = next(fetched).tolist()
+                for row in value.rows:
+                    history.push(values[row], count)
+            else:
+                history.push(float(next(fetched).item()), count)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps, as a dict that JSON can hold and that does not grow with the run.

@@ -32,6 +32,10 @@ class TimeAccount:
         self._part, self._since = part, now
         return before
 
+    def was(self, part: str) -> None:
+        """Counts the time since the last switch for `part`: of some work it is known only afterwards what it was."""
+        self._part = part
+
     @contextlib.contextmanager
     def part(self, part: str) -> Iterator[None]:
         """Lets the time run for `part` inside, and for what it ran for before afterwards."""

@@ -11,7 +11,7 @@ from jengine.config import check_keys, dump_config, resolve, write_config
 from jengine.data import build_dataloader
 from jengine.errors import ConfigError, place
 from jengine.hooks import Hook, Priority
-from jengine.logging import MessageHub, TimeAccount, build_logger
+from jengine.logging import LogWriter, MessageHub, TimeAccount, build_logger
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.parallel import Agreement, InFlight, check_same, get_processes
 from jengine.runner import build, bundle, report
@@ -129,8 +129,11 @@ class Runner:
 
         os.makedirs(self.log_dir, exist_ok=True)
         self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=log_level)
+        self.log_writer = LogWriter()
+        for handler in self.logger.handlers:
+            handler.addFilter(self.log_writer)
         self.message_hub = MessageHub.new_instance(self.experiment_name)
-        self.visualizer = build.build_visualizer(visualizer, self.log_dir)
+        self._visualizer = build.build_visualizer(visualizer, self.log_dir)
         if self.cfg and self.is_main_process:
             write_config(self.cfg, os.path.join(self.work_dir, "config.py"))
             self.visualizer.add_config(self.cfg_text)
@@ -278,6 +281,12 @@ class Runner:
         return self._checkpointer
 
     @property
+    def visualizer(self) -> Any:
+        """Where scalars and images go; all that was to be logged before has then gone there."""
+        self.log_writer.drain()
+        return self._visualizer
+
+    @property
     def hooks(self) -> list[Hook]:
         """The hooks in the order in which they run."""
         return list(self._hooks)
@@ -367,8 +376,8 @@ class Runner:
 
     def training_step(self) -> TrainingStep:
         """The step of the training loop, for this run's devices; compiled when it is called."""
-        phases = getattr(self.train_loop, "phases", None)
-        return TrainingStep(self.model, self.optim_wrapper, self.hooks, self.strategy, phases)
+        options = {name: getattr(self.train_loop, name, None) for name in ("phases", "retrace")}
+        return TrainingStep(self.model, self.optim_wrapper, self.hooks, self.strategy, **options)
 
     def prepare_training(self, abstract: bool = False) -> None:
         """Builds what depends on the data: loops, optimizer, schedulers, and the state.
@@ -497,4 +506,5 @@ class Runner:
         with self.time.part("checkpoint"):
             if self._checkpointer is not None and not self.processes.failing:
                 self._checkpointer.wait()
-        self.visualizer.close()
+        self.log_writer.close()
+        self._visualizer.close()

@@ -34,3 +34,16 @@ def test_every_second_falls_into_one_part():
     assert account.report() == {"step": 4.0, "checkpoint": 1.5, "setup": 1.0, "logging": 0.75}
     clock.now = 13.25
     assert sum(account.report().values()) == 8.25  # all since the start, the part that runs included
+
+
+def test_what_a_piece_of_work_was_may_be_told_afterwards():
+    clock = Clock()
+    account = TimeAccount(clock)
+    account.start("input")
+    clock.now = 1.0
+    before = account.switch("step")
+    clock.now = 4.0
+    account.was("compile")
+    account.switch(before)
+    clock.now = 4.5
+    assert account.report() == {"compile": 3.0, "input": 1.5}

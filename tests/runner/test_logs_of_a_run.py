@@ -1,14 +1,15 @@
 import json
 import pathlib
 import re
+import threading
 
 import jax
 import numpy as np
 import pytest
 
 from jengine.hooks import Hook, LoggerHook
-from jengine.logging import TimeAccount
-from jengine.parallel import InFlight
+from jengine.logging import LogWriter, MessageHub, TimeAccount, message_hub
+from jengine.logging.fetch import fetch_arrays
 
 
 class Spy(Hook):
@@ -83,6 +84,7 @@ def test_when_the_log_is_due(fake_logging_runner, length, interval, ignore_last,
     for i in range(length):
         runner.iter = i
         hook.after_train_iter(runner, batch_idx=i)
+    runner.log_writer.close()
     assert [step for step, _ in runner.scalars] == expected
 
 
@@ -94,7 +96,8 @@ def fake_logging_runner():
         runner = types.SimpleNamespace(
             iter=0, epoch=0, max_iters=length, max_epochs=1, scalars=[], timestamp="t", experiment_name="e",
             train_loop=types.SimpleNamespace(dataloader=range(length), by_epoch=True),
-            logger=types.SimpleNamespace(info=lambda text: None), time=TimeAccount(), in_flight=InFlight(1),
+            logger=types.SimpleNamespace(info=lambda text: None), time=TimeAccount(), log_writer=LogWriter(),
+            message_hub=MessageHub("fake"),
             log_processor=types.SimpleNamespace(get_log_after_iter=lambda *args: ({}, "")),
         )  # fmt: skip
         runner.visualizer = types.SimpleNamespace(
@@ -187,34 +190,37 @@ def test_the_step_is_traced_once_over_logging_validation_and_schedules(make_runn
     assert runner.accumulate_step.traces == 0
 
 
-def test_a_hundred_iterations_with_ten_lines_fetch_ten_times(make_runner, monkeypatch):
+def test_a_hundred_iterations_with_ten_lines_read_ten_times_and_never_in_the_loop(make_runner, monkeypatch):
     fetches, reads = [], []
-    device_get = jax.device_get
     array_type = type(jax.numpy.zeros(()))
     value = array_type._value
-    monkeypatch.setattr(jax, "device_get", lambda x: fetches.append(1) or device_get(x))
     monkeypatch.setattr(array_type, "_value", property(lambda self: reads.append(1) or value.fget(self)))
+    monkeypatch.setattr(
+        message_hub,
+        "fetch_arrays",
+        lambda arrays: fetches.append((len(arrays), threading.current_thread())) or fetch_arrays(arrays),
+    )
     runner = make_runner(
         train_cfg=dict(by_epoch=False, max_iters=100, val_begin=999),
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=10)),
     )
-    start = {}
 
     class Count(Hook):
         priority = "HIGHEST"
 
         def before_train(self, runner):
-            fetches.clear(), reads.clear()
+            reads.clear()
 
         def after_train(self, runner):
-            start.update(fetches=len(fetches), reads=len(reads))
+            runner.log_writer.drain()
+            self.reads = len(reads)
 
-    runner.register_hook(Count())
+    count = Count()
+    runner.register_hook(count)
     runner.train()
-    assert start["fetches"] == 10
-    assert runner.message_hub.fetches == 10
-    # one log line reads the packed losses of its ten iterations and nothing reads an array in between
-    assert start["reads"] == 10
+    assert [number for number, _ in fetches] == [10] * 10
+    assert threading.current_thread() not in [thread for _, thread in fetches]
+    assert count.reads == 0  # nothing else reads an array
 
 
 class Clock:
