@@ -13,14 +13,13 @@ if TYPE_CHECKING:
 class _Entry:
     """A hook at the stage, and the next iteration at which it acts there."""
 
-    __slots__ = ("ahead", "always", "due", "hook", "method", "says")
+    __slots__ = ("ahead", "always", "due", "hook", "method")
 
     def __init__(self, hook: Hook, method: Callable[..., Any]) -> None:
         self.hook = hook
         self.method = method
-        self.ahead = getattr(hook, "acts_ahead", False)
-        self.says = getattr(type(hook), "next_due", Hook.next_due) is not Hook.next_due
-        self.always = self.ahead or not self.says
+        self.ahead = hook.in_windows == "ahead"
+        self.always = hook.in_windows != "cut" or type(hook).next_due is Hook.next_due
         self.due: float = -1
 
 
@@ -54,26 +53,20 @@ class Calendar:
                 entry.due = entry.hook.next_due(self._runner, self._stage, iteration + 1)
 
     def call_ahead(self, **arguments: Any) -> None:
-        """Calls the hooks that may act before the step of the iteration has run (`Hook.acts_ahead`)."""
+        """Calls the hooks that act ahead of the step (`Hook.in_windows`)."""
         for entry in self._entries:
             if entry.ahead:
                 self._call(entry, arguments)
 
     def next_due(self, start: int) -> float:
-        """The first iteration from `start` on at which a hook acts that does not act ahead; infinite for never."""
-        return min((self._next_of(entry, start) for entry in self._entries), default=math.inf)
+        """The first iteration from `start` on that cuts a window for a hook; infinite for never."""
+        ask = (entry.hook.next_due(self._runner, self._stage, start) for entry in self._entries)
+        return min(ask, default=math.inf)
 
-    def busiest(self, start: int) -> Hook | None:
-        """The first hook that acts at `start` and at the iteration after it, None if no hook does."""
-        for entry in self._entries:
-            if self._next_of(entry, start) == start and self._next_of(entry, start + 1) == start + 1:
-                return entry.hook
-        return None
-
-    def _next_of(self, entry: _Entry, start: int) -> float:
-        if entry.says:
-            return entry.hook.next_due(self._runner, self._stage, start)
-        return math.inf if entry.ahead else start
+    def cutting_each(self, start: int) -> list[Hook]:
+        """The hooks that cut at `start` and at the iteration after it, so that no window is longer than one."""
+        ask = [entry.hook for entry in self._entries]
+        return [h for h in ask if all(h.next_due(self._runner, self._stage, i) == i for i in (start, start + 1))]
 
     def _call(self, entry: _Entry, arguments: dict[str, Any]) -> None:
         runner = self._runner

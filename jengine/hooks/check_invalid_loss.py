@@ -28,6 +28,10 @@ class CheckInvalidLossHook(Hook):
     def __init__(self, interval: int = 50) -> None:
         self.interval = interval
 
+    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
+        """The next check."""
+        return self.next_of_every(self.interval, start)
+
     def after_train_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:

@@ -1,6 +1,7 @@
 """Gives memory back that nothing refers to any more."""
 
 import gc
+import math
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -43,6 +44,10 @@ class EmptyCacheHook(Hook):
         self._at_after_epoch = after_epoch
         self._at_after_iter = after_iter
         self._clear_caches = clear_caches
+
+    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
+        """Each iteration, or none."""
+        return start if self._at_after_iter else math.inf
 
     def _before_epoch(self, runner: "Runner", mode: str = "train") -> None:
         if self._at_before_epoch:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sized
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jengine.hooks.priority import Priority
 from jengine.train import StepContext
@@ -26,14 +26,16 @@ class Hook:
     Attributes:
       priority: when the hook runs among others, unless the registration says otherwise.
       counts_dropped_steps: whether the hook's traced state goes on where a step is dropped (`StepContext.accept`).
-      acts_ahead: whether `before_train_iter` and `after_train_iter` look neither at the state nor at the outputs, so
-        that with several iterations in one call they may be called before it: then `outputs` is None, but for the last
-        iteration of the call.
+      in_windows: what becomes of `before_train_iter` and `after_train_iter` where several iterations share one call of
+        the compiled step (`steps_per_call`). 'cut': no call goes past an iteration at which the hook is due. 'ahead':
+        the stages look neither at the state nor at the outputs, and are called for each iteration before the call
+        (`outputs` is then None), but for the end of the last. 'last': they are called once, at the beginning of the
+        first iteration and at the end of the last, with `WindowOutputs`, which hold those of all.
     """
 
     priority: int | str | Priority = "NORMAL"
     counts_dropped_steps: ClassVar[bool] = False
-    acts_ahead: ClassVar[bool] = False
+    in_windows: ClassVar[Literal["cut", "ahead", "last"]] = "cut"
 
     stages: ClassVar[tuple[str, ...]] = (
         "before_run",
@@ -223,7 +225,7 @@ class Hook:
           stage: 'before_train_iter' or 'after_train_iter'.
           start: counted from 0 over the whole run, as `runner.iter` is.
         """
-        return math.inf if self.acts_ahead else start
+        return start if self.in_windows == "cut" else math.inf
 
     # --- Helpers. ---
 

@@ -1,5 +1,6 @@
 """Times iterations and says how long the run will still take."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -25,14 +26,20 @@ class IterTimerHook(Hook):
     """
 
     priority = "NORMAL"
+    in_windows = "last"
 
     def __init__(self, block: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
         self._block = block
         self._clock = clock
         self._then = 0.0
+        self._data_time = 0.0
         self._start_iter = 0
         self._train_total = 0.0
         self._eval_total = 0.0
+
+    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
+        """Each iteration where it waits for each; else those of a call are timed together."""
+        return start if self._block else math.inf
 
     def before_train(self, runner: "Runner") -> None:
         """Remembers where training starts, so that a resumed run estimates from its own iterations alone."""
@@ -44,7 +51,7 @@ class IterTimerHook(Hook):
         self._eval_total = 0.0
 
     def _before_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
-        runner.message_hub.update_scalar(f"{mode}/data_time", self._clock() - self._then)
+        self._data_time = self._clock() - self._then
 
     def _after_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
@@ -55,7 +62,10 @@ class IterTimerHook(Hook):
             jax.block_until_ready(outputs)
         now = self._clock()
         took, self._then = now - self._then, now
-        runner.message_hub.update_scalar(f"{mode}/time", took)
+        count = getattr(outputs, "count", 1)  # iterations that shared a call share its time
+        for _ in range(count):
+            runner.message_hub.update_scalar(f"{mode}/data_time", self._data_time / count)
+            runner.message_hub.update_scalar(f"{mode}/time", took / count)
         if mode == "train":
             self._train_total += took
             done = runner.iter - self._start_iter + 1

@@ -1,5 +1,6 @@
 """Drops training steps whose numbers are not finite or out of all proportion, inside the compiled step."""
 
+import math
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -65,6 +66,7 @@ class NumericsGuardHook(Hook):
     """
 
     priority = "HIGHEST"
+    in_windows = "ahead"
     counts_dropped_steps = True
 
     def __init__(
@@ -168,6 +170,11 @@ class NumericsGuardHook(Hook):
         self._recent.append((runner.iter, data_batch, numbers, updates))
         if self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner):
             self._look(runner)
+
+    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
+        """The next look."""
+        last = runner.max_iters - 1
+        return min(self.next_of_every(self.interval, start), last if last >= start else math.inf)
 
     def before_save_checkpoint(self, runner: "Runner", checkpoint: dict[str, Any]) -> None:
         """Looks as well, so that no checkpoint holds a state in which training has ended."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,11 @@ import jax.numpy as jnp
 from jengine.data import prefetch_to_device
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
+from jengine.parallel.replica_form import per_replica
 from jengine.paths import flatten, map_with_path
 from jengine.registry import HOOKS
+from jengine.train import StepContext
+from jengine.train.traced_hooks import TracedHooks
 
 if TYPE_CHECKING:
     from jengine.runner import Runner
@@ -56,6 +60,10 @@ class PreciseBNHook(Hook):
         if runner.train_loop.by_epoch and self.every_n_epochs(runner, self.interval):
             self._recompute(runner, runner.epoch)
 
+    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
+        """The next iteration after which statistics are computed; none where epochs are counted."""
+        return math.inf if runner.train_loop.by_epoch else self.next_of_every(self.interval, start)
+
     def after_train_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
@@ -67,21 +75,32 @@ class PreciseBNHook(Hook):
         paths = _batch_norms(runner)
         if not paths:
             return
-        state, loader = runner.state, runner.train_dataloader.another(epoch)
-        assert state is not None
+        assert runner.state is not None
+        state = runner.state if runner.strategy.replicas is None else per_replica(lambda x: x[0], runner.state)
+        loader = runner.train_dataloader.another(epoch)
         count = min(max(self.num_samples // loader.batch_size, 1), len(loader))
         if self._statistics is None:
-            self._statistics = jax.jit(lambda *args: _statistics(runner.model, paths, *args))
+            hooks = TracedHooks(runner.hooks)
+            self._statistics = jax.jit(lambda *args: _statistics(runner.model, hooks, paths, *args))
         numbers = {**runner.optim_wrapper.hyperparams, **runner.hyperparams}
         total: dict[str, jax.Array] = {}
         with contextlib.closing(prefetch_to_device(loader, runner.strategy.put_batch)) as batches:
             for i, batch in enumerate(itertools.islice(batches, count)):
                 rng = jax.random.fold_in(state.rng, i)
-                found = self._statistics(state.params, state.model_state, batch, rng, numbers)
+                ctx = StepContext(
+                    step=state.step,
+                    rng=rng,
+                    batch=batch,
+                    hyperparams=numbers,
+                    params=state.params,
+                    model_state=state.model_state,
+                    opt_state=None,
+                )
+                found = self._statistics(ctx, state.hook_state)
                 total = jax.tree.map(jnp.add, total, found) if total else found
         if hasattr(loader, "close"):
             loader.close()
-        runner.state = state.replace(model_state=_replaced(state.model_state, total, count))
+        runner.state = runner.state.replace(model_state=_replaced(runner.state.model_state, total, count))
 
 
 def _batch_norms(runner: "Runner") -> list[str]:
@@ -97,23 +116,18 @@ def _batch_norms(runner: "Runner") -> list[str]:
 
 
 def _statistics(
-    model: Any,
-    paths: list[str],
-    params: PyTree,
-    model_state: PyTree,
-    batch: PyTree,
-    rng: jax.Array,
-    hyperparams: Mapping[str, Any],
+    model: Any, hooks: TracedHooks, paths: list[str], ctx: StepContext, hook_state: Mapping[str, PyTree]
 ) -> dict[str, jax.Array]:
-    """The statistics of one batch, f32 by path.
+    """The statistics of one batch as the model is trained on it, f32 by path.
 
     A module hands out `m * old + (1 - m) * new` and does not say its m. From an old one of zeros and of ones both
     follow; the batch goes through the model once all the same, for training does not depend on the old ones.
     """
+    seen, _ = hooks.run("traced_batch", ctx, hook_state)
 
     def after(old: float) -> dict[str, jax.Array]:
-        state = map_with_path(lambda path, x: jnp.full_like(x, old) if path in paths else x, model_state)
-        return flatten(model.loss(params, state, batch, rng=rng, hyperparams=hyperparams)[1])
+        state = map_with_path(lambda path, x: jnp.full_like(x, old) if path in paths else x, ctx.model_state)
+        return flatten(model.loss(ctx.params, state, seen.batch, rng=ctx.rng, hyperparams=seen.hyperparams)[1])
 
     zeros, ones = after(0.0), after(1.0)
     found = {}
@@ -128,6 +142,7 @@ def _replaced(model_state: PyTree, total: Mapping[str, jax.Array], count: int) -
     def replace(path: str, leaf: jax.Array) -> jax.Array:
         if path not in total:
             return leaf
-        return jax.device_put((total[path] / count).astype(leaf.dtype), leaf.sharding)
+        mean = jnp.broadcast_to(total[path] / count, leaf.shape)  # every replica has those of the whole batches
+        return jax.device_put(mean.astype(leaf.dtype), leaf.sharding)
 
     return map_with_path(replace, model_state)

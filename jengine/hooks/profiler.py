@@ -1,5 +1,6 @@
 """Records what host and devices do in some iterations, for TensorBoard and Perfetto."""
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,15 @@ class ProfilerHook(Hook):
         """Ends a trace that training ended in."""
         if self._path is not None:
             self._finish(runner, None)
+
+    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
+        """The next iteration to trace, and the one after it, at which a trace ends."""
+        if self._path is not None:
+            return start
+        cycle = 1 if self.schedule is None else sum(self.schedule[name] for name in ("wait", "warmup", "active"))
+        skipped = 0 if self.schedule is None else self.schedule["skip_first"]
+        ahead = range(start, max(start, self._start + skipped) + cycle)
+        return next((i for i in ahead if self._is_traced(runner, i - self._start)), math.inf)
 
     def _is_traced(self, runner: "Runner", done: int) -> bool:
         """Whether the iteration after `done` of them is one to trace."""

@@ -25,6 +25,7 @@ class ProgressHook(Hook):
     """
 
     priority = "LOWEST"
+    in_windows = "last"
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,11 +1,12 @@
 """Puts the facts of the run (epoch, iteration, learning rate, losses, metrics) on the message hub."""
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jengine.hooks.hook import Hook
 from jengine.registry import HOOKS
+from jengine.train.window import WindowOutputs
 
 if TYPE_CHECKING:
     from jengine.runner import Runner
@@ -19,6 +20,7 @@ class RuntimeInfoHook(Hook):
     """
 
     priority = "VERY_HIGH"
+    in_windows = "last"
 
     def __init__(self) -> None:
         self._stage_before_val: str | None = None
@@ -53,16 +55,20 @@ class RuntimeInfoHook(Hook):
 
     def before_train_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
         """Notes the iteration and the learning rate that it uses: of the first group, under each name of `get_lr`."""
-        hub = runner.message_hub
-        hub.update_info("iter", runner.iter)
-        for name, values in runner.optim_wrapper.get_lr().items():
-            hub.update_scalar(f"train/{name}", values[0])
+        runner.message_hub.update_info("iter", runner.iter)
+        self._note_rates(runner, runner.optim_wrapper.get_lr())
 
     def after_train_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Hands over the step's outputs."""
-        if outputs:
+        """Hands over the outputs of the step, or of all the steps of a call."""
+        if isinstance(outputs, WindowOutputs):
+            runner.message_hub.update_info("iter", runner.iter)
+            for rates in outputs.rates[1:]:  # that of the first is noted before it
+                self._note_rates(runner, rates)
+            for name, (values, rows) in outputs.series.items():
+                runner.message_hub.update_series(f"train/{name}", values, rows)
+        elif outputs:
             update = runner.message_hub.update_scalar
             for name, value in outputs.items():
                 update(f"train/{name}", value)
@@ -98,6 +104,11 @@ class RuntimeInfoHook(Hook):
     def after_test(self, runner: "Runner") -> None:
         """Forgets the stage."""
         runner.message_hub.pop_info("loop_stage")
+
+    @staticmethod
+    def _note_rates(runner: "Runner", rates: Mapping[str, Sequence[float]]) -> None:
+        for name, values in rates.items():
+            runner.message_hub.update_scalar(f"train/{name}", values[0])
 
     @staticmethod
     def _note_metrics(runner: "Runner", mode: str, metrics: dict[str, float] | None) -> None:

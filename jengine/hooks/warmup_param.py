@@ -26,6 +26,8 @@ class WarmupParamHook(Hook):
       ConfigError: a warm-up that is not positive; from the hook, a name that the optimizer uses.
     """
 
+    in_windows = "ahead"
+
     def __init__(self, param_name: str, value: float, warmup_epochs: float) -> None:
         if not warmup_epochs > 0:
             raise ConfigError(f"WarmupParamHook: warmup_epochs is a positive number of epochs, found {warmup_epochs!r}")

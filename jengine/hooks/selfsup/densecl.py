@@ -24,6 +24,8 @@ class DenseCLHook(Hook):
       AssertionError: at the beginning of training, if the model has no `loss_lambda`.
     """
 
+    in_windows = "ahead"
+
     def __init__(self, start_iters: int = 1000) -> None:
         self.start_iters = start_iters
 

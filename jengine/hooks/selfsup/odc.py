@@ -80,6 +80,13 @@ class ODCHook(Hook):
         if self.reweight:
             state_entry(runner.state.model_state, "loss_weight", type(self).__name__)
 
+    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
+        """The next iteration with something to do."""
+        if self.reweight:
+            return start
+        intervals = (self.centroids_update_interval, self.deal_with_small_clusters_interval, self.evaluate_interval)
+        return min(self.next_of_every(n, start) for n in intervals)
+
     def after_train_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:

@@ -26,6 +26,8 @@ class SimSiamHook(Hook):
       AssertionError: at the beginning of the run, if no group is marked.
     """
 
+    in_windows = "ahead"
+
     def __init__(self, fix_pred_lr: bool, lr: float, adjust_by_epoch: bool = True) -> None:
         self.fix_pred_lr = fix_pred_lr
         self.lr = lr

@@ -48,6 +48,8 @@ class SwAVHook(Hook):
       ValueError: a queue shorter than a batch, or a stored queue of another form.
     """
 
+    in_windows = "ahead"
+
     def __init__(
         self,
         batch_size: int,
