@@ -58,7 +58,7 @@ def on_devices(
       processes: how many processes read a batch each.
 
     Raises:
-      ConfigError: the config trains nothing, its loader is no config, or its strategy takes no mesh.
+      ConfigError: the config trains nothing, its loader is no config, or it asks for one device.
     """
     loader = cfg.get("train_dataloader")
     if cfg.get("train_cfg") is None or loader is None or not hasattr(loader, "items"):
@@ -67,8 +67,6 @@ def on_devices(
     if parallel.get("type") == "SingleDevice":
         raise ConfigError("the config asks for a SingleDevice: plan is for Pjit or Replica")
     if mesh is not None:
-        if parallel.get("type") != "Pjit":
-            raise ConfigError(f"--mesh is for Pjit, the config has {parallel.get('type')!r}")
         parallel["mesh"] = dict(mesh)
     if "impl" in parallel:  # a pmap exchanges the same, but shows nothing before it runs
         parallel["impl"] = "shard_map"
@@ -102,7 +100,7 @@ def _report(runner: Any) -> str:
     strategy = runner.strategy
     batch = strategy.put_batch(next(iter(runner.train_dataloader)))
     rows = len(jax.tree.leaves(batch)[0])
-    state = _placed(runner.state, strategy.shardings(runner.state) if hasattr(strategy, "shardings") else None)
+    state = _placed(runner.state, strategy.shardings(runner.state))
     inputs = (state, batch, {**runner.optim_wrapper.hyperparams, **runner.hyperparams})
     step = runner.training_step()
     programs = {"update": step.update}
@@ -119,8 +117,6 @@ def _placed(state: Any, shardings: Any) -> Any:
     """The form of the state, with where it lies."""
     import jax
 
-    if shardings is None:
-        return state
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)
 
 
@@ -132,7 +128,7 @@ def _placement(state: Any) -> str:
     rows, copies, copied = [], 0, 0
     for path, leaf in paths.flatten(state.params).items():
         whole = tuple(leaf.shape)
-        share = whole if leaf.sharding is None else leaf.sharding.shard_shape(whole)
+        share = leaf.sharding.shard_shape(whole)
         size = math.prod(share) * leaf.dtype.itemsize
         if share == whole:
             copies, copied = copies + 1, copied + size

@@ -1,19 +1,27 @@
-"""What all strategies with a mesh share: batches divided over it, and evaluation."""
+"""What all strategies with a mesh share: where the state lies, batches divided over the devices, and evaluation."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jengine import paths
+from jengine.logging import format_table
 from jengine.parallel.mesh import batch_axes, batch_parts, check_batch
+from jengine.parallel.placement import COLUMNS, Axis, Placement, placement_table
 
 PyTree = Any
+logger = logging.getLogger("jengine")
 
 
 class OnMesh:
     """A strategy for several devices.
+
+    Args:
+      placement: decides how parameters are divided over its mesh.
 
     Attributes:
       mesh: the `jax.sharding.Mesh`.
@@ -25,10 +33,47 @@ class OnMesh:
     axis_name: str | None = None
     replicas: int | None = None
 
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
-        on_cpu = mesh.devices.flat[0].platform == "cpu"
-        self.max_in_flight = 1 if on_cpu and mesh.size > 1 else 2
+    def __init__(self, placement: Placement) -> None:
+        self.mesh: Mesh = placement.mesh
+        self._placement = placement
+        self._specs: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
+        self._state: PyTree = None  # the shardings of the training state, once it was made
+        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        self.max_in_flight = 1 if on_cpu and self.mesh.size > 1 else 2
+
+    def init_state(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> PyTree:
+        """Runs `make(*args)`, compiled so that each device makes its own part and none ever holds the whole.
+
+        Args:
+          make: gives a TrainState; or, from the parameters and the model state of one, the states of hooks.
+          *args: arrays for it.
+          model: whose `logical_axes` count.
+
+        Raises:
+          ValueError: an example batch among `args` that does not divide. ConfigError: see `Placement.place`.
+        """
+        for arg in args:
+            if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arg)):  # the example batch
+                self.check_batch(arg)
+        shapes = jax.eval_shape(make, *args)
+        if not hasattr(shapes, "params"):
+            return jax.jit(make, out_shardings=self.shardings(shapes, under="hook_state."))(*args)
+        self._place(shapes.params, getattr(model, "logical_axes", None))
+
+        def made(*args: Any) -> PyTree:
+            return self._spread(make(*args))
+
+        self._state = self.shardings(jax.eval_shape(made, *args))
+        return jax.jit(made, out_shardings=self._state)(*args)
+
+    def shardings(self, tree: PyTree, under: str = "") -> PyTree:
+        """The sharding of every leaf of a state: that of the parameter whose path its own ends with, else a copy.
+
+        Args:
+          tree: a training state or a part of it.
+          under: the dotted path of that part, and a dot.
+        """
+        return paths.map_with_path(lambda path, leaf: self.sharding(*self._spec(under + path, leaf.shape)), tree)
 
     def put_batch(self, batch: PyTree) -> PyTree:
         """Starts the copy of a host batch to the devices, each of which gets its rows.
@@ -59,6 +104,25 @@ class OnMesh:
             return compiled(params, model_state, self._everywhere(metrics), batch)
 
         return evaluate
+
+    def _spread(self, state: PyTree) -> PyTree:
+        """A training state as this strategy keeps it, from that of a single device."""
+        return state
+
+    def _place(self, params: PyTree, logical_axes: Mapping[str, Sequence[Axis]] | None) -> None:
+        placed = self._placement.place(params, logical_axes)
+        shapes = paths.flatten(params)
+        self._specs = {path: (tuple(shapes[path].shape), spec) for path, (spec, _) in placed.items()}
+        title = f"Placement on the mesh {dict(self.mesh.shape)}"
+        logger.info("%s", "\n" + format_table(COLUMNS, placement_table(placed, params, self.mesh), title=title))
+
+    def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+        parts = path.split(".")
+        for start in range(len(parts)):
+            found = self._specs.get(".".join(parts[start:]))
+            if found is not None and found[0] == tuple(shape):
+                return found[1]
+        return PartitionSpec()
 
     def _everywhere(self, tree: PyTree) -> PyTree:
         """Small values that all processes have, as arrays with a copy on every device."""

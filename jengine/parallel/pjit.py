@@ -1,23 +1,18 @@
 """One program over a mesh of devices: the batch divided, parameters divided or copied, collectives placed by XLA."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from jengine import paths
-from jengine.logging import format_table
 from jengine.parallel.mesh import build_mesh
 from jengine.parallel.on_mesh import OnMesh
-from jengine.parallel.placement import COLUMNS, Axis, Placement, placement_table
+from jengine.parallel.placement import Axis, Placement
 from jengine.parallel.strategy import SingleDevice
 from jengine.registry import STRATEGIES
 
 PyTree = Any
-logger = logging.getLogger("jengine")
 
 
 @STRATEGIES.register_module()
@@ -48,36 +43,7 @@ class Pjit(OnMesh):
         strict: bool = False,
         devices: int | None = None,
     ) -> None:
-        super().__init__(build_mesh(mesh, devices))
-        self._placement = Placement(self.mesh, rules, logical_axes, fsdp_min_size, strict)
-        self._specs: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
-        self._state: PyTree = None
-
-    def init_state(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> PyTree:
-        """Runs `make(*args)`, compiled so that each device makes its own part and none ever holds the whole.
-
-        Args:
-          make: gives a TrainState, or states that belong to the parameters of the one made before.
-          *args: arrays for it.
-          model: whose `logical_axes` count.
-
-        Raises:
-          ValueError: an example batch among `args` that does not divide. ConfigError: see `Placement.place`.
-        """
-        for arg in args:
-            if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arg)):  # the example batch
-                self.check_batch(arg)
-        shapes = jax.eval_shape(make, *args)
-        if hasattr(shapes, "params"):
-            self._place(shapes.params, getattr(model, "logical_axes", None))
-        shardings = self.shardings(shapes)
-        if hasattr(shapes, "params"):
-            self._state = shardings
-        return jax.jit(make, out_shardings=shardings)(*args)
-
-    def shardings(self, tree: PyTree) -> PyTree:
-        """The sharding of every leaf of a state: that of the parameter whose path its own ends with, else a copy."""
-        return paths.map_with_path(lambda path, leaf: self.sharding(*self._spec(path, leaf.shape)), tree)
+        super().__init__(Placement(build_mesh(mesh, devices), rules, logical_axes, fsdp_min_size, strict))
 
     def compile_train_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a training step; the state, its first argument, is donated, and stays where it was made."""
@@ -91,21 +57,6 @@ class Pjit(OnMesh):
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
         """The model state as it is: its statistics are those of the whole batch."""
         return model_state
-
-    def _place(self, params: PyTree, logical_axes: Mapping[str, Sequence[Axis]] | None) -> None:
-        placed = self._placement.place(params, logical_axes)
-        shapes = paths.flatten(params)
-        self._specs = {path: (tuple(shapes[path].shape), spec) for path, (spec, _) in placed.items()}
-        title = f"Placement on the mesh {dict(self.mesh.shape)}"
-        logger.info("%s", "\n" + format_table(COLUMNS, placement_table(placed, params, self.mesh), title=title))
-
-    def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
-        parts = path.split(".")
-        for start in range(len(parts)):
-            found = self._specs.get(".".join(parts[start:]))
-            if found is not None and found[0] == tuple(shape):
-                return found[1]
-        return PartitionSpec()
 
 
 def default_strategy() -> Any:

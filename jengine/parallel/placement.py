@@ -44,9 +44,10 @@ class Placement:
       logical_axes: name of a logical axis -> axis of the mesh; a name that is an axis of the mesh stands for itself.
       fsdp_min_size: elements from which on a parameter is divided over `fsdp` by itself.
       strict: a rule that matches nothing is an error, not a warning.
+      axes: the axes over which parameters may be divided; None for all.
 
     Raises:
-      ConfigError: rules that are no such pairs, or name no axis of the mesh.
+      ConfigError: rules that are no such pairs, or name no axis of the mesh or none of `axes`.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class Placement:
         logical_axes: Mapping[str, Axis] | None = None,
         fsdp_min_size: int = 2**18,
         strict: bool = False,
+        axes: Sequence[str] | None = None,
     ) -> None:
         self.mesh = mesh
+        self._axes = tuple(mesh.axis_names if axes is None else axes)
         with place("rules"):
             self._rules = [self._rule(rule) for rule in rules]
         self._rules.sort(key=lambda rule: (-len(rule.key), rule.key))
@@ -107,7 +110,7 @@ class Placement:
     def _logical_axis(self, name: Axis) -> Axis:
         """The axis of the mesh, or several, that a logical axis stands for, if any."""
         if not isinstance(name, tuple):
-            return self._logical.get(name, name if name in self.mesh.axis_names else None) if name else None
+            return self._logical.get(name, name if name in self._axes else None) if name else None
         axes = [self._logical_axis(part) for part in name]
         return tuple(part for axis in axes for part in ((axis,) if isinstance(axis, str) else axis or ())) or None
 
@@ -151,6 +154,8 @@ class Placement:
         for name in (axis,) if isinstance(axis, str) else axis or ():
             if name not in self.mesh.axis_names:
                 raise ConfigError(f"the mesh has no axis {name!r}{closest(str(name), self.mesh.axis_names)}")
+            if name not in self._axes:
+                raise ConfigError(f"each part of {name!r} has all parameters: divide over {' or '.join(self._axes)}")
 
 
 def placement_table(placed: Mapping[str, Placed], params: Any, mesh: Mesh) -> list[list[str]]:

@@ -1,23 +1,25 @@
-"""A program for each device: every replica sees its rows of the batch alone, and gradients are averaged.
+"""A program for each replica: every one sees its rows of the batch alone, and gradients are averaged.
 
 It is the way of PyTorch's DistributedDataParallel: statistics such as those of BatchNorm belong to a replica, and
-nothing is exchanged but gradients (and losses, for the log), once an update. Parameters and the optimizer's state are
-the same on all replicas; what differs has a leading axis, one entry a replica: the model state, the summed gradients,
-and whatever a hook keeps under `model_state` in its own state.
+replicas exchange nothing but gradients (and losses, for the log), once an update. Parameters and the optimizer's state
+are the same on all replicas; what differs has a leading axis, one entry a replica: the model state, the summed
+gradients, and whatever a hook keeps under `model_state` in its own state.
+
+A replica is a device, or several among which XLA divides parameters and rows, as it does for `Pjit`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from jengine import paths
 from jengine.errors import ConfigError, closest
-from jengine.parallel.mesh import choose_devices
+from jengine.parallel.mesh import build_mesh
 from jengine.parallel.on_mesh import OnMesh
+from jengine.parallel.placement import Axis, Placement
 from jengine.parallel.replica_form import differs, per_replica
 from jengine.registry import STRATEGIES
 
@@ -30,53 +32,51 @@ _IMPLS = ("shard_map", "pmap")
 
 @STRATEGIES.register_module()
 class Replica(OnMesh):
-    """The step on every device by itself, under the mapped axis `data`.
+    """The step on every replica by itself, under the mapped axis `data`.
 
-    Accumulating iterations exchange nothing; their logged losses are those of the first replica.
+    In accumulating iterations replicas exchange nothing; logged losses are then those of the first one.
 
     Args:
-      impl: 'shard_map', or 'pmap', which JAX keeps for old code.
+      impl: 'shard_map', or 'pmap', which JAX keeps for old code and which has one device a replica.
+      mesh: as many replicas as `data` has devices, each over the devices of `fsdp` and `tensor`; see `build_mesh`.
+      rules: how the parameters of a replica are divided over its devices, see `Placement`.
+      logical_axes: logical axis of a Flax model -> axis of the mesh, `data` apart.
+      fsdp_min_size: elements from which on a parameter is divided over `fsdp` by itself.
+      strict: a rule that matches nothing is an error, not a warning.
       devices: how many devices to take; None takes all.
 
     Raises:
-      ConfigError: another `impl`, or a number of devices that are not there.
+      ConfigError: another `impl`, a mesh that it cannot have; see `build_mesh` and `Placement`.
     """
 
     axis_name = AXIS
 
-    def __init__(self, impl: str = "shard_map", devices: int | None = None) -> None:
+    def __init__(
+        self,
+        impl: str = "shard_map",
+        mesh: Mesh | Mapping[str, int] | None = None,
+        rules: Sequence[tuple[str, Sequence[Axis]]] = (),
+        logical_axes: Mapping[str, Axis] | None = None,
+        fsdp_min_size: int = 2**18,
+        strict: bool = False,
+        devices: int | None = None,
+    ) -> None:
         if impl not in _IMPLS:
             raise ConfigError(f"Replica: impl is 'shard_map' or 'pmap', found {impl!r}{closest(str(impl), _IMPLS)}")
         self.impl = impl
-        chosen = choose_devices(devices)
-        super().__init__(jax.make_mesh((len(chosen),), (AXIS,), axis_types=(AxisType.Auto,), devices=chosen))
-        self.replicas = self.mesh.size
-
-    def init_state(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> PyTree:
-        """Runs `make(*args)`, compiled: all replicas start alike.
-
-        Args:
-          make: gives a TrainState; or, from the parameters and the model state of one, the states of hooks.
-          *args: arrays for it.
-          model: does not matter here.
-
-        Raises:
-          ValueError: an example batch among `args` that does not divide.
-        """
-        for arg in args:
-            if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arg)):  # the example batch
-                self.check_batch(arg)
-        whole = hasattr(jax.eval_shape(make, *args), "params")
-        prefix = "" if whole else "hook_state."
-
-        def made(*args: Any) -> PyTree:
-            state = make(*args)
-            return per_replica(self._spread, state) if whole else state  # a hook's copies are spread already
-
-        def sharding(path: str, leaf: Any) -> Any:
-            return self.sharding(AXIS) if differs(prefix + path) else self.sharding()
-
-        return jax.jit(made, out_shardings=paths.map_with_path(sharding, jax.eval_shape(made, *args)))(*args)
+        built = build_mesh(mesh, devices)
+        sizes = dict(built.shape)
+        if AXIS not in sizes:
+            raise ConfigError(f"Replica: the mesh has a replica for each part of 'data', found the axes {tuple(sizes)}")
+        if impl == "pmap" and sizes[AXIS] < built.size:
+            raise ConfigError(
+                f"Replica: a pmap has one device a replica, found the mesh {sizes}: take impl='shard_map'"
+            )
+        within = [axis for axis in sizes if axis != AXIS]
+        super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict, axes=within))
+        self.replicas = sizes[AXIS]
+        # XLA divides the program along the axes of a replica that are left; those of size 1 leave it nothing to do.
+        self._mapped = {axis for axis, size in sizes.items() if axis == AXIS or size == 1}
 
     def compile_train_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a training step; the state, its first argument, is donated."""
@@ -89,13 +89,13 @@ class Replica(OnMesh):
 
     def adapt_for_eval(self, model: Any) -> Any:
         """The model as an evaluation step takes it: each replica predicts its rows with its own model state."""
-        return _EachReplica(model, self.mesh)
+        return _EachReplica(model, self.mesh, self._mapped)
 
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
         """The model state with the mean over replicas in the place of each floating leaf; others stay."""
-        if self.mesh.size == 1 or not jax.tree.leaves(model_state):
+        if self.replicas == 1 or not jax.tree.leaves(model_state):
             return model_state
-        return jax.jit(_means, out_shardings=self.sharding(AXIS))(model_state)
+        return jax.jit(_means, out_shardings=self.shardings(model_state, under="model_state."))(model_state)
 
     def _shard_map(self, replica: Callable[..., Any]) -> Callable[..., Any]:
         def one(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
@@ -110,11 +110,13 @@ class Replica(OnMesh):
                 mesh=self.mesh,
                 in_specs=(specs, _EACH, PartitionSpec()),
                 out_specs=(specs, PartitionSpec()),
+                axis_names=self._mapped,
                 check_vma=False,
             )
             return mapped(state, batch, hyperparams)
 
-        return jax.jit(run, donate_argnums=0)
+        shardings = None if self._state is None else (self._state, self.sharding())
+        return jax.jit(run, donate_argnums=0, out_shardings=shardings)
 
     def _pmap(self, replica: Callable[..., Any]) -> Callable[..., Any]:
         """A pmap is told by axes, not by paths, what differs, so it is made when the state is known."""
@@ -142,20 +144,27 @@ class Replica(OnMesh):
 
         return run
 
-    def _spread(self, leaf: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(leaf, (self.mesh.size, *leaf.shape))
+    def _spread(self, state: PyTree) -> PyTree:
+        """All replicas start alike."""
+        return per_replica(lambda leaf: jnp.broadcast_to(leaf, (self.replicas, *leaf.shape)), state)
+
+    def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+        if differs(path):
+            return PartitionSpec(AXIS, *super()._spec(path, shape[1:]))
+        return super()._spec(path, shape)
 
     def _own_key(self, rng: jax.Array) -> jax.Array:
         """Replicas draw different numbers; a single one those of a single device."""
-        return rng if self.mesh.size == 1 else jax.random.fold_in(rng, jax.lax.axis_index(AXIS))
+        return rng if self.replicas == 1 else jax.random.fold_in(rng, jax.lax.axis_index(AXIS))
 
 
 class _EachReplica:
     """A model whose predictions every replica makes for its own rows."""
 
-    def __init__(self, model: Any, mesh: Any) -> None:
+    def __init__(self, model: Any, mesh: Mesh, mapped: set[str]) -> None:
         self._model = model
         self._mesh = mesh
+        self._mapped = mapped
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
         """The predictions for a batch divided over replicas; `model_state` has an entry for each."""
@@ -164,7 +173,9 @@ class _EachReplica:
             return self._model.predict(params, jax.tree.map(lambda x: x[0], model_state), batch)
 
         specs = (PartitionSpec(), _EACH, _EACH)
-        mapped = jax.shard_map(one, mesh=self._mesh, in_specs=specs, out_specs=_EACH, check_vma=False)
+        mapped = jax.shard_map(
+            one, mesh=self._mesh, in_specs=specs, out_specs=_EACH, axis_names=self._mapped, check_vma=False
+        )
         return mapped(params, model_state, batch)
 
 

@@ -83,6 +83,20 @@ def test_replicas_that_accumulate_exchange_nothing_until_they_update(config):
     assert size == (UP + REST) // 1024  # the gradients once, with the loss
 
 
+def test_replicas_of_several_devices_exchange_only_within_until_they_update(config):
+    cfg = resolve(load_config(config, ["--config.optim_wrapper.accumulative_counts=2"]))
+    cfg = {**cfg, "parallel": dict(type="Replica", rules=[("up", (None, "tensor")), ("down", ("tensor",))])}
+    text = plan(on_devices(cfg, 4, {"data": 2, "tensor": 2}))
+    assert re.search(r"\| up +\| \(64, 256\) +\| \(None, 'tensor'\) +\| \(64, 128\) +\| 32.00 KiB ", text), text
+    update, accumulate = text[text.index("Exchanges (update") :].split("Program: accumulate")
+    sizes = [re.search(r"\| all-reduce +\| \d +\| \d +\| ([\d.]+) (B|KiB)", part) for part in (update, accumulate)]
+    assert (sizes[0][2], int(sizes[0][1].split(".")[0])) == (
+        "KiB",
+        (UP + 4 * 256) // 2 // 1024,
+    )  # half of each gradient
+    assert sizes[1][2] == "B"  # the output of 4 rows
+
+
 def test_several_processes_read_a_batch_each(config):
     cfg = resolve(load_config(config))
     planned = on_devices(cfg, 4, {"data": 4}, processes=4)
@@ -116,7 +130,6 @@ def test_a_mesh_is_read():
         (dict(train_cfg=None), None, "nothing to plan: the config needs train_cfg"),
         (dict(train_dataloader=[1, 2]), None, "nothing to plan"),
         (dict(parallel=dict(type="SingleDevice")), None, "plan is for Pjit or Replica"),
-        (dict(parallel=dict(type="Replica")), {"data": 2}, "--mesh is for Pjit, the config has 'Replica'"),
     ],
 )
 def test_a_config_that_cannot_be_planned_is_refused(config, changes, mesh, message):

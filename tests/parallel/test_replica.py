@@ -252,8 +252,9 @@ def test_settings_that_cannot_be_are_refused(make_run):
 @pytest.mark.parametrize(
     ("saved", "resumed"),
     [(dict(type="Replica", devices=2), None), (None, dict(type="Replica", devices=2)),
-     (dict(type="Replica", devices=4), dict(type="Replica", devices=2))],
-    ids=["replicas to one device", "one device to replicas", "four replicas to two"],
+     (dict(type="Replica", devices=4), dict(type="Replica", devices=2)),
+     (dict(type="Replica", mesh=dict(data=2, fsdp=4), fsdp_min_size=16), dict(type="Replica", devices=4))],
+    ids=["replicas to one device", "one device to replicas", "four replicas to two", "replicas of four to of one"],
 )  # fmt: skip
 def test_a_run_resumes_on_another_number_of_replicas_with_the_mean_of_their_statistics(make_run, saved, resumed):
     changes = dict(
