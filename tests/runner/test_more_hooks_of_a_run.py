@@ -198,10 +198,9 @@ class Normed(nn.Module):
 def normed(make_runner, tmp_path, name, changes=None, /, **hook):
     x = np.random.RandomState(0).randn(16, 2).astype(np.float32)
     data = dict(batch_size=4, dataset=ArrayDataset(dict(x=x)), sampler=dict(type="DefaultSampler", shuffle=False))
-    runner = make_runner(
-        tmp_path / name, model=LinenModel(Normed(), lambda outputs, batch: outputs, inputs="x"), train_dataloader=data,
-        custom_hooks=[dict(type="PreciseBNHook", **hook)], **NO_VAL, **(changes or {}),
-    )  # fmt: skip
+    model = LinenModel(Normed(), lambda outputs, batch: outputs, inputs="x")
+    changes = {"custom_hooks": [dict(type="PreciseBNHook", **hook)], **(changes or {})}
+    runner = make_runner(tmp_path / name, model=model, train_dataloader=data, **NO_VAL, **changes)
     return x, runner, runner.train().model_state["batch_stats"]["norm"]
 
 
@@ -212,6 +211,21 @@ def test_statistics_are_the_mean_of_those_of_the_batches(make_runner, tmp_path, 
     np.testing.assert_allclose(found["mean"], parts.mean(axis=1).mean(axis=0), atol=2e-6)
     np.testing.assert_allclose(found["var"], parts.var(axis=1).mean(axis=0), rtol=1e-5)
     assert runner.update_step.traces == 1
+
+
+def test_replicas_all_get_the_statistics_of_whole_batches(make_runner, tmp_path):
+    x, _, found = normed(make_runner, tmp_path, "run", dict(parallel=dict(type="Replica", devices=2)), num_samples=8)
+    exact = x.reshape(4, 4, 2)[:2].mean(axis=1).mean(axis=0)
+    np.testing.assert_allclose(found["mean"], [exact, exact], atol=2e-6)
+
+
+def test_statistics_are_of_batches_as_the_traced_hooks_make_them(make_runner, tmp_path):
+    def ten_times_x(batch, rng):
+        return {**batch, "x": 10 * batch["x"]}
+
+    recipe = dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=1, batch_augments=ten_times_x)])
+    x, _, found = normed(make_runner, tmp_path, "run", dict(custom_hooks=[dict(type="PreciseBNHook"), recipe]))
+    np.testing.assert_allclose(found["mean"], 10 * x.mean(axis=0), atol=1e-5)
 
 
 def test_statistics_are_left_alone_between_two_times(make_runner, tmp_path):
