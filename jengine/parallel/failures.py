@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 _FAILURE = "jengine/failure"
@@ -73,6 +73,9 @@ class Watch:
         self.watcher: Callable[[], None] | None = None
         self._poll, self._grace = poll, grace
         self._failure: dict[str, Any] | None = None  # of the first process to fail
+        self._cut = False  # the store is gone: to ask it would be to wait for ever
+        self._gone: list[int] = []  # processes that are not to be waited for
+        self._names: dict[str, str] = {}
         self._ending = threading.Event()  # an error is on its way up in Python
         self._noticed: float | None = None  # when a failure was read, on the clock of time.monotonic
         self._answered: set[str] = set()
@@ -92,8 +95,8 @@ class Watch:
     def stop(self) -> None:
         """Ends the thread."""
         self._stopped.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        if threading.current_thread() is not self._thread and not self._cut:
+            self._thread.join(self._grace)
 
     def leave(self) -> None:
         """Call at the end of the process: ends a failed one at once, where JAX would wait for processes that are gone.
@@ -104,9 +107,10 @@ class Watch:
         if not self._ending.is_set():
             return
         with contextlib.suppress(Exception):
-            self.store.key_value_set(f"{_LEFT}/{self.index}", "left", True)
+            if not self._cut:
+                self.store.key_value_set(f"{_LEFT}/{self.index}", "left", True)
             if self.index == 0:
-                self._wait_for_all(_LEFT, 2 * self._grace)
+                self._wait_for_all(_LEFT, 2 * self._grace, without=self._gone)
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -114,8 +118,10 @@ class Watch:
 
     def tell(self, error: BaseException) -> None:
         """Leaves a note that this process ends with `error`, for the others to end too."""
-        told = {"process": self.index, "error": f"{type(error).__name__}: {error}"[:2000]}
+        told = {"process": self.index, "what": f"failed: {type(error).__name__}: {error}"[:2000]}
         self._ending.set()
+        if self._cut:
+            return
         with contextlib.suppress(Exception):  # another one was first, or the service is gone
             self.store.key_value_set(f"{_FAILURE}/first", json.dumps(told))
             self._failure = told
@@ -127,7 +133,7 @@ class Watch:
           ProcessError: names the process and its error.
         """
         if self._failure is not None and self._failure["process"] != self.index:
-            raise self.error(f"{self.name(self._failure['process'])} failed: {self._failure['error']}")
+            raise self.error(self._story())
 
     def explain(self, error: BaseException) -> None:
         """Raises the reason behind an error of JAX's runtime: a collective breaks when another process is gone.
@@ -142,7 +148,7 @@ class Watch:
             time.sleep(2 * self._poll)  # a note may be on its way
             self._note_failure()
         self.raise_failure()
-        missing = self._roll_call()
+        self._gone = missing = self._roll_call()
         if missing:
             verb = "is" if len(missing) == 1 else "are"
             names = ", ".join(map(self.name, missing))
@@ -156,17 +162,39 @@ class Watch:
             processes = [self._failure["process"]]
         return ProcessError(message, processes)
 
+    def lose_service(self) -> None:
+        """Call from a thread when the connection to process 0, and with it the store, is lost.
+
+        It leaves Python some time to end this process with an error, and then ends it.
+        """
+        if self._stopped.is_set():  # the run has ended, and the service with it
+            return
+        self._cut = True
+        if self._failure is None:
+            self._failure = {"process": 0, "what": "is gone: the connection to it broke"}
+        if not self._ending.wait(self._grace):
+            self._end_process()
+
     def name(self, process: int) -> str:
         """Process, number and host, as a person finds it."""
-        with contextlib.suppress(Exception):
-            for key, who in self.store.key_value_dir_get(_WHO):
-                if key == f"{_WHO}/{process}":
-                    return f"process {process} ({who})"
-        return f"process {process}"
+        if str(process) not in self._names:
+            with contextlib.suppress(Exception):
+                self._learn_names()
+        who = self._names.get(str(process))
+        return f"process {process}" if who is None else f"process {process} ({who})"
+
+    def _learn_names(self) -> None:
+        if len(self._names) < self.count and not self._cut:
+            self._names = {key.rsplit("/", 1)[1]: who for key, who in self.store.key_value_dir_get(_WHO)}
+
+    def _story(self) -> str:
+        assert self._failure is not None
+        return f"{self.name(self._failure['process'])} {self._failure['what']}"
 
     def _run(self) -> None:
         while not self._stopped.wait(self._poll):
             try:
+                self._learn_names()  # while they can be asked for
                 self._note_failure()
                 self._answer_roll_calls()
                 if (watcher := self.watcher) is not None:
@@ -184,7 +212,7 @@ class Watch:
         return time.monotonic() > self._noticed + self._grace
 
     def _note_failure(self) -> None:
-        if self._failure is None:
+        if self._failure is None and not self._cut:
             for _, text in self.store.key_value_dir_get(_FAILURE):
                 self._failure = json.loads(text)
 
@@ -204,20 +232,18 @@ class Watch:
         except Exception:
             return [0]
 
-    def _wait_for_all(self, place: str, seconds: float) -> list[int]:
+    def _wait_for_all(self, place: str, seconds: float, without: Sequence[int] = ()) -> list[int]:
         """The processes that have put nothing at `place` when the time is over."""
         deadline = time.monotonic() + seconds
         while True:
             there = {int(key.rsplit("/", 1)[1]) for key, _ in self.store.key_value_dir_get(place)}
-            missing = [process for process in range(self.count) if process not in there]
+            missing = [process for process in range(self.count) if process not in there and process not in without]
             if not missing or time.monotonic() > deadline:
                 return missing
             time.sleep(self._poll)
 
     def _end_process(self) -> None:
         """Ends this process, whose main thread waits for one that will never come."""
-        assert self._failure is not None
-        text = f"{self.name(self._failure['process'])} failed: {self._failure['error']}"
-        print(f"jengine: ProcessError: {text}", file=sys.stderr)
+        print(f"jengine: ProcessError: {self._story()}", file=sys.stderr)
         self._ending.set()
         self.leave()

@@ -2,12 +2,14 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jengine.errors import ConfigError, closest
+from jengine.parallel.link import Link
+from jengine.parallel.processes import get_processes
 
 LAUNCHERS = ("none", "auto", "slurm", "mpi", "kubernetes", "tpu")
 
@@ -36,7 +38,7 @@ class Settings:
     coordinator: str | None = None
     num_processes: int | None = None
     process_id: int | None = None
-    local_device_ids: list[int] | None = None
+    local_device_ids: Sequence[int] | None = None
     method: str | None = None
 
 
@@ -66,25 +68,47 @@ def launch(
     settings = find_settings(launcher, os.environ, coordinator, num_processes, process_id)
     if settings is None:
         return
-    arguments: dict[str, Any] = dict(
-        coordinator_address=settings.coordinator,
-        num_processes=settings.num_processes,
-        process_id=settings.process_id,
-        local_device_ids=settings.local_device_ids,
-        cluster_detection_method=settings.method,
-        initialization_timeout=int(timeout),
-        heartbeat_timeout_seconds=min(_HEARTBEAT, int(timeout)),
-        shutdown_timeout_seconds=int(timeout),
-    )
+    settings = _complete(settings, launcher, timeout)
+    link = Link(str(settings.coordinator)) if settings.process_id else None  # process 0 has the service in itself
     try:
-        jax.distributed.initialize(**arguments)
-    except ValueError as error:
-        if "should be defined" not in str(error) and "must be defined" not in str(error):
-            raise
+        jax.distributed.initialize(
+            coordinator_address=settings.coordinator if link is None else link.address,
+            num_processes=settings.num_processes,
+            process_id=settings.process_id,
+            local_device_ids=settings.local_device_ids,
+            cluster_detection_method="deactivate",
+            initialization_timeout=int(timeout),
+            heartbeat_timeout_seconds=min(_HEARTBEAT, int(timeout)),
+            shutdown_timeout_seconds=int(timeout),
+        )
+    except BaseException:
+        if link is not None:
+            link.close()
+        raise
+    processes = get_processes()
+    if link is not None and processes.watch is not None:
+        link.watch(processes.watch.lose_service)
+
+
+def _complete(settings: Settings, launcher: str, timeout: float) -> Settings:
+    """The settings with what JAX finds out."""
+    known = settings.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    complete = Settings(known, settings.num_processes, settings.process_id, settings.local_device_ids, "deactivate")
+    if settings.method != "deactivate":
+        # JAX does so itself, but tells nobody the address, which the link needs.
+        from jax._src.clusters import ClusterEnv
+
+        count, index, local = settings.num_processes, settings.process_id, settings.local_device_ids
+        found = ClusterEnv.auto_detect_unset_distributed_params(
+            known, count, index, local, settings.method, int(timeout)
+        )
+        complete = Settings(*found, method="deactivate")
+    if None in (complete.coordinator, complete.num_processes, complete.process_id):
         raise ConfigError(
             f"--launcher {launcher}: JAX cannot tell from the environment how to find the other processes; "
             "give --coordinator HOST:PORT, --num-processes N and --process-id I"
-        ) from error
+        )
+    return complete
 
 
 def find_settings(

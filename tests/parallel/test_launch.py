@@ -95,25 +95,37 @@ def test_auto_and_tpu_leave_everything_to_jax():
     assert find_settings("auto", {}) == find_settings("tpu", {}) == Settings()
 
 
-def test_what_is_found_is_handed_to_jax(monkeypatch):
+@pytest.fixture
+def initialized(monkeypatch):
+    """What JAX is called with, instead of connecting."""
     calls = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: calls.append(arguments))
+    return calls
+
+
+def test_what_is_found_is_handed_to_jax(initialized):
     launch()
-    assert calls == []
-    launch("none", "127.0.0.1:99", 2, 1, timeout=20)
-    assert calls == [
+    assert initialized == []
+    launch("none", "127.0.0.1:99", 2, 0, timeout=20)
+    assert initialized == [
         dict(
-            coordinator_address="127.0.0.1:99", num_processes=2, process_id=1, local_device_ids=None,
+            coordinator_address="127.0.0.1:99", num_processes=2, process_id=0, local_device_ids=None,
             cluster_detection_method="deactivate", initialization_timeout=20, heartbeat_timeout_seconds=20,
             shutdown_timeout_seconds=20,
         )
     ]  # fmt: skip
 
 
-def test_an_environment_that_tells_jax_nothing_is_refused(monkeypatch):
-    def initialize(**_):
-        raise ValueError("coordinator_address should be defined.")
+def test_what_slurm_tells_is_found_out_before_jax_is_called(initialized, monkeypatch):
+    for name, value in {**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "node[3-4]"}.items():
+        monkeypatch.setenv(name, value)
+    launch("slurm")
+    (call,) = initialized
+    # JAX's port for a job: one of the last 4096, by the number of the job
+    assert call["coordinator_address"] == f"node3:{65536 - 4096 + 7}"
+    assert (call["num_processes"], call["process_id"], call["local_device_ids"]) == (2, 0, [0])
 
-    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+
+def test_an_environment_that_tells_jax_nothing_is_refused():
     with pytest.raises(ConfigError, match="--launcher auto: JAX cannot tell .*give --coordinator HOST:PORT"):
         launch("auto")

@@ -103,6 +103,13 @@ def test_a_process_that_is_killed_is_named_by_the_other(run):
     assert re.search(r"ProcessError: process 1 \(pid \d+ on host .*\) is gone: no answer for 5 s", one), one
 
 
+def test_process_0_killed_with_the_service_is_named_by_the_other_before_jax_can_end_it(run):
+    (first, _), (second, two) = run(2, "epochs=200", own={0: ["do=kill", "process=0", "iteration=6"]})
+    assert (first, second) == (-9, 1)
+    assert re.search(r"ProcessError: process 0 \(pid \d+ on host .*\) is gone: the connection to it broke", two), two
+    assert "Terminating process because the JAX distributed service" not in two
+
+
 def test_one_that_wants_to_stop_early_stops_both_after_the_validation(run):
     outputs = run(2, "seed=3", own={0: ["stop=0"]})
     for code, output in outputs:
