@@ -6,11 +6,13 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from jengine.data import prefetch_to_device
 from jengine.model import CastModel, Precision
 from jengine.parallel import gather_lists, local_rows
 from jengine.registry import LOOPS
-from jengine.train import build_eval_step
+from jengine.train import COMPILES, TraceOnce, build_eval_step, check_retrace
 
 if TYPE_CHECKING:
     from jengine.runner.runner import Runner
@@ -29,6 +31,8 @@ class TrainLoop:
       dynamic_intervals: `(milestone, interval)` pairs; from a milestone on its interval takes the place of
         `val_interval`.
       phases: with several optimizers, which act in one iteration, in order, and how often: `[('disc', 2), ('gen', 1)]`.
+      retrace: 'warn' or 'raise', where arguments of another form make a compiled step compile again; None is what the
+        environment variable `JENGINE_RETRACE` says, 'warn' by default.
 
     Attributes:
       by_epoch: whether the loop counts in epochs.
@@ -47,6 +51,7 @@ class TrainLoop:
         val_interval: int,
         dynamic_intervals: Sequence[tuple[int, int]] | None,
         phases: Sequence[tuple[str, int]] | None,
+        retrace: str | None,
     ) -> None:
         for name, value, least in (("val_begin", val_begin, 0), ("val_interval", val_interval, 1)):
             _check_count(type(self).__name__, name, value, least)
@@ -54,6 +59,7 @@ class TrainLoop:
         self.dataloader = dataloader
         self.val_begin = val_begin
         self.phases = phases
+        self.retrace = check_retrace(retrace)
         self.stop_training = False
         self.in_iteration = False
         self.iter = 0
@@ -119,9 +125,10 @@ class EpochBasedTrainLoop(TrainLoop):
         val_interval: int = 1,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
         phases: Sequence[tuple[str, int]] | None = None,
+        retrace: str | None = None,
     ) -> None:
         _check_count("EpochBasedTrainLoop", "max_epochs", max_epochs, 1)
-        super().__init__(runner, dataloader, val_begin, val_interval, dynamic_intervals, phases)
+        super().__init__(runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, retrace)
         self.max_epochs = int(max_epochs)
         self.max_iters = self.max_epochs * len(dataloader)
 
@@ -170,9 +177,10 @@ class IterBasedTrainLoop(TrainLoop):
         val_interval: int = 1000,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
         phases: Sequence[tuple[str, int]] | None = None,
+        retrace: str | None = None,
     ) -> None:
         _check_count("IterBasedTrainLoop", "max_iters", max_iters, 1)
-        super().__init__(runner, dataloader, val_begin, val_interval, dynamic_intervals, phases)
+        super().__init__(runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, retrace)
         self.max_iters = int(max_iters)
 
     def run(self) -> None:
@@ -222,13 +230,22 @@ class EvalLoop:
         """Evaluates this model from now on, with the parameters of the run."""
         strategy = self.runner.strategy
         model = strategy.adapt_for_eval(CastModel(model, Precision(compute="float16")) if self._fp16 else model)
-        self._compiled = False  # for the account of time: the first call compiles
-        self._step = strategy.compile_eval_step(build_eval_step(model, self.evaluator.update))
+        self._traced = TraceOnce(
+            build_eval_step(model, self.evaluator.update),
+            ("params", "model_state", "metrics", "batch"),
+            name=f"the step of the {self._part}",
+            retrace=getattr(self.runner.train_loop, "retrace", None),
+        )
+        self._step = strategy.compile_eval_step(self._traced)
 
     def run(self) -> dict[str, float]:
         """Evaluates once and returns the metrics by name."""
-        with self.runner.time.part("validation" if self.mode == "val" else self.mode):
+        with self.runner.time.part(self._part):
             return self._run()
+
+    @property
+    def _part(self) -> str:
+        return "validation" if self.mode == "val" else self.mode
 
     def _run(self) -> dict[str, float]:
         runner, mode = self.runner, self.mode
@@ -244,21 +261,29 @@ class EvalLoop:
 
     def _evaluate(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
         runner, mode = self.runner, self.mode
-        sums = self.evaluator.init()
+        # placed as the step leaves them, or its second call would compile again
+        sums = jax.device_put(self.evaluator.init(), getattr(runner.strategy, "device", None))
         with contextlib.closing(prefetch_to_device(self.dataloader, runner.strategy.put_batch)) as batches:
             for batch_idx, batch in enumerate(batches):
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
                 runner.in_flight.wait()
-                before = runner.time.switch("compile") if not self._compiled else None
-                sums, predictions = self._step(params, model_state, sums, batch)
-                if before is not None:
-                    runner.time.switch(before)
-                    self._compiled = True
+                sums, predictions = self._call(params, model_state, sums, batch)
                 runner.in_flight.add(predictions)
                 self._process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()
         return self.evaluator.evaluate(sums, functools.partial(gather_lists, processes=runner.processes))
+
+    def _call(self, *args: PyTree) -> Any:
+        """The step; that it compiled something is told to the account of time and to the watch on its forms."""
+        time, compiles = self.runner.time, COMPILES.count
+        before = time.switch(self._part)
+        found = self._step(*args)
+        if COMPILES.count != compiles:
+            time.was("compile")
+            self._traced.look(*args)
+        time.switch(before)
+        return found
 
     def _process_host(self, predictions: PyTree, batch: PyTree) -> None:
         """Hands the rows that this process read to the metrics on the host, if there are any."""

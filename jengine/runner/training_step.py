@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jengine.logging import TimeAccount
 from jengine.parallel import InFlight
 from jengine.runner.standing_numbers import StandingNumbers
-from jengine.train import TraceOnce, TrainState, build_train_step
+from jengine.train import COMPILES, TraceOnce, TrainState, build_train_step
 
 PyTree = Any
 
 
 class TrainingStep:
-    """The step that updates and the one that only accumulates, each compiled at its first call and traced once.
+    """The step that updates and the one that only accumulates, each compiled at its first call, as a rule once.
 
     Args:
       model: gives the losses.
@@ -24,6 +24,7 @@ class TrainingStep:
       hooks: those with traced points are compiled in.
       strategy: compiles.
       phases: see `build_train_step`.
+      retrace: 'warn' or 'raise'; see `TraceOnce`.
 
     Attributes:
       update: the pure step that updates. accumulate: the one that only accumulates.
@@ -36,11 +37,14 @@ class TrainingStep:
         hooks: Sequence[Any],
         strategy: Any,
         phases: Sequence[tuple[str, int]] | None = None,
+        retrace: str | None = None,
     ) -> None:
         arguments = ("state", "batch", "hyperparams")
         self._optim_wrapper = optim_wrapper
         self.update, self.accumulate = (
-            TraceOnce(build_train_step(model, optim_wrapper, hooks, update=update, phases=phases), arguments)
+            TraceOnce(
+                build_train_step(model, optim_wrapper, hooks, update=update, phases=phases), arguments, retrace=retrace
+            )
             for update in (True, False)
         )
         self._standing = StandingNumbers(functools.partial(_put, getattr(strategy, "device", None)))
@@ -63,12 +67,15 @@ class TrainingStep:
         """
         step = self.update if self._optim_wrapper.advance() else self.accumulate
         hyperparams = self._standing({**self._optim_wrapper.hyperparams, **scalars})
-        before = time.switch("step" if step.traces else "compile")
+        before, compiles = time.switch("step"), COMPILES.count
         in_flight.wait()
-        state, outputs = self._compiled[step](state, batch, hyperparams)
+        new, outputs = self._compiled[step](state, batch, hyperparams)
+        if COMPILES.count != compiles:
+            time.was("compile")
+            step.look(state, batch, hyperparams)
         in_flight.add(outputs["loss"])
         time.switch(before)
-        return state, outputs
+        return new, outputs
 
 
 def _put(device: jax.Device | None, value: Any) -> jax.Array:

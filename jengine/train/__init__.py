@@ -11,4 +11,5 @@ from jengine.train.step import build_eval_step as build_eval_step
 from jengine.train.step import build_train_step as build_train_step
 from jengine.train.trace_once import RetraceError as RetraceError
 from jengine.train.trace_once import TraceOnce as TraceOnce
+from jengine.train.trace_once import check_retrace as check_retrace
 from jengine.train.traced_hooks import hook_names as hook_names

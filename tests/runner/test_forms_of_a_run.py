@@ -1,0 +1,75 @@
+import jax
+import numpy as np
+import pytest
+
+from jengine.train import RetraceError
+
+
+def batch(features=2):
+    return {"x": np.ones((4, features), np.float32), "y": np.ones(4, np.float32)}
+
+
+class Renamed(dict):
+    pass
+
+
+jax.tree_util.register_pytree_with_keys(
+    Renamed,
+    lambda tree: ([(jax.tree_util.DictKey(k), tree[k]) for k in sorted(tree)], tuple(sorted(tree))),
+    lambda keys, children: Renamed(zip(keys, children, strict=True)),
+)
+
+
+def log_of(runner):
+    with open(f"{runner.log_dir}/{runner.timestamp}.log") as file:
+        return file.read()
+
+
+def test_a_run_warns_once_of_another_form_and_trains_on_with_it(make_runner):
+    runner = make_runner(
+        train_dataloader=[batch(), Renamed(batch()), batch(), Renamed(batch())],
+        train_cfg=dict(max_epochs=2, retrace="warn"),
+        val_dataloader=[batch(), Renamed(batch())],
+    )
+    runner.train()
+    assert runner.iter == 8
+    assert runner.update_step.traces == 2
+    log = log_of(runner)
+    assert log.count("the training step is compiled for one form of its arguments, and they changed") == 1
+    # the padded batches of a validation are dicts again
+    assert log.count("the step of the validation is compiled for one form") == 0
+    assert "  batch: was a dict, is a Renamed" in log
+
+
+def test_a_run_that_is_to_raise_stops_before_the_compile(make_runner):
+    batches = [batch(), Renamed(batch())]
+    with pytest.raises(RetraceError, match="batch: was a dict, is a Renamed"):
+        make_runner(train_dataloader=batches, train_cfg=dict(max_epochs=1, retrace="raise")).train()
+    with pytest.raises(ValueError, match="retrace is 'warn' or 'raise', found 'Warn'; did you mean 'warn'"):
+        make_runner(train_cfg=dict(max_epochs=1, retrace="Warn")).train()
+
+
+def test_training_and_validation_are_compiled_once_each(make_runner):
+    compiled = []
+
+    def note(event, duration, fun_name="", **_):
+        if "backend_compile" in event:
+            compiled.append(fun_name)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        make_runner(train_cfg=dict(max_epochs=3, retrace="raise")).train()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert compiled.count("jit(step)") == 2
+
+
+def test_every_compile_counts_as_such_in_the_account_of_time(make_runner, monkeypatch):
+    runner = make_runner(
+        train_dataloader=[batch(), Renamed(batch())], train_cfg=dict(max_epochs=3, retrace="warn"), val_dataloader=None,
+        val_cfg=None, val_evaluator=None,
+    )  # fmt: skip
+    parts = []
+    monkeypatch.setattr(runner.time, "was", parts.append)
+    runner.train()
+    assert parts == ["compile", "compile"]
