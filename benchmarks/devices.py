@@ -2,9 +2,10 @@
 
 On fake CPU devices times mean nothing, so nothing is timed: the compiled programs are read. The least for copies of the
 parameters on every device is one all-reduce of the gradients an update, on the wire twice their size; nothing in an
-iteration that only accumulates.
+iteration that only accumulates. The least for parameters divided over all devices is the same in every iteration: a
+gather of the parameters and a reduce-scatter of the gradients.
 
-    python benchmarks/devices.py [--devices 8] [--width 512] [--batch 64]
+    python benchmarks/devices.py [--devices 8] [--width 512] [--batch 16384]
 """
 
 import argparse
@@ -21,7 +22,9 @@ def strategies(devices):
         f"Pjit, fsdp {devices}": dict(type="Pjit", mesh=dict(data=1, fsdp=devices), fsdp_min_size=2**10),
         f"Pjit, data 2, fsdp {devices // 2}": dict(type="Pjit", mesh=half, fsdp_min_size=2**10),
         f"Pjit, data {devices // 2}, tensor 2": dict(type="Pjit", mesh=dict(tensor=2), rules=tensor),
-        "Replica, shard_map": dict(type="Replica"),
+        f"Replica, data {devices}": dict(type="Replica"),
+        f"Replica, data 2, fsdp {devices // 2}": dict(type="Replica", mesh=half, fsdp_min_size=2**10),
+        f"Replica, data {devices // 2}, tensor 2": dict(type="Replica", mesh=dict(tensor=2), rules=tensor),
     }
 
 
@@ -66,7 +69,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=16384)
     args = parser.parse_args()
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={args.devices}"
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -82,13 +85,16 @@ def main():
             texts, parameters, held = programs(parallel, work_dir, args.width, args.batch)
         for iteration, text in zip(("accumulates", "updates"), texts, strict=True):
             found = collectives(text)
-            kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in found).items())
+            arrays = Counter()
+            for one in found:
+                arrays[one.kind if one.size > 4 * one.arrays else "scalar"] += one.arrays
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(arrays.items()))
             sent = traffic(found)
             rows.append(
                 [name, iteration, kinds or "nothing", f"{sent / 2**20:.2f}", f"{sent / (2 * parameters):.2f}",
                  f"{held / 2**20:.2f}"]
             )  # fmt: skip
-    columns = ["strategy", "iteration", "exchanges", "MiB sent", "of 2 x parameters", "MiB of state per device"]
+    columns = ["strategy", "iteration", "arrays exchanged", "MiB sent", "of 2 x parameters", "MiB of state per device"]
     title = f"{parameters / 2**20:.2f} MiB of parameters, batch {args.batch}, {args.devices} devices"
     print(format_table(columns, rows, title=title))
 

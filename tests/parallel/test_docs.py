@@ -15,5 +15,6 @@ def test_configs_of_the_page():
         names = {}
         exec(config, names)
         built.append(STRATEGIES.build(names["parallel"]))
-    assert [type(one) for one in built] == [Pjit, Pjit, Replica, SingleDevice, Pjit]
-    assert dict(built[1].mesh.shape) == dict(data=2, fsdp=4, tensor=1)
+    assert [type(one) for one in built] == [Pjit, Pjit, Replica, Replica, SingleDevice, Pjit]
+    assert dict(built[1].mesh.shape) == dict(built[3].mesh.shape) == dict(data=2, fsdp=4, tensor=1)
+    assert built[3].replicas == 2
