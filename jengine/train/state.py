@@ -38,7 +38,7 @@ class TrainState(struct.PyTreeNode):
 def create_train_state(
     params: PyTree, model_state: PyTree, optim_wrapper: "OptimWrapper", hooks: Sequence[Any] = (), *, rng: jax.Array
 ) -> TrainState:
-    """The state before the first iteration.
+    """The state before the first iteration, strongly typed: a step is compiled again for arrays that were not.
 
     Args:
       params: parameters; taken into the state as they are, so they must not be used elsewhere once a step was run.
@@ -47,6 +47,7 @@ def create_train_state(
       hooks: those with traced state add theirs.
       rng: key<fry>[], the run's key.
     """
+    params, model_state = strongly_typed(params), strongly_typed(model_state)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -55,3 +56,12 @@ def create_train_state(
         hook_state=TracedHooks(hooks).init(params, model_state),
         rng=rng,
     )
+
+
+def strongly_typed(tree: PyTree) -> PyTree:
+    """The arrays with dtypes that hold against others, where a Python number had lent its own (`jnp.full(3, 0.5)`).
+
+    Args:
+      tree: arrays; keys and strongly typed arrays are passed through.
+    """
+    return jax.tree.map(lambda x: jnp.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x, tree)

@@ -189,3 +189,17 @@ def test_a_second_trace_names_what_changed():
         fn(1.0, {"x": jnp.zeros((4, 2)), "mask": jnp.zeros(4, bool)})
     with pytest.raises(RetraceError, match=r"state: was .*weakly typed.*, is float32\[\]"):
         fn(jnp.float32(1.0), {"x": jnp.zeros((4, 2))})
+
+
+def test_arrays_whose_dtype_was_lent_by_a_number_do_not_have_the_step_compiled_again():
+    def loss(params, model_state, batch):
+        return params["w"] * batch["x"], {"rate": model_state["rate"] * np.float32(2)}
+
+    model = FunctionalModel(init=lambda: ({"w": jnp.full((), 0.5)}, {"rate": jnp.full(2, 0.5)}), loss=loss)
+    wrapper = OptimWrapper(dict(type="SGD", lr=0.5))
+    traced = TraceOnce(build_train_step(model, wrapper), ("state", "batch", "hyperparams"))
+    step, state = jax.jit(traced), start(model, wrapper)
+    for _ in range(2):
+        state, _ = step(state, BATCH, wrapper.hyperparams)
+    assert traced.traces == 1
+    assert state.model_state["rate"].tolist() == [2.0, 2.0]
