@@ -1,0 +1,91 @@
+"""One finished step of the small CNN and no more: `python -m benchmarks.first_step by_hand | by_runner`.
+
+Written as a user's script would be, with nothing imported that it does not need. It ends at once, as what ends a
+process is not looked at.
+"""
+
+import os
+import sys
+import tempfile
+
+
+def make_batch():
+    """A batch for the small CNN."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    image = rng.standard_normal((32, 16, 16, 3), np.float32)
+    return {"image": image, "label": rng.integers(0, 10, 32).astype(np.int32)}
+
+
+def by_hand():
+    """With Flax and optax alone."""
+    import functools
+
+    import flax.linen as nn
+    import jax
+    import optax
+
+    class Net(nn.Module):  # a user's own network, the same as SmallCNN(widths=(16, 32))
+        @nn.compact
+        def __call__(self, image, train=False):
+            x = image
+            for stage, width in enumerate((16, 32)):
+                for depth in range(2):
+                    stride = 2 if stage > 0 and depth == 0 else 1
+                    x = nn.Conv(width, (3, 3), (stride, stride), use_bias=False)(x)
+                    x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
+            return nn.Dense(10)(x.mean(axis=(1, 2)))
+
+    net, batch = Net(), make_batch()
+    tx = optax.adamw(optax.cosine_decay_schedule(1e-4, 1000), weight_decay=0.01)
+
+    @jax.jit
+    def init(image):
+        variables = net.init(jax.random.key(0), image)
+        return variables["params"], variables["batch_stats"], tx.init(variables["params"])
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state, batch):
+        params, batch_stats, opt_state = state
+
+        def loss_fn(params):
+            variables = {"params": params, "batch_stats": batch_stats}
+            logits, moved = net.apply(variables, batch["image"], train=True, mutable=["batch_stats"])
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+            return losses.mean(), moved["batch_stats"]
+
+        (loss, moved), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), moved, opt_state), loss
+
+    jax.block_until_ready(step(init(batch["image"]), batch))
+    os._exit(0)
+
+
+def by_runner():
+    """With the Runner and its default hooks."""
+    import jax
+
+    from jengine import Runner
+    from jengine.hooks import Hook
+    from jengine.model import CrossEntropy, LinenModel, SmallCNN
+
+    class End(Hook):
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            jax.block_until_ready(runner.state)
+            os._exit(0)
+
+    Runner(
+        LinenModel(SmallCNN(widths=(16, 32)), CrossEntropy()),
+        tempfile.mkdtemp(),
+        train_dataloader=[make_batch()],
+        train_cfg=dict(by_epoch=False, max_iters=1000),
+        optim_wrapper=dict(optimizer=dict(type="AdamW", lr=1e-4, weight_decay=0.01)),
+        param_scheduler=dict(type="CosineAnnealingLR", by_epoch=False, end=1000),
+        custom_hooks=[End()],
+    ).train()
+
+
+if __name__ == "__main__":
+    {"by_hand": by_hand, "by_runner": by_runner}[sys.argv[1]]()
