@@ -26,6 +26,10 @@ class IterableLoader:
         `mask`: bool[B], True for a real row.
       num_batch_per_epoch: cuts the epoch to that many batches.
 
+    Attributes:
+      device_prefetch: batches that a loop sends to the device ahead of the one that it computes on: what the iterable
+        says under that name, else 2.
+
     Raises:
       TypeError: no length, or an iterator that can be gone through only once. ValueError: no batches.
     """
@@ -33,6 +37,7 @@ class IterableLoader:
     def __init__(self, iterable: Iterable[Any], train: bool, num_batch_per_epoch: int | None = None) -> None:
         self.iterable = iterable
         self.train = train
+        self.device_prefetch: int = getattr(iterable, "device_prefetch", 2)
         self._total = _length(iterable)
         self._ragged = _last_is_smaller(iterable, self._total)  # None: only the end of a pass will tell
         self._limit = num_batch_per_epoch

@@ -30,6 +30,8 @@ class DataLoader:
       prefetch_factor: batches that each worker, or each thread, builds ahead.
       collate_fn: list of samples -> batch; None stacks them.
       num_batch_per_epoch: cuts the epoch to that many batches, for a quick try.
+      device_prefetch: batches that a loop sends to the device ahead of the one that it computes on; each takes memory
+        there. 0 sends none ahead.
 
     Raises:
       TypeError: the dataset is not map-style. ValueError: a number out of range, or a dataset smaller than one batch.
@@ -46,6 +48,7 @@ class DataLoader:
         prefetch_factor: int = 2,
         collate_fn: Callable[[Sequence[Any]], Any] | None = None,
         num_batch_per_epoch: int | None = None,
+        device_prefetch: int = 2,
     ) -> None:
         if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
             raise TypeError(f"a dataset has __len__ and __getitem__, found {type(dataset).__name__}")
@@ -55,6 +58,7 @@ class DataLoader:
         self.num_workers = _at_least("num_workers", num_workers, 0)
         self.num_threads = _at_least("num_threads", num_threads, 0)
         self.prefetch_factor = _at_least("prefetch_factor", prefetch_factor, 1)
+        self.device_prefetch = _at_least("device_prefetch", device_prefetch, 0)
         if collate_fn is not None and not callable(collate_fn):
             raise TypeError(f"collate_fn is a function from a list of samples to a batch, found {collate_fn!r}")
         self.sampler = DefaultSampler(dataset, shuffle=False) if sampler is None else sampler

@@ -3,7 +3,7 @@
 import bisect
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -148,7 +148,7 @@ class EpochBasedTrainLoop(TrainLoop):
         start = self.iter - self.epoch * len(loader)
         if start:  # resumed within the epoch
             loader.set_epoch(loader.epoch, start)
-        with contextlib.closing(prefetch_to_device(loader, runner.strategy.put_batch)) as batches:
+        with contextlib.closing(_ahead(runner, loader, loader)) as batches:
             runner.time.switch("input")
             for batch_idx, batch in enumerate(batches, start):
                 self._run_iter(batch_idx, batch)
@@ -189,7 +189,7 @@ class IterBasedTrainLoop(TrainLoop):
         runner.call_hook("before_train")
         self._validate_before_first(self.iter, self.max_iters, at_border=True)
         runner.call_hook("before_train_epoch")
-        with contextlib.closing(prefetch_to_device(self._endless(), runner.strategy.put_batch)) as batches:
+        with contextlib.closing(_ahead(runner, self._endless(), self.dataloader)) as batches:
             while self.iter < self.max_iters and not self.stop_training:
                 self._run_iter(self.iter, next(batches))
                 self._validate_if_due(self.iter, self.max_iters)
@@ -263,7 +263,7 @@ class EvalLoop:
         runner, mode = self.runner, self.mode
         # placed as the step leaves them, or its second call would compile again
         sums = jax.device_put(self.evaluator.init(), getattr(runner.strategy, "device", None))
-        with contextlib.closing(prefetch_to_device(self.dataloader, runner.strategy.put_batch)) as batches:
+        with contextlib.closing(_ahead(runner, self.dataloader, self.dataloader)) as batches:
             for batch_idx, batch in enumerate(batches):
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
                 runner.in_flight.wait()
@@ -312,6 +312,11 @@ class TestLoop(EvalLoop):
 
     mode = "test"
     __test__ = False  # not one of pytest's classes
+
+
+def _ahead(runner: "Runner", batches: Iterable[PyTree], loader: Any) -> Generator[PyTree, None, None]:
+    """The batches on the device, as many of them ahead as the loader says."""
+    return prefetch_to_device(batches, runner.strategy.put_batch, getattr(loader, "device_prefetch", 2))
 
 
 def _check_count(owner: str, name: str, value: Any, least: int) -> None:

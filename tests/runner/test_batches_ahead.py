@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+
+from jengine.data import DataLoader
+from jengine.hooks import Hook
+
+BATCH = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
+
+
+class Ahead(Hook):
+    """Notes how many batches were sent to the device when the first of them is computed on."""
+
+    def __init__(self):
+        self.sent = 0
+        self.found = {}
+
+    def count(self, put):
+        def counted(batch):
+            self.sent += 1
+            return put(batch)
+
+        return counted
+
+    def before_train_epoch(self, runner):
+        self.sent = 0
+
+    def before_val_epoch(self, runner):
+        self.sent = 0
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.found.setdefault("train", self.sent)
+
+    def before_val_iter(self, runner, batch_idx, data_batch=None):
+        self.found.setdefault("val", self.sent)
+
+
+def found(make_runner, train, val, **changes):
+    hook = Ahead()
+    runner = make_runner(train_dataloader=train, val_dataloader=val, custom_hooks=[hook], **changes)
+    runner.strategy.put_batch = hook.count(runner.strategy.put_batch)
+    runner.train()
+    return hook.found
+
+
+@pytest.mark.parametrize("train_cfg", [dict(max_epochs=1), dict(by_epoch=False, max_iters=8, val_interval=4)])
+def test_the_config_says_how_many_batches_are_sent_ahead(make_runner, train_cfg):
+    dataset = [{k: v[0] for k, v in BATCH.items()}] * 32
+    train, val = dict(dataset=dataset, batch_size=4, device_prefetch=4), dict(dataset=dataset, batch_size=4)
+    # the batch in use, and those ahead of it: 2 unless told
+    assert found(make_runner, train, val, train_cfg=train_cfg) == {"train": 5, "val": 3}
+    val["device_prefetch"] = 0
+    assert found(make_runner, train, val, train_cfg=train_cfg)["val"] == 1
+
+
+def test_a_foreign_loader_says_it_by_its_attribute(make_runner):
+    class Batches(list):
+        device_prefetch = 1
+
+    assert found(make_runner, Batches([BATCH] * 8), [BATCH] * 8, train_cfg=dict(max_epochs=1)) == {"train": 2, "val": 3}
+
+
+def test_a_number_below_zero_is_refused():
+    with pytest.raises(ValueError, match="device_prefetch is at least 0, found -1"):
+        DataLoader([1], batch_size=1, device_prefetch=-1)
