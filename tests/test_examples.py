@@ -18,6 +18,8 @@ EXAMPLES = {
     "segment_digits": dict(max_epochs=2, train_images=128),
     "simsiam": dict(max_epochs=4),
     "densecl": dict(max_iters=30),
+    "many_hooks": dict(max_epochs=6, good_enough=0.3),
+    "imix_debug": dict(total_epochs=2),
     "shard_map_loop": dict(steps=60),
     "pmap_loop": dict(steps=60),
 }

@@ -1,0 +1,179 @@
+"""One run on the digits with nearly every hook that jengine has, each with something to do.
+
+    python examples/many_hooks.py
+
+A small network learns from labels and from its own slowly following copy. Recipe and numbers change on the way, a guard
+watches the loss, averages are kept, two iterations are profiled, training ends early when it is good enough, and the
+test sees each digit in several places and draws what it thinks. Nothing is compiled twice.
+"""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jengine import Runner
+from jengine.model import BaseTTAModel, LinenModel, SmallCNN, SwitchedLoss
+from jengine.registry import MODELS, TRANSFORMS, VISUALIZERS
+from jengine.visualization import Visualizer
+
+SHIFTS = ((0, 0), (0, 1), (1, 0), (0, -1), (-1, 0))
+
+
+@TRANSFORMS.register_module(force=True)
+class RandomShift:
+    """Moves a digit by up to `pixels`, on the host."""
+
+    def __init__(self, pixels=1):
+        self.pixels = pixels
+
+    def __call__(self, sample, rng):
+        """A sample moved."""
+        by = rng.randint(-self.pixels, self.pixels + 1, 2)
+        return {**sample, "image": np.roll(sample["image"], by, axis=(0, 1))}
+
+
+def dim(batch, rng):
+    """Makes digits paler, each as much as chance will have it; part of the compiled step."""
+    ink = jax.random.uniform(rng, (batch["image"].shape[0], 1, 1, 1), minval=0.4)
+    return {**batch, "image": batch["image"] * ink}
+
+
+def erase(batch, rng):
+    """Takes a row of pixels out of each digit; part of the compiled step."""
+    row = jax.random.randint(rng, (batch["image"].shape[0], 1, 1, 1), 0, 8)
+    return {**batch, "image": jnp.where(jnp.arange(8)[:, None, None] == row, 0.0, batch["image"])}
+
+
+@MODELS.register_module(force=True)
+class ShiftTTA(BaseTTAModel):
+    """Adds up the logits of a digit in five places."""
+
+    def augment(self, batch):
+        """The digits moved."""
+        return [{**batch, "image": jnp.roll(batch["image"], by, axis=(1, 2))} for by in SHIFTS]
+
+    def merge_preds(self, predictions):
+        """Their mean."""
+        return sum(predictions) / len(predictions)
+
+
+@VISUALIZERS.register_module(force=True)
+class Verdict(Visualizer):
+    """Draws a digit with a green edge where the prediction is right, and a red one where it is wrong."""
+
+    def add_datasample(
+        self, name, image, data_sample=None, draw_gt=True, draw_pred=True, show=False, wait_time=0, step=0
+    ):
+        """Draws a sample."""
+        right = data_sample["pred"].argmax() == data_sample["gt"]["label"]
+        picture = np.empty((80, 80, 3), np.uint8)
+        picture[:] = (60, 180, 75) if right else (230, 25, 75)
+        picture[8:72, 8:72] = np.kron(image, np.ones((8, 8, 1), np.uint8))
+        self.add_image(name, picture, step)
+
+
+def make_model():
+    """The network with two losses to switch between, both of which ask the teacher."""
+    model = LinenModel(SmallCNN(widths=(8, 16)), loss=lambda outputs, batch: outputs)
+    model.num_classes = 10  # what ClassNumCheckHook compares with the data
+
+    def with_teacher(by_label):
+        def loss(logits, batch, hyperparams):
+            teacher = hyperparams["teacher"]
+            taught = jax.nn.softmax(model.predict(teacher["params"], teacher["model_state"], batch))
+            return {
+                "loss_label": by_label(logits, jax.nn.one_hot(batch["label"], 10), hyperparams["smoothing"]),
+                "loss_teacher": hyperparams["teacher_weight"] * optax.softmax_cross_entropy(logits, taught),
+                "epoch_of_the_step": hyperparams["epoch"],
+            }
+
+        return loss
+
+    def cross_entropy(logits, label, smoothing):
+        return optax.softmax_cross_entropy(logits, optax.smooth_labels(label, smoothing))
+
+    def brier(logits, label, smoothing):
+        return jnp.square(jax.nn.softmax(logits) - optax.smooth_labels(label, smoothing)).sum(-1)
+
+    losses = [with_teacher(cross_entropy), with_teacher(brier)]
+    trained = LinenModel(model.module, loss=SwitchedLoss(losses))
+    trained.num_classes = model.num_classes
+    return trained
+
+
+def hooks(good_enough):
+    """The hooks besides the six that every run has."""
+    first = dict(smoothing=0.1)
+    recipe = [
+        dict(action_epoch=1, hyperparams=first, batch_augments=dict(augments=[dim, erase], probs=[0.4, 0.4])),
+        dict(action_epoch=3, hyperparams=dict(smoothing=0.0), loss=1, batch_augments=None, train_pipeline=[]),
+    ]
+    return [
+        # inside the step
+        dict(type="NumericsGuardHook", max_in_row=3, spike_factor=100.0),
+        dict(type="EMAHook", momentum=0.05, update_buffers=True),
+        dict(type="MeanTeacherHook", momentum=0.05, evaluate_on_teacher=False),
+        # numbers that the step gets
+        dict(type="SetEpochInfoHook"),
+        dict(type="WarmupParamHook", param_name="teacher_weight", value=0.2, warmup_epochs=2),
+        dict(type="SwitchRecipeHook", schedule=recipe),
+        # between steps
+        dict(type="CheckInvalidLossHook", interval=10),
+        dict(type="PreciseBNHook", num_samples=512),
+        dict(type="SyncBuffersHook"),
+        dict(type="ClassNumCheckHook"),
+        dict(type="EarlyStoppingHook", monitor="accuracy/top1", min_delta=0.001, stopping_threshold=good_enough),
+        # time, memory, pictures
+        dict(type="EmptyCacheHook"),
+        dict(type="MemoryProfilerHook", interval=11),
+        dict(type="ProfilerHook", by_epoch=False, schedule=dict(skip_first=2, active=2)),
+        dict(type="ProgressHook"),
+        dict(type="NaiveVisualizationHook", interval=3, img_norm_cfg=dict(mean=[0.0], std=[255.0])),
+        # the test
+        dict(type="PrepareTTAHook", tta_cfg=dict(type="ShiftTTA")),
+    ]
+
+
+def main(
+    max_epochs: int = 20, good_enough: float = 0.97, work_dir: str = "work_dirs/many_hooks"
+) -> tuple[Runner, float]:
+    """Trains, tests, and returns the Runner and the accuracy of the test."""
+    digits = dict(type="Digits", split="train")
+    test_data = dict(batch_size=128, dataset=dict(type="Digits", split="test"))
+    runner = Runner(
+        model=make_model(),
+        work_dir=work_dir,
+        train_dataloader=dict(
+            batch_size=128,
+            dataset=dict(type="TransformedDataset", dataset=digits, pipeline=[dict(type="RandomShift", pixels=1)]),
+        ),
+        train_cfg=dict(max_epochs=max_epochs),
+        optim_wrapper=dict(optimizer=dict(type="AdamW", lr=1e-2, weight_decay=1e-2)),
+        param_scheduler=dict(type="CosineAnnealingLR", T_max=max_epochs, by_epoch=True),
+        val_dataloader=test_data,
+        val_cfg=dict(),
+        val_evaluator=dict(type="Accuracy"),
+        test_dataloader=test_data,
+        test_cfg=dict(),
+        test_evaluator=dict(type="Accuracy"),
+        visualizer=dict(type="Verdict"),
+        default_hooks=dict(
+            logger=dict(type="LoggerHook", interval=5),
+            checkpoint=dict(type="CheckpointHook", interval=5, max_keep_ckpts=1, save_best="accuracy/top1"),
+        ),
+        custom_hooks=hooks(good_enough),
+    )
+    runner.train()
+    return runner, runner.test()["accuracy/top1"]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--max-epochs", type=int, default=20)
+    parser.add_argument("--work-dir", default="work_dirs/many_hooks")
+    args = parser.parse_args()
+    _, accuracy = main(args.max_epochs, work_dir=args.work_dir)
+    print(f"accuracy on digits that were held out, each seen in five places: {accuracy:.4f}")
