@@ -109,7 +109,7 @@ def hooks(good_enough):
     first = dict(smoothing=0.1)
     recipe = [
         dict(action_epoch=1, hyperparams=first, batch_augments=dict(augments=[dim, erase], probs=[0.4, 0.4])),
-        dict(action_epoch=3, hyperparams=dict(smoothing=0.0), loss=1, batch_augments=None, train_pipeline=[]),
+        dict(action_epoch=3, hyperparams=dict(smoothing=0.0), loss=1, batch_augments=None),
     ]
     return [
         # inside the step
@@ -120,6 +120,7 @@ def hooks(good_enough):
         dict(type="SetEpochInfoHook"),
         dict(type="WarmupParamHook", param_name="teacher_weight", value=0.2, warmup_epochs=2),
         dict(type="SwitchRecipeHook", schedule=recipe),
+        dict(type="PipelineSwitchHook", switch_epoch=2, switch_pipeline=[]),
         # between steps
         dict(type="CheckInvalidLossHook", interval=10),
         dict(type="PreciseBNHook", num_samples=512),

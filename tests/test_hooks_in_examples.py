@@ -71,7 +71,7 @@ def scalars(work_dir):
 def test_one_compiled_step_serves_all_hooks(many_hooks):
     runner, *_ = many_hooks
     assert runner.update_step.traces == 1
-    assert len(runner.hooks) == 23
+    assert len(runner.hooks) == 24
 
 
 def test_training_ends_early_and_the_test_sees_several_views(many_hooks):
@@ -94,7 +94,8 @@ def test_numbers_reach_the_step(many_hooks):
     numbers = {name: runner.hyperparams[name] for name in ("smoothing", "loss_index", "augment_index")}
     assert numbers == dict(smoothing=0.0, loss_index=1, augment_index=0)
     assert runner.train_dataloader.dataset.pipeline.transforms == []
-    assert "SwitchRecipeHook: from epoch 3 on another hyperparams, loss, batch_augments, train_pipeline" in log
+    assert "SwitchRecipeHook: from epoch 3 on another hyperparams, loss, batch_augments" in log
+    assert "PipelineSwitchHook: from epoch 2 on" in log
     losses = [row["loss_label"] for row in rows]
     assert max(losses[:4]) > math.log(10) * 0.8  # cross-entropy at first; the other loss is at most 2
     assert losses[-1] < 2

@@ -15,6 +15,7 @@ from jengine.hooks.memory_profiler import MemoryProfilerHook as MemoryProfilerHo
 from jengine.hooks.naive_visualization import NaiveVisualizationHook as NaiveVisualizationHook
 from jengine.hooks.numerics_guard import NumericsGuardHook as NumericsGuardHook
 from jengine.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
+from jengine.hooks.pipeline_switch import PipelineSwitchHook as PipelineSwitchHook
 from jengine.hooks.precise_bn import PreciseBNHook as PreciseBNHook
 from jengine.hooks.prepare_tta import PrepareTTAHook as PrepareTTAHook
 from jengine.hooks.priority import Priority as Priority

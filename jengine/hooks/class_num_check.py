@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from jengine.runner import Runner
 
 
+@HOOKS.register_module("NumClassCheckHook")
 @HOOKS.register_module()
 class ClassNumCheckHook(Hook):
     """Checks, before training, validation and test, every module with `num_classes` against the data's `classes`.
 
-    The data tell their classes in the `metainfo` of the dataset; where they do not there is a warning. Looked at are
-    the model and what its attributes lead to: modules that a Flax module makes only within its methods are not.
+    MMDetection's name for it, `NumClassCheckHook`, will do too. The data tell their classes in the `metainfo` of the
+    dataset; where they do not there is a warning. Looked at are the model and what its attributes lead to: modules that
+    a Flax module makes only within its methods are not.
 
     Args:
       skip: attributes that are passed over; a region proposal head has a class number of its own.

@@ -10,6 +10,7 @@ from jengine.data import Pipeline
 from jengine.errors import ConfigError, closest, place
 from jengine.hooks.batch_augments import BatchAugment, build_batch_augment, unchanged
 from jengine.hooks.hook import Hook
+from jengine.hooks.pipeline_switch import set_pipeline
 from jengine.registry import HOOKS
 from jengine.train import StepContext
 
@@ -111,26 +112,10 @@ class SwitchRecipeHook(Hook):
 
     def _apply(self, runner: "Runner", item: Mapping[str, Any]) -> None:
         if "train_pipeline" in item:
-            _set_pipeline(runner.train_loop.dataloader, item["train_pipeline"])
+            set_pipeline(runner.train_loop.dataloader, item["train_pipeline"])
         if "batch_augments" in item and self._augments:
             runner.hyperparams[_AUGMENT] = item["batch_augments"] or 0
         if "loss" in item:
             runner.hyperparams["loss_index"] = item["loss"]
         for name, value in item.get("hyperparams", {}).items():
             runner.hyperparams[name] = value
-
-
-def _set_pipeline(loader: Any, pipeline: Pipeline) -> None:
-    """Gives it to the outermost dataset that has one, and ends what reads ahead by the old one."""
-    owner = loader.dataset
-    while not hasattr(owner, "pipeline"):
-        if not hasattr(owner, "dataset"):
-            raise ConfigError(
-                f"SwitchRecipeHook: train_pipeline is for a dataset with a `pipeline`, found "
-                f"{type(loader.dataset).__name__}: wrap it in one, "
-                "dict(type='TransformedDataset', dataset=..., pipeline=[...])"
-            )
-        owner = owner.dataset
-    owner.pipeline = pipeline
-    if hasattr(loader, "close"):
-        loader.close()

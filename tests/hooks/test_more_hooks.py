@@ -329,6 +329,8 @@ def test_a_profile_longer_than_the_run_is_refused():
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=dict(augments=[max], probs=[2]))]), ValueError, "a sum of at most 1; found \\[2\\]"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=3)]), TypeError, "an augmentation is a function"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, train_pipeline="Flip")]), TypeError, "a pipeline is a list of transforms"),
+        (dict(type="PipelineSwitchHook", switch_epoch=-1, switch_pipeline=[]), ValueError, "switch_epoch is an integer of at least 0, found -1"),
+        (dict(type="PipelineSwitchHook", switch_epoch=1, switch_pipeline=[3]), TypeError, "a transform is a function of a sample"),
         (dict(type="NaiveVisualizationHook", interval=0), ValueError, "interval is an integer of at least 1"),
         (dict(type="MeanTeacherHook", momentum=2.0), AssertionError, "momentum"),
     ],
@@ -355,3 +357,4 @@ def test_class_priorities_are_those_of_the_documents():
 
     assert {name: get_priority(HOOKS.get(name).priority) for name in expected} == expected
     assert issubclass(HOOKS.get("EmptyCacheHook"), Hook)
+    assert HOOKS.get("NumClassCheckHook") is ClassNumCheckHook

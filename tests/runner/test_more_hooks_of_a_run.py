@@ -151,6 +151,24 @@ def test_pipeline_and_augmentation_change_in_their_epochs_without_a_new_trace(ma
     assert train(4, resume=True) == [1.0, 1.0]
 
 
+def test_a_pipeline_is_switched_once_and_from_the_start_of_a_run_that_is_resumed_later(make_runner):
+    hook = dict(type="PipelineSwitchHook", switch_epoch=1, switch_pipeline=plus_one)
+    settings = dict(
+        model=seen_batches(),
+        train_dataloader=dict(batch_size=4, dataset=dict(type="TransformedDataset", dataset=ONES)),
+        default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None),
+        **NO_VAL,
+    )
+    found = []
+    for epochs, resume in ((2, False), (4, True)):
+        watch = Watch()
+        make_runner(custom_hooks=[hook, watch], train_cfg=dict(max_epochs=epochs), resume=resume, **settings).train()
+        found.append([out["seen"] for out in watch.outputs])
+    assert found == [[1.0, 1.0, 2.0, 2.0], [2.0] * 4]
+    with pytest.raises(ValueError, match="the training loop counts iterations"):
+        make_runner(custom_hooks=[hook], train_cfg=dict(by_epoch=False, max_iters=2), **settings).train()
+
+
 def test_each_batch_gets_one_of_several_augmentations_or_none(make_runner):
     augments = dict(augments=[ten_times, lambda batch, rng: {"x": 0 * batch["x"]}], probs=[0.4, 0.3])
     watch = Watch()
@@ -170,7 +188,7 @@ def test_each_batch_gets_one_of_several_augmentations_or_none(make_runner):
 @pytest.mark.parametrize(
     ("item", "changes", "message"),
     [
-        (dict(train_pipeline=[plus_one]), {}, "for a dataset with a `pipeline`, found ArrayDataset: wrap it"),
+        (dict(train_pipeline=[plus_one]), {}, "a dataset that has a `pipeline`, found ArrayDataset: wrap it"),
         (dict(loss=1), dict(train_cfg=dict(by_epoch=False, max_iters=2)), "the training loop counts iterations"),
         (
             dict(batch_augments=lambda batch, rng: {"x": batch["x"].astype(jnp.float16)}),

@@ -1,12 +1,24 @@
 import warnings
 
 import numpy as np
+import pytest
 
 from jengine.data import ArrayDataset
 from jengine.model import FunctionalModel
+from jengine.visualization import show
 
 
-def test_it_is_a_default_hook_that_a_run_draws_with(make_runner, tmp_path):
+@pytest.fixture
+def segmenting(make_runner):
+    """Makes a Runner that tells light pixels from dark ones, six images in two batches."""
+
+    def make(**hook):
+        return _segmenting(make_runner, hook)
+
+    return make
+
+
+def _segmenting(make_runner, hook):
     def predict(params, batch):
         return (batch["x"] * params["w"] > 0).astype(np.int32)
 
@@ -19,22 +31,38 @@ def test_it_is_a_default_hook_that_a_run_draws_with(make_runner, tmp_path):
         predict=predict,
     )
     data = dict(batch_size=4, dataset=ArrayDataset(arrays, metainfo={"classes": ("low", "high")}))
+    return make_runner(
+        model=model,
+        train_dataloader=data,
+        train_cfg=dict(by_epoch=True, max_epochs=1),
+        val_dataloader=data,
+        val_evaluator=dict(type="IoUMetric"),
+        visualizer=dict(type="LocalVisualizer"),
+        default_hooks=dict(
+            checkpoint=None, logger=None, visualization=dict(type="SegVisualizationHook", draw=True, interval=1, **hook)
+        ),
+    )
+
+
+def test_it_is_a_default_hook_that_a_run_draws_with(segmenting, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        runner = make_runner(
-            model=model,
-            train_dataloader=data,
-            train_cfg=dict(by_epoch=True, max_epochs=1),
-            val_dataloader=data,
-            val_evaluator=dict(type="IoUMetric"),
-            visualizer=dict(type="LocalVisualizer"),
-            default_hooks=dict(
-                checkpoint=None, logger=None, visualization=dict(type="SegVisualizationHook", draw=True, interval=1)
-            ),
-        )
+        runner = segmenting()
     runner.train()
     assert runner.validations[0][2] == {"aAcc": 1.0, "mIoU": 1.0, "mAcc": 1.0}
     pictures = sorted(path.name for path in tmp_path.glob("run/*/vis_data/vis_image/*.png"))
     assert pictures == [
         f"val_{i}_{runner.iter}.png" for i in range(6)
     ]  # the last two rows of the second batch are padding
+
+
+def test_asked_to_show_without_a_display_a_run_writes_files_and_says_so(segmenting, tmp_path, monkeypatch):
+    monkeypatch.setattr(show, "has_display", lambda: False)
+    with pytest.warns(UserWarning, match="pictures are shown, and the visualizer writes nothing any more"):
+        runner = segmenting(show=True)
+    runner.train()
+    written = sorted(tmp_path.glob("run/*/vis_data/vis_image/*.png"))
+    assert [path.name for path in written] == [f"val_{i}_{runner.iter}.png" for i in range(6)]
+    log = next(tmp_path.glob("run/*/*.log")).read_text()
+    assert f"There is no display to show val_0 on: it was written to {written[0]}" in log
+    assert not list(tmp_path.glob("run/*/vis_data/*.json"))
