@@ -2,6 +2,7 @@
 
 from jengine.train.compiles import COMPILES as COMPILES
 from jengine.train.context import StepContext as StepContext
+from jengine.train.flops import count_flops as count_flops
 from jengine.train.losses import total_loss as total_loss
 from jengine.train.replay import Findings as Findings
 from jengine.train.replay import replay_step as replay_step

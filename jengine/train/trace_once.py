@@ -114,4 +114,5 @@ class TraceOnce:
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
     aval = jax.typeof(leaf)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+    sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))

@@ -1,0 +1,76 @@
+"""What accelerators can do at most, and how much of it a run used."""
+
+import re
+from collections.abc import Mapping
+
+# Dense peaks in TFLOP/s: products of 16-bit numbers, and of float32 as JAX computes them by default, which is in
+# TensorFloat-32 from Ampere on and in bfloat16 on TPUs. GPUs from NVIDIA's data sheets and whitepapers (halved where
+# they are given "with sparsity"), TPUs from https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, whose figures
+# per chip are halved for v2 and v3: there a device is one of two cores. The first pattern found in the kind counts.
+_PEAKS: tuple[tuple[str, float, float], ...] = (
+    (r"\bB200\b", 2250.0, 1125.0),
+    (r"\bH200 NVL\b", 835.5, 417.5),
+    (r"\b(H200|GH200|H100 80GB HBM3|H800)\b", 989.4, 494.7),
+    (r"\bH100 NVL\b", 835.5, 417.5),
+    (r"\bH100 PCIe\b", 756.0, 378.0),
+    (r"\bH100\b", 989.4, 494.7),
+    (r"\bA(100|800)\b", 312.0, 156.0),
+    (r"\bA40\b", 149.7, 74.8),
+    (r"\bA30\b", 165.0, 82.0),
+    (r"\bA10G\b", 70.0, 35.0),
+    (r"\bA10\b", 125.0, 62.5),
+    (r"\bL40S\b", 362.0, 183.0),
+    (r"\bL40\b", 181.0, 90.5),
+    (r"\bL4\b", 121.0, 60.0),
+    (r"\bRTX 4090\b", 165.2, 82.6),
+    (r"\bRTX 3090\b", 71.0, 35.6),
+    (r"\bV100-PCIE\b", 112.0, 14.0),
+    (r"\bV100\b", 125.0, 15.7),
+    (r"\bT4\b", 65.0, 8.1),
+    (r"^TPU v2$", 22.5, 22.5),
+    (r"^TPU v3$", 61.5, 61.5),
+    (r"^TPU v4 lite$", 137.0, 137.0),
+    (r"^TPU v4$", 275.0, 275.0),
+    (r"^TPU v5( lite|e)$", 197.0, 197.0),
+    (r"^TPU v5p?$", 459.0, 459.0),
+    (r"^TPU v6( lite|e)$", 918.0, 918.0),
+)
+_WITHOUT_BFLOAT16 = r"\b(V100|T4)\b"
+
+
+def peak_flops(device_kind: str) -> dict[str, float]:
+    """The most operations a second of one device, by what is multiplied; nothing for a device that is not known.
+
+    Args:
+      device_kind: what JAX calls the device, `jax.Device.device_kind`.
+    """
+    for pattern, narrow, single in _PEAKS:
+        if re.search(pattern, device_kind):
+            peaks = {"bfloat16": narrow * 1e12, "float16": narrow * 1e12, "float32": single * 1e12}
+            if re.search(_WITHOUT_BFLOAT16, device_kind):
+                del peaks["bfloat16"]
+            if device_kind.startswith("TPU"):
+                del peaks["float16"]
+            return peaks
+    return {}
+
+
+def utilisation(flops: Mapping[str, float], seconds: float, device_kind: str, devices: int) -> float | None:
+    """The share of what the devices can do that a step used: the time that it needs at their peak, over its time.
+
+    The model FLOPs utilisation of PaLM (https://arxiv.org/abs/2204.02311, appendix B), with the operations counted in
+    the step itself. Each kind of product is held against its own peak.
+
+    Args:
+      flops: operations of a step over all devices, as `count_flops` gives them.
+      seconds: time of a step.
+      device_kind: of the devices.
+      devices: how many there are.
+
+    Returns:
+      A share of 1; None where there is nothing to count, or a peak is not known.
+    """
+    peaks = peak_flops(device_kind)
+    if not flops or not peaks.keys() >= flops.keys():
+        return None
+    return sum(count / peaks[kind] for kind, count in flops.items()) / devices / seconds
