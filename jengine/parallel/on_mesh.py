@@ -38,8 +38,12 @@ class OnMesh:
         self._placement = placement
         self._specs: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
         self._state: PyTree = None  # the shardings of the training state, once it was made
-        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
-        self.max_in_flight = 1 if on_cpu and self.mesh.size > 1 else 2
+        self.max_in_flight = 1 if self.platform == "cpu" and self.mesh.size > 1 else 2
+
+    @property
+    def platform(self) -> str:
+        """What kind of devices they are: 'cpu', 'gpu' or 'tpu'."""
+        return self.mesh.devices.flat[0].platform
 
     def init_state(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> PyTree:
         """Runs `make(*args)`, compiled so that each device makes its own part and none ever holds the whole.

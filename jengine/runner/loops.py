@@ -3,7 +3,7 @@
 import bisect
 import contextlib
 import functools
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,6 +12,7 @@ from jengine.data import prefetch_to_device
 from jengine.model import CastModel, Precision
 from jengine.parallel import gather_lists, local_rows
 from jengine.registry import LOOPS
+from jengine.runner.stepping import Stepper, StepsPerCall
 from jengine.train import COMPILES, TraceOnce, build_eval_step, check_retrace
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class TrainLoop:
       dynamic_intervals: `(milestone, interval)` pairs; from a milestone on its interval takes the place of
         `val_interval`.
       phases: with several optimizers, which act in one iteration, in order, and how often: `[('disc', 2), ('gen', 1)]`.
+      steps_per_call: iterations that may share one call of the compiled step, or 'auto' for a number chosen from the
+        measured time of a step. A call ends where a hook is due, and parameters, logs and checkpoints are the same.
       retrace: 'warn' or 'raise', where arguments of another form make a compiled step compile again; None is what the
         environment variable `JENGINE_RETRACE` says, 'warn' by default.
 
@@ -52,6 +55,7 @@ class TrainLoop:
         dynamic_intervals: Sequence[tuple[int, int]] | None,
         phases: Sequence[tuple[str, int]] | None,
         retrace: str | None,
+        steps_per_call: int | str,
     ) -> None:
         for name, value, least in (("val_begin", val_begin, 0), ("val_interval", val_interval, 1)):
             _check_count(type(self).__name__, name, value, least)
@@ -60,6 +64,7 @@ class TrainLoop:
         self.val_begin = val_begin
         self.phases = phases
         self.retrace = check_retrace(retrace)
+        self.steps_per_call = StepsPerCall(steps_per_call)
         self.stop_training = False
         self.in_iteration = False
         self.iter = 0
@@ -72,7 +77,7 @@ class TrainLoop:
         """Trains to the end."""
         raise NotImplementedError(f"{type(self).__name__} must define `run()`")
 
-    def _run_iter(self, batch_idx: int, batch: PyTree) -> None:
+    def run_iter(self, batch_idx: int, batch: PyTree) -> None:
         """One iteration. Its order is fixed: hooks see the state before the step, then the step, then its outputs."""
         runner = self.runner
         runner.time.switch("hooks")
@@ -87,13 +92,20 @@ class TrainLoop:
 
     def _validate_if_due(self, count: int, end: int) -> None:
         """Validates when `count`, the epochs or iterations done, asks for it."""
-        interval = self._intervals[bisect.bisect(self._milestones, count + 1) - 1]
+        interval = self._interval(count + 1)
         due = count >= max(self.val_begin, 1) and (count % interval == 0 or count == end)
         validates = self.runner.val_loop is not None and due
         if validates:
             self.runner.val_loop.run()
         if validates or self.by_epoch:  # not after each iteration: all processes wait for each other here
             self.stop_training = any(self.runner.processes.exchange("the end of an epoch", self.stop_training))
+
+    def _interval(self, coming: int) -> int:
+        """The validation interval in force when the epoch or iteration number `coming` comes next."""
+        return self._intervals[bisect.bisect(self._milestones, coming) - 1]
+
+    def _stepper(self, batches: Iterable[PyTree]) -> Stepper:
+        return Stepper(self, batches, self.steps_per_call, _depth(self.dataloader))
 
     def _validate_before_first(self, count: int, end: int, *, at_border: bool) -> None:
         """Validates before the first iteration: at the start with `val_begin=0`; after a resume, what is still due.
@@ -126,9 +138,12 @@ class EpochBasedTrainLoop(TrainLoop):
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
         phases: Sequence[tuple[str, int]] | None = None,
         retrace: str | None = None,
+        steps_per_call: int | str = 1,
     ) -> None:
         _check_count("EpochBasedTrainLoop", "max_epochs", max_epochs, 1)
-        super().__init__(runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, retrace)
+        super().__init__(
+            runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, retrace, steps_per_call
+        )
         self.max_epochs = int(max_epochs)
         self.max_iters = self.max_epochs * len(dataloader)
 
@@ -148,10 +163,11 @@ class EpochBasedTrainLoop(TrainLoop):
         start = self.iter - self.epoch * len(loader)
         if start:  # resumed within the epoch
             loader.set_epoch(loader.epoch, start)
-        with contextlib.closing(_ahead(runner, loader, loader)) as batches:
+        with contextlib.closing(self._stepper(loader)) as stepper:
             runner.time.switch("input")
-            for batch_idx, batch in enumerate(batches, start):
-                self._run_iter(batch_idx, batch)
+            batch_idx = start
+            while done := stepper.advance(batch_idx, len(loader) - batch_idx):
+                batch_idx += done
         runner.time.switch("hooks")
         runner.call_hook("after_train_epoch")
         self.epoch += 1
@@ -178,9 +194,12 @@ class IterBasedTrainLoop(TrainLoop):
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
         phases: Sequence[tuple[str, int]] | None = None,
         retrace: str | None = None,
+        steps_per_call: int | str = 1,
     ) -> None:
         _check_count("IterBasedTrainLoop", "max_iters", max_iters, 1)
-        super().__init__(runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, retrace)
+        super().__init__(
+            runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, retrace, steps_per_call
+        )
         self.max_iters = int(max_iters)
 
     def run(self) -> None:
@@ -189,12 +208,20 @@ class IterBasedTrainLoop(TrainLoop):
         runner.call_hook("before_train")
         self._validate_before_first(self.iter, self.max_iters, at_border=True)
         runner.call_hook("before_train_epoch")
-        with contextlib.closing(_ahead(runner, self._endless(), self.dataloader)) as batches:
+        with contextlib.closing(self._stepper(self._endless())) as stepper:
             while self.iter < self.max_iters and not self.stop_training:
-                self._run_iter(self.iter, next(batches))
+                stepper.advance(self.iter, self._until_validation() - self.iter)
                 self._validate_if_due(self.iter, self.max_iters)
         runner.call_hook("after_train_epoch")
         runner.call_hook("after_train")
+
+    def _until_validation(self) -> int:
+        """The number of iterations done after which something may come between two of them."""
+        if self.runner.val_loop is None:
+            return self.max_iters
+        interval = self._interval(self.iter + 1)
+        borders = [self.max_iters, *(milestone - 1 for milestone in self._milestones), self.val_begin]
+        return min([(self.iter // interval + 1) * interval, *(border for border in borders if border > self.iter)])
 
     def _endless(self) -> Iterator[PyTree]:
         """The data from the current iteration on: pass after pass, each in its own order."""
@@ -263,7 +290,9 @@ class EvalLoop:
         runner, mode = self.runner, self.mode
         # placed as the step leaves them, or its second call would compile again
         sums = jax.device_put(self.evaluator.init(), getattr(runner.strategy, "device", None))
-        with contextlib.closing(_ahead(runner, self.dataloader, self.dataloader)) as batches:
+        with contextlib.closing(
+            prefetch_to_device(self.dataloader, runner.strategy.put_batch, _depth(self.dataloader))
+        ) as batches:
             for batch_idx, batch in enumerate(batches):
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
                 runner.in_flight.wait()
@@ -314,9 +343,9 @@ class TestLoop(EvalLoop):
     __test__ = False  # not one of pytest's classes
 
 
-def _ahead(runner: "Runner", batches: Iterable[PyTree], loader: Any) -> Generator[PyTree, None, None]:
-    """The batches on the device, as many of them ahead as the loader says."""
-    return prefetch_to_device(batches, runner.strategy.put_batch, getattr(loader, "device_prefetch", 2))
+def _depth(loader: Any) -> int:
+    """How many batches go to the device ahead."""
+    return getattr(loader, "device_prefetch", 2)
 
 
 def _check_count(owner: str, name: str, value: Any, least: int) -> None:

@@ -9,10 +9,11 @@ import jax
 
 from jengine.logging import format_table
 from jengine.paths import flatten
-from jengine.runner.compilation_cache import cache_counts
+from jengine.runner.speed import speed_of, speed_table
 
 if TYPE_CHECKING:
     from jengine.runner.runner import Runner
+    from jengine.runner.training_step import TrainingStep
 
 _MOST_ROWS = 40
 
@@ -38,27 +39,24 @@ def introduction(runner: "Runner", groups: str) -> str:
     )
 
 
-def conclusion(runner: "Runner") -> str:
-    """What the run found, and where everything lies."""
+def conclude(runner: "Runner", step: "TrainingStep", checkpointer: Any) -> None:
+    """Logs what the run found, where its time went, and where everything lies; the numbers go to hub and backends too.
+
+    Args:
+      runner: after training.
+      step: what it trained with.
+      checkpointer: what it saved with, which may still be writing; None where nothing was saved.
+    """
+    with runner.time.part("checkpoint"):
+        if checkpointer is not None:
+            checkpointer.wait()
+    with runner.time.part("logging"):
+        runner.log_writer.drain()
+    scalars = speed_of(runner, step)
+    runner.message_hub.update_scalars(scalars, resumed=False)
+    runner.visualizer.add_scalars(scalars, step=runner.iter)
     table = [validation_table(runner.validations)] if runner.validations else []
-    return "\n".join(["Training is done.", *table, time_table(runner), closing_lines(runner)])
-
-
-def time_table(runner: "Runner") -> str:
-    """Where the time went since training began, and how fast it was apart from compiling and evaluating."""
-    seconds = runner.time.report()
-    total = sum(seconds.values())
-    rows = [[part, f"{took:.2f}", f"{took / total:.1%}"] for part, took in seconds.items()]
-    table = format_table(["part", "seconds", "share"], [*rows, ["all", f"{total:.2f}", "100.0%"]], title="Time")
-    training = sum(seconds.get(part, 0.0) for part in ("input", "hooks", "step", "logging"))
-    if runner.iters_done_here == 0 or training == 0.0:
-        return table
-    hits, misses = cache_counts()
-    table += f"\ncompilation cache: {hits} programs found, {misses} compiled"
-    speed = runner.iters_done_here / training
-    batch_size = getattr(runner.train_dataloader, "batch_size", None)
-    examples = f", {speed * batch_size:,.0f} examples/s" if batch_size else ""
-    return f"{table}\n{speed:,.1f} iterations/s{examples}, without compiling, validation and checkpoints"
+    runner.logger.info("\n".join(["Training is done.", *table, speed_table(scalars), closing_lines(runner)]))
 
 
 def parameter_overview(params: Any) -> str:

@@ -1,7 +1,7 @@
 """The Runner: from a config to a trained model."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,9 +19,10 @@ from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.together import ending_together, share
-from jengine.runner.training_step import TrainingStep
+from jengine.runner.training_step import PlannedStep, TrainingStep
 from jengine.runner.workdir import LoadFrom, identify, set_aside
 from jengine.train import TrainState, create_train_state
+from jengine.train.window import WindowOutputs
 
 PyTree = Any
 
@@ -37,7 +38,7 @@ class Runner:
       work_dir: where checkpoints and logs go.
       train_dataloader, val_dataloader, test_dataloader: config of a loader, a loader, or any sized iterable of batches.
       train_cfg: `dict(by_epoch=True, max_epochs=...)`, `dict(by_epoch=False, max_iters=...)` or a loop by `type`, with
-        `val_begin`, `val_interval` and `dynamic_intervals`.
+        `val_begin`, `val_interval`, `dynamic_intervals` and `steps_per_call`.
       val_cfg, test_cfg: `dict()` or a loop by `type`.
       optim_wrapper: an `OptimWrapper` or a config of one.
       param_scheduler: a scheduler config, or a list of them, applied in order.
@@ -124,7 +125,7 @@ class Runner:
         self.strategy = build.build_strategy(parallel)
         self.in_flight = InFlight(self.strategy.max_in_flight)
         self.model = build.build_model(model, precision)
-        self._hooks = build.build_hooks(default_hooks, custom_hooks)
+        self.hook_list = build.build_hooks(default_hooks, custom_hooks)
         self.log_processor = build.build_log_processor(log_processor, by_epoch=build.counts_epochs(train_cfg))
 
         os.makedirs(self.log_dir, exist_ok=True)
@@ -188,7 +189,6 @@ class Runner:
         finally:
             self._close()
             self._lock.release()
-        self.logger.info(report.conclusion(self))
         assert self.state is not None
         return self.state
 
@@ -210,29 +210,35 @@ class Runner:
 
     def register_hook(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> None:
         """Adds a hook, given as it is or as a config; `priority` goes before the config's and the class's."""
-        self._hooks.register(hook, priority)
+        self.hook_list.register(hook, priority)
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Calls every hook that defines `stage`, in priority order; a loop of your own may have stages of its own."""
-        self._hooks.call(self, stage, **arguments)
+        self.hook_list.call(self, stage, **arguments)
 
     def get_hooks_info(self) -> str:
         """Which hooks run at which stage, in order."""
-        return self._hooks.describe()
+        return self.hook_list.describe()
 
     # --- What hooks and loops use. ---
 
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
         """One training iteration on a batch that is on its device; returns the outputs, which stay there."""
         assert self.state is not None
-        self.state, outputs = self._step(self.state, batch, self.hyperparams, self.in_flight, self.time)
+        self.state, outputs = self.step(self.state, batch, self.hyperparams)
+        return outputs
+
+    def train_several(self, batches: Sequence[PyTree], plan: Sequence[PlannedStep], size: int) -> WindowOutputs:
+        """Several training iterations in one call; see `TrainingStep.several`."""
+        assert self.state is not None
+        self.state, outputs = self.step.several(self.state, batches, plan, size)
         return outputs
 
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
         """What validation and test evaluate: suffix of the metrics' names -> `(params, model_state)`."""
         assert self.state is not None
         variables = {"": (self.state.params, self.state.model_state)}
-        for hook in self._hooks:
+        for hook in self.hook_list:
             variables = hook.eval_variables(self, variables)
         return variables
 
@@ -289,7 +295,7 @@ class Runner:
     @property
     def hooks(self) -> list[Hook]:
         """The hooks in the order in which they run."""
-        return list(self._hooks)
+        return list(self.hook_list)
 
     @property
     def iter(self) -> int:
@@ -361,8 +367,8 @@ class Runner:
         self.call_hook("before_run")
         self._load_or_resume()
         self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
-        self._step = self.training_step()
-        self.update_step, self.accumulate_step = self._step.update, self._step.accumulate
+        self.step = self.training_step()
+        self.update_step, self.accumulate_step = self.step.update, self.step.accumulate
         self.logger.info(report.introduction(self, self._group_table))
         self._first_iter = self.train_loop.iter
         with self.interrupts:
@@ -372,12 +378,16 @@ class Runner:
                 self._save_what_is_done()
                 self.call_hook("on_failure")
                 raise
+        report.conclude(self, self.step, self._checkpointer)
         self.call_hook("after_run")
 
     def training_step(self) -> TrainingStep:
         """The step of the training loop, for this run's devices; compiled when it is called."""
-        options = {name: getattr(self.train_loop, name, None) for name in ("phases", "retrace")}
-        return TrainingStep(self.model, self.optim_wrapper, self.hooks, self.strategy, **options)
+        loop = self.train_loop
+        return TrainingStep(
+            self.model, self.optim_wrapper, self.hooks, self.strategy, self.in_flight, self.time,
+            phases=getattr(loop, "phases", None), retrace=getattr(loop, "retrace", None),
+        )  # fmt: skip
 
     def prepare_training(self, abstract: bool = False) -> None:
         """Builds what depends on the data: loops, optimizer, schedulers, and the state.

@@ -1,8 +1,8 @@
 """The compiled programs of a training run, and the one call that an iteration makes."""
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,24 +10,49 @@ import jax.numpy as jnp
 from jengine.logging import TimeAccount
 from jengine.parallel import InFlight
 from jengine.runner.standing_numbers import StandingNumbers
-from jengine.train import COMPILES, TraceOnce, TrainState, build_train_step
+from jengine.train import COMPILES, TraceOnce, TrainState, build_train_step, count_flops
+from jengine.train.step import Outputs
+from jengine.train.flops import Flops
+from jengine.train.window import Series, UnfitForALoopError, WindowOutputs, WindowStep, stack_batches, stack_numbers
 
 PyTree = Any
 
 
+_SLOW_IN_LOOPS = ("conv_general_dilated",)  # on CPUs; https://github.com/jax-ml/jax/issues/12868
+
+
+class PlannedStep(NamedTuple):
+    """What the host has decided about an iteration before it runs.
+
+    Attributes:
+      updates: whether it updates, or only accumulates.
+      hyperparams: the numbers that it takes.
+      rates: what `get_lr` of the optimizer wrapper says.
+    """
+
+    updates: bool
+    hyperparams: Mapping[str, Any]
+    rates: Mapping[str, Sequence[float]]
+
+
 class TrainingStep:
-    """The step that updates and the one that only accumulates, each compiled at its first call, as a rule once.
+    """The compiled programs: the step that updates, the one that only accumulates, and several of both in one call.
+
+    Each is compiled at its first call, as a rule once.
 
     Args:
       model: gives the losses.
       optim_wrapper: knows which iterations update, and owns the numbers of the optimizer.
       hooks: those with traced points are compiled in.
       strategy: compiles.
+      in_flight: bounds how far the host runs ahead.
+      time: the account of the run.
       phases: see `build_train_step`.
       retrace: 'warn' or 'raise'; see `TraceOnce`.
 
     Attributes:
-      update: the pure step that updates. accumulate: the one that only accumulates.
+      update: the pure step that updates. accumulate: the one that only accumulates. window: several, of both kinds.
+      unfit: whether it has turned out that several iterations in one call would be slow on this device.
     """
 
     def __init__(
@@ -36,46 +61,103 @@ class TrainingStep:
         optim_wrapper: Any,
         hooks: Sequence[Any],
         strategy: Any,
+        in_flight: InFlight,
+        time: TimeAccount,
         phases: Sequence[tuple[str, int]] | None = None,
         retrace: str | None = None,
     ) -> None:
-        arguments = ("state", "batch", "hyperparams")
         self._optim_wrapper = optim_wrapper
-        self.update, self.accumulate = (
-            TraceOnce(
-                build_train_step(model, optim_wrapper, hooks, update=update, phases=phases), arguments, retrace=retrace
-            )
-            for update in (True, False)
-        )
-        self._standing = StandingNumbers(functools.partial(_put, getattr(strategy, "device", None)))
-        self._compiled = {step: strategy.compile_train_step(step) for step in (self.update, self.accumulate)}
+        self._strategy = strategy
+        self._in_flight = in_flight
+        self._time = time
+        steps = [build_train_step(model, optim_wrapper, hooks, update=u, phases=phases) for u in (True, False)]
+        accumulates = getattr(optim_wrapper, "accumulative_counts", 1) > 1
+        unfit = _SLOW_IN_LOOPS if strategy.platform == "cpu" else ()
+        several = WindowStep(steps[0], steps[1] if accumulates else None, unfit)
+        pure: list[Callable[..., Any]] = [*steps, several]
+        self._programs = [TraceOnce(step, ("state", "batch", "hyperparams"), retrace=retrace) for step in pure]
+        self.update, self.accumulate, self.window = self._programs
+        self._compiled = {step: strategy.compile_train_step(step) for step in self._programs}
+        put = functools.partial(_put, getattr(strategy, "device", None))
+        self._standing = {step: StandingNumbers(put) for step in self._programs}
+        self._several = several
+        self.unfit = False
 
-    def __call__(
-        self, state: TrainState, batch: PyTree, scalars: Mapping[str, Any], in_flight: InFlight, time: TimeAccount
-    ) -> tuple[TrainState, dict[str, jax.Array]]:
+    def __call__(self, state: TrainState, batch: PyTree, scalars: Mapping[str, Any]) -> tuple[TrainState, Outputs]:
         """Dispatches one iteration.
 
         Args:
           state: donated.
           batch: on its device.
           scalars: what hooks hand to the step, beside the numbers of the optimizer.
-          in_flight: bounds how far the host runs ahead.
-          time: the account of the run.
 
         Returns:
           The new state and the outputs, both in the making.
         """
         step = self.update if self._optim_wrapper.advance() else self.accumulate
-        hyperparams = self._standing({**self._optim_wrapper.hyperparams, **scalars})
-        before, compiles = time.switch("step"), COMPILES.count
-        in_flight.wait()
-        new, outputs = self._compiled[step](state, batch, hyperparams)
+        return self._dispatch(step, state, batch, {**self._optim_wrapper.hyperparams, **scalars})
+
+    def several(
+        self, state: TrainState, batches: Sequence[PyTree], plan: Sequence[PlannedStep], size: int
+    ) -> tuple[TrainState, WindowOutputs]:
+        """Dispatches several iterations in one call.
+
+        Args:
+          state: donated.
+          batches: host batches of equal form.
+          plan: what the host has decided for each iteration.
+          size: the most iterations that a call may have; the program is compiled for it.
+
+        Returns:
+          The new state and the outputs, both in the making.
+        """
+        updates = [planned.updates for planned in plan]
+        rows = stack_numbers([planned.hyperparams for planned in plan], updates, size)
+        try:
+            batch = self._strategy.put_batch(stack_batches(batches, size))
+            state, stacked = self._dispatch(self.window, state, batch, rows)
+        except UnfitForALoopError:
+            self.unfit = True
+            return self._one_by_one(state, batches, plan)
+        reported = self._several.reported
+        series = {
+            name: Series(values, [row for row, u in enumerate(updates) if name in reported[u]])
+            for name, values in stacked.items()
+        }
+        return state, WindowOutputs(series, [planned.rates for planned in plan])
+
+    def _one_by_one(
+        self, state: TrainState, batches: Sequence[PyTree], plan: Sequence[PlannedStep]
+    ) -> tuple[TrainState, WindowOutputs]:
+        rows: dict[str, list[int]] = {}
+        values: dict[str, list[jax.Array]] = {}
+        for row, (batch, planned) in enumerate(zip(batches, plan, strict=True)):
+            step = self.update if planned.updates else self.accumulate
+            state, outputs = self._dispatch(step, state, self._strategy.put_batch(batch), planned.hyperparams)
+            for name, value in outputs.items():
+                rows.setdefault(name, []).append(row)
+                values.setdefault(name, [jnp.zeros_like(value)] * len(plan))[row] = value
+        series = {name: Series(jnp.stack(values[name]), rows[name]) for name in rows}
+        return state, WindowOutputs(series, [planned.rates for planned in plan])
+
+    def _dispatch(self, step: TraceOnce, state: TrainState, batch: PyTree, numbers: Mapping[str, Any]) -> Any:
+        numbers = self._standing[step](numbers)
+        before, compiles = self._time.switch("step"), COMPILES.count
+        self._in_flight.wait()
+        new, outputs = self._compiled[step](state, batch, numbers)
         if COMPILES.count != compiles:
-            time.was("compile")
-            step.look(state, batch, hyperparams)
-        in_flight.add(outputs["loss"])
-        time.switch(before)
+            self._time.was("compile")
+            step.look(state, batch, numbers)
+        self._in_flight.add(outputs["loss"])
+        self._time.switch(before)
         return new, outputs
+
+    def flops(self) -> Flops:
+        """Operations of an iteration over all devices, see `count_flops`; nothing before the first, nor for a pmap."""
+        for step, program in self._compiled.items():
+            if step.shapes is not None and hasattr(program, "trace"):
+                return count_flops(program.trace(*step.shapes).jaxpr)
+        return {}
 
 
 def _put(device: jax.Device | None, value: Any) -> jax.Array:

@@ -1,66 +1,143 @@
 """Several iterations in one call of a compiled function: the steps run in a loop on the device."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jengine.train.state import TrainState
 from jengine.train.step import Outputs, TrainStep
 
 PyTree = Any
-WindowStep = Callable[[TrainState, PyTree, PyTree, jax.Array, jax.Array], tuple[TrainState, Outputs]]
 
 
-def build_window_step(update: TrainStep, accumulate: TrainStep | None = None) -> WindowStep:
-    """Builds `window(state, batches, hyperparams, updates, count) -> (state, outputs)`, pure and not compiled.
+class UnfitForALoopError(Exception):
+    """A step holds an operation that XLA compiles to something slow, and not bit-equal, within a loop."""
 
-    It runs `count` steps, each with its row of what it is given: the same operations as one call for each step, so the
-    same numbers. One compiled program serves every `count` up to the number of rows.
+
+class WindowStep:
+    """`window(state, batches, rows) -> (state, outputs)`: several steps, pure and not compiled.
+
+    They run in a loop: the same operations as one call for each step, so the same numbers. One compiled program serves
+    any number of steps up to the number of rows. Like a step it takes the state, a batch whose first axis is divided
+    over devices, and numbers that all devices share, so that whatever compiles a step compiles a window.
 
     Args:
       update: the step that updates.
       accumulate: the step that only accumulates, for a run that has such iterations.
+      unfit: names of JAX primitives that must not be in a loop.
 
-    Returns:
-      The function. Of `batches`, `hyperparams` and `updates` (bool[rows]: which iterations update) every leaf has one
-      entry more in front, a row for each iteration; `count` is int32[]. Its outputs are f32[rows] by name, with NaN
-      where an iteration does not report the name; rows from `count` on mean nothing.
+    Attributes:
+      reported: the outputs of a step that updates (True) and of one that accumulates (False), filled by the trace.
     """
 
-    def window(
-        state: TrainState, batches: PyTree, hyperparams: PyTree, updates: jax.Array, count: jax.Array
-    ) -> tuple[TrainState, Outputs]:
+    def __init__(self, update: TrainStep, accumulate: TrainStep | None = None, unfit: Sequence[str] = ()) -> None:
+        self.reported: dict[bool, tuple[str, ...]] = {}
+        self._steps = {True: update} if accumulate is None else {True: update, False: accumulate}
+        self._unfit = unfit
+
+    def __call__(self, state: TrainState, batches: PyTree, rows: Mapping[str, Any]) -> tuple[TrainState, Outputs]:
+        """Runs the steps.
+
+        Args:
+          state: before the first of them.
+          batches: what `stack_batches` gives.
+          rows: what `stack_numbers` gives.
+
+        Returns:
+          The state after the last of them, and their outputs, f32[size] by name, with NaN where a step does not report
+          the name; what follows the first `count` means nothing.
+
+        Raises:
+          UnfitForALoopError: a step has one of the primitives `unfit`.
+        """
+
         def inputs(i: Any) -> tuple[PyTree, PyTree]:
-            return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), (batches, hyperparams))
+            batch = jax.tree.map(lambda x: _row(x, i, axis=min(x.ndim - 1, 1)), batches)
+            return batch, jax.tree.map(lambda x: _row(x, i, axis=0), rows["hyperparams"])
 
-        steps = [update] if accumulate is None else [update, accumulate]
-        shapes: Outputs = {}
-        for step in steps:
-            shapes |= jax.eval_shape(step, state, *inputs(0))[1]
-
-        def all_outputs(step: TrainStep) -> TrainStep:
-            def run(state: TrainState, batch: PyTree, numbers: Mapping[str, Any]) -> tuple[TrainState, Outputs]:
-                state, outputs = step(state, batch, numbers)
-                missing = {k: _nothing(s.shape, s.dtype) for k, s in shapes.items() if k not in outputs}
-                return state, {**outputs, **missing}
-
-            return run
+        shapes = self._shapes(state, *inputs(0))
 
         def body(i: jax.Array, carry: tuple[TrainState, Outputs]) -> tuple[TrainState, Outputs]:
             state, outputs = carry
-            if accumulate is None:
-                state, new = update(state, *inputs(i))
+            steps = [_reporting(step, shapes) for step in self._steps.values()]
+            if len(steps) == 1:
+                state, new = steps[0](state, *inputs(i))
             else:
-                state, new = jax.lax.cond(updates[i], all_outputs(update), all_outputs(accumulate), state, *inputs(i))
-            rows = {k: jax.lax.dynamic_update_index_in_dim(outputs[k], new[k], i, 0) for k in outputs}
-            return state, rows
+                state, new = jax.lax.cond(rows["updates"][i], *steps, state, *inputs(i))
+            return state, {k: jax.lax.dynamic_update_index_in_dim(outputs[k], new[k], i, 0) for k in outputs}
 
-        empty = {k: _nothing((*updates.shape, *s.shape), s.dtype) for k, s in shapes.items()}
-        return jax.lax.fori_loop(0, count, body, (state, empty))
+        empty = {k: _nothing((*rows["updates"].shape, *s.shape), s.dtype) for k, s in shapes.items()}
+        return jax.lax.fori_loop(0, rows["count"], body, (state, empty))
 
-    return window
+    def _shapes(self, *args: PyTree) -> Outputs:
+        """The outputs of all steps, in form."""
+        shapes: Outputs = {}
+        for updates, step in self._steps.items():
+            jaxpr, (_, outputs) = jax.make_jaxpr(step, return_shape=True)(*args)
+            found = [name for name in self._unfit if name in str(jaxpr)]
+            if found:
+                raise UnfitForALoopError(found[0])
+            self.reported[updates] = tuple(outputs)
+            shapes |= outputs
+        return shapes
+
+
+def _reporting(step: TrainStep, shapes: Outputs) -> TrainStep:
+    """The step with all of the outputs `shapes`, those that it has not as NaN."""
+
+    def run(state: TrainState, batch: PyTree, numbers: Mapping[str, Any]) -> tuple[TrainState, Outputs]:
+        state, outputs = step(state, batch, numbers)
+        return state, {k: outputs[k] if k in outputs else _nothing(s.shape, s.dtype) for k, s in shapes.items()}
+
+    return run
+
+
+def stack_batches(batches: Sequence[PyTree], size: int) -> PyTree:
+    """The host batches of several steps as a window takes them.
+
+    Args:
+      batches: of equal form, at most `size` of them.
+      size: the rows of the window; those without a batch hold anything.
+    """
+
+    def stack(*leaves: Any) -> Any:
+        if isinstance(leaves[0], jax.Array):
+            return jnp.stack([*leaves, *[leaves[-1]] * (size - len(leaves))], axis=min(leaves[0].ndim, 1))
+        first = np.asarray(leaves[0])
+        stacked = np.empty((*first.shape[:1], size, *first.shape[1:]), first.dtype)
+        rows = stacked.swapaxes(0, 1) if first.ndim else stacked
+        for row, leaf in enumerate(leaves):
+            rows[row] = leaf
+        return stacked
+
+    return jax.tree.map(stack, *batches)
+
+
+def stack_numbers(hyperparams: Sequence[Mapping[str, Any]], updates: Sequence[bool], size: int) -> dict[str, Any]:
+    """What a window takes beside the batches, `dict(hyperparams=..., updates=bool[size], count=int32[])`.
+
+    Args:
+      hyperparams: of each step, host arrays.
+      updates: whether each step updates, or only accumulates.
+      size: the rows of the window.
+    """
+    missing = size - len(updates)
+
+    def table(*values: Any) -> np.ndarray:
+        return np.stack([*values, *[values[-1]] * missing])
+
+    return dict(
+        hyperparams=jax.tree.map(table, *hyperparams),
+        updates=np.asarray([*updates, *[False] * missing]),
+        count=np.int32(len(updates)),
+    )
+
+
+def _row(x: jax.Array, i: Any, axis: int) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(x, i, axis, keepdims=False)
 
 
 def _nothing(shape: tuple[int, ...], dtype: Any) -> jax.Array:
