@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/digits_cnn.py
 
-.PHONY: demo test lint types pytest bench clean
+.PHONY: demo test lint types pytest bench bench-peers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/jengine train $(CONFIG)
@@ -20,8 +20,13 @@ types: $(VENV)/.installed
 pytest: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+# Fails if a ratio is worse than the accepted one by over a tenth; ARGS=--accept makes the ratios found the accepted ones.
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/loop_overhead.py
+	$(BIN)/python -m benchmarks $(ARGS)
+
+# Other trainers, each in an environment of its own under .bench.
+bench-peers: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jengine needs Python 3.11 or newer; set PYTHON=")'

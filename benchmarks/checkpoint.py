@@ -5,7 +5,7 @@ turns. The copy that a save is held against is the one that nothing can avoid: e
 that the next step does not overwrite. Peak memory is that of a process for each measurement, less what it had once
 everything was imported and compiled on a small state.
 
-    python benchmarks/checkpoint.py [--parameters 100000000] [--rounds 5] [--directory DIR]
+    python -m benchmarks.checkpoint [--parameters 100000000] [--rounds 5] [--directory DIR] [--json FILE]
 """
 
 import argparse
@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks.report import write_ratios
 from jengine.checkpoint import Checkpointer, find_latest, restore
 
 LEAVES = 100
@@ -124,6 +125,7 @@ def main():
     parser.add_argument("--parameters", type=int, default=100_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=Path, help="where checkpoints go, a temporary directory by default")
+    parser.add_argument("--json", help="where the ratios are written to")
     parser.add_argument("--measure", choices=MEASUREMENTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
@@ -132,15 +134,15 @@ def main():
     found = {}
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         for name in MEASUREMENTS:
-            command = [sys.executable, __file__, "--measure", name, "--directory", directory]
+            command = [sys.executable, "-m", "benchmarks.checkpoint", "--measure", name, "--directory", directory]
             command += ["--parameters", str(args.parameters), "--rounds", str(args.rounds)]
             out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             found[name] = json.loads(out.splitlines()[-1])
-    report(found, args.parameters)
+    write_ratios(args.json, report(found, args.parameters))
 
 
 def report(found, parameters):
-    """Prints what was measured."""
+    """Prints what was measured; returns the ratios that later runs are held to."""
     state = 3 * parameters // LEAVES * LEAVES * 4
     device = jax.devices()[0].device_kind
     print(f"jax {jax.__version__}, {device}, {parameters:,} parameters with Adam: {state / 2**20:,.0f} MiB")
@@ -154,6 +156,7 @@ def report(found, parameters):
     print(f"blocked by a save, over a save waited for:     {blocked / seconds['save, to the end']:.2f}")
     for name in found:
         print(f"peak memory of {name:<8} over the state: {found[name]['peak'] / state:.2f}")
+    return {"checkpoint, blocked over a copy to the host": blocked / copy}
 
 
 if __name__ == "__main__":

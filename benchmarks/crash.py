@@ -1,6 +1,6 @@
 """Kills training runs at random moments, saves included, and counts those that end as if nothing had happened.
 
-    python benchmarks/crash.py [--runs 20] [--seed 0]
+    python -m benchmarks.crash [--runs 20] [--seed 0]
 
 Every run has dropout, gradient accumulation, an averaged model, a schedule and validations; it is killed once (or told
 to terminate), started again, and its parameters, optimizer state, averages and logged numbers are compared, bit for

@@ -1,6 +1,6 @@
 """What optimizer wrappers cost: ratios within one run, of medians over interleaved repetitions.
 
-Run: python benchmarks/optim.py [--small]
+    python -m benchmarks.optim [--small] [--json FILE]
 
 (a) accumulation over 4 iterations, AdamW: the optimizer's part against optax.MultiSteps (aim: at most 1/3), and whole
     windows against 4 bare gradient computations and one update (aim: at most 1.05)
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks.report import write_ratios
 from jengine.optim import AdamW, AmpOptimWrapper, OptimWrapper
 
 
@@ -86,7 +87,7 @@ def loss(params, x):
 
 
 def accumulation(size, repeat):
-    """Prints (a)."""
+    """Prints (a); returns the ratios."""
     params = big_params(size)
     wrapper = OptimWrapper(AdamW(lr=1e-3), accumulative_counts=4)
     wrapper.initialize_count_status(0, -1)
@@ -107,6 +108,7 @@ def accumulation(size, repeat):
     ours_ms, multi_ms = times["jengine"] * 1e3, times["MultiSteps"] * 1e3
     print(f"(a) {size / 1e6:.0f} M parameters, optimizer part of 4 iterations: {ours_ms:.0f} ms, "
           f"MultiSteps {multi_ms:.0f} ms: {multi_ms / ours_ms:.2f} times faster")  # fmt: skip
+    ratios = {"optim, accumulation over MultiSteps": ours_ms / multi_ms}
 
     batch = examples(size)
     value_and_grad = wrapper.value_and_grad(loss)
@@ -138,10 +140,11 @@ def accumulation(size, repeat):
     ours_ms, bare_ms = times["jengine"] * 1e3, times["bare"] * 1e3
     print(f"(a) a window of 4 iterations: {ours_ms:.0f} ms, "
           f"4 gradients and an update {bare_ms:.0f} ms: {ours_ms / bare_ms:.3f}")  # fmt: skip
+    return {**ratios, "optim, a window of 4 over its parts": ours_ms / bare_ms}
 
 
 def groups(leaves, repeat):
-    """Prints (b)."""
+    """Prints (b); returns the ratios."""
     rng = np.random.default_rng(0)
     params = {f"layer{i:04d}": rng.normal(size=(16, 16)).astype(np.float32) for i in range(leaves)}
     grads = jax.tree.map(lambda p: jnp.asarray(p * 0.01), params)
@@ -167,14 +170,15 @@ def groups(leaves, repeat):
         subjects[str(count)] = lambda own=own, fn=executable_of, w=wrapper: own.run(fn, grads, w.hyperparams)
     times = medians(subjects, repeat)
     print(f"(b) {leaves} leaves, optax.adamw: step {times['optax'] * 1e3:.1f} ms, compile {base_compile:.1f} s")
+    ratios = {}
     for count, spent in compile_times.items():
-        print(
-            f"(b) {count:3d} groups: step {times[str(count)] / times['optax']:.3f}, compile {spent / base_compile:.2f}"
-        )
+        step = ratios[f"optim, {count} groups over optax"] = times[str(count)] / times["optax"]
+        print(f"(b) {count:3d} groups: step {step:.3f}, compile {spent / base_compile:.2f}")
+    return ratios
 
 
 def loss_scaling(size, repeat):
-    """Prints (c)."""
+    """Prints (c); returns the ratio."""
     params = big_params(size)
     batch = examples(size)
     subjects = {}
@@ -193,12 +197,16 @@ def loss_scaling(size, repeat):
     times = medians(subjects, repeat)
     on_ms, off_ms = times["on"] * 1e3, times["off"] * 1e3
     print(f"(c) loss scaling: {on_ms:.0f} ms, without {off_ms:.0f} ms: {on_ms / off_ms:.3f}")
+    return {"optim, loss scaling over none": on_ms / off_ms}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a tenth of the sizes, for a look")
-    small = parser.parse_args().small
-    accumulation(size=2**21 if small else 20 * 2**20, repeat=7)
-    groups(leaves=100 if small else 1000, repeat=15)
-    loss_scaling(size=2**21 if small else 20 * 2**20, repeat=9)
+    parser.add_argument("--json", help="where the ratios are written to")
+    args = parser.parse_args()
+    size = 2**21 if args.small else 20 * 2**20
+    ratios = accumulation(size, repeat=7)
+    ratios |= groups(leaves=100 if args.small else 1000, repeat=15)
+    ratios |= loss_scaling(size, repeat=9)
+    write_ratios(args.json, ratios)

@@ -1,0 +1,34 @@
+"""The Runner, with its default hooks."""
+
+import tempfile
+
+import jengine
+from benchmarks.by_runner import CAN_FUSE
+from benchmarks.cases import TinyMLP
+from benchmarks.peers import bare_jax
+from benchmarks.peers.common import LOG_EVERY, MOMENTUM, RATE, compare
+from jengine.model import CrossEntropy, LinenModel
+
+
+def run(data, **train_cfg):
+    """Trains over the data once."""
+    with tempfile.TemporaryDirectory() as work_dir:
+        jengine.Runner(
+            LinenModel(TinyMLP(), CrossEntropy()),
+            work_dir,
+            train_dataloader=data,
+            train_cfg=dict(by_epoch=False, max_iters=len(data), **train_cfg),
+            optim_wrapper=dict(optimizer=dict(type="SGD", lr=RATE, momentum=MOMENTUM)),
+            default_hooks=dict(logger=dict(type="LoggerHook", interval=LOG_EVERY), checkpoint=None),
+        ).train()
+
+
+def pack(x, y):
+    """A batch as the model takes it."""
+    return {"image": x, "label": y}
+
+
+loops = {"bare": bare_jax.LOOP, "trainer": (run, pack)}
+if CAN_FUSE:
+    loops["fused"] = (lambda data: run(data, steps_per_call="auto"), pack)
+compare(loops, jengine.__version__)
