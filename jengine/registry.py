@@ -36,6 +36,7 @@ class Registry:
         """
 
         def register(entry: T) -> T:
+            """Makes `entry` known and returns it."""
             key = name or entry.__name__
             if key in self._entries and not force:
                 raise UnknownNameError(

@@ -71,6 +71,7 @@ class Average(abc.ABC):
         weight = self.weight(state.steps)
 
         def move(average: jax.Array, new: jax.Array) -> jax.Array:
+            """One average moved towards its value, or a copy of the value."""
             if not jnp.issubdtype(average.dtype, jnp.inexact):
                 return jnp.array(new, copy=True)
             new = jnp.asarray(new, average.dtype)

@@ -92,6 +92,7 @@ def read(directory: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
     import orbax.checkpoint as ocp
 
     def restore_args(path: str, _: Any) -> Any:
+        """How orbax reads the array at `path`: as it is wanted, or not placed at all."""
         leaf = wanted.get(path)
         if leaf is None:
             return ocp.RestoreArgs()

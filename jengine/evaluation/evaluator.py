@@ -51,6 +51,7 @@ class Evaluator:
 
     @dataset_meta.setter
     def dataset_meta(self, meta: Mapping[str, Any] | None) -> None:
+        """Hands it to every metric."""
         for metric in self.metrics:
             metric.dataset_meta = dict(meta or {})
 

@@ -131,6 +131,7 @@ class _RepeatedWarnings(logging.Filter):
         self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Lets a warning pass the first time that it is given."""
         if record.levelno != logging.WARNING:
             return True
         text = record.getMessage()

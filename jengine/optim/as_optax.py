@@ -45,6 +45,7 @@ def _step_update(wrapper: "OptimWrapper") -> Any:
     def update(
         grads: Tree, state: Any, params: Tree = None, *, hyperparams: Any = None, **extra: Any
     ) -> tuple[Tree, Any]:
+        """The updates of all parameters, zeros for those that are frozen."""
         layout = wrapper.grouped.layout(grads if params is None else params)
         numbers = wrapper.hyperparams if hyperparams is None else hyperparams
         params = grads if params is None else params

@@ -68,6 +68,7 @@ def numbers_of(*names: str) -> Callable[[Mapping[str, Any]], dict[str, float]]:
     """
 
     def numbers(group: Mapping[str, Any]) -> dict[str, float]:
+        """The numbers of a group as the step takes them: tuples one by one, betas as what is missing to 1."""
         out: dict[str, float] = {}
         for name in names:
             if name == "betas":
@@ -89,6 +90,7 @@ def numbers_without_momentum(optimizer: str, *names: str) -> Callable[[Mapping[s
     numbers = numbers_of(*names)
 
     def checked(group: Mapping[str, Any]) -> dict[str, float]:
+        """The numbers of a group whose momentum has stayed 0."""
         if group["momentum"]:
             raise ValueError(
                 f"{optimizer} was built with momentum 0 and keeps none, so it cannot be moved to {group['momentum']}; "

@@ -55,6 +55,7 @@ def hold(layout: Layout, flags: list[Any], old: Any, new: Any) -> Any:
         of_structure.setdefault(structure, [f for f, c in zip(flags, chosen, strict=True) if c])
 
     def part(before: Any, after: Any) -> Any:
+        """A part of the optimizer state, as it was before where the parameters are frozen."""
         own = of_structure.get(jax.tree.structure(before))
         if own is None:
             return after

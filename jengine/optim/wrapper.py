@@ -138,6 +138,7 @@ class OptimWrapper:
         """
 
         def value_and_grad(params: Tree, opt_state: OptState, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
+            """The value as it is, and the gradients of the scaled loss."""
             layout = self.grouped.layout(params)
 
             def scaled(trainable: Tree) -> tuple[jax.Array, Any]:

@@ -31,6 +31,7 @@ def local_rows(tree: PyTree, batch: PyTree) -> PyTree:
     mine = _spans(whole)
 
     def cut(leaf: Any) -> Any:
+        """The rows of this process."""
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
             return leaf
         has_rows = leaf.ndim > 0 and leaf.shape[0] == whole.shape[0]

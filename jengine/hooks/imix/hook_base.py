@@ -116,6 +116,7 @@ def _with_arguments(cls: type, stage: str, method: Callable[[Any], None]) -> Cal
         data_batch: Any = None,
         outputs: Mapping[str, Any] | None = None,
     ) -> None:
+        """The method as the Runner calls it, with the run within reach."""
         if runner is None:
             return method(self)
         if stage.endswith("_epoch") and not runner.train_loop.by_epoch:

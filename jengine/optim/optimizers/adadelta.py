@@ -40,6 +40,7 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
         return AdadeltaState(core.zeros_like(params), core.zeros_like(params))
 
     def update(grads: Tree, state: AdadeltaState, params: Tree, hp: Numbers) -> tuple[Tree, AdadeltaState]:
+        """Steps of the size that earlier steps had, over that of the gradients."""
         grads = core.add_decay(core.negate(grads) if maximize else grads, params, hp["weight_decay"])
         complement = core.per_group(lambda rho: 1 - rho, hp["rho"])
         squares = core.mean_of_squares(state.squares, complement, grads)

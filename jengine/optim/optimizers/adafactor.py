@@ -76,12 +76,14 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
         return AdafactorState(core.step_zero(), rows, columns)
 
     def update(grads: Tree, state: AdafactorState, params: Tree, hp: Numbers) -> tuple[Tree, AdafactorState]:
+        """Steps by factored second moments, relative to the size of each parameter."""
         grads = core.negate(grads) if maximize else grads
         steps = state.steps + 1
 
         def leaf(
             g: Any, p: Any, row: Any, column: Any, lr: Any, beta2_decay: Any, eps1: Any, eps2: Any, d: Any, wd: Any
         ) -> tuple[Any, ...]:
+            """The step of one parameter, and its moments by rows and columns."""
             t = steps.astype(row.dtype)
             scale = jnp.maximum(eps2, core.norm(p) / p.size**0.5)
             rate = scale * jnp.minimum(lr, jax.lax.rsqrt(t))

@@ -53,6 +53,7 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
         return AdagradState(core.step_zero(), jax.tree.map(lambda z: z + start, core.zeros_like(params)))
 
     def update(grads: Tree, state: AdagradState, params: Tree, hp: Numbers) -> tuple[Tree, AdagradState]:
+        """Steps over the root of the sum of all squared gradients."""
         grads = core.add_decay(core.negate(grads) if maximize else grads, params, hp["weight_decay"])
         rate = core.per_group(
             lambda lr, decay: lr / (1 + state.steps.astype(decay.dtype) * decay), hp["lr"], hp["lr_decay"]

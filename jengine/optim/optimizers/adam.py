@@ -91,6 +91,7 @@ def _core(amsgrad: bool, maximize: bool, decoupled: bool) -> Core:
         return AdamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params), nu_max)
 
     def update(grads: Tree, state: AdamState, params: Tree, hp: Numbers) -> tuple[Tree, AdamState]:
+        """Bias-corrected first moments over the root of the second."""
         grads = core.negate(grads) if maximize else grads
         if not decoupled:
             grads = core.add_decay(grads, params, hp["weight_decay"])

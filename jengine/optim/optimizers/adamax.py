@@ -45,6 +45,7 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
         return AdamaxState(core.step_zero(), core.zeros_like(params), core.zeros_like(params))
 
     def update(grads: Tree, state: AdamaxState, params: Tree, hp: Numbers) -> tuple[Tree, AdamaxState]:
+        """Bias-corrected first moments over a decaying maximum."""
         grads = core.add_decay(core.negate(grads) if maximize else grads, params, hp["weight_decay"])
         steps = state.steps + 1
         mu = core.mean(state.mu, hp["beta1_complement"], grads)

@@ -67,6 +67,7 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
         return AdanState(core.step_zero(), *(core.zeros_like(params) for _ in range(4)))
 
     def update(grads: Tree, state: AdanState, params: Tree, hp: Numbers) -> tuple[Tree, AdanState]:
+        """Moments of the gradients and of their change, over the root of the second."""
         if max_norm > 0:
             factor = jnp.minimum(max_norm / (global_norm(grads) + eps_of_norm), 1)
             grads = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)

@@ -61,6 +61,7 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
         return ASGDState(core.step_zero(), eta, core.zeros_like(params))
 
     def update(grads: Tree, state: ASGDState, params: Tree, hp: Numbers) -> tuple[Tree, ASGDState]:
+        """Steps of a decaying size; the average of the parameters is kept in the state."""
         grads = core.add_decay(core.negate(grads) if maximize else grads, params, hp["weight_decay"])
         steps = state.steps + 1
         eta = jax.tree.map(lambda lr, e: jnp.where(state.steps == 0, lr, e), hp["lr"], state.eta)

@@ -142,6 +142,7 @@ def _plan_transformer(groups: Sequence[Mapping[str, Any]]) -> Core:
     correct_bias = core.shared_flag("TansformerAdamW", groups, "correct_bias")
 
     def update(grads: Tree, state: BertAdamState, params: Tree, hp: Numbers) -> tuple[Tree, BertAdamState]:
+        """First moments over the root of the second, and decay of what results."""
         state = _moments(grads, state, hp)
         rate = hp["lr"]
         if correct_bias:

@@ -64,6 +64,7 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
         return AdamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params), None)
 
     def update(grads: Tree, state: AdamState, params: Tree, hp: Numbers) -> tuple[Tree, AdamState]:
+        """Adam's step of each tensor, brought to the size that the trust ratio says."""
         if max_norm is not None:
             excess = jnp.maximum(global_norm(grads) / max_norm, 1)
             grads = jax.tree.map(lambda g: g / excess.astype(g.dtype), grads)

@@ -55,6 +55,7 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
         return MomentumState(core.step_zero(), core.zeros_like(params))
 
     def update(grads: Tree, state: MomentumState, params: Tree, hp: Numbers) -> tuple[Tree, MomentumState]:
+        """Momentum of gradients that are scaled by layer, the rate included."""
         scaled = jax.tree.map(
             _scaled, grads, params, hp["lr"], hp["weight_decay"], hp["eta"], hp["eps"], hp["lars_exclude"]
         )

@@ -73,6 +73,7 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
     nesterov, coefficients, ns_steps, adjustment, eps = (core.shared_flag("Muon", groups, flag) for flag in flags)
 
     def init(params: Tree) -> MuonState:
+        """No momentum yet, for matrices alone."""
         for path, leaf in paths.flatten(params).items():
             if leaf.ndim != 2:
                 raise ValueError(
@@ -82,6 +83,7 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
         return MuonState(core.zeros_like(params))
 
     def update(grads: Tree, state: MuonState, params: Tree, hp: Numbers) -> tuple[Tree, MuonState]:
+        """The orthogonalised momentum of each matrix, and decoupled decay."""
         momentum = jax.tree.map(lambda m, b, g: b + (1 - m) * (g - b), hp["momentum"], state.momentum, grads)
         if nesterov:
             direction = jax.tree.map(lambda m, b, g: g + m * (b - g), hp["momentum"], momentum, grads)
@@ -89,6 +91,7 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
             direction = momentum
 
         def leaf(d: Any, p: Any, lr: Any, weight_decay: Any) -> jax.Array:
+            """The step of one matrix."""
             inputs, outputs = d.shape
             if adjustment == "match_rms_adamw":
                 factor = 0.2 * max(inputs, outputs) ** 0.5

@@ -57,6 +57,7 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
         return NAdamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params), product)
 
     def update(grads: Tree, state: NAdamState, params: Tree, hp: Numbers) -> tuple[Tree, NAdamState]:
+        """Adam's moments, with the momentum of the step to come."""
         grads = core.negate(grads) if maximize else grads
         if not decoupled:
             grads = core.add_decay(grads, params, hp["weight_decay"])

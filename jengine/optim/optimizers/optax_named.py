@@ -58,6 +58,7 @@ def register(factory: Factory) -> None:
 
     @functools.wraps(factory)
     def build(*args: Any, **kwargs: Any) -> Optimizer:
+        """The optimizer of optax with these arguments, its rate as this project's groups have it."""
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         settings = dict(bound.arguments)
@@ -91,6 +92,7 @@ def _plan(factory: Factory, groups: Sequence[Mapping[str, Any]]) -> Core:
         )
 
     def update(grads: Tree, state: tuple[Any, ...], params: Tree, hp: Numbers) -> tuple[Tree, tuple[Any, ...]]:
+        """Each group's updates by a chain of its own."""
         layout = bind(params, owned)
         params = _wide(params)
         updates: Tree = jax.tree.map(lambda p: None, params)

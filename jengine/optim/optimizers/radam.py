@@ -46,6 +46,7 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
         return AdamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params), None)
 
     def update(grads: Tree, state: AdamState, params: Tree, hp: Numbers) -> tuple[Tree, AdamState]:
+        """First moments, over the root of the second as soon as that can be trusted."""
         grads = core.negate(grads) if maximize else grads
         if not decoupled:
             grads = core.add_decay(grads, params, hp["weight_decay"])

@@ -63,6 +63,7 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
         )
 
     def update(grads: Tree, state: RMSpropState, params: Tree, hp: Numbers) -> tuple[Tree, RMSpropState]:
+        """Gradients over the root of their mean square, or of their variance."""
         grads = core.add_decay(core.negate(grads) if maximize else grads, params, hp["weight_decay"])
         complement = core.per_group(lambda alpha: 1 - alpha, hp["alpha"])
         squares = core.mean_of_squares(state.squares, complement, grads)

@@ -49,6 +49,7 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
         return RpropState(core.step_zero(), core.zeros_like(params), core.zeros_like(params))
 
     def update(grads: Tree, state: RpropState, params: Tree, hp: Numbers) -> tuple[Tree, RpropState]:
+        """Steps by the sign of the gradients, growing until it turns."""
         grads = core.negate(grads) if maximize else grads
 
         def leaf(g: Any, before: Any, size: Any, lr: Any, down: Any, up: Any, low: Any, high: Any) -> tuple[Any, ...]:

@@ -74,6 +74,7 @@ def _with_momentum(nesterov: bool, maximize: bool) -> Core:
         return MomentumState(core.step_zero(), core.zeros_like(params))
 
     def update(grads: Tree, state: MomentumState, params: Tree, hp: Numbers) -> tuple[Tree, MomentumState]:
+        """Momentum of the gradients times the rate."""
         grads = core.add_decay(core.negate(grads) if maximize else grads, params, hp["weight_decay"])
         intake = core.momentum_intake(state.steps, hp)
         momentum = jax.tree.map(lambda m, b, k, g: m * b + k * g, hp["momentum"], state.momentum, intake, grads)

@@ -40,6 +40,7 @@ class CosineAnnealingRule(Rule):
         rebound = (1.0 - cos(step)) / 2.0
 
         def change(t: int) -> Affine | None:
+            """How the value of step t follows from the one before; None: it stays."""
             if t == 0:
                 return None
             if (t - 1 - length) % period == 0:
@@ -83,6 +84,7 @@ class CosineRestartRule(Rule):
         starts = [0, *ends[:-1]]
 
         def change(t: int) -> Affine | None:
+            """How the value of step t follows from the one before; None: it stays."""
             period = bisect.bisect_right(ends, t)
             if period == len(ends):
                 return None
@@ -138,6 +140,7 @@ class OneCycleRule(Rule):
             phases[1:] = [(up, 2.0 * up, 1.0, start), (2.0 * up, total - 1.0, start, finish)]
 
         def change(t: int) -> Affine:
+            """How the value of step t follows from the one before; None: it stays."""
             if t > total:
                 raise ConfigError(f"the one-cycle schedule has total_steps={total} and was stepped past it")
             for begin, end, low, high in phases:

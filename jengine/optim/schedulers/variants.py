@@ -38,6 +38,7 @@ def make_scheduler(
     signature = _signature(family, param_name is None, by_epoch)
 
     def init(self: ParamScheduler, *args: Any, **kwargs: Any) -> None:
+        """Builds the rule from the family's settings and hands the rest to the base."""
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         given = dict(bound.arguments)
