@@ -11,8 +11,8 @@ from jengine.logging import TimeAccount
 from jengine.parallel import InFlight
 from jengine.runner.standing_numbers import StandingNumbers
 from jengine.train import COMPILES, TraceOnce, TrainState, build_train_step, count_flops
-from jengine.train.step import Outputs
 from jengine.train.flops import Flops
+from jengine.train.step import Outputs
 from jengine.train.window import Series, UnfitForALoopError, WindowOutputs, WindowStep, stack_batches, stack_numbers
 
 PyTree = Any

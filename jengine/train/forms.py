@@ -94,7 +94,16 @@ def _place(leaf: Any) -> str:
     devices = ", ".join(sorted(str(device) for device in sharding.device_set))
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return f"on {devices}{memory}"
-    axes = list(sharding.spec)
-    while axes and axes[-1] is None:  # says nothing
-        axes.pop()
-    return f"divided by {tuple(axes)} over {dict(sharding.mesh.shape)} of {devices}{memory}"
+    # axes of one device say nothing, nor do undivided dimensions at the end
+    mesh = {axis: size for axis, size in sharding.mesh.shape.items() if size > 1}
+    spec = [_axes(part, mesh) for part in sharding.spec]
+    while spec and spec[-1] == "-":
+        spec.pop()
+    if not spec:
+        return f"copied to {devices}{memory}"
+    return f"divided by {', '.join(spec)} over {mesh} of {devices}{memory}"
+
+
+def _axes(part: Any, mesh: dict[str, int]) -> str:
+    names = part if isinstance(part, tuple) else (part,)
+    return " x ".join(str(name) for name in names if name in mesh) or "-"

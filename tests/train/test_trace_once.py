@@ -104,7 +104,7 @@ def mesh():
         (lambda x: jax.device_put(x, jax.devices()[1]), r"batch\.x: was on cpu:0, is on cpu:1"),
         (
             lambda x: jax.device_put(x, NamedSharding(mesh(), PartitionSpec("data"))),
-            r"batch\.x: was on cpu:0, is divided by \('data',\) over \{'data': 4\}",
+            r"batch\.x: was on cpu:0, is divided by data over {'data': 4} of cpu:0, cpu:1",
         ),
     ],
     ids=["device", "sharding"],

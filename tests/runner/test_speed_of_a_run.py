@@ -1,0 +1,110 @@
+import itertools
+import json
+import re
+
+import jax
+import pytest
+
+from jengine.logging import TimeAccount
+from jengine.runner import speed
+from jengine.runner.speed import speed_of, speed_table
+
+# forward a product of (4, 2) and (2,), backward one of (2, 4) and (4,): 8 multiplications and 8 additions each
+FLOPS = 32
+
+
+def log_of(runner):
+    with open(f"{runner.log_dir}/{runner.timestamp}.log") as file:
+        return file.read()
+
+
+def last_scalars(runner):
+    with open(f"{runner.log_dir}/vis_data/scalars.json") as file:
+        return json.loads(file.readlines()[-1])
+
+
+def trained(make_runner, **changes):
+    runner = make_runner(default_hooks={}, **changes)
+    ticks = itertools.count()
+    runner.time = TimeAccount(lambda: float(next(ticks)))  # a second for each look at the clock
+    runner.train()
+    return runner, next(ticks)
+
+
+def test_every_second_of_a_run_falls_into_a_named_part_that_is_printed_and_logged(make_runner):
+    runner, ticks = trained(make_runner)
+    logged = last_scalars(runner)
+    seconds = {name.removeprefix("seconds/"): took for name, took in logged.items() if name.startswith("seconds/")}
+    assert set(seconds) == {"setup", "compile", "input", "hooks", "step", "validation", "checkpoint", "logging"}
+    # one look when the account was made, one when training began, which is where it starts from, one for this number
+    assert ticks - 3 - sum(seconds.values()) <= 2  # and what closing looks afterwards
+    assert logged["step"] == 8
+    table = log_of(runner).split("Time\n")[1]
+    for part, took in seconds.items():
+        assert re.search(rf"\| {part} +\| {took:.2f} ", table)
+        assert runner.message_hub.get_scalar(f"seconds/{part}").current() == took
+
+
+def test_speed_counts_what_is_done_in_the_time_of_training_alone(make_runner):
+    runner, _ = trained(make_runner)
+    logged = last_scalars(runner)
+    training = sum(logged[f"seconds/{part}"] for part in ("input", "hooks", "step", "logging"))
+    assert logged["speed/iterations_per_second"] == pytest.approx(8 / training)
+    assert logged["speed/examples_per_second"] == pytest.approx(8 * 4 / training)
+    assert logged["speed/flops_per_second"] == pytest.approx(8 * FLOPS / training)
+    assert runner.update_step.traces == 1  # counting them traced nothing
+    text = f"{8 / training:,.1f} iterations/s, {32 / training:,.0f} examples/s, {8 * FLOPS / training:,.0f} FLOP/s, without"
+    assert text in log_of(runner)
+
+
+def test_utilisation_is_told_for_devices_whose_peak_is_known(make_runner, monkeypatch):
+    runner, _ = trained(make_runner)
+    assert "speed/model_flops_utilisation" not in last_scalars(runner)  # of a CPU nobody knows it
+    assert "peak" not in log_of(runner)
+    kinds = []
+
+    def utilisation(flops, seconds, device_kind, devices):
+        kinds.append((device_kind, devices))
+        return FLOPS / seconds / 1000 if flops == {"float32": FLOPS} else None
+
+    monkeypatch.setattr(speed, "utilisation", utilisation)
+    scalars = speed_of(runner, runner_step(runner))
+    assert kinds == [("cpu", 1)]
+    share = scalars["speed/model_flops_utilisation"]
+    assert share == pytest.approx(scalars["speed/flops_per_second"] / 1000)
+    assert f"{share:.1%} of the devices' peak, without compiling" in speed_table(scalars)
+
+
+@pytest.mark.parametrize(
+    "parallel", [dict(type="Pjit", devices=4), dict(type="Replica", devices=4)], ids=["pjit", "replica"]
+)
+def test_operations_are_counted_over_all_devices(make_runner, parallel):
+    runner = make_runner(parallel=parallel, train_cfg=dict(max_epochs=1))
+    runner.train()
+    assert runner_step(runner).flops() == {"float32": FLOPS}
+    assert runner.update_step.traces == 1
+
+
+def test_a_pmap_tells_no_operations_and_the_run_ends_all_the_same(make_runner):
+    runner = make_runner(parallel=dict(type="Replica", devices=4, impl="pmap"), train_cfg=dict(max_epochs=1))
+    runner.train()
+    assert runner_step(runner).flops() == {}
+    assert "speed/flops_per_second" not in last_scalars(runner)
+
+
+def test_large_numbers_of_operations_are_shortened():
+    table = speed_table({"seconds/step": 1.0, "speed/iterations_per_second": 2.0, "speed/flops_per_second": 1.25e12})
+    assert "2.0 iterations/s, 1.2 TFLOP/s, without" in table
+    assert "| step | 1.00    | 100.0% |" in table
+
+
+def runner_step(runner):
+    return runner.step
+
+
+def test_a_resumed_run_without_an_iteration_left_tells_its_time_alone(make_runner):
+    make_runner(default_hooks={}).train()
+    runner = make_runner(default_hooks={}, resume=True)
+    runner.train()
+    assert not any(name.startswith("speed/") for name in last_scalars(runner))
+    assert jax.device_get(runner.state.step) == 8
