@@ -14,6 +14,7 @@ from jengine.hooks.imix.level import get_level as get_level
 from jengine.hooks.imix.level import to_priority as to_priority
 from jengine.hooks.imix.log_buffer import Bins as Bins
 from jengine.hooks.imix.log_buffer import Image as Image
+from jengine.hooks.imix.log_buffer import Result as Result
 from jengine.hooks.imix.lr_scheduler import LRSchedulerHook as LRSchedulerHook
 from jengine.hooks.imix.lr_scheduler import MomentumSchedulerHook as MomentumSchedulerHook
 from jengine.hooks.imix.optimizer import Fp16OptimizerHook as Fp16OptimizerHook

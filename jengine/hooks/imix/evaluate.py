@@ -21,9 +21,10 @@ BEST = "best_result"
 class EvaluateHook(HookBase):
     """Runs the validation at the end of each epoch, and every so many iterations.
 
-    Each result is a line of `eval_json_file` with `iter` and, in a training by epochs, `epoch`, both counted from 0.
-    The best result's checkpoint is `best_result` in the work dir, a whole one. Results are compared by their metrics in
-    order, the first that differs decides; a metric whose name says so (`loss`) is better when it is less.
+    Each result goes to TensorBoard, if the run writes it, and is a line of `eval_json_file` with `iter` and, in a
+    training by epochs, `epoch`, both counted from 0. The best result's checkpoint is `best_result` in the work dir, a
+    whole one. Results are compared by their metrics in order, the first that differs decides; a metric whose name says
+    so (`loss`) is better when it is less.
 
     The run needs a validation, and its train loop must not validate by itself (`val_begin` after the end): `from_imix`
     takes care of both.
@@ -115,6 +116,8 @@ class EvaluateHook(HookBase):
             return
         trainer = self.trainer
         metrics = self._reduced(trainer.val_loop.run())
+        for buffer in self.log_buffers():
+            buffer.put_result(metrics, done - 1)
         if self._file is not None:
             saving = self._saving()
             row: dict[str, Any] = {"iter": done - 1, "max_iter": trainer.max_iters}

@@ -78,16 +78,16 @@ class HookBase(_Base):
           name: what it is called.
           data: uint8[H, W, C], or floats from 0 to 1; C is 1, 3 or 4. It may be on the device, and is not waited for.
         """
-        for buffer in self._buffers():
+        for buffer in self.log_buffers():
             buffer.put_image(name, data, self.trainer.iter)
 
     def put_histogram(self, name: str, data: Any) -> None:
         """Has the writers write how the elements of an array of real numbers are distributed; see `put_image`."""
-        for buffer in self._buffers():
+        for buffer in self.log_buffers():
             buffer.put_histogram(name, data, self.trainer.iter)
 
-    def _buffers(self) -> list[LogBuffer]:
-        """Those of the run's loggers."""
+    def log_buffers(self) -> list[LogBuffer]:
+        """What waits for the writers, of each PeriodicLogger of the run."""
         found = [getattr(hook, "buffer", None) for hook in self.trainer.hooks]
         return [buffer for buffer in found if isinstance(buffer, LogBuffer)]
 

@@ -1,6 +1,7 @@
-"""Images and histograms that wait for the writers."""
+"""What waits for the writers besides the numbers of training: results of validations, images, histograms."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 BINS = 800
+
+
+class Result(NamedTuple):
+    """The metrics of a validation after an iteration."""
+
+    metrics: Mapping[str, float]
+    step: int
 
 
 class Image(NamedTuple):
@@ -30,19 +38,25 @@ class Bins(NamedTuple):
 
 
 class LogBuffer:
-    """What hooks have put for the writers since these wrote last; numbers are in the message hub.
+    """What hooks have put for the writers since these wrote last; the numbers of training are in the message hub.
 
     Nothing waits for the device here: a histogram is binned there, and leaves it when a writer wants it. With several
     processes all of them put the same, and the first keeps it.
 
     Args:
-      keep: whether there is a writer that takes images and histograms.
+      keep: whether there is a writer that takes any of it.
     """
 
     def __init__(self, keep: bool) -> None:
         self.keep = keep
+        self.results: list[Result] = []
         self.images: list[Image] = []
         self.histograms: list[Bins] = []
+
+    def put_result(self, metrics: Mapping[str, float], step: int) -> None:
+        """Keeps the metrics of a validation, host numbers by name."""
+        if self.keep and jax.process_index() == 0:
+            self.results.append(Result(dict(metrics), step))
 
     def put_image(self, name: str, data: Any, step: int) -> None:
         """Keeps an image.
@@ -69,9 +83,11 @@ class LogBuffer:
                 counts, edges, mean, std = binned
                 self.histograms.append(Bins(name, counts, edges, mean, std, step))
 
-    def clear(self) -> None:
-        """Forgets what has been written."""
-        self.images, self.histograms = [], []
+    def take(self) -> tuple[list[Result], list[Image], list[Bins]]:
+        """All that waits, on the host; then nothing waits any more."""
+        waiting = self.results, *jax.device_get((self.images, self.histograms))
+        self.results, self.images, self.histograms = [], [], []
+        return waiting
 
 
 def as_pixels(data: np.ndarray) -> np.ndarray:

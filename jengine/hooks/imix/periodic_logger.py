@@ -18,14 +18,14 @@ class PeriodicLogger(HookBase):
 
     Training by epochs counts anew in each epoch, and TensorBoard gets what stands at the end of each as well; training
     by iterations also writes the last one. A line is the only moment at which numbers leave the device; with it go the
-    images and histograms that hooks have put (`HookBase.put_image`, `HookBase.put_histogram`).
+    results of EvaluateHook, and the images and histograms that hooks have put (`HookBase.put_image`, `put_histogram`).
 
     Args:
       loggers: the writers, each a config or built; `CommonMetricLoggerHook` and `JSONLoggerHook` by default.
       log_config_period: iterations between two lines.
 
     Attributes:
-      buffer: the images and histograms that wait.
+      buffer: what waits besides the numbers of training.
 
     Raises:
       TypeError, ValueError: a period that is no positive integer; something that is no writer.
@@ -46,7 +46,7 @@ class PeriodicLogger(HookBase):
                 if not isinstance(built, LogBufferWriter):
                     raise TypeError(f"a writer is a LogBufferWriter or a config of one, found {built!r}")
                 self.loggers.append(built)
-        self.buffer = LogBuffer(keep=any(logger.takes_pictures for logger in self.loggers))
+        self.buffer = LogBuffer(keep=any(logger.takes_more for logger in self.loggers))
 
     def before_train(self) -> None:
         """Tells the writers where training starts."""
@@ -67,6 +67,7 @@ class PeriodicLogger(HookBase):
 
     def after_train(self) -> None:
         """Closes the writers; also after an error."""
+        self._write_more()
         for logger in self.loggers:
             logger.close()
 
@@ -74,8 +75,10 @@ class PeriodicLogger(HookBase):
         if jax.process_index() == 0:
             for logger in loggers:
                 logger.write(self.trainer)
-            if self.buffer.images or self.buffer.histograms:
-                images, histograms = jax.device_get((self.buffer.images, self.buffer.histograms))
-                for logger in self.loggers:
-                    logger.write_pictures(images, histograms)
-                self.buffer.clear()
+            self._write_more()
+
+    def _write_more(self) -> None:
+        waiting = self.buffer.take()
+        if any(waiting):
+            for logger in self.loggers:
+                logger.write_more(*waiting)

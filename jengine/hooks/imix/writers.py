@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TextIO
 import jax
 
 from jengine.hooks.imix.lines import open_lines, write_line
-from jengine.hooks.imix.log_buffer import Bins, Image, as_pixels
+from jengine.hooks.imix.log_buffer import Bins, Image, Result, as_pixels
 from jengine.logging import HistoryBuffer
 from jengine.registry import Registry
 
@@ -25,10 +25,10 @@ class LogBufferWriter:
     """Writes the numbers of a run, read from the trainer's message hub.
 
     Attributes:
-      takes_pictures: whether it has a `write_pictures`.
+      takes_more: whether it has a `write_more`.
     """
 
-    takes_pictures: ClassVar[bool] = False
+    takes_more: ClassVar[bool] = False
 
     def begin(self, trainer: Any) -> None:
         """Training starts, at `trainer.iter`."""
@@ -37,8 +37,8 @@ class LogBufferWriter:
         """Writes what the current iteration stands at."""
         raise NotImplementedError(f"{type(self).__name__} must define `write(trainer)`")
 
-    def write_pictures(self, images: Sequence[Image], histograms: Sequence[Bins]) -> None:
-        """Writes the images and histograms, on the host, that hooks have put since the last time."""
+    def write_more(self, results: Sequence[Result], images: Sequence[Image], histograms: Sequence[Bins]) -> None:
+        """Writes what has come together since the last time: results of validations, images, histograms."""
 
     def close(self) -> None:
         """Finishes what is open. Closing twice is fine."""
@@ -170,14 +170,16 @@ class JSONLoggerHook(LogBufferWriter):
 
 @WRITERS.register_module()
 class TensorboardLoggerHook(LogBufferWriter):
-    """Writes numbers, images and histograms of training to a TensorBoard event file, at the iteration, from 0 on.
+    """Writes all that there is to a TensorBoard event file, at its iteration, counted from 0.
+
+    That is the numbers of training, the results of EvaluateHook, and the images and histograms that hooks put.
 
     Args:
       log_dir: the event file lies in `runs` below it; the work dir by default.
       window_size: iterations in the window of the median.
     """
 
-    takes_pictures = True
+    takes_more = True
 
     def __init__(self, log_dir: str | os.PathLike[str] | None = None, window_size: int = 20) -> None:
         self.log_dir = log_dir
@@ -198,10 +200,12 @@ class TensorboardLoggerHook(LogBufferWriter):
             raise RuntimeError("TensorboardLoggerHook: `begin` comes before `write`")
         self._backend.add_scalars(smoothed(trainer, self.window_size), step=trainer.iter)
 
-    def write_pictures(self, images: Sequence[Image], histograms: Sequence[Bins]) -> None:
+    def write_more(self, results: Sequence[Result], images: Sequence[Image], histograms: Sequence[Bins]) -> None:
         """Writes them, each at its own iteration."""
         from jengine.visualization.histogram import Histogram
 
+        for result in results:
+            self._backend.add_scalars(result.metrics, result.step)
         for image in images:
             self._backend.add_image(image.name, as_pixels(image.data), image.step)
         for bins in histograms:

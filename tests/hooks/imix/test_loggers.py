@@ -260,6 +260,20 @@ def test_tensorboard_gets_images_and_histograms_of_each_iteration_when_a_line_is
     assert runner.update_step.traces == 1
 
 
+def test_tensorboard_gets_the_results_of_validations_the_last_one_too(imix_runner, run_dir, test_data):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writers = [dict(type="TensorboardLoggerHook")]
+    runner = imix_runner(
+        8, total_epochs=2, eval_iter_period=2, log_config=dict(period=3, hooks=writers), test_data=test_data
+    )
+    runner.train()
+    events = EventAccumulator(str(run_dir / "runs")).Reload().Scalars("loss")
+    lines = [json.loads(line) for line in (run_dir / "eval_result.json").read_text().splitlines()]
+    assert [event.step for event in events] == [row["iter"] for row in lines] == [1, 3, 5, 7]
+    assert [event.value for event in events] == pytest.approx([row["loss"] for row in lines])
+
+
 def test_without_a_writer_for_them_images_are_not_kept(imix_runner):
     runner = imix_runner(4, log_config=dict(period=100), custom_hooks=[Pictures()])
     runner.train()
