@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jengine import paths
 from jengine.errors import ConfigError, closest
@@ -72,6 +72,9 @@ class Replica(OnMesh):
             raise ConfigError(
                 f"Replica: a pmap has one device a replica, found the mesh {sizes}: take impl='shard_map'"
             )
+        if impl == "pmap":  # it leaves arrays on a mesh of this one axis
+            built = Mesh(built.devices.reshape(-1), (AXIS,), axis_types=(AxisType.Auto,))
+            sizes = dict(built.shape)
         within = [axis for axis in sizes if axis != AXIS]
         super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict, axes=within))
         self.replicas = sizes[AXIS]
@@ -115,8 +118,10 @@ class Replica(OnMesh):
             )
             return mapped(state, batch, hyperparams)
 
-        shardings = None if self._state is None else (self._state, self.sharding())
-        return jax.jit(run, donate_argnums=0, out_shardings=shardings)
+        # the state is said to lie where it does: one from the host, as a dump holds it, is then put there
+        inputs = None if self._state is None else (self._state, None, None)
+        outputs = None if self._state is None else (self._state, self.sharding())
+        return jax.jit(run, donate_argnums=0, in_shardings=inputs, out_shardings=outputs)
 
     def _pmap(self, replica: Callable[..., Any]) -> Callable[..., Any]:
         """A pmap is told by axes, not by paths, what differs, so it is made when the state is known."""

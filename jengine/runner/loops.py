@@ -220,7 +220,7 @@ class IterBasedTrainLoop(TrainLoop):
         if self.runner.val_loop is None:
             return self.max_iters
         interval = self._interval(self.iter + 1)
-        borders = [self.max_iters, *(milestone - 1 for milestone in self._milestones), self.val_begin]
+        borders = [self.max_iters, *(milestone - 1 for milestone in self._milestones)]
         return min([(self.iter // interval + 1) * interval, *(border for border in borders if border > self.iter)])
 
     def _endless(self) -> Iterator[PyTree]:

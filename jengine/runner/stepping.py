@@ -1,6 +1,5 @@
 """How a training loop goes through its batches: one iteration in each call of the compiled step, or several."""
 
-import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +44,19 @@ class StepsPerCall:
         self._done = 0
         self._began = 0.0
 
-    def note(self) -> float | None:
-        """Counts an iteration while the number is not chosen; returns seconds an iteration once enough were timed."""
+    def note(self, seconds: float) -> float | None:
+        """Counts an iteration while the number is not chosen.
+
+        Args:
+          seconds: what all iterations of the run have spent in the step so far.
+
+        Returns:
+          Seconds an iteration, once enough were timed.
+        """
         self._done += 1
-        now = time.perf_counter()
         if self._done == _TIMED_AFTER:
-            self._began = now
-        return (now - self._began) / _TIMED if self._done == _TIMED_AFTER + _TIMED else None
+            self._began = seconds
+        return (seconds - self._began) / _TIMED if self._done == _TIMED_AFTER + _TIMED else None
 
     def choose(self, seconds: float) -> int:
         """Settles on as many iterations as a call of ten milliseconds holds, 64 at most; on one if that is not two."""
@@ -110,7 +115,7 @@ class Stepper:
         """One iteration, while it is not known how many should share a call."""
         for batch in self._host:
             self._loop.run_iter(batch_idx, self._put(batch))
-            if (seconds := self._steps.note()) is not None:
+            if (seconds := self._steps.note(self._runner.time.seconds.get("step", 0.0))) is not None:
                 runner = self._runner
                 cutting = runner.hook_list.cutting_each(runner)
                 # all processes must take the same number, so it is the first one's
@@ -161,9 +166,7 @@ def _told(size: int, seconds: float, cutting: list[Any]) -> str:
     """What the log says of the choice."""
     if cutting:
         names = ", ".join(type(hook).__name__ for hook in cutting)
-        return (
-            f"steps_per_call='auto': one, since {names} acts at each iteration (Hook.next_due says when a hook acts)."
-        )
+        return f"steps_per_call='auto': 1, since {names} acts at each iteration (`Hook.next_due` can say when)."
     return f"steps_per_call='auto': {size}, for a step of {seconds * 1e3:.3g} ms."
 
 

@@ -1,0 +1,241 @@
+"""Several iterations in one call of the step: the same parameters, logs, checkpoints and hooks as one by one."""
+
+import json
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.data import ArrayDataset
+from jengine.errors import ConfigError
+from jengine.hooks import Hook
+from jengine.model import FunctionalModel
+from jengine.runner.stepping import StepsPerCall
+
+FULL = dict(
+    optim_wrapper=dict(optimizer=dict(type="AdamW", lr=0.1), clip_grad=dict(max_norm=1.0)),
+    param_scheduler=[
+        dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=5),
+        dict(type="CosineAnnealingLR", by_epoch=False, begin=5, end=20),
+    ],
+    custom_hooks=[dict(type="EMAHook")],
+    default_hooks=dict(
+        logger=dict(type="LoggerHook", interval=3), checkpoint=dict(type="CheckpointHook", interval=5, by_epoch=False)
+    ),
+)
+
+
+def noisy_model():
+    """Linear, with noise from the key of the step, so that a wrong key is seen."""
+
+    def predict(params, batch):
+        return batch["x"] @ params["w"] + params["b"]
+
+    def loss(params, batch, rng):
+        return jnp.square(predict(params, batch) - batch["y"] + 0.1 * jax.random.normal(rng, batch["y"].shape))
+
+    return FunctionalModel(init=lambda: {"w": jnp.zeros((2,)), "b": jnp.zeros(())}, loss=loss, predict=predict)
+
+
+def samples(count):
+    x = np.random.RandomState(0).randn(count, 2).astype(np.float32)
+    return ArrayDataset(dict(x=x, y=x @ np.array([1.0, -2.0], np.float32)))
+
+
+@pytest.fixture
+def train(make_runner, tmp_path):
+    """Trains 3 epochs of 8 iterations and returns the runner; `steps_per_call` and changes as given."""
+
+    def run(steps_per_call, by_epoch=True, **changes):
+        length = dict(max_epochs=3) if by_epoch else dict(max_iters=24, val_interval=7)
+        runner = make_runner(
+            tmp_path / f"steps_{steps_per_call}",
+            **{
+                **FULL,
+                "model": noisy_model(),
+                "train_dataloader": dict(batch_size=4, dataset=samples(32)),
+                "train_cfg": dict(by_epoch=by_epoch, steps_per_call=steps_per_call, **length),
+                **changes,
+            },
+        )
+        runner.train()
+        return runner
+
+    return run
+
+
+def scalars(runner):
+    path = next(pathlib.Path(runner.log_dir).glob("vis_data/scalars.json"))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    timed = re.compile("time|data_time|seconds/.*|speed/.*")
+    return [{k: v for k, v in line.items() if not timed.fullmatch(k)} for line in lines]
+
+
+def assert_same_run(one, several):
+    for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(several.state), strict=True):
+        a, b = (jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in (a, b))
+        np.testing.assert_array_equal(a, b)
+    assert scalars(one) == scalars(several)
+    for name in ("train/loss", "train/lr", "train/grad_norm"):
+        np.testing.assert_array_equal(
+            one.message_hub.get_scalar(name).data[0], several.message_hub.get_scalar(name).data[0]
+        )
+    assert one.message_hub.get_scalar("train/time").updates == several.message_hub.get_scalar("train/time").updates
+    assert sorted(p.name for p in pathlib.Path(one.work_dir).glob("iter_*")) == sorted(
+        p.name for p in pathlib.Path(several.work_dir).glob("iter_*")
+    )
+
+
+@pytest.mark.parametrize("by_epoch", [True, False])
+def test_parameters_logs_and_checkpoints_are_those_of_one_by_one(train, by_epoch):
+    one, four = train(1, by_epoch), train(4, by_epoch)
+    assert_same_run(one, four)
+    assert (four.step.window.traces, four.step.update.traces) == (1, 0)
+    assert one.step.window.traces == 0
+
+
+def test_gradients_accumulate_over_calls(train):
+    wrapper = dict(
+        optimizer=dict(type="SGD", lr=0.1, momentum=0.9), accumulative_counts=3, clip_grad=dict(max_norm=1.0)
+    )
+    one, five = train(1, optim_wrapper=wrapper), train(5, optim_wrapper=wrapper)
+    assert_same_run(one, five)
+    assert five.message_hub.get_scalar("train/grad_norm").updates == 8  # of 24 iterations those that update
+    assert (five.step.window.traces, five.step.update.traces, five.step.accumulate.traces) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        dict(type="Pjit", mesh=dict(data=2, fsdp=2), devices=4),
+        dict(type="Replica", devices=2),
+        dict(type="Replica", impl="pmap", devices=2),
+    ],
+    ids=["pjit", "shard_map", "pmap"],
+)
+def test_several_devices(train, parallel):
+    one, four = train(1, parallel=parallel), train(4, parallel=parallel)
+    assert_same_run(one, four)
+
+
+class Every(Hook):
+    """Notes what it sees at each of its stages."""
+
+    def __init__(self):
+        self.seen = []
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        lr = runner.optim_wrapper.get_lr()["lr"][0]
+        self.seen.append(("before", runner.iter, batch_idx, lr, float(np.sum(data_batch["x"])), int(runner.state.step)))
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        x = float(np.sum(data_batch["x"]))
+        self.seen.append(("after", runner.iter, batch_idx, x, float(outputs["loss"]), int(runner.state.step)))
+
+
+class Third(Every):
+    """The same at every third iteration."""
+
+    def next_due(self, runner, stage, start):
+        return self.next_of_every(3, start)
+
+
+def test_a_hook_sees_the_same_at_every_iteration(train):
+    hooks = Every(), Every()
+    one, four = (train(n, custom_hooks=[hook]) for n, hook in zip((1, 4), hooks, strict=True))
+    assert_same_run(one, four)
+    assert hooks[0].seen == hooks[1].seen
+    assert len(hooks[0].seen) == 48
+
+
+def test_a_hook_that_says_when_it_is_due_is_called_only_then_and_cuts_there(train, monkeypatch):
+    hooks = Third(), Third()
+    runs = []
+    for steps, hook in zip((1, 8), hooks, strict=True):
+        runs.append(train(steps, custom_hooks=[hook], default_hooks=dict(checkpoint=None, logger=None)))
+    assert hooks[0].seen == hooks[1].seen
+    assert [iteration for when, iteration, *_ in hooks[1].seen if when == "after"] == [2, 5, 8, 11, 14, 17, 20, 23]
+
+
+def test_calls_end_where_hooks_epochs_and_validations_are_due(train, monkeypatch):
+    calls = []
+
+    def note(runner):
+        several = runner.train_several
+        monkeypatch.setattr(
+            runner, "train_several", lambda b, plan, size: calls.append(len(plan)) or several(b, plan, size)
+        )
+
+    class Watch(Hook):
+        def before_train(self, runner):
+            note(runner)
+
+    train(6, default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=5)), custom_hooks=[Watch()])
+    assert calls == [5, 3] * 3  # a line after 5 of the 8 iterations of an epoch
+    calls.clear()
+    train(
+        6, by_epoch=False, custom_hooks=[Watch()],
+        default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=100)),
+    )  # fmt: skip
+    assert calls == [6, 1, 6, 1, 6, 1, 3]  # a validation after each 7
+
+
+def test_a_smaller_last_batch_has_a_call_of_its_own(train):
+    loader = dict(batch_size=4, dataset=samples(30), drop_last=False)
+    one, four = train(1, train_dataloader=loader), train(4, train_dataloader=loader)
+    assert_same_run(one, four)
+
+
+def test_a_resumed_run_goes_on_in_the_middle_of_what_was_a_call(train, make_runner):
+    whole, start = train(4), train(1)
+    resumed = train("auto", resume=str(pathlib.Path(start.work_dir) / "iter_10"))
+    for a, b in zip(jax.tree.leaves(whole.state.params), jax.tree.leaves(resumed.state.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_auto_measures_a_step_and_then_fills_a_call(train):
+    one = train(1)
+    auto = train("auto")
+    assert_same_run(one, auto)
+    assert auto.train_loop.steps_per_call.size >= 2  # a step of microseconds
+    log = next(pathlib.Path(auto.log_dir).glob("*.log")).read_text()
+    assert "steps_per_call='auto': " in log
+
+
+def test_auto_says_which_hook_keeps_iterations_apart(train):
+    auto = train("auto", custom_hooks=[Every()])
+    assert auto.train_loop.steps_per_call.size == 1
+    log = next(pathlib.Path(auto.log_dir).glob("*.log")).read_text()
+    assert "steps_per_call='auto': 1, since Every acts at each iteration" in log
+
+
+@pytest.mark.parametrize(("seconds", "size"), [(20e-6, 64), (1e-3, 10), (4.9e-3, 2), (5.1e-3, 1), (1.0, 1)])
+def test_auto_fills_ten_milliseconds(seconds, size):
+    assert StepsPerCall("auto").choose(seconds) == size
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, True, "many"])
+def test_another_number_of_steps_is_refused(make_runner, value):
+    with pytest.raises(ConfigError, match="steps_per_call is a number of iterations, at least 1, or 'auto'; found"):
+        make_runner(train_cfg=dict(by_epoch=True, max_epochs=1, steps_per_call=value)).train()
+
+
+def test_convolutions_are_run_one_by_one_on_a_cpu(train):
+    def predict(params, batch):
+        image = batch["x"].reshape(-1, 2, 1)
+        return jax.lax.conv_general_dilated(image, params["w"], (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
+
+    def convolution():
+        return FunctionalModel(
+            init=lambda: {"w": jnp.zeros((2, 1, 1))},
+            loss=lambda params, batch: jnp.square(predict(params, batch)[:, 0, 0] - batch["y"]),
+            predict=lambda params, batch: predict(params, batch)[:, 0, 0],
+        )
+
+    one, four = train(1, model=convolution()), train(4, model=convolution())
+    assert_same_run(one, four)
+    assert four.step.unfit
+    assert "convolutions" in next(pathlib.Path(four.log_dir).glob("*.log")).read_text()
