@@ -54,7 +54,7 @@ def conclude(runner: "Runner", step: "TrainingStep", checkpointer: Any) -> None:
         runner.log_writer.drain()
     scalars = speed_of(runner, step)
     runner.message_hub.update_scalars(scalars, resumed=False)
-    runner.visualizer.add_scalars(scalars, step=runner.iter)
+    runner.visualizer.add_scalars(scalars, step=runner.iter, file_path=f"{runner.timestamp}.json")
     table = [validation_table(runner.validations)] if runner.validations else []
     runner.logger.info("\n".join(["Training is done.", *table, speed_table(scalars), closing_lines(runner)]))
 

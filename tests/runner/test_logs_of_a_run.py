@@ -167,7 +167,7 @@ def test_what_is_logged_is_the_mean_loss_and_the_current_rate(make_runner):
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=10)),
     )
     runner.train()
-    (line,) = scalar_lines(runner)
+    line, _ = scalar_lines(runner)
     assert line["loss"] == 5.5
     assert line["lr"] == pytest.approx(0.010)
 
