@@ -155,7 +155,8 @@ class Placement:
             if name not in self.mesh.axis_names:
                 raise ConfigError(f"the mesh has no axis {name!r}{closest(str(name), self.mesh.axis_names)}")
             if name not in self._axes:
-                raise ConfigError(f"each part of {name!r} has all parameters: divide over {' or '.join(self._axes)}")
+                instead = f": take {' or '.join(self._axes)}" if self._axes else ""
+                raise ConfigError(f"each part of {name!r} has all parameters, they are not divided over it{instead}")
 
 
 def placement_table(placed: Mapping[str, Placed], params: Any, mesh: Mesh) -> list[list[str]]:

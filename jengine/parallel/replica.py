@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from jengine import paths
 from jengine.errors import ConfigError, closest
@@ -72,14 +72,13 @@ class Replica(OnMesh):
             raise ConfigError(
                 f"Replica: a pmap has one device a replica, found the mesh {sizes}: take impl='shard_map'"
             )
-        if impl == "pmap":  # it leaves arrays on a mesh of this one axis
-            built = Mesh(built.devices.reshape(-1), (AXIS,), axis_types=(AxisType.Auto,))
-            sizes = dict(built.shape)
-        within = [axis for axis in sizes if axis != AXIS]
+        if impl == "pmap":  # what it gives back lies on a mesh of this axis alone; on another it would be traced again
+            built = Mesh(built.devices.ravel(), (AXIS,))
+        within = [axis for axis in built.axis_names if axis != AXIS]
         super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict, axes=within))
         self.replicas = sizes[AXIS]
         # XLA divides the program along the axes of a replica that are left; those of size 1 leave it nothing to do.
-        self._mapped = {axis for axis, size in sizes.items() if axis == AXIS or size == 1}
+        self._mapped = {axis for axis, size in built.shape.items() if axis == AXIS or size == 1}
 
     def compile_train_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a training step; the state, its first argument, is donated."""
@@ -118,10 +117,11 @@ class Replica(OnMesh):
             )
             return mapped(state, batch, hyperparams)
 
-        # the state is said to lie where it does: one from the host, as a dump holds it, is then put there
-        inputs = None if self._state is None else (self._state, None, None)
-        outputs = None if self._state is None else (self._state, self.sharding())
-        return jax.jit(run, donate_argnums=0, in_shardings=inputs, out_shardings=outputs)
+        if self._state is None:
+            return jax.jit(run, donate_argnums=0)
+        # Both ends are told, so that a state from elsewhere, a dump, is not donated to a part of another size.
+        begins, ends = (self._state, None, None), (self._state, self.sharding())
+        return jax.jit(run, donate_argnums=0, in_shardings=begins, out_shardings=ends)
 
     def _pmap(self, replica: Callable[..., Any]) -> Callable[..., Any]:
         """A pmap is told by axes, not by paths, what differs, so it is made when the state is known."""

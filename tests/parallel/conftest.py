@@ -18,12 +18,16 @@ DATA = ArrayDataset(dict(x=X, y=Y))
 class Net(nn.Module):
     """Two layers with a BatchNorm, every axis divisible by 8 or 4."""
 
+    statistics_over: str | None = None  # a mapped axis whose parts share the statistics
+
     @nn.compact
     def __call__(self, x, train=False):
         # no bias before a BatchNorm: its gradient is rounding noise, which Adam would make as large as any other
         x = nn.Dense(16, use_bias=False, name="up")(x)
-        x = nn.BatchNorm(use_running_average=not train, momentum=0.9, name="bn")(x)
-        return nn.Dense(4, name="down")(jnp.tanh(x))
+        norm = nn.BatchNorm(
+            use_running_average=not train, momentum=0.9, axis_name=self.statistics_over if train else None, name="bn"
+        )
+        return nn.Dense(4, name="down")(jnp.tanh(norm(x)))
 
 
 def squared_error(outputs, batch):

@@ -2,7 +2,9 @@
 
 import pytest
 
+from jengine import paths
 from jengine.model import LinenModel
+from jengine.parallel.replica_form import differs
 from jengine.runner import Runner
 from tests.parallel.conftest import Net, loader, squared_error
 
@@ -31,10 +33,10 @@ OPTIMIZERS = {
 OVERFLOWS = dict(init_scale=2.0**127, backoff_factor=2.0**-64, growth_interval=3)
 
 
-def train(work_dir, parallel, optimizer, dtype="float32", loss_scale=OVERFLOWS):
+def train(work_dir, parallel, optimizer, dtype="float32", loss_scale=OVERFLOWS, model=None):
     """20 iterations with BatchNorm, averages of its statistics too, loss scale, clipping and accumulation."""
     runner = Runner(
-        model=LinenModel(Net(), squared_error, inputs="x"),
+        model=LinenModel(model or Net(), squared_error, inputs="x"),
         work_dir=work_dir,
         train_dataloader=loader(),
         train_cfg=dict(by_epoch=False, max_iters=20),
@@ -97,3 +99,24 @@ def test_half_precision_skips_the_same_updates_on_every_mesh(tmp_path, on_one_de
     assert_close(state.opt_state.loss_scale, expected.opt_state.loss_scale)
     # sums over devices are rounded to half precision, 2^-11 of a gradient: 5e-5 after 20 steps
     assert_close(state.params, expected.params, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "parallel"),
+    [
+        ("SGD", dict(type="Replica", devices=4)),
+        ("AdamW", dict(type="Replica", impl="pmap")),
+        ("LARS", dict(type="Replica", **MESHES["data 2, fsdp 2, tensor 2"])),
+    ],
+    ids=["SGD, 4 replicas", "AdamW, 8 replicas, pmap", "LARS, 2 replicas of 4 devices"],
+)
+def test_replicas_that_share_statistics_end_as_on_one_device(
+    tmp_path, on_one_device, assert_close, optimizer, parallel
+):
+    expected = on_one_device(optimizer)
+    state = train(tmp_path, parallel, OPTIMIZERS[optimizer], model=Net(statistics_over="data"))
+
+    def of_the_first(path, leaf):
+        return leaf[0] if differs(path) else leaf
+
+    assert_close(finals(paths.map_with_path(of_the_first, state)), finals(expected))

@@ -61,6 +61,18 @@ def test_rules_that_cannot_be_are_refused(rules, message):
         Placement(MESH, rules).place(PARAMS)
 
 
+def test_logical_axes_stand_for_axes_of_the_mesh_one_or_several():
+    names = {"embed.embedding": (("rows", "tensor"), "columns"), "layers_0.mlp.kernel": ("columns", "heads")}
+    placed = Placement(MESH, logical_axes=dict(rows="fsdp", heads=("data", "tensor"))).place(PARAMS, names)
+    assert specs(placed) == {
+        "embed.embedding": P(("fsdp", "tensor"), None),
+        "layers_0.mlp.kernel": P(None, ("data", "tensor")),
+    }
+    with pytest.raises(ConfigError, match=r"no axis 'tenzor'; did you mean 'tensor'\?") as error:
+        Placement(MESH, logical_axes=dict(heads="tenzor"))
+    assert "at `logical_axes`" in str(error.value.__notes__)
+
+
 def test_a_rule_must_divide_what_it_matches():
     with pytest.raises(ConfigError, match=r"axis of 9 of the parameter 'w' \(9, 4\) over 2 devices \(tensor\)"):
         Placement(MESH, [("w", ("tensor",))]).place({"w": jax.ShapeDtypeStruct((9, 4), jnp.float32)})

@@ -142,7 +142,8 @@ def test_replicas_draw_different_numbers_and_the_devices_of_one_the_same(make_ru
     ("settings", "message"),
     [
         (dict(impl="pmap", mesh=dict(fsdp=2)), "a pmap has one device a replica, found the mesh .'data': 4, 'fsdp': 2"),
-        (dict(rules=[("up", ("data",))]), "each part of 'data' has all parameters: divide over fsdp or tensor"),
+        (dict(rules=[("up", ("data",))]), "each part of 'data' has all parameters, .* over it: take fsdp or tensor"),
+        (dict(rules=[("up", ("data",))], impl="pmap"), "each part of 'data' has all parameters, .* over it\nin"),
         (dict(logical_axes=dict(mlp="data")), "each part of 'data' has all parameters"),
         (dict(mesh=jax.make_mesh((8,), ("fsdp",))), r"a replica for each part of 'data', found the axes \('fsdp',\)"),
         (dict(mesh=dict(data=3)), "does not fit 8 devices"),
