@@ -1,5 +1,6 @@
 """Draws predictions of a validation or test: ground truth beside prediction."""
 
+import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -93,6 +94,10 @@ class SegVisualizationHook(Hook):
             )
         if self.show:
             visualizer.vis_backends = {}
+
+    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
+        """Never in training, of which nothing is drawn."""
+        return math.inf
 
     def _after_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "val"

@@ -1,3 +1,4 @@
+import math
 import types
 
 import jax
@@ -63,7 +64,9 @@ def test_every_sample_of_a_batch_that_is_due_is_drawn_under_its_file(mode, read_
 
 def test_training_draws_nothing_and_a_hook_that_is_off_neither():
     runner = runner_with()
-    run(SegVisualizationHook(draw=True, interval=1), runner, "train")
+    hook = SegVisualizationHook(draw=True, interval=1)
+    run(hook, runner, "train")
+    assert hook.next_due(runner, "after_train_iter", 3) == math.inf  # nor keeps it iterations apart
     with pytest.warns(UserWarning, match="draw=False: nothing will be drawn"):
         off = SegVisualizationHook(interval=1)
     run(off, runner, "val")
