@@ -202,6 +202,9 @@ class NumericsGuardHook(Hook):
         last = first + self.max_in_row - 1
         path = os.path.join(runner.work_dir, f"numerics_iter_{last}.dump")
         _, batch, numbers, updates = next(entry for entry in recent if entry[0] == last)
+        if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch)):
+            # of a call of several iterations, which hooks get as this process has read it: its rows alone
+            batch = runner.strategy.put_batch(batch)
         state = runner.state.replace(step=np.int32(last))  # type: ignore[union-attr]
         write_dump(path, state=state, batch=batch, hyperparams=numbers, update=updates)
         raise FloatingPointError(

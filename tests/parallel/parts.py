@@ -110,9 +110,10 @@ def replicas(work_dir, devices, **changes):
 
 
 def sharded(work_dir, devices):
-    """Parameters and optimizer divided over all devices of all processes."""
+    """Parameters and optimizer divided over all devices of all processes; an epoch in two calls of the step."""
     runner = make(
         work_dir,
+        train_cfg=dict(max_epochs=2, steps_per_call=3),
         parallel=dict(type="Pjit", mesh=dict(data=1, fsdp=devices), fsdp_min_size=1, devices=devices),
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=2), logger=None),
     )
@@ -128,14 +129,15 @@ def local_part(array):
     return whole
 
 
-def guarded(work_dir, devices, nans=(33,), **settings):
+def guarded(work_dir, devices, nans=(33,), steps_per_call=1, **settings):
     """A NaN in a sample that process 1 reads: it is in the third batch."""
     x = X.copy()
     x[list(nans)] = np.nan
     runner = make(
         work_dir,
         x=x,
-        custom_hooks=[dict(type="NumericsGuardHook", interval=1, **settings)],
+        train_cfg=dict(max_epochs=2, steps_per_call=steps_per_call),
+        custom_hooks=[dict(type="NumericsGuardHook", **{"interval": 1, **settings})],
         parallel=dict(type="Replica", devices=devices),
     )
     state = runner.train()
@@ -178,8 +180,8 @@ def flat(name, tree):
 
 
 def ending(work_dir, devices):
-    """Two batches with a NaN in a row, one more than the guard lets pass."""
-    return guarded(work_dir, devices, nans=(17, 33, 49), max_in_row=2)
+    """Three batches with a NaN in a row, one more than the guard lets pass, and all in one call of the step."""
+    return guarded(work_dir, devices, nans=(17, 33, 49), max_in_row=2, interval=4, steps_per_call=4)
 
 
 def main():

@@ -103,13 +103,14 @@ def test_one_process_goes_on_where_the_replicas_of_two_were(done, tmp_path):
     assert_all_close(found, first, [name for name in found if name.startswith(("params", "average"))])
 
 
-def test_each_process_writes_its_shards_and_one_reads_them_all(done):
+def test_each_process_writes_its_shards_and_one_reads_them_all(done, tmp_path):
     first, second = done.found("sharded")
     path = done.folder / "sharded" / "epoch_2"
     assert {found.name for found in path.rglob("ocdbt.process_*")} == {"ocdbt.process_0", "ocdbt.process_1"}
     whole = checkpoint.load(path).params["up"]["kernel"]
     np.testing.assert_array_equal(np.isnan(first["up"]), ~np.isnan(second["up"]))  # none has what the other has
     np.testing.assert_array_equal(np.where(np.isnan(first["up"]), second["up"], first["up"]), whole)
+    np.testing.assert_allclose(whole, parts.sharded(tmp_path, done.devices)["up"], rtol=1e-5, atol=1e-6)
 
 
 def test_a_nan_in_the_rows_of_one_drops_the_step_on_both(one_each, tmp_path):
