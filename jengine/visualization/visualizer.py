@@ -1,8 +1,10 @@
 """The visualizer: hands what it gets to every backend, on the first process alone."""
 
+import contextlib
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from jengine.visualization.histogram import histogram
 class Visualizer:
     """Sends scalars, images, the config and the model's graph to its backends.
 
-    Only the process with index 0 writes. To draw predictions, subclass it and implement `add_datasample`.
+    Only the process with index 0 writes, one of its threads at a time. To draw predictions, subclass it and implement `add_datasample`.
 
     Args:
       vis_backends: a config or a built backend each; a config may carry a `name`, its type's name by default. None
@@ -44,6 +46,7 @@ class Visualizer:
         self.name = name
         self.dataset_meta: Mapping[str, Any] | None = None
         self.vis_backends: dict[str, BaseVisBackend] = {}
+        self._lock = threading.RLock()
         if vis_backends is None:
             vis_backends = [] if save_dir is None else [{"type": "LocalVisBackend"}]
         if not isinstance(vis_backends, list | tuple):
@@ -79,17 +82,17 @@ class Visualizer:
 
     def add_config(self, config: Any) -> None:
         """Writes the config: a ConfigDict, a dict, or the text of a config file."""
-        writers = self._writers()
-        text = config if isinstance(config, str) or not writers else dump_config(config)
-        for backend in writers:
-            backend.add_config(text)
+        with self._writing() as writers:
+            text = config if isinstance(config, str) or not writers else dump_config(config)
+            for backend in writers:
+                backend.add_config(text)
 
     def add_graph(self, model: Any, data_batch: Any = None) -> None:
         """Writes a description of `model`; see `graph_text` for what it may be."""
-        writers = self._writers()
-        text = graph_text(model, data_batch) if writers else ""
-        for backend in writers:
-            backend.add_graph(text)
+        with self._writing() as writers:
+            text = graph_text(model, data_batch) if writers else ""
+            for backend in writers:
+                backend.add_graph(text)
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
         """Writes an image.
@@ -99,8 +102,9 @@ class Visualizer:
           image: uint8[H, W, C] with C of 1, 3 (RGB) or 4 (RGBA).
           step: the iteration or epoch it belongs to.
         """
-        for backend in self._writers():
-            backend.add_image(name, image, step)
+        with self._writing() as writers:
+            for backend in writers:
+                backend.add_image(name, image, step)
 
     def add_histogram(self, name: str, values: Any, step: int = 0, bins: int = 64) -> None:
         """Writes how the elements of an array are distributed.
@@ -111,16 +115,17 @@ class Visualizer:
           step: the iteration or epoch it belongs to.
           bins: number of bins between the least and the greatest element.
         """
-        writers = self._writers()
-        if writers:
-            binned = histogram(values, bins)
-            for backend in writers:
-                backend.add_histogram(name, binned, step)
+        with self._writing() as writers:
+            if writers:
+                binned = histogram(values, bins)
+                for backend in writers:
+                    backend.add_histogram(name, binned, step)
 
     def add_scalar(self, name: str, value: Any, step: int = 0) -> None:
         """Writes one number of the host; a value on a device would make the host wait for it."""
-        for backend in self._writers():
-            backend.add_scalar(name, value, step)
+        with self._writing() as writers:
+            for backend in writers:
+                backend.add_scalar(name, value, step)
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
         """Writes several numbers of one step.
@@ -130,8 +135,9 @@ class Visualizer:
           step: the iteration or epoch they belong to.
           file_path: a file that backends of files append them to as well, relative to their `save_dir`.
         """
-        for backend in self._writers():
-            backend.add_scalars(scalar_dict, step, file_path)
+        with self._writing() as writers:
+            for backend in writers:
+                backend.add_scalars(scalar_dict, step, file_path)
 
     def add_datasample(
         self,
@@ -163,7 +169,8 @@ class Visualizer:
 
     def state_dict(self) -> dict[str, Any]:
         """How far each backend has written, by its name. Fits JSON."""
-        return {name: state for name, backend in self.vis_backends.items() if (state := backend.state_dict())}
+        with self._lock:
+            return {name: state for name, backend in self.vis_backends.items() if (state := backend.state_dict())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
         """Takes back what was written after the checkpoint that a run is resumed from.
@@ -172,17 +179,21 @@ class Visualizer:
           state_dict: what `state_dict` gave when the checkpoint was written.
           step: iterations done by then.
         """
-        writers = self._writers()
-        for name, backend in self.vis_backends.items():
-            if backend in writers:
-                backend.load_state_dict(state_dict.get(name, {}), step)
+        with self._writing() as writers:
+            for name, backend in self.vis_backends.items():
+                if backend in writers:
+                    backend.load_state_dict(state_dict.get(name, {}), step)
 
     def close(self) -> None:
         """Closes all backends. Closing twice is fine, and so is writing again afterwards."""
-        for backend in self.vis_backends.values():
-            backend.close()
+        with self._lock:
+            for backend in self.vis_backends.values():
+                backend.close()
 
-    def _writers(self) -> list[BaseVisBackend]:
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[list[BaseVisBackend]]:
+        """The backends that this process writes to, for one thread at a time: a run's log has a thread of its own."""
         import jax
 
-        return list(self.vis_backends.values()) if jax.process_index() == 0 else []
+        with self._lock:
+            yield list(self.vis_backends.values()) if jax.process_index() == 0 else []

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -179,3 +180,35 @@ def test_importing_the_package_imports_no_backend_library():
     heavy = ("tensorboard", "wandb", "mlflow", "PIL", "flax", "orbax")
     code = f"import sys, jengine.visualization; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+class OneAtATime(Recorder):
+    """Is busy for a while with each value."""
+
+    def __init__(self):
+        super().__init__()
+        self.threads, self.overlaps = [], 0
+
+    def add_scalars(self, scalar_dict, step=0, file_path=None):
+        self.threads.append(threading.get_ident())
+        for _ in range(500):
+            self.overlaps += len(self.threads) > 1
+        self.threads.pop()
+        super().add_scalars(scalar_dict, step)
+
+
+def test_threads_write_one_at_a_time():
+    interval = sys.getswitchinterval()
+    backend = OneAtATime()
+    visualizer = Visualizer([backend])
+    try:
+        sys.setswitchinterval(1e-5)
+        write = [lambda: [visualizer.add_scalar("a", 1.0, step) for step in range(50)]] * 4
+        threads = [threading.Thread(target=job) for job in write]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert (len(backend.calls), backend.overlaps) == (200, 0)
