@@ -21,7 +21,8 @@ from jengine.visualization.histogram import histogram
 class Visualizer:
     """Sends scalars, images, the config and the model's graph to its backends.
 
-    Only the process with index 0 writes, one of its threads at a time. To draw predictions, subclass it and implement `add_datasample`.
+    Only the process with index 0 writes, one of its threads at a time. To draw predictions, subclass it and implement
+    `add_datasample`.
 
     Args:
       vis_backends: a config or a built backend each; a config may carry a `name`, its type's name by default. None
