@@ -34,7 +34,8 @@ def lines(work_dir):
     begun anew, with logs of its own: those count."""
     newest = max(work_dir.glob("*/vis_data/scalars.json"), default=None)
     found = [json.loads(line) for line in newest.open()] if newest else []
-    return [{k: v for k, v in line.items() if "time" not in k} for line in found]
+    account = [line for line in found if "seconds/setup" in line]  # of the time of the run, at its end
+    return [{k: v for k, v in line.items() if "time" not in k} for line in found if line not in account]
 
 
 def finish(work_dir, iterations):
