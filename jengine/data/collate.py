@@ -29,13 +29,19 @@ def default_collate(samples: Sequence[Any]) -> Any:
         raise ValueError(_difference(samples)) from error
 
 
+def is_flat(batch: Any) -> bool:
+    """Whether it is the usual batch, a dict of host arrays, which needs no walk over a tree."""
+    return type(batch) is dict and all(type(leaf) is np.ndarray for leaf in batch.values())
+
+
 def row_count(batch: Any) -> int:
     """The leading axis of a batch, which all its leaves share.
 
     Raises:
       ValueError: there is no array, a leaf has no leading axis, or two leaves differ in it.
     """
-    sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    leaves = batch.values() if is_flat(batch) else jax.tree.leaves(batch)
+    sizes = {np.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) != 1 or () in sizes:
         found = {path: np.shape(leaf) for path, leaf in paths.flatten(batch).items()} or "no array"
         raise ValueError(f"the arrays of a batch or a dataset share their leading axis; found {found}")

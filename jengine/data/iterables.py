@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.data.collate import pad_rows, row_count, with_mask
+from jengine.data.collate import is_flat, pad_rows, row_count, with_mask
 
 
 class IterableLoader:
@@ -181,7 +181,7 @@ def _to_numpy(batch: Any) -> Any:
             leaf = leaf.detach().cpu()
         return np.asarray(leaf)
 
-    return jax.tree.map(convert, batch)
+    return batch if is_flat(batch) else jax.tree.map(convert, batch)
 
 
 def _attribute(owner: Any, *names: str) -> Any:

@@ -36,6 +36,7 @@ class Calendar:
         self._runner = runner
         self._stage = stage
         self._entries = [_Entry(hook, method) for hook, method in acting]
+        self._ahead = [entry for entry in self._entries if entry.ahead]
         for entry in self._entries:
             if not entry.always:
                 entry.due = entry.hook.next_due(runner, stage, runner.iter)
@@ -54,9 +55,8 @@ class Calendar:
 
     def call_ahead(self, **arguments: Any) -> None:
         """Calls the hooks that act ahead of the step (`Hook.in_windows`)."""
-        for entry in self._entries:
-            if entry.ahead:
-                self._call(entry, arguments)
+        for entry in self._ahead:
+            self._call(entry, arguments)
 
     def next_due(self, start: int) -> float:
         """The first iteration from `start` on that cuts a window for a hook; infinite for never."""

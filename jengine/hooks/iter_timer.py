@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jengine.hooks.hook import Hook
 from jengine.registry import HOOKS
 
@@ -63,9 +65,11 @@ class IterTimerHook(Hook):
         now = self._clock()
         took, self._then = now - self._then, now
         count = getattr(outputs, "count", 1)  # iterations that shared a call share its time
-        for _ in range(count):
-            runner.message_hub.update_scalar(f"{mode}/data_time", self._data_time / count)
-            runner.message_hub.update_scalar(f"{mode}/time", took / count)
+        for name, seconds in ((f"{mode}/data_time", self._data_time), (f"{mode}/time", took)):
+            if count == 1:
+                runner.message_hub.update_scalar(name, seconds)
+            else:
+                runner.message_hub.update_series(name, np.full(count, seconds / count), range(count))
         if mode == "train":
             self._train_total += took
             done = runner.iter - self._start_iter + 1

@@ -1,8 +1,10 @@
 """Puts the facts of the run (epoch, iteration, learning rate, losses, metrics) on the message hub."""
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from jengine.hooks.hook import Hook
 from jengine.registry import HOOKS
@@ -56,7 +58,8 @@ class RuntimeInfoHook(Hook):
     def before_train_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
         """Notes the iteration and the learning rate that it uses: of the first group, under each name of `get_lr`."""
         runner.message_hub.update_info("iter", runner.iter)
-        self._note_rates(runner, runner.optim_wrapper.get_lr())
+        for name, values in runner.optim_wrapper.get_lr().items():
+            runner.message_hub.update_scalar(f"train/{name}", values[0])
 
     def after_train_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
@@ -64,8 +67,10 @@ class RuntimeInfoHook(Hook):
         """Hands over the outputs of the step, or of all the steps of a call."""
         if isinstance(outputs, WindowOutputs):
             runner.message_hub.update_info("iter", runner.iter)
-            for rates in outputs.rates[1:]:  # that of the first is noted before it
-                self._note_rates(runner, rates)
+            for name in outputs.rates[0]:
+                used = np.array([rates[name][0] for rates in outputs.rates])
+                # the first is noted before the iteration
+                runner.message_hub.update_series(f"train/{name}", used, range(1, outputs.count))
             for name, (values, rows) in outputs.series.items():
                 runner.message_hub.update_series(f"train/{name}", values, rows)
         elif outputs:
@@ -104,11 +109,6 @@ class RuntimeInfoHook(Hook):
     def after_test(self, runner: "Runner") -> None:
         """Forgets the stage."""
         runner.message_hub.pop_info("loop_stage")
-
-    @staticmethod
-    def _note_rates(runner: "Runner", rates: Mapping[str, Sequence[float]]) -> None:
-        for name, values in rates.items():
-            runner.message_hub.update_scalar(f"train/{name}", values[0])
 
     @staticmethod
     def _note_metrics(runner: "Runner", mode: str, metrics: dict[str, float] | None) -> None:

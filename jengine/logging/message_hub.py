@@ -27,7 +27,7 @@ _NOT_JSON = object()
 class _Series(NamedTuple):
     """Several values of one scalar that are elements of one array."""
 
-    values: jax.Array
+    values: jax.Array | np.ndarray
     rows: Sequence[int]
 
 
@@ -116,12 +116,14 @@ class MessageHub:
             else:
                 self.update_scalar(key, value, resumed=resumed)
 
-    def update_series(self, key: str, values: jax.Array, rows: Sequence[int], resumed: bool = True) -> None:
+    def update_series(
+        self, key: str, values: jax.Array | np.ndarray, rows: Sequence[int], resumed: bool = True
+    ) -> None:
         """`update_scalar` for each of several values that one call of the step gave. Does not wait for the device.
 
         Args:
           key: the name.
-          values: real[n], on a device.
+          values: real[n], on a device or the host.
           rows: which of them count, in order.
           resumed: whether checkpoints keep this key.
 
@@ -208,11 +210,8 @@ class MessageHub:
         return self._snapshot
 
     def _settle(self, waiting: Sequence[tuple[str, Any, int]]) -> None:
-        on_device = [
-            value.values if type(value) is _Series else value
-            for _, value, _ in waiting
-            if type(value) not in _HOST_NUMBERS
-        ]
+        arrays: list[Any] = [value.values if type(value) is _Series else value for _, value, _ in waiting]
+        on_device = [array for array in arrays if type(array) not in _HOST_NUMBERS and type(array) is not np.ndarray]
         if on_device:
             self.fetches += 1
         try:
@@ -229,7 +228,7 @@ class MessageHub:
             if type(value) in _HOST_NUMBERS:
                 history.push(float(value), count)
             elif type(value) is _Series:
-                values = next(fetched).tolist()
+                values = (value.values if type(value.values) is np.ndarray else next(fetched)).tolist()
                 for row in value.rows:
                     history.push(values[row], count)
             else:

@@ -38,6 +38,7 @@ class GroupedOptimizer:
         self._core = optimizer.plan(self.param_groups)
         self._shared = shared_names(self.param_groups, self._core.numbers)
         self._dtype: Any = np.float32
+        self._kept: dict[str, tuple[list[float], Any]] = {}
         self._layout: Layout | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
 
@@ -57,6 +58,7 @@ class GroupedOptimizer:
                 "in different groups"
             )
         dtypes = {leaf.dtype for leaf in jax.tree.leaves(layout.trainable(params))}
+        self._kept.clear()
         self._dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(np.float32, *dtypes))
         self._shapes = {path: tuple(leaf.shape) for path, leaf in paths.flatten(params).items()}
         if self.param_groups[0].paths is None:
@@ -76,7 +78,7 @@ class GroupedOptimizer:
 
     def numbers(self) -> dict[str, Any]:
         """The numbers of all groups as the step takes them, see `group_numbers`."""
-        return group_numbers(self.param_groups, self._core.numbers, self._shared, self._dtype)
+        return group_numbers(self.param_groups, self._core.numbers, self._shared, self._dtype, self._kept)
 
     def number(self, value: float) -> np.ndarray:
         """`value` in the dtype of the numbers."""

@@ -196,7 +196,11 @@ def shared_names(groups: Sequence[Mapping[str, Any]], numbers: Numbers) -> froze
 
 
 def group_numbers(
-    groups: Sequence[Mapping[str, Any]], numbers: Numbers, shared: frozenset[str], dtype: Any
+    groups: Sequence[Mapping[str, Any]],
+    numbers: Numbers,
+    shared: frozenset[str],
+    dtype: Any,
+    kept: dict[str, tuple[list[float], Any]],
 ) -> dict[str, Any]:
     """The hyperparams of all groups as the step takes them.
 
@@ -205,6 +209,8 @@ def group_numbers(
       numbers: the hyperparams of a group by name.
       shared: those that were alike in all groups at first; while they are, one number stands for all.
       dtype: of the numbers.
+      kept: what was returned last with the values that it is of, by name; a value that has not changed is the same
+        array again.
 
     Returns:
       Name -> float[G], or a list of G scalars if G is large; float[1] for a shared one.
@@ -213,10 +219,14 @@ def group_numbers(
     out: dict[str, Any] = {}
     for name in rows[0]:
         values = [row[name] for row in rows]
+        if name in kept and kept[name][0] == values:
+            out[name] = kept[name][1]
+            continue
         if name in shared and values.count(values[0]) == len(values):
             out[name] = np.array(values[:1], dtype)
         elif len(values) <= VECTOR_LIMIT:
             out[name] = np.array(values, dtype)
         else:
             out[name] = [np.asarray(value, dtype) for value in values]
+        kept[name] = values, out[name]
     return out

@@ -16,7 +16,7 @@ _STANDS_AFTER = 3  # calls with the same value, before it is sent: what moves al
 
 @dataclasses.dataclass
 class _Kept:
-    raw: bytes
+    value: np.ndarray
     calls: int = 1
     sent: jax.Array | None = None
 
@@ -46,9 +46,9 @@ class StandingNumbers:
             return self(value, f"{name}.")
         if not isinstance(value, np.ndarray):
             return value
-        raw, kept = value.tobytes(), self._kept.get(name)
-        if kept is None or kept.raw != raw:
-            self._kept[name] = _Kept(raw)
+        kept = self._kept.get(name)
+        if kept is None or (kept.value is not value and kept.value.tobytes() != value.tobytes()):
+            self._kept[name] = _Kept(value)
             return value
         if kept.sent is None:
             kept.calls += 1

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jengine.data import prefetch_to_device
+from jengine.data.collate import is_flat
 from jengine.errors import ConfigError
 from jengine.runner.training_step import PlannedStep
 
@@ -128,7 +129,7 @@ class Stepper:
 
     def _several(self, batch_idx: int, limit: int) -> int:
         """As many iterations as may go into one call: up to the next at which a hook is due."""
-        runner, loop, wrapper = self._runner, self._loop, self._runner.optim_wrapper
+        runner, loop = self._runner, self._loop
         first = next(self._host, None)
         if first is None:
             return 0
@@ -140,15 +141,7 @@ class Stepper:
         runner.time.switch("input")
         batches = [first, *self._host.like(first, end - loop.iter - 1)]
         runner.time.switch("hooks")
-        plan = []
-        for i, batch in enumerate(batches):
-            if i:
-                loop.iter += 1
-                runner.hook_list.call_ahead(runner, "before_train_iter", batch_idx=batch_idx + i, data_batch=batch)
-            updates = wrapper.advance()
-            plan.append(PlannedStep(updates, {**wrapper.hyperparams, **runner.hyperparams}, wrapper.get_lr()))
-            if i + 1 < len(batches):
-                runner.hook_list.call_ahead(runner, "after_train_iter", batch_idx=batch_idx + i, data_batch=batch)
+        plan = self._plan(batch_idx, batches)
         outputs = runner.train_several(batches, plan, size)
         last = batch_idx + len(batches) - 1
         runner.call_hook("after_train_iter", batch_idx=last, data_batch=batches[-1], outputs=outputs)
@@ -160,6 +153,19 @@ class Stepper:
         runner.time.switch("input")
         runner.interrupts.check()
         return len(batches)
+
+    def _plan(self, batch_idx: int, batches: list[PyTree]) -> list[PlannedStep]:
+        """What the host decides for each iteration; the counters then stand at the last of them."""
+        runner, loop, wrapper = self._runner, self._loop, self._runner.optim_wrapper
+        hooks, plan = runner.hook_list, []
+        for i, batch in enumerate(batches):
+            if i:
+                hooks.call_ahead(runner, "after_train_iter", batch_idx=batch_idx + i - 1, data_batch=batches[i - 1])
+                loop.iter += 1
+                hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx + i, data_batch=batch)
+            updates = wrapper.advance()
+            plan.append(PlannedStep(updates, {**wrapper.hyperparams, **runner.hyperparams}, wrapper.get_lr()))
+        return plan
 
 
 def _told(size: int, seconds: float, cutting: list[Any]) -> str:
@@ -204,9 +210,7 @@ class _HostBatches:
 
 
 def _form(batch: PyTree) -> Any:
-    if type(batch) is dict:  # the usual batch, at a tenth of the cost
-        form = [(name, leaf.shape, leaf.dtype) for name, leaf in batch.items() if type(leaf) is np.ndarray]
-        if len(form) == len(batch):
-            return form
+    if is_flat(batch):
+        return [(name, leaf.shape, leaf.dtype) for name, leaf in batch.items()]
     leaves, structure = jax.tree.flatten(batch)
     return structure, [(np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves]

@@ -127,6 +127,8 @@ def stack_numbers(hyperparams: Sequence[Mapping[str, Any]], updates: Sequence[bo
     missing = size - len(updates)
 
     def table(*values: Any) -> np.ndarray:
+        if all(value is values[0] for value in values):
+            return np.broadcast_to(values[0], (size, *np.shape(values[0])))
         return np.stack([*values, *[values[-1]] * missing])
 
     return dict(
