@@ -9,6 +9,7 @@ import jax
 
 from jengine.errors import ConfigError, closest
 from jengine.parallel.link import Link
+from jengine.parallel.meeting import meet
 from jengine.parallel.processes import get_processes
 
 LAUNCHERS = ("none", "auto", "slurm", "mpi", "kubernetes", "tpu")
@@ -62,20 +63,23 @@ def launch(
       timeout: seconds to wait for the others to connect.
 
     Raises:
-      ConfigError: an unknown launcher, settings that are incomplete, or an environment that is not the launcher's.
+      ConfigError: an unknown launcher, settings that are incomplete, an environment that is not the launcher's, or
+        processes that were told different things.
+      ProcessError: processes that did not come in time; the message names them.
       RuntimeError: a device has been used, or the processes are connected already.
     """
     settings = find_settings(launcher, os.environ, coordinator, num_processes, process_id)
     if settings is None:
         return
-    settings = _complete(settings, launcher, timeout)
-    link = Link(str(settings.coordinator)) if settings.process_id else None  # process 0 has the service in itself
+    coordinator, num_processes, process_id, local_device_ids = _complete(settings, launcher, timeout)
+    meet(coordinator, num_processes, process_id, timeout)
+    link = Link(coordinator) if process_id else None  # process 0 has the service in itself
     try:
         jax.distributed.initialize(
-            coordinator_address=settings.coordinator if link is None else link.address,
-            num_processes=settings.num_processes,
-            process_id=settings.process_id,
-            local_device_ids=settings.local_device_ids,
+            coordinator_address=coordinator if link is None else link.address,
+            num_processes=num_processes,
+            process_id=process_id,
+            local_device_ids=local_device_ids,
             cluster_detection_method="deactivate",
             initialization_timeout=int(timeout),
             heartbeat_timeout_seconds=min(_HEARTBEAT, int(timeout)),
@@ -90,25 +94,22 @@ def launch(
         link.watch(processes.watch.lose_service)
 
 
-def _complete(settings: Settings, launcher: str, timeout: float) -> Settings:
-    """The settings with what JAX finds out."""
+def _complete(settings: Settings, launcher: str, timeout: float) -> tuple[str, int, int, Sequence[int] | None]:
+    """The settings with what JAX finds out: all but the method."""
     known = settings.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    complete = Settings(known, settings.num_processes, settings.process_id, settings.local_device_ids, "deactivate")
+    found = (known, settings.num_processes, settings.process_id, settings.local_device_ids)
     if settings.method != "deactivate":
-        # JAX does so itself, but tells nobody the address, which the link needs.
+        # JAX does so itself, but tells nobody the address, which meeting and link need.
         from jax._src.clusters import ClusterEnv
 
-        count, index, local = settings.num_processes, settings.process_id, settings.local_device_ids
-        found = ClusterEnv.auto_detect_unset_distributed_params(
-            known, count, index, local, settings.method, int(timeout)
-        )
-        complete = Settings(*found, method="deactivate")
-    if None in (complete.coordinator, complete.num_processes, complete.process_id):
+        found = ClusterEnv.auto_detect_unset_distributed_params(*found, settings.method, int(timeout))
+    coordinator, num_processes, process_id, local_device_ids = found
+    if coordinator is None or num_processes is None or process_id is None:
         raise ConfigError(
             f"--launcher {launcher}: JAX cannot tell from the environment how to find the other processes; "
             "give --coordinator HOST:PORT, --num-processes N and --process-id I"
         )
-    return complete
+    return coordinator, num_processes, process_id, local_device_ids
 
 
 def find_settings(

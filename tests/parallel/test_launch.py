@@ -1,3 +1,5 @@
+import sys
+
 import jax
 import pytest
 
@@ -99,6 +101,7 @@ def test_auto_and_tpu_leave_everything_to_jax():
 def initialized(monkeypatch):
     """What JAX is called with, instead of connecting."""
     calls = []
+    monkeypatch.setattr(sys.modules["jengine.parallel.launch"], "meet", lambda *settings: None)
     monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: calls.append(arguments))
     return calls
 
