@@ -95,10 +95,12 @@ class ProfilerHook(Hook):
         """The next iteration to trace, and the one after it, at which a trace ends."""
         if self._path is not None:
             return start
-        cycle = 1 if self.schedule is None else sum(self.schedule[name] for name in ("wait", "warmup", "active"))
-        skipped = 0 if self.schedule is None else self.schedule["skip_first"]
-        ahead = range(start, max(start, self._start + skipped) + cycle)
-        return next((i for i in ahead if self._is_traced(runner, i - self._start)), math.inf)
+        done = start - self._start
+        if (plan := self.schedule) is not None:  # on to the active part of the cycle
+            idle = plan["wait"] + plan["warmup"]
+            done = max(done, plan["skip_first"])
+            done += max(idle - (done - plan["skip_first"]) % (idle + plan["active"]), 0)
+        return self._start + done if self._is_traced(runner, done) else math.inf
 
     def _is_traced(self, runner: "Runner", done: int) -> bool:
         """Whether the iteration after `done` of them is one to trace."""

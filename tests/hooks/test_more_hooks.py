@@ -1,5 +1,6 @@
 import gc
 import logging
+import math
 import types
 
 import jax
@@ -278,6 +279,21 @@ def profiled(hook, iters=12, length=4, tmp="/logs"):
 def test_iterations_are_traced_by_a_schedule(tracing, arguments, calls):
     profiled(ProfilerHook(**arguments))
     assert tracing == calls
+
+
+@pytest.mark.parametrize(
+    ("schedule", "first"),  # the first iteration that is traced, from each of the first twelve on
+    [
+        (None, [0, 1, *[math.inf] * 10]),
+        (dict(skip_first=3, active=2), [3, 3, 3, 3, 4, *[math.inf] * 7]),
+        (dict(wait=1, warmup=1, active=2, repeat=2), [2, 2, 2, 3, 6, 6, 6, 7, *[math.inf] * 4]),
+        (dict(wait=1, active=2, repeat=0), [1, 1, 2, 4, 4, 5, 7, 7, 8, 10, 10, 11]),
+        (dict(wait=10**9, active=1), [10**9] * 12),  # found at once
+    ],
+)
+def test_the_profiler_says_when_it_traces_next(schedule, first):
+    hook = ProfilerHook(by_epoch=False, profile_times=2, schedule=schedule)
+    assert [hook.next_due(None, "before_train_iter", i) for i in range(12)] == first
 
 
 def test_each_trace_is_handed_over(tracing):
