@@ -32,7 +32,7 @@ TORCH = "torch==2.13.0"
 PEERS = {
     "jengine": Peer("jengine", ()),
     "keras": Peer("Keras 3 on JAX", ("keras", "jax==0.10.2")),
-    "clu": Peer("CLU-style loop", ("clu", "jax==0.10.2", "flax", "optax", "tensorflow-cpu")),
+    "clu": Peer("CLU-style loop", ("clu", "jax==0.10.2", "flax", "optax", "tensorflow-cpu", "tensorboard")),
     "kauldron": Peer("Kauldron", ("kauldron", "jax==0.10.2")),
     "lightning": Peer("Lightning, PyTorch", ("lightning", TORCH)),
     "mmengine": Peer("MMEngine, PyTorch", ("mmengine", TORCH, "setuptools<81")),
