@@ -54,7 +54,20 @@ def test_a_module_imports_only_from_rows_above(path):
             assert ROWS[imported] <= ROWS[room], f"{path}:{line} imports {imported}"
 
 
+def _imported(code, among):
+    found = f"{code}; print(*[m for m in {among} if m in sys.modules])"
+    command = [sys.executable, "-c", f"import sys; {found}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT.parent).stdout.split()
+
+
 def test_importing_jengine_imports_no_heavy_library():
-    code = "import sys, jengine; print([m for m in ('jax', 'flax', 'optax', 'orbax', 'grain', 'numpy') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
-    assert out.stdout.strip() == "[]"
+    heavy = ("jax", "flax", "optax", "orbax", "grain", "numpy", "ml_collections", "rich")
+    assert _imported("import jengine", heavy) == []
+
+
+def test_a_runner_imports_no_library_that_only_some_runs_need():
+    optional = (
+        "orbax.checkpoint", "grain", "tensorboard", "matplotlib", "sklearn", "wandb", "mlflow", "PIL", "torch",
+        "tensorflow",
+    )  # fmt: skip
+    assert _imported("import jengine; jengine.Runner", optional) == []

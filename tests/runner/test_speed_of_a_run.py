@@ -40,6 +40,7 @@ def test_every_second_of_a_run_falls_into_a_named_part_that_is_printed_and_logge
     assert ticks - 3 - sum(seconds.values()) <= 2  # and what closing looks afterwards
     assert logged["step"] == 8
     table = log_of(runner).split("Time\n")[1]
+    assert re.search(r"\ncompilation cache: \d+ programs found, \d+ compiled\n", table)
     for part, took in seconds.items():
         assert re.search(rf"\| {part} +\| {took:.2f} ", table)
         assert runner.message_hub.get_scalar(f"seconds/{part}").current() == took
@@ -68,7 +69,7 @@ def test_utilisation_is_told_for_devices_whose_peak_is_known(make_runner, monkey
         return FLOPS / seconds / 1000 if flops == {"float32": FLOPS} else None
 
     monkeypatch.setattr(speed, "utilisation", utilisation)
-    scalars = speed_of(runner, runner_step(runner))
+    scalars = speed_of(runner, runner.step)
     assert kinds == [("cpu", 1)]
     share = scalars["speed/model_flops_utilisation"]
     assert share == pytest.approx(scalars["speed/flops_per_second"] / 1000)
@@ -81,14 +82,24 @@ def test_utilisation_is_told_for_devices_whose_peak_is_known(make_runner, monkey
 def test_operations_are_counted_over_all_devices(make_runner, parallel):
     runner = make_runner(parallel=parallel, train_cfg=dict(max_epochs=1))
     runner.train()
-    assert runner_step(runner).flops() == {"float32": FLOPS}
+    assert runner.step.flops() == {"float32": FLOPS}
     assert runner.update_step.traces == 1
+
+
+def test_several_iterations_in_a_call_count_as_so_many(make_runner):
+    runner, _ = trained(make_runner, train_cfg=dict(max_epochs=2, steps_per_call=4))
+    assert runner.step.flops() == {"float32": FLOPS}
+    assert runner.step.window.traces == 1
+    logged = last_scalars(runner)
+    training = sum(logged[f"seconds/{part}"] for part in ("input", "hooks", "step", "logging"))
+    assert logged["speed/iterations_per_second"] == pytest.approx(8 / training)
+    assert logged["seconds/compile"] >= 1
 
 
 def test_a_pmap_tells_no_operations_and_the_run_ends_all_the_same(make_runner):
     runner = make_runner(parallel=dict(type="Replica", devices=4, impl="pmap"), train_cfg=dict(max_epochs=1))
     runner.train()
-    assert runner_step(runner).flops() == {}
+    assert runner.step.flops() == {}
     assert "speed/flops_per_second" not in last_scalars(runner)
 
 
@@ -96,10 +107,6 @@ def test_large_numbers_of_operations_are_shortened():
     table = speed_table({"seconds/step": 1.0, "speed/iterations_per_second": 2.0, "speed/flops_per_second": 1.25e12})
     assert "2.0 iterations/s, 1.2 TFLOP/s, without" in table
     assert "| step | 1.00    | 100.0% |" in table
-
-
-def runner_step(runner):
-    return runner.step
 
 
 def test_a_resumed_run_without_an_iteration_left_tells_its_time_alone(make_runner):
