@@ -1,6 +1,7 @@
 import pathlib
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -204,6 +205,41 @@ def test_a_recipe_that_does_not_fit_says_why(make_runner, item, changes, message
     runner = make_runner(model=seen_batches(), train_dataloader=data, custom_hooks=[hook], **NO_VAL, **changes)
     with pytest.raises(ValueError, match=message):
         runner.train()
+
+
+def test_several_iterations_in_a_call_see_the_numbers_that_each_would_see_alone(make_runner, tmp_path):
+    def loss(params, batch, hyperparams):
+        away = params["w"] - hyperparams["teacher"]["params"]["w"]
+        numbers = hyperparams["lam"] + hyperparams["mixup"] + hyperparams["epoch"]
+        return jnp.square(params["w"] - batch["x"].mean()) + 0.1 * numbers * away**2 + 0.01 * numbers * params["w"]
+
+    def noisy(batch, rng):
+        return {"x": batch["x"] + jax.random.normal(rng, batch["x"].shape)}
+
+    schedule = [
+        dict(action_epoch=1, hyperparams=dict(mixup=0.5), batch_augments=noisy),
+        dict(action_epoch=2, hyperparams=dict(mixup=0.25), train_pipeline=[plus_one]),
+        dict(action_epoch=3, batch_augments=None),
+    ]
+    found = []
+    for steps in (1, 3):
+        runner = make_runner(
+            tmp_path / f"steps_{steps}",
+            model=FunctionalModel(init=lambda: {"w": jnp.zeros(())}, loss=loss),
+            train_dataloader=dict(batch_size=1, dataset=dict(type="TransformedDataset", dataset=ONES)),
+            train_cfg=dict(max_epochs=3, steps_per_call=steps),
+            custom_hooks=[
+                dict(type="SwitchRecipeHook", schedule=schedule),
+                dict(type="WarmupParamHook", param_name="lam", value=1.0, warmup_epochs=2),
+                dict(type="SetEpochInfoHook"),
+                dict(type="MeanTeacherHook", momentum=0.3),
+            ],
+            **NO_VAL,
+        )
+        state = runner.train()
+        found.append((float(state.params["w"]), float(state.hook_state["MeanTeacherHook"].params["w"])))
+    assert found[0] == found[1]
+    assert 1.5 < found[0][0] < 2.1  # towards the 2 that the last recipe shows
 
 
 class Normed(nn.Module):
