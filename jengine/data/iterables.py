@@ -46,6 +46,7 @@ class IterableLoader:
         if len(self) < 1:
             raise ValueError("the data have no whole batch: give at least one, or a smaller batch size")
         self._epoch = self._start = self._position = 0
+        self._rows: int | None = None
 
     @property
     def dataset(self) -> Any:
@@ -54,9 +55,9 @@ class IterableLoader:
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a batch, where the loader tells."""
+        """Rows of a batch, where the loader tells, or a batch was seen."""
         size = getattr(self.iterable, "batch_size", None)
-        return size if isinstance(size, int) else None
+        return size if isinstance(size, int) else self._rows
 
     def __len__(self) -> int:
         return self._total if self._limit is None else min(self._total, self._limit)
@@ -117,7 +118,7 @@ class IterableLoader:
                 continue
             batch = _to_numpy(raw)
             rows = row_count(batch)
-            size = size or rows
+            size = self._rows = size or rows
             if position < start:
                 continue
             if rows > size or (rows < size and position != self._total - 1):

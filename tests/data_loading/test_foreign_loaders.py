@@ -189,7 +189,10 @@ def test_the_dataset_behind_the_loader_is_found():
     assert IterableLoader(source, train=True).batch_size == 5
     batches = [{"x": np.zeros(2)}]
     assert IterableLoader(batches, train=True).dataset is batches
-    assert IterableLoader(batches, train=True).batch_size is None
+    loader = IterableLoader(batches, train=True)
+    assert loader.batch_size is None
+    next(iter(loader))
+    assert loader.batch_size == 2
 
 
 def test_a_look_aside_is_a_pass_of_its_own_where_the_source_allows_it():
