@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jengine.parallel.resident import ResidentStep
 from jengine.registry import STRATEGIES
 
 PyTree = Any
@@ -55,6 +56,10 @@ class SingleDevice:
     def compile_train_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a training step; the state, its first argument, is donated."""
         return jax.jit(step, donate_argnums=0)
+
+    def compile_resident_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """As `compile_train_step`, for a loop: the state may stay in pieces from call to call."""
+        return ResidentStep(step)
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles an evaluation step; the metric sums, its third argument, are donated."""

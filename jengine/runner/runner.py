@@ -13,7 +13,7 @@ from jengine.errors import ConfigError, place
 from jengine.hooks import Hook, Priority
 from jengine.logging import LogWriter, MessageHub, TimeAccount, build_logger
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.parallel import Agreement, InFlight, check_same, get_processes
+from jengine.parallel import Agreement, InFlight, ResidentState, check_same, get_processes
 from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
@@ -139,7 +139,7 @@ class Runner:
             write_config(self.cfg, os.path.join(self.work_dir, "config.py"))
             self.visualizer.add_config(self.cfg_text)
 
-        self.state: TrainState | None = None
+        self._state: TrainState | ResidentState | None = None
         self.hyperparams = Hyperparams()
         self.train_loop: Any = None
         self.val_loop: Any = None
@@ -224,14 +224,14 @@ class Runner:
 
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
         """One training iteration on a batch that is on its device; returns the outputs, which stay there."""
-        assert self.state is not None
-        self.state, outputs = self.step(self.state, batch, self.hyperparams)
+        assert self._state is not None
+        self._state, outputs = self.step(self._state, batch, self.hyperparams)
         return outputs
 
     def train_several(self, batches: Sequence[PyTree], plan: Sequence[PlannedStep], size: int) -> WindowOutputs:
         """Several training iterations in one call; see `TrainingStep.several`."""
-        assert self.state is not None
-        self.state, outputs = self.step.several(self.state, batches, plan, size)
+        assert self._state is not None
+        self._state, outputs = self.step.several(self._state, batches, plan, size)
         return outputs
 
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
@@ -285,6 +285,18 @@ class Runner:
 
             self._checkpointer = Checkpointer(self.work_dir)
         return self._checkpointer
+
+    @property
+    def state(self) -> TrainState | None:
+        """The training state; None before the first call of `train`, `val` or `test`. The next step takes it away."""
+        state = self._state
+        if isinstance(state, ResidentState):
+            state = self._state = state.whole()
+        return state
+
+    @state.setter
+    def state(self, state: TrainState | None) -> None:
+        self._state = state
 
     @property
     def visualizer(self) -> Any:

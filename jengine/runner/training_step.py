@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine.logging import TimeAccount
-from jengine.parallel import InFlight
+from jengine.parallel import InFlight, ResidentState
 from jengine.runner.standing_numbers import StandingNumbers
 from jengine.train import COMPILES, TraceOnce, TrainState, build_train_step, count_flops
 from jengine.train.flops import Flops
@@ -16,6 +16,7 @@ from jengine.train.step import Outputs
 from jengine.train.window import Series, UnfitForALoopError, WindowOutputs, WindowStep, stack_batches, stack_numbers
 
 PyTree = Any
+State = TrainState | ResidentState
 
 
 _SLOW_IN_LOOPS = ("conv_general_dilated",)  # on CPUs; https://github.com/jax-ml/jax/issues/12868
@@ -77,17 +78,17 @@ class TrainingStep:
         pure: list[Callable[..., Any]] = [*steps, several]
         self._programs = [TraceOnce(step, ("state", "batch", "hyperparams"), retrace=retrace) for step in pure]
         self.update, self.accumulate, self.window = self._programs
-        self._compiled = {step: strategy.compile_train_step(step) for step in self._programs}
+        self._compiled = {step: strategy.compile_resident_step(step) for step in self._programs}
         put = functools.partial(_put, getattr(strategy, "device", None))
         self._standing = {step: StandingNumbers(put) for step in self._programs}
         self._several = several
         self.unfit = False
 
-    def __call__(self, state: TrainState, batch: PyTree, scalars: Mapping[str, Any]) -> tuple[TrainState, Outputs]:
+    def __call__(self, state: State, batch: PyTree, scalars: Mapping[str, Any]) -> tuple[State, Outputs]:
         """Dispatches one iteration.
 
         Args:
-          state: donated.
+          state: donated; whole or in pieces, as the call before has left it.
           batch: on its device.
           scalars: what hooks hand to the step, beside the numbers of the optimizer.
 
@@ -98,12 +99,12 @@ class TrainingStep:
         return self._dispatch(step, state, batch, {**self._optim_wrapper.hyperparams, **scalars})
 
     def several(
-        self, state: TrainState, batches: Sequence[PyTree], plan: Sequence[PlannedStep], size: int
-    ) -> tuple[TrainState, WindowOutputs]:
+        self, state: State, batches: Sequence[PyTree], plan: Sequence[PlannedStep], size: int
+    ) -> tuple[State, WindowOutputs]:
         """Dispatches several iterations in one call.
 
         Args:
-          state: donated.
+          state: donated; whole or in pieces, as the call before has left it.
           batches: host batches of equal form.
           plan: what the host has decided for each iteration.
           size: the most iterations that a call may have; the program is compiled for it.
@@ -127,8 +128,8 @@ class TrainingStep:
         return state, WindowOutputs(series, [planned.rates for planned in plan])
 
     def _one_by_one(
-        self, state: TrainState, batches: Sequence[PyTree], plan: Sequence[PlannedStep]
-    ) -> tuple[TrainState, WindowOutputs]:
+        self, state: State, batches: Sequence[PyTree], plan: Sequence[PlannedStep]
+    ) -> tuple[State, WindowOutputs]:
         rows: dict[str, list[int]] = {}
         values: dict[str, list[jax.Array]] = {}
         for row, (batch, planned) in enumerate(zip(batches, plan, strict=True)):
@@ -140,14 +141,14 @@ class TrainingStep:
         series = {name: Series(jnp.stack(values[name]), rows[name]) for name in rows}
         return state, WindowOutputs(series, [planned.rates for planned in plan])
 
-    def _dispatch(self, step: TraceOnce, state: TrainState, batch: PyTree, numbers: Mapping[str, Any]) -> Any:
+    def _dispatch(self, step: TraceOnce, state: State, batch: PyTree, numbers: Mapping[str, Any]) -> Any:
         numbers = self._standing[step](numbers)
         before, compiles = self._time.switch("step"), COMPILES.count
         self._in_flight.wait()
         new, outputs = self._compiled[step](state, batch, numbers)
         if COMPILES.count != compiles:
             self._time.was("compile")
-            step.look(state, batch, numbers)
+            step.look(state.whole() if isinstance(state, ResidentState) else state, batch, numbers)
         self._in_flight.add(outputs["loss"])
         self._time.switch(before)
         return new, outputs
