@@ -21,7 +21,7 @@ HERE = pathlib.Path(__file__).parent
 RESULTS, RATIOS = HERE / "RESULTS.md", HERE / "ratios.json"
 INTRODUCTION = """# Results
 
-Written by `make bench` and `make bench-peers`; docs/speed.md says how they are to be read.
+Written by `make bench` and `make bench-peers`; docs/benchmarks.md says how they are to be read.
 """
 BENCHMARKS = {
     "speed": ("An iteration, against the loop by hand", ["--rounds", "3"]),

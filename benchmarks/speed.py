@@ -36,7 +36,7 @@ def measure(case, variant, work_dir, rounds):
         loops["fused"] = ByRunner(case, os.path.join(work_dir, "fused"), **settings, fused=True)
     try:
         for loop in loops.values():
-            loop.run(WARM_UP * block)
+            loop.run(WARM_UP * case.block)
         # a block with a checkpoint may be ten times as long: fewer of them then
         turns = max(1, case.turns * case.block // block)
         return compare({name: loop.run for name, loop in loops.items()}, block, turns, rounds)
