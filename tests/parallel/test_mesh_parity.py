@@ -17,12 +17,10 @@ MESHES = {
     "data 8": dict(),
     "fsdp 8": dict(mesh=dict(data=1, fsdp=8), fsdp_min_size=16),
     "data 2, fsdp 2, tensor 2": dict(mesh=dict(fsdp=2, tensor=2), rules=RULES, fsdp_min_size=16),
-    "fsdp 2, tensor 4": dict(mesh=dict(data=1, fsdp=2, tensor=4), rules=RULES, fsdp_min_size=16),
 }
 SHARES = {  # of the 8 x 16 kernel and the 16 scales of BatchNorm, on one device
     "fsdp 8": {(8, 2), (2,)},
     "data 2, fsdp 2, tensor 2": {(4, 8), (8,)},
-    "fsdp 2, tensor 4": {(4, 4), (8,)},
 }
 OPTIMIZERS = {
     "SGD": dict(type="SGD", lr=0.05, momentum=0.9, weight_decay=1e-3),
