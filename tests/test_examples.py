@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 
+import numpy as np
 import pytest
 
 from jengine import Runner, load_config
@@ -18,6 +19,9 @@ EXAMPLES = {
     "segment_digits": dict(max_epochs=2, train_images=128),
     "simsiam": dict(max_epochs=4),
     "densecl": dict(max_iters=30),
+    "swav": dict(max_epochs=20),
+    "deepcluster": dict(),  # in full: 50 epochs
+    "odc": dict(),  # in full: 40 epochs
     "many_hooks": dict(max_epochs=6, good_enough=0.3),
     "imix_debug": dict(total_epochs=2),
     "shard_map_loop": dict(steps=60),
@@ -103,6 +107,45 @@ def test_the_densecl_example_lets_the_dense_loss_in_without_a_new_trace(tmp_path
     assert runner.update_step.traces == 1
     assert float(runner.hyperparams["loss_lambda"]) == 0.5
     assert 0.8 < learned <= 1.0
+
+
+@pytest.fixture
+def features_that_pass_the_projections(tmp_path):
+    """Runs an example; of the seeds 0 to 4 the worst gave 0.9833 (swav), 0.9889 (deepcluster) and 0.9833 (odc)."""
+
+    def run(name):
+        runner, learned, random = load_example(name).main(work_dir=tmp_path, **EXAMPLES[name])
+        assert runner.update_step.traces == 1
+        assert random == pytest.approx(0.929, abs=0.005)
+        assert learned > random + 0.03
+        return runner
+
+    return run
+
+
+def test_the_swav_example_beats_random_projections_with_its_queue_in_use(features_that_pass_the_projections, tmp_path):
+    runner = features_that_pass_the_projections("swav")
+    queue = runner.state.hook_state["SwAVHook"]
+    assert queue.use_queue
+    assert queue.rows.shape == (2, 384, 128)  # two views, three batches of 128
+    assert (tmp_path / "queue.npy").exists()
+
+
+def test_the_deepcluster_example_beats_random_projections_on_clusters_of_its_own(
+    features_that_pass_the_projections, tmp_path
+):
+    runner = features_that_pass_the_projections("deepcluster")
+    epochs = {int(path.stem.split("_")[-1]) for path in tmp_path.glob("cluster_epoch_*.npy")}
+    assert epochs == {0, 10, 20, 30, 40, 50}
+    assert set(runner.train_dataloader.dataset.pseudo_labels) == set(range(40))
+
+
+def test_the_odc_example_beats_random_projections_with_labels_that_move(features_that_pass_the_projections, tmp_path):
+    runner = features_that_pass_the_projections("odc")
+    labels = runner.state.model_state["bank"].labels
+    assert (labels != np.load(tmp_path / "cluster_epoch_0.npy")).mean() > 0.1  # those of k-means, before training
+    assert set(labels.tolist()) == set(range(40))
+    assert runner.state.model_state["loss_weight"].sum() == pytest.approx(1.0)
 
 
 def test_loops_of_ones_own_over_devices_train_alike_under_shard_map_and_pmap():
