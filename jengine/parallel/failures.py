@@ -1,13 +1,15 @@
 """How a process of a run learns that another one has failed or is gone.
 
 A process that fails on the host leaves a note in the key-value store of JAX's coordination service before it ends; one
-that is killed leaves none, and is found by a roll call. A thread looks into the store a few times a second, so that
-this works while the main thread waits on a device for a process that will never come.
+that is killed leaves none, and is found by a roll call when an exchange breaks, or by its silence where none does. A
+thread looks into the store a few times a second, so that this works while the main thread waits on a device for a
+process that will never come.
 """
 
 import contextlib
 import json
 import logging
+import math
 import os
 import re
 import socket
@@ -15,13 +17,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
+
+from jengine.parallel.pulse import Pulse
+from jengine.parallel.store import Store
 
 _FAILURE = "jengine/failure"
 _ROLL_CALL = "jengine/roll_call"
 _ANSWERS = "jengine/answers"
 _LEFT = "jengine/left"
 _WHO = "jengine/who"
+SILENCE = 60.0  # seconds; an extension that holds Python's lock for so long is none that is known
 _STATUS = re.compile(r"^(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
 
 
@@ -37,22 +43,6 @@ class ProcessError(RuntimeError):
         self.processes = processes
 
 
-class Store(Protocol):
-    """What is used of the client of JAX's coordination service."""
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Sets a value; an error if there is one and it may not be overwritten."""
-
-    def key_value_delete(self, key: str) -> None:
-        """Removes a value, and those below it."""
-
-    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """All values below a key."""
-
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """Waits for a value; an error after the time."""
-
-
 class Watch:
     """Looks into the store, in a thread, for what the other processes have to say.
 
@@ -63,12 +53,21 @@ class Watch:
       poll: seconds between two looks.
       grace: seconds that others have to answer a roll call, and that an error has to end this process in Python
         before it is ended from the thread.
+      silence: seconds without a sign of life after which a process is gone; `SILENCE` by default.
 
     Attributes:
       watcher: called in the thread at each look; None for nothing.
     """
 
-    def __init__(self, store: Store, index: int, count: int, poll: float = 0.2, grace: float = 5.0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        index: int,
+        count: int,
+        poll: float = 0.2,
+        grace: float = 5.0,
+        silence: float | None = None,
+    ) -> None:
         self.store, self.index, self.count = store, index, count
         self.watcher: Callable[[], None] | None = None
         self._poll, self._grace = poll, grace
@@ -79,6 +78,8 @@ class Watch:
         self._ending = threading.Event()  # an error is on its way up in Python
         self._noticed: float | None = None  # when a failure was read, on the clock of time.monotonic
         self._answered: set[str] = set()
+        self._pulse = Pulse(store, index, count, SILENCE if silence is None else silence)
+        self._looked = math.inf  # when the store last answered, on the clock of time.monotonic
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="jengine-processes", daemon=True)
         store.key_value_set(f"{_WHO}/{index}", f"pid {os.getpid()} on host {socket.gethostname()}", True)
@@ -89,8 +90,11 @@ class Watch:
         return self._ending.is_set()
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the thread, and another one where process 0 is not this one."""
+        self._looked = time.monotonic()
         self._thread.start()
+        if self.index:
+            threading.Thread(target=self._await_answers, name="jengine-service", daemon=True).start()
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -105,6 +109,8 @@ class Watch:
         """
         self.stop()
         if not self._ending.is_set():
+            with contextlib.suppress(Exception):
+                self._pulse.stop()
             return
         with contextlib.suppress(Exception):
             if not self._cut:
@@ -162,16 +168,19 @@ class Watch:
             processes = [self._failure["process"]]
         return ProcessError(message, processes)
 
-    def lose_service(self) -> None:
-        """Call from a thread when the connection to process 0, and with it the store, is lost.
+    def lose_service(self, why: str = "the connection to it broke") -> None:
+        """Call from a thread when process 0, and with it the store, is lost.
 
         It leaves Python some time to end this process with an error, and then ends it.
+
+        Args:
+          why: for the error.
         """
         if self._stopped.is_set():  # the run has ended, and the service with it
             return
         self._cut = True
         if self._failure is None:
-            self._failure = {"process": 0, "what": "is gone: the connection to it broke"}
+            self._failure = {"process": 0, "what": f"is gone: {why}"}
         if not self._ending.wait(self._grace):
             self._end_process()
 
@@ -194,15 +203,32 @@ class Watch:
     def _run(self) -> None:
         while not self._stopped.wait(self._poll):
             try:
-                self._learn_names()  # while they can be asked for
-                self._note_failure()
-                self._answer_roll_calls()
-                if (watcher := self.watcher) is not None:
-                    watcher()
+                self._look(time.monotonic())
+                self._looked = time.monotonic()
             except Exception:  # the service is gone, and JAX ends this process
+                self._looked = math.inf
                 return
             if self._overdue():
                 self._end_process()
+
+    def _look(self, now: float) -> None:
+        self._learn_names()  # while they can be asked for
+        self._note_failure()
+        self._answer_roll_calls()
+        if self._pulse.beat(now):
+            self._note_silence()
+        if (watcher := self.watcher) is not None:
+            watcher()
+
+    def _await_answers(self) -> None:
+        """Runs in a thread: a store that does not answer keeps the other one waiting."""
+        overdue = 0
+        while overdue < 2:  # twice: when all threads were held up, the other one may only be about to look
+            if self._stopped.wait(5 * self._poll):
+                return
+            silent = time.monotonic() - self._looked > self._pulse.silence
+            overdue = overdue + 1 if silent else 0
+        self.lose_service(f"no answer for {self._pulse.silence:g} s")
 
     def _overdue(self) -> bool:
         """Whether another process failed a grace time ago and the main thread still does not know."""
@@ -215,6 +241,15 @@ class Watch:
         if self._failure is None and not self._cut:
             for _, text in self.store.key_value_dir_get(_FAILURE):
                 self._failure = json.loads(text)
+
+    def _note_silence(self) -> None:
+        """Tells all that the next process is gone."""
+        if self._failure is None:
+            self._gone = [self._pulse.next]
+            told = {"process": self._pulse.next, "what": f"is gone: no sign of life for {self._pulse.silence:g} s"}
+            with contextlib.suppress(Exception):  # another one was first
+                self.store.key_value_set(f"{_FAILURE}/first", json.dumps(told))
+            self._failure = told
 
     def _answer_roll_calls(self) -> None:
         for key, _ in self.store.key_value_dir_get(_ROLL_CALL):

@@ -21,7 +21,7 @@ _MPI = (
     ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
 )
 _METHODS = {"slurm": "slurm", "kubernetes": "k8s"}
-_HEARTBEAT = 100  # seconds, JAX's default
+_HEARTBEAT = 200  # seconds; JAX ends a run without an explanation, and is to be later than those who have one
 
 
 @dataclasses.dataclass(frozen=True)

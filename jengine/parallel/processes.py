@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Any
 
 from jengine.errors import ConfigError
-from jengine.parallel.failures import ProcessError, Store, Watch
+from jengine.parallel.failures import ProcessError, Watch
+from jengine.parallel.store import Store
 
 TIMEOUT = 300.0  # seconds; the slowest start of a process beside the fastest one, with room to spare
 _SLICE = 1.0  # seconds of waiting after which failures of others are looked at

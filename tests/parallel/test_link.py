@@ -134,6 +134,18 @@ def test_a_lost_service_ends_a_process_that_waits_on_a_device(monkeypatch, capsy
     assert "jengine: ProcessError: process 0 is gone: the connection to it broke" in capsys.readouterr().err
 
 
+def test_a_store_that_does_not_answer_is_lost_too(monkeypatch, capsys):
+    ended, answer = threading.Event(), threading.Event()
+    monkeypatch.setattr(Watch, "leave", lambda watch: ended.set())
+    watch = Watch(LostStore(), 1, 2, poll=0.001, grace=0.01, silence=0.05)
+    monkeypatch.setattr(watch, "_look", lambda now: answer.wait(PATIENCE))
+    watch.start()
+    assert ended.wait(PATIENCE)
+    answer.set()
+    watch.stop()
+    assert "jengine: ProcessError: process 0 is gone: no answer for 0.05 s" in capsys.readouterr().err
+
+
 def test_a_service_that_goes_after_the_end_is_no_loss(monkeypatch):
     watch = Watch(LostStore(), 1, 2, poll=0.001, grace=0.01)
     watch.start()
