@@ -60,7 +60,7 @@ class ResidentStep:
     def __init__(self, step: Callable[..., Any]) -> None:
         self._step = step
         self._form: _Form | None = None
-        self._compiled: Callable[..., Any]
+        self._compiled: Any
 
     def __call__(self, state: Any, batch: PyTree, hyperparams: PyTree) -> tuple[ResidentState, PyTree]:
         """Runs the step; the pieces of the state are donated, but for the run's key."""
@@ -74,6 +74,12 @@ class ResidentStep:
         leaves, outputs = self._compiled(leaves, rng, batch, hyperparams)
         return ResidentState(leaves, rng, form), outputs
 
+    def trace(self, state: Any, batch: PyTree, hyperparams: PyTree) -> jax.stages.Traced:
+        """The step as it was traced last, for arguments of these shapes; `state` is whole."""
+        *leaves, rng = map(_data_shape, jax.tree.leaves(state))
+        traced: jax.stages.Traced = self._compiled.trace(leaves, rng, batch, hyperparams)
+        return traced
+
     def _on_pieces(self, form: _Form, leaves: list[Any], rng: Any, batch: PyTree, hyperparams: PyTree) -> Any:
         state, outputs = self._step(form.join(leaves, rng), batch, hyperparams)
         *rest, _ = map(_data, jax.tree.leaves(state))
@@ -86,3 +92,7 @@ def _is_key(leaf: Any) -> bool:
 
 def _data(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _data_shape(leaf: Any) -> Any:
+    return jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf

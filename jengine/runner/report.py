@@ -47,6 +47,8 @@ def conclude(runner: "Runner", step: "TrainingStep", checkpointer: Any) -> None:
       step: what it trained with.
       checkpointer: what it saved with, which may still be writing; None where nothing was saved.
     """
+    with runner.time.part("step"):
+        runner.in_flight.drain()
     with runner.time.part("checkpoint"):
         if checkpointer is not None:
             checkpointer.wait()
