@@ -26,14 +26,21 @@ class Peer(NamedTuple):
 
     title: str
     requirements: tuple[str, ...]
+    alone: tuple[str, ...] = ()  # installed without what they ask for, which pip does not resolve
 
 
 TORCH = "torch==2.13.0"
+KAULDRON = (
+    *("absl-py", "altair", "chex", "clu", "einops", "etils[edc,enp,epath,epy,etree]", "flax", "grain", "graphviz"),
+    *("immutabledict", "jax==0.10.2", "jaxtyping", "lark", "mediapy", "ml_collections", "optax", "orbax-checkpoint"),
+    *("pandas", "scikit-image", "scikit-learn", "tabulate", "tensorboard", "tensorflow-cpu", "tensorflow_datasets"),
+    *("tqdm", "typeguard", "opencv-python-headless", "setuptools<81"),
+)
 PEERS = {
     "jengine": Peer("jengine", ()),
     "keras": Peer("Keras 3 on JAX", ("keras", "jax==0.10.2")),
     "clu": Peer("CLU-style loop", ("clu", "jax==0.10.2", "flax", "optax", "tensorflow-cpu", "tensorboard")),
-    "kauldron": Peer("Kauldron", ("kauldron", "jax==0.10.2")),
+    "kauldron": Peer("Kauldron", KAULDRON, alone=("kauldron", "xmanager")),
     "lightning": Peer("Lightning, PyTorch", ("lightning", TORCH)),
     "mmengine": Peer("MMEngine, PyTorch", ("mmengine", TORCH, "setuptools<81")),
 }
@@ -59,7 +66,10 @@ def python_of(name):
     python = folder / "bin" / "python"
     if not (folder / "installed").exists():
         run([sys.executable, "-m", "venv", str(folder)])
-        run([str(python), "-m", "pip", "install", "--quiet", *PEERS[name].requirements], timeout=1800)
+        pip = [str(python), "-m", "pip", "install", "--quiet"]
+        run([*pip, *PEERS[name].requirements], timeout=1800)
+        if PEERS[name].alone:
+            run([*pip, "--no-deps", *PEERS[name].alone], timeout=1800)
         (folder / "installed").touch()
     return str(python)
 

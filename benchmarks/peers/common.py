@@ -7,9 +7,11 @@ Only NumPy is imported here, for each peer has an environment of its own.
 
 import gc
 import json
+import math
 import os
 import statistics
 import sys
+import threading
 import time
 
 import numpy as np
@@ -35,7 +37,8 @@ class TimedData:
       pack: what a trainer takes as a batch, made of `(x, y)`.
 
     Attributes:
-      seconds: wall time and the main thread's time on a core for `ITERS - 1` iterations, once they are done.
+      seconds: wall time and the main thread's time on a core, for `ITERS - 1` iterations; None before they are done.
+        The latter is NaN where another thread asks for the batches.
     """
 
     def __init__(self, pack=lambda x, y: (x, y)):
@@ -48,13 +51,17 @@ class TimedData:
     def __iter__(self):
         for i in range(len(self)):
             if i == WARM_UP:
-                wall, thread = time.perf_counter(), time.thread_time()
-            if i == len(self) - 1:
-                self.seconds = time.perf_counter() - wall, time.thread_time() - thread
+                wall, thread = time.perf_counter(), _main_thread_time()
+            if i == len(self) - 1 and self.seconds is None:
+                self.seconds = time.perf_counter() - wall, _main_thread_time() - thread
             yield self._batches[i % len(self._batches)]
 
 
-def compare(loops, version, rounds=5):
+def _main_thread_time():
+    return time.thread_time() if threading.current_thread() is threading.main_thread() else math.nan
+
+
+def compare(loops, version, rounds=3):
     """Runs loops in turns and writes what an iteration takes, in microseconds, as JSON to the file named first.
 
     Args:
