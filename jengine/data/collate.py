@@ -40,8 +40,8 @@ def row_count(batch: Any) -> int:
     Raises:
       ValueError: there is no array, a leaf has no leading axis, or two leaves differ in it.
     """
-    leaves = batch.values() if is_flat(batch) else jax.tree.leaves(batch)
-    sizes = {np.shape(leaf)[:1] for leaf in leaves}
+    leaves = list(batch.values()) if is_flat(batch) else jax.tree.leaves(batch)
+    sizes = {leaf.shape[:1] if type(leaf) is np.ndarray else np.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) != 1 or () in sizes:
         found = {path: np.shape(leaf) for path, leaf in paths.flatten(batch).items()} or "no array"
         raise ValueError(f"the arrays of a batch or a dataset share their leading axis; found {found}")

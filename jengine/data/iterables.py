@@ -116,7 +116,7 @@ class IterableLoader:
         for position, raw in enumerate(itertools.islice(self.iterable, len(self))):
             if position < start and size is not None:
                 continue
-            batch = _to_numpy(raw)
+            batch = raw if is_flat(raw) else _to_numpy(raw)
             rows = row_count(batch)
             size = self._rows = size or rows
             if position < start:
@@ -182,7 +182,7 @@ def _to_numpy(batch: Any) -> Any:
             leaf = leaf.detach().cpu()
         return np.asarray(leaf)
 
-    return batch if is_flat(batch) else jax.tree.map(convert, batch)
+    return jax.tree.map(convert, batch)
 
 
 def _attribute(owner: Any, *names: str) -> Any:

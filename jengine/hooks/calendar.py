@@ -49,14 +49,22 @@ class Calendar:
         for entry in self._entries:
             if entry.due > iteration:
                 continue
-            self._call(entry, arguments)
+            try:
+                entry.method(self._runner, **arguments)
+            except Exception as error:
+                self._note(error, entry.hook)
+                raise
             if not entry.always:
                 entry.due = entry.hook.next_due(self._runner, self._stage, iteration + 1)
 
     def call_ahead(self, **arguments: Any) -> None:
         """Calls the hooks that act ahead of the step (`Hook.in_windows`)."""
         for entry in self._ahead:
-            self._call(entry, arguments)
+            try:
+                entry.method(self._runner, **arguments)
+            except Exception as error:
+                self._note(error, entry.hook)
+                raise
 
     def next_due(self, start: int) -> float:
         """The first iteration from `start` on that cuts a window for a hook; infinite for never."""
@@ -68,12 +76,6 @@ class Calendar:
         ask = [entry.hook for entry in self._entries]
         return [h for h in ask if all(h.next_due(self._runner, self._stage, i) == i for i in (start, start + 1))]
 
-    def _call(self, entry: _Entry, arguments: dict[str, Any]) -> None:
-        runner = self._runner
-        try:
-            entry.method(runner, **arguments)
-        except Exception as error:
-            error.add_note(
-                f"in {type(entry.hook).__name__}.{self._stage} at iteration {runner.iter} (epoch {runner.epoch})"
-            )
-            raise
+    def _note(self, error: Exception, hook: Hook) -> None:
+        where = f"{type(hook).__name__}.{self._stage}"
+        error.add_note(f"in {where} at iteration {self._runner.iter} (epoch {self._runner.epoch})")

@@ -13,6 +13,8 @@ from jengine.registry import HOOKS
 if TYPE_CHECKING:
     from jengine.runner import Runner
 
+_NAMES = {mode: (f"{mode}/data_time", f"{mode}/time") for mode in ("train", "val", "test")}
+
 
 @HOOKS.register_module()
 class IterTimerHook(Hook):
@@ -65,11 +67,12 @@ class IterTimerHook(Hook):
         now = self._clock()
         took, self._then = now - self._then, now
         count = getattr(outputs, "count", 1)  # iterations that shared a call share its time
-        for name, seconds in ((f"{mode}/data_time", self._data_time), (f"{mode}/time", took)):
+        hub, names = runner.message_hub, _NAMES[mode]
+        for name, seconds in zip(names, (self._data_time, took), strict=True):
             if count == 1:
-                runner.message_hub.update_scalar(name, seconds)
+                hub.update_scalar(name, seconds)
             else:
-                runner.message_hub.update_series(name, np.full(count, seconds / count), range(count))
+                hub.update_series(name, np.full(count, seconds / count), range(count))
         if mode == "train":
             self._train_total += took
             done = runner.iter - self._start_iter + 1

@@ -217,6 +217,12 @@ def group_numbers(
     """
     rows = [numbers(group) for group in groups]
     out: dict[str, Any] = {}
+    if len(rows) == 1:
+        for name, value in rows[0].items():
+            if name not in kept or kept[name][0][0] != value:
+                kept[name] = [value], np.array([value], dtype)
+            out[name] = kept[name][1]
+        return out
     for name in rows[0]:
         values = [row[name] for row in rows]
         if name in kept and kept[name][0] == values:

@@ -88,7 +88,11 @@ class InFlight:
     def wait(self) -> None:
         """Call before a dispatch: waits until fewer than `limit` steps are unfinished."""
         while len(self._tokens) >= self._limit:
-            jax.block_until_ready(self._tokens.popleft())
+            token = self._tokens.popleft()
+            if isinstance(token, jax.Array):
+                token.block_until_ready()
+            else:
+                jax.block_until_ready(token)
 
     def drain(self) -> None:
         """Waits until nothing that was dispatched is unfinished."""

@@ -39,7 +39,14 @@ class StandingNumbers:
           numbers: host arrays by name; mappings of such are gone through, anything else passes.
           prefix: of the names, for the mappings inside.
         """
-        return {name: self._one(f"{prefix}{name}", value) for name, value in numbers.items()}
+        sent = {}
+        for name, value in numbers.items():
+            kept = self._kept.get(name) if not prefix else None
+            if kept is not None and kept.sent is not None and kept.value is value:  # the usual case, without a call
+                sent[name] = kept.sent
+            else:
+                sent[name] = self._one(f"{prefix}{name}", value)
+        return sent
 
     def _one(self, name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -55,4 +62,5 @@ class StandingNumbers:
             if kept.calls <= _STANDS_AFTER:
                 return value
             kept.sent = self._put(value)
+        kept.value = value  # the same number, perhaps in an array of its own: to be known again at once
         return kept.sent
