@@ -21,8 +21,7 @@ class Pjit(OnMesh):
 
     Whatever the step computes is what one device would: losses, norms and statistics are those of the whole batch. The
     optimizer's state, averages and accumulated gradients lie as their parameters do. For the same reason gradients are
-    exchanged in accumulating iterations too; `Replica`, which takes the same mesh and rules, exchanges them once an
-    update.
+    exchanged in accumulating iterations too; `Replica`, which takes the same mesh and rules, does so once an update.
 
     Args:
       mesh: devices along `data`, `fsdp` and `tensor`; -1 takes what is left. Or a `jax.sharding.Mesh`.
