@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 
-from benchmarks.report import machine, table, versions
+from benchmarks.report import has_accelerator, machine, table, versions
 from benchmarks.results import best_of, judge, replace_section
 
 HERE = pathlib.Path(__file__).parent
@@ -32,7 +32,9 @@ BENCHMARKS = {
     "schedules": ("Schedules", []),
     "checkpoint": ("Checkpoints, against a copy to the host", ["--parameters", "20000000"]),
     "devices": ("What devices exchange", []),
+    "accelerator": ("AMP, and the device's idle time", []),
 }
+ONLY_ON_ACCELERATORS = ("accelerator",)
 WITHOUT_RATIOS = ("schedules", "devices")
 
 
@@ -63,7 +65,8 @@ def main(argv=None):
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
     accepted = json.loads(RATIOS.read_text()) if RATIOS.exists() else {}
     found = {}
-    for name in args.names or BENCHMARKS:
+    names = [name for name in BENCHMARKS if name not in ONLY_ON_ACCELERATORS or has_accelerator()]
+    for name in args.names or names:
         title, options = BENCHMARKS[name]
         print(f"--- {name}: {title}", flush=True)
         text, ratios = measure(name, options)

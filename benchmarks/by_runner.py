@@ -25,9 +25,10 @@ class ByRunner:
       save_every: iterations between two checkpoints, 0 for none.
       fused: let the Runner put several iterations into one call.
       hooks: further hooks.
+      optim_wrapper: changes to the optimizer's wrapper.
     """
 
-    def __init__(self, case, work_dir, log_every=0, ema=False, save_every=0, fused=False, hooks=()):
+    def __init__(self, case, work_dir, log_every=0, ema=False, save_every=0, fused=False, hooks=(), optim_wrapper=None):
         _terminal()
         custom = [dict(type="EMAHook", momentum=EMA_MOMENTUM)] if ema else []
         saving = dict(type="CheckpointHook", by_epoch=False, interval=save_every, max_keep_ckpts=2, save_last=False)
@@ -37,7 +38,7 @@ class ByRunner:
             work_dir,
             train_dataloader=case.batches(),
             train_cfg=dict(by_epoch=False, max_iters=10, **calls),
-            optim_wrapper=dict(optimizer=case.optimizer),
+            optim_wrapper=dict(optimizer=case.optimizer, **(optim_wrapper or {})),
             param_scheduler=dict(type="CosineAnnealingLR", by_epoch=False, end=SCHEDULE),
             default_hooks=dict(
                 logger=dict(type="LoggerHook", interval=log_every) if log_every else None,

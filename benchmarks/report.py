@@ -28,6 +28,13 @@ def write_ratios(path, ratios):
         pathlib.Path(path).write_text(json.dumps({name: round(value, 4) for name, value in ratios.items()}))
 
 
+def has_accelerator():
+    """Whether JAX has found something else than CPUs."""
+    import jax
+
+    return jax.default_backend() != "cpu"
+
+
 def machine():
     """What the numbers were measured on, in a line: processor, cores, accelerator."""
     import jax

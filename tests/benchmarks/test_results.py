@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import by_hand, by_runner, cases
+from benchmarks import accelerator, by_hand, by_runner, cases
 from benchmarks.results import best_of, judge, replace_section
 
 
@@ -56,6 +56,22 @@ def test_a_run_fails_only_if_a_second_measurement_is_worse_too(folder, monkeypat
     assert "--accept" in text
     assert "a table" in (folder / "RESULTS.md").read_text()
     assert json.loads((folder / "ratios.json").read_text()) == {"host, Runner": 1.0}  # only --accept changes them
+
+
+def test_the_device_is_idle_between_its_computations():
+    def event(begin, duration, **args):
+        return dict(ph="X", ts=begin, dur=duration, args=args)
+
+    events = [
+        event(30.0, 5.0, hlo_module="jit_step"),
+        event(0.0, 10.0, hlo_module="jit_step"),
+        event(8.0, 4.0, hlo_module="jit_step"),  # on another stream, to 12
+        event(12.0, 18.0, long_name="written by the host"),
+        event(40.0, 1.0, hlo_module="jit_step"),
+        dict(ph="M", name="process_name", args=dict(name="/device:GPU:0")),
+    ]
+    assert accelerator.busy_intervals(events) == [(0.0, 12.0), (30.0, 35.0), (40.0, 41.0)]
+    assert accelerator.idle_time(events) == 18.0 + 5.0
 
 
 def test_the_loop_by_hand_trains_as_the_runner_does(tmp_path):
