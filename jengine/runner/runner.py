@@ -18,6 +18,7 @@ from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.interrupts import Interrupts
+from jengine.runner.progress import Progress
 from jengine.runner.together import ending_together, share
 from jengine.runner.training_step import PlannedStep, TrainingStep
 from jengine.runner.workdir import LoadFrom, identify, set_aside
@@ -27,7 +28,7 @@ from jengine.train.window import WindowOutputs
 PyTree = Any
 
 
-class Runner:
+class Runner(Progress):
     """Trains, validates and tests a model, with hooks around one compiled step.
 
     Everything can be given built or as a config (`dict(type=..., ...)`); the arguments are MMEngine's. Bad arguments
@@ -128,16 +129,7 @@ class Runner:
         self.hook_list = build.build_hooks(default_hooks, custom_hooks)
         self.log_processor = build.build_log_processor(log_processor, by_epoch=build.counts_epochs(train_cfg))
 
-        os.makedirs(self.log_dir, exist_ok=True)
-        self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=log_level)
-        self.log_writer = LogWriter()
-        for handler in self.logger.handlers:
-            handler.addFilter(self.log_writer)
-        self.message_hub = MessageHub.new_instance(self.experiment_name)
-        self._visualizer = build.build_visualizer(visualizer, self.log_dir)
-        if self.cfg and self.is_main_process:
-            write_config(self.cfg, os.path.join(self.work_dir, "config.py"))
-            self.visualizer.add_config(self.cfg_text)
+        self._open_logs(log_level, visualizer)
 
         self._state: TrainState | ResidentState | None = None
         self.hyperparams = Hyperparams()
@@ -151,6 +143,18 @@ class Runner:
         self._checkpointer: Any = None
         self._loaded = False
         self._first_iter = 0
+
+    def _open_logs(self, level: int | str, visualizer: Any) -> None:
+        os.makedirs(self.log_dir, exist_ok=True)
+        self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=level)
+        self.log_writer = LogWriter()
+        for handler in self.logger.handlers:
+            handler.addFilter(self.log_writer)
+        self.message_hub = MessageHub.new_instance(self.experiment_name)
+        self._visualizer = build.build_visualizer(visualizer, self.log_dir)
+        if self.cfg and self.is_main_process:
+            write_config(self.cfg, os.path.join(self.work_dir, "config.py"))
+            self.visualizer.add_config(self.cfg_text)
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> "Runner":
@@ -308,56 +312,6 @@ class Runner:
     def hooks(self) -> list[Hook]:
         """The hooks in the order in which they run."""
         return list(self.hook_list)
-
-    @property
-    def iter(self) -> int:
-        """Training iterations done."""
-        return 0 if self.train_loop is None else self.train_loop.iter
-
-    @property
-    def epoch(self) -> int:
-        """Training epochs done; 0 throughout in an iteration loop."""
-        return 0 if self.train_loop is None else self.train_loop.epoch
-
-    @property
-    def max_iters(self) -> int:
-        """Training iterations of the whole run."""
-        return 0 if self.train_loop is None else self.train_loop.max_iters
-
-    @property
-    def max_epochs(self) -> int:
-        """Training epochs of the whole run; 1 in an iteration loop."""
-        return 0 if self.train_loop is None else self.train_loop.max_epochs
-
-    @property
-    def train_dataloader(self) -> Any:
-        """The loader of the training data, built at its first use."""
-        return self._loader("train")
-
-    @property
-    def val_dataloader(self) -> Any:
-        """The loader of the validation data, built at its first use."""
-        return self._loader("val")
-
-    @property
-    def test_dataloader(self) -> Any:
-        """The loader of the test data, built at its first use."""
-        return self._loader("test")
-
-    @property
-    def iters_done_here(self) -> int:
-        """Training iterations since `train` was called, without those of the run that it resumed."""
-        return self.iter - self._first_iter
-
-    @property
-    def has_training(self) -> bool:
-        """Whether the sections of a training were given."""
-        return self._sections["train_cfg"] is not None
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this process writes the logs."""
-        return jax.process_index() == 0
 
     # --- The parts of the story. ---
 

@@ -11,7 +11,7 @@ from jengine.errors import closest
 from jengine.model import CastModel, Precision
 from jengine.train.context import StepContext
 from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
-from jengine.train.state import TrainState
+from jengine.train.state import TrainState, strongly_typed
 from jengine.train.traced_hooks import TracedHooks
 
 if TYPE_CHECKING:
@@ -171,9 +171,9 @@ def _moved(state: TrainState, ctx: StepContext, hook_state: Mapping[str, PyTree]
     return state.replace(
         step=state.step + 1,
         params=ctx.params,
-        model_state=ctx.model_state,
+        model_state=strongly_typed(ctx.model_state),  # or the next call, which gets it back, would be traced again
         opt_state=ctx.opt_state,
-        hook_state=dict(hook_state),
+        hook_state=strongly_typed(dict(hook_state)),
     )
 
 
