@@ -2,8 +2,6 @@
 
 import os
 import pathlib
-import random
-import socket
 import subprocess
 import sys
 
@@ -14,7 +12,7 @@ import pytest
 from jengine import checkpoint
 from jengine.cli import main
 from tests.cli.test_cli import CONFIG
-from tests.parallel.test_processes import PATIENCE, address
+from tests.parallel.test_processes import PATIENCE, address, free_port
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -56,17 +54,6 @@ sys.exit(max(abs(job.wait()) for job in jobs))
 """
 
 
-def free_port():
-    while True:
-        port = random.randrange(61440, 65536)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-
-
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "line.py"
@@ -85,11 +72,11 @@ def start(tmp_path, config):
         command = [sys.executable, "-c", ENTRY, "train", config, "--work-dir", str(tmp_path / "run"), *options, *HALF]
         env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1", "JAX_PLATFORMS": "cpu"}
         job = subprocess.Popen(
-            [sys.executable, str(launcher), str(free_port()), "2", *command],
+            [sys.executable, str(launcher), str(free_port(61440, 65536)), "2", *command],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=ROOT,
         )  # fmt: skip
         jobs.append(job)
-        output, _ = job.communicate(timeout=2 * PATIENCE)
+        output, _ = job.communicate(timeout=PATIENCE)
         assert job.returncode == 0, output
         return output
 

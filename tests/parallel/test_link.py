@@ -8,6 +8,7 @@ import pytest
 
 from jengine.parallel.failures import Watch
 from jengine.parallel.link import Link
+from tests.parallel.test_processes import free_port
 
 PATIENCE = 30.0  # seconds; everything comes in milliseconds
 
@@ -81,8 +82,7 @@ def test_the_end_of_the_process_reaches_the_service_and_is_no_loss(link, server)
 
 
 def test_a_process_may_come_before_the_service():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     link = Link(f"127.0.0.1:{port}")
     with connect(link) as local:
         local.sendall(b"one")

@@ -50,7 +50,7 @@ def run_parts(folder, names, devices):
             command = [sys.executable, "-m", "tests.parallel.parts", str(folder), ",".join(names), where, str(index)]
             with open(folder / f"{index}.out", "w") as out:
                 jobs.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=ROOT))
-        codes = [job.wait(5 * PATIENCE) for job in jobs]
+        codes = [job.wait(2 * PATIENCE) for job in jobs]
     finally:
         for job in jobs:
             job.kill()

@@ -1,7 +1,9 @@
 """Two processes on this machine, as two hosts would be."""
 
+import contextlib
 import os
 import pathlib
+import random
 import re
 import socket
 import subprocess
@@ -13,13 +15,20 @@ import pytest
 from jengine import checkpoint
 
 JOB = pathlib.Path(__file__).parent / "job.py"
-PATIENCE = 60.0  # seconds
+PATIENCE = 180.0  # seconds; on a machine that does nothing else all of it takes less than ten
+
+
+def free_port(start=20000, stop=32000):
+    """A port that no system hands out by itself, as it might to something else before it is used."""
+    while True:
+        port = random.SystemRandom().randrange(start, stop)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 def address():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture
