@@ -22,7 +22,7 @@ from benchmarks.timing import compare
 HOOKS = [
     dict(type="CheckInvalidLossHook", interval=50),
     dict(type="EarlyStoppingHook", monitor="accuracy/top1"),
-    dict(type="EmptyCacheHook", after_epoch=True),
+    dict(type="EmptyCacheHook", after_epoch=False),  # its collection would count once a block
     dict(type="MemoryProfilerHook", interval=500),
     dict(type="ProfilerHook", by_epoch=False, schedule=dict(wait=10**9, warmup=0, active=1)),
     dict(type="SetEpochInfoHook"),
