@@ -9,6 +9,7 @@ makes this run's ratios the accepted ones, to be committed together with what ch
 import argparse
 import datetime
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -51,7 +52,8 @@ def measure(name, options):
 def write_section(title, text, packages):
     """Puts what a benchmark printed into RESULTS.md, with when and where."""
     document = RESULTS.read_text() if RESULTS.exists() else INTRODUCTION
-    body = f"{datetime.date.today()}, {machine()}; {versions(*packages)}.\n\n```\n{text.rstrip()}\n```"
+    load = f"load average {os.getloadavg()[0]:.1f} at the end"  # much over one per core: the machine was not alone
+    body = f"{datetime.date.today()}, {machine()}, {load}; {versions(*packages)}.\n\n```\n{text.rstrip()}\n```"
     RESULTS.write_text(replace_section(document, title, body))
 
 

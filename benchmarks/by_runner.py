@@ -45,6 +45,7 @@ class ByRunner:
                 checkpoint=saving if save_every else None,
             ),
             custom_hooks=[*custom, *hooks],
+            parallel=dict(type="SingleDevice"),  # as the loop by hand
             log_level="INFO" if log_every else "WARNING",
         )
         self.runner.train()
