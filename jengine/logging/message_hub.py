@@ -117,13 +117,13 @@ class MessageHub:
                 self.update_scalar(key, value, resumed=resumed)
 
     def update_series(
-        self, key: str, values: jax.Array | np.ndarray, rows: Sequence[int], resumed: bool = True
+        self, key: str, values: jax.Array | np.ndarray | Sequence[jax.Array], rows: Sequence[int], resumed: bool = True
     ) -> None:
         """`update_scalar` for each of several values that one call of the step gave. Does not wait for the device.
 
         Args:
           key: the name.
-          values: real[n], on a device or the host.
+          values: real[n], on a device or the host, or a list of n device arrays.
           rows: which of them count, in order.
           resumed: whether checkpoints keep this key.
 
@@ -132,7 +132,10 @@ class MessageHub:
         """
         if self._resumed.setdefault(key, resumed) is not resumed:
             raise AssertionError(_resumed_changed(key, resumed))
-        self._waiting.append((key, _Series(values, rows), 1))
+        if isinstance(values, jax.Array | np.ndarray):
+            self._waiting.append((key, _Series(values, rows), 1))
+        else:
+            self._waiting.extend([(key, values[row], 1) for row in rows])
 
     def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
         """Sets the info `key`, of any type, over what it was.

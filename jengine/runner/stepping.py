@@ -1,6 +1,10 @@
-"""How a training loop goes through its batches: one iteration in each call of the compiled step, or several."""
+"""How a training loop goes through its batches.
 
-from collections.abc import Iterable, Iterator
+Where a step is short the host works for several iterations at once, up to the next at which a hook is due: it asks
+hooks once, hands outputs on once, and may have the iterations share one call of the compiled step.
+"""
+
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -10,6 +14,7 @@ from jengine.data import prefetch_to_device
 from jengine.data.collate import is_flat
 from jengine.errors import ConfigError
 from jengine.runner.training_step import PlannedStep
+from jengine.train.window import WindowOutputs
 
 if TYPE_CHECKING:
     from jengine.runner.loops import TrainLoop
@@ -25,23 +30,26 @@ _FILL_SECONDS, _MOST = 0.010, 64  # 'auto': how much work a call should hold, an
 
 
 class StepsPerCall:
-    """How many iterations may share a call: a number, or one chosen from the measured time of a step.
+    """How many iterations the host takes at once, and whether they share a call.
 
     Args:
-      value: a number of iterations, or 'auto'.
+      value: how many iterations may share a call: a number, or 'auto' for one chosen from the measured time of a step.
 
     Raises:
       ConfigError: neither.
 
     Attributes:
-      size: the number; None while it is not chosen.
+      size: how many are taken at once; None while it is not chosen. It is chosen for 'auto', and for 1, where those
+        taken at once are dispatched one by one.
+      fused: whether they share a call.
     """
 
     def __init__(self, value: int | str) -> None:
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
         if not (value == "auto" or whole):
             raise ConfigError(f"steps_per_call is a number of iterations, at least 1, or 'auto'; found {value!r}")
-        self.size = None if value == "auto" else int(value)
+        self.size = None if value in ("auto", 1) else int(value)
+        self.fused = value != 1
         self._done = 0
         self._began = 0.0
 
@@ -49,7 +57,7 @@ class StepsPerCall:
         """Counts an iteration while the number is not chosen.
 
         Args:
-          seconds: what all iterations of the run have spent in the step so far.
+          seconds: what the run has spent in steps, and waiting for data, so far.
 
         Returns:
           Seconds an iteration, once enough were timed.
@@ -60,7 +68,7 @@ class StepsPerCall:
         return (seconds - self._began) / _TIMED if self._done == _TIMED_AFTER + _TIMED else None
 
     def choose(self, seconds: float) -> int:
-        """Settles on as many iterations as a call of ten milliseconds holds, 64 at most; on one if that is not two."""
+        """Settles on as many iterations as ten milliseconds hold, 64 at most; on one if that is not two."""
         fitting = int(_FILL_SECONDS / max(seconds, 1e-9))
         self.size = min(_MOST, fitting) if fitting >= 2 else 1
         return self.size
@@ -82,8 +90,8 @@ class Stepper:
         self._steps = steps_per_call
         self._put = loop.runner.strategy.put_batch
         self._depth = depth
-        self._host = _HostBatches(batches)
-        self._ready: Iterator[PyTree] | None = None
+        self._host = _Batches(batches)
+        self._ready: _Batches | None = None  # on their way to the device, where each has a call of its own
 
     def advance(self, batch_idx: int, limit: int) -> int:
         """Runs the next iteration, or the next few in one call.
@@ -98,61 +106,103 @@ class Stepper:
         if self._steps.size is None:
             return self._timed(batch_idx)
         if self._steps.size > 1:
-            return self._several(batch_idx, limit)
-        if self._ready is None:
-            self._ready = prefetch_to_device(self._host, self._put, self._depth)
-        for batch in self._ready:
-            self._loop.run_iter(batch_idx, batch)
-            return 1
-        return 0
+            return self._together(batch_idx, limit) if self._steps.fused else self._in_turn(batch_idx, limit)
+        return self._one(batch_idx, self._on_device())
 
     def close(self) -> None:
         """Closes the source of the batches."""
         if self._ready is not None:
-            self._ready.close()  # type: ignore[attr-defined]
+            self._ready.close()
         self._host.close()
 
-    def _timed(self, batch_idx: int) -> int:
-        """One iteration, while it is not known how many should share a call."""
-        for batch in self._host:
-            self._loop.run_iter(batch_idx, self._put(batch))
-            if (seconds := self._steps.note(self._runner.time.seconds.get("step", 0.0))) is not None:
-                runner = self._runner
-                cutting = runner.hook_list.cutting_each(runner)
-                # all processes must take the same number, so it is the first one's
-                seconds = runner.processes.exchange("the time of a step", seconds)[0]
-                size = 1 if cutting else self._steps.choose(seconds)
-                self._steps.size = size
-                runner.logger.info(_told(size, seconds, cutting))
+    def _on_device(self) -> "_Batches":
+        """The batches, some of them sent ahead."""
+        if self._ready is None:
+            self._ready = _Batches(prefetch_to_device(self._host, self._put, self._depth))
+        return self._ready
+
+    def _one(self, batch_idx: int, batches: Iterable[PyTree]) -> int:
+        for batch in batches:
+            self._loop.run_iter(batch_idx, batch)
             return 1
         return 0
 
-    def _several(self, batch_idx: int, limit: int) -> int:
-        """As many iterations as may go into one call: up to the next at which a hook is due."""
+    def _timed(self, batch_idx: int) -> int:
+        """One iteration, while it is not known how many should be taken at once."""
+        done = self._one(batch_idx, map(self._put, self._host) if self._steps.fused else self._on_device())
+        runner = self._runner
+        spent = sum(runner.time.seconds.get(part, 0.0) for part in ("step", "input"))
+        seconds = self._steps.note(spent) if done else None
+        if seconds is not None:
+            cutting = runner.hook_list.cutting_each(runner)
+            # all processes must take the same number, so it is the first one's
+            seconds = runner.processes.exchange("the time of a step", seconds)[0]
+            size = 1 if cutting else self._steps.choose(seconds)
+            self._steps.size = size
+            if self._steps.fused:
+                runner.logger.info(_told(size, seconds, cutting))
+        return done
+
+    def _in_turn(self, batch_idx: int, limit: int) -> int:
+        """As many iterations as no hook is due between, each in a call of its own."""
+        runner, loop, hooks, batches = self._runner, self._loop, self._runner.hook_list, self._on_device()
+        batch = next(batches, None)
+        if batch is None:
+            return 0
+        end = self._begin(batch_idx, batch, limit)
+        outputs: list[Mapping[str, jax.Array]] = []
+        rates = [runner.optim_wrapper.get_lr()]
+        while True:
+            outputs.append(runner.train_step(batch))
+            runner.time.switch("input")
+            following = batches.following() if loop.iter + 1 < end else None
+            runner.time.switch("hooks")
+            if following is None:
+                break
+            hooks.call_ahead(runner, "after_train_iter", batch_idx=batch_idx, data_batch=batch)
+            loop.iter += 1
+            batch_idx += 1
+            batch = following
+            rates.append(runner.optim_wrapper.get_lr())
+            hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx, data_batch=batch)
+        self._end(batch_idx, batch, outputs[0] if len(outputs) == 1 else WindowOutputs.of(outputs, rates))
+        return len(outputs)
+
+    def _together(self, batch_idx: int, limit: int) -> int:
+        """As many iterations as no hook is due between, in one call."""
         runner, loop = self._runner, self._loop
         first = next(self._host, None)
         if first is None:
             return 0
-        runner.time.switch("hooks")
-        loop.in_iteration = True
-        runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=first)
-        size = self._steps.size or 1
-        end = runner.hook_list.window_end(runner, loop.iter, loop.iter + min(size, max(limit, 1)))
+        end = self._begin(batch_idx, first, limit)
         runner.time.switch("input")
         batches = [first, *self._host.like(first, end - loop.iter - 1)]
         runner.time.switch("hooks")
         plan = self._plan(batch_idx, batches)
-        outputs = runner.train_several(batches, plan, size)
-        last = batch_idx + len(batches) - 1
-        runner.call_hook("after_train_iter", batch_idx=last, data_batch=batches[-1], outputs=outputs)
+        outputs = runner.train_several(batches, plan, self._steps.size or 1)
+        if runner.step.unfit:
+            self._steps.fused = False
+            runner.logger.warning(_UNFIT)
+        self._end(batch_idx + len(batches) - 1, batches[-1], outputs)
+        return len(batches)
+
+    def _begin(self, batch_idx: int, batch: PyTree, limit: int) -> int:
+        """Begins the iteration; returns the iteration before which those that are taken together must end."""
+        runner, loop = self._runner, self._loop
+        runner.time.switch("hooks")
+        loop.in_iteration = True
+        runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
+        most = min(self._steps.size or 1, max(limit, 1))
+        return runner.hook_list.window_end(runner, loop.iter, loop.iter + most)
+
+    def _end(self, batch_idx: int, batch: PyTree, outputs: Mapping[str, jax.Array]) -> None:
+        """Ends the iteration that the counters stand at."""
+        runner, loop = self._runner, self._loop
+        runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=outputs)
         loop.iter += 1
         loop.in_iteration = False
-        if runner.step.unfit:
-            self._steps.size = 1
-            runner.logger.warning(_UNFIT)
         runner.time.switch("input")
         runner.interrupts.check()
-        return len(batches)
 
     def _plan(self, batch_idx: int, batches: list[PyTree]) -> list[PlannedStep]:
         """What the host decides for each iteration; the counters then stand at the last of them."""
@@ -162,9 +212,11 @@ class Stepper:
             if i:
                 hooks.call_ahead(runner, "after_train_iter", batch_idx=batch_idx + i - 1, data_batch=batches[i - 1])
                 loop.iter += 1
+            rates = wrapper.get_lr()
+            if i:
                 hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx + i, data_batch=batch)
             updates = wrapper.advance()
-            plan.append(PlannedStep(updates, {**wrapper.hyperparams, **runner.hyperparams}, wrapper.get_lr()))
+            plan.append(PlannedStep(updates, {**wrapper.hyperparams, **runner.hyperparams}, rates))
         return plan
 
 
@@ -176,25 +228,36 @@ def _told(size: int, seconds: float, cutting: list[Any]) -> str:
     return f"steps_per_call='auto': {size}, for a step of {seconds * 1e3:.3g} ms."
 
 
-class _HostBatches:
-    """An iterator that can give a batch back."""
+class _Batches:
+    """An iterator that can give a batch back, and keep an error for later."""
 
     def __init__(self, batches: Iterable[PyTree]) -> None:
         self._source = iter(batches)
         self._returned: list[PyTree] = []
+        self._failure: Exception | None = None
 
-    def __iter__(self) -> "_HostBatches":
+    def __iter__(self) -> "_Batches":
         return self
 
     def __next__(self) -> PyTree:
+        if self._failure is not None:
+            raise self._failure
         return self._returned.pop() if self._returned else next(self._source)
+
+    def following(self) -> PyTree | None:
+        """The next batch; None at the end, and where the source fails: what came before is to be done first."""
+        try:
+            return next(self, None)
+        except Exception as error:
+            self._failure = error
+            return None
 
     def like(self, first: PyTree, count: int) -> list[PyTree]:
         """At most `count` batches, up to the first that has not the form of `first`."""
         form = _form(first)
         batches: list[PyTree] = []
         while len(batches) < count:
-            batch = next(self, None)
+            batch = self.following()
             if batch is None:
                 break
             if _form(batch) != form:

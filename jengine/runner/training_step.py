@@ -130,16 +130,12 @@ class TrainingStep:
     def _one_by_one(
         self, state: State, batches: Sequence[PyTree], plan: Sequence[PlannedStep]
     ) -> tuple[State, WindowOutputs]:
-        rows: dict[str, list[int]] = {}
-        values: dict[str, list[jax.Array]] = {}
-        for row, (batch, planned) in enumerate(zip(batches, plan, strict=True)):
+        outputs = []
+        for batch, planned in zip(batches, plan, strict=True):
             step = self.update if planned.updates else self.accumulate
-            state, outputs = self._dispatch(step, state, self._strategy.put_batch(batch), planned.hyperparams)
-            for name, value in outputs.items():
-                rows.setdefault(name, []).append(row)
-                values.setdefault(name, [jnp.zeros_like(value)] * len(plan))[row] = value
-        series = {name: Series(jnp.stack(values[name]), rows[name]) for name in rows}
-        return state, WindowOutputs(series, [planned.rates for planned in plan])
+            state, of_one = self._dispatch(step, state, self._strategy.put_batch(batch), planned.hyperparams)
+            outputs.append(of_one)
+        return state, WindowOutputs.of(outputs, [planned.rates for planned in plan])
 
     def _dispatch(self, step: TraceOnce, state: State, batch: PyTree, numbers: Mapping[str, Any]) -> Any:
         numbers = self._standing[step](numbers)

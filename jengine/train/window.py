@@ -147,9 +147,14 @@ def _nothing(shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 
 class Series(NamedTuple):
-    """One output over the iterations of a call: the rows of `values` that iterations reported it in."""
+    """One output over several iterations.
 
-    values: jax.Array
+    Attributes:
+      values: a row for each iteration, in one array or as a list of arrays.
+      rows: the iterations that reported it; the rows of others mean nothing.
+    """
+
+    values: jax.Array | Sequence[jax.Array]
     rows: Sequence[int]
 
 
@@ -170,6 +175,18 @@ class WindowOutputs(Mapping[str, jax.Array]):
         self.rates = rates
         self.count = len(rates)
         self._last = self.count - 1
+
+    @classmethod
+    def of(
+        cls, outputs: Sequence[Mapping[str, jax.Array]], rates: Sequence[Mapping[str, Sequence[float]]]
+    ) -> "WindowOutputs":
+        """Those of iterations that had a call each."""
+        names = dict.fromkeys(name for of_one in outputs for name in of_one)
+        series = {}
+        for name in names:
+            rows = [row for row, of_one in enumerate(outputs) if name in of_one]
+            series[name] = Series([of_one.get(name, of_one["loss"]) for of_one in outputs], rows)
+        return cls(series, rates)
 
     def __getitem__(self, name: str) -> jax.Array:
         values, rows = self.series[name]
