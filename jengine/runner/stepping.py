@@ -4,7 +4,7 @@ Where a step is short the host works for several iterations at once, up to the n
 hooks once, hands outputs on once, and may have the iterations share one call of the compiled step.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -26,6 +26,7 @@ _UNFIT = (
     "steps_per_call: the step has convolutions, which XLA compiles for a CPU to something ten times slower within a "
     "loop; iterations are run one by one."
 )
+_LOOKED_AT = 8  # calls whose length is looked at, so that no program is compiled for longer ones than there are
 _FILL_SECONDS, _MOST = 0.010, 64  # 'auto': how much work a call should hold, and the most iterations that it does
 
 
@@ -67,11 +68,15 @@ class StepsPerCall:
             self._began = seconds
         return (seconds - self._began) / _TIMED if self._done == _TIMED_AFTER + _TIMED else None
 
-    def choose(self, seconds: float) -> int:
-        """Settles on as many iterations as ten milliseconds hold, 64 at most; on one if that is not two."""
+    def choose(self, seconds: float, longest: Callable[[int], int]) -> None:
+        """Settles on as many iterations as ten milliseconds hold, 64 at most; on one if that is not two.
+
+        Args:
+          seconds: what an iteration takes.
+          longest: of a number of iterations, how many of them the hooks leave together.
+        """
         fitting = int(_FILL_SECONDS / max(seconds, 1e-9))
-        self.size = min(_MOST, fitting) if fitting >= 2 else 1
-        return self.size
+        self.size = longest(min(_MOST, fitting)) if fitting >= 2 else 1
 
 
 class Stepper:
@@ -137,11 +142,18 @@ class Stepper:
             cutting = runner.hook_list.cutting_each(runner)
             # all processes must take the same number, so it is the first one's
             seconds = runner.processes.exchange("the time of a step", seconds)[0]
-            size = 1 if cutting else self._steps.choose(seconds)
-            self._steps.size = size
+            self._steps.choose(1.0 if cutting else seconds, self._longest)
             if self._steps.fused:
-                runner.logger.info(_told(size, seconds, cutting))
+                runner.logger.info(_told(self._steps.size or 1, seconds, cutting))
         return done
+
+    def _longest(self, most: int) -> int:
+        """How many of `most` iterations hooks leave together, where they leave most, of the next few."""
+        start, longest = self._loop.iter, 1
+        for _ in range(_LOOKED_AT):
+            end = self._runner.hook_list.window_end(self._runner, start, start + most)
+            longest, start = max(longest, end - start), end
+        return longest
 
     def _in_turn(self, batch_idx: int, limit: int) -> int:
         """As many iterations as no hook is due between, each in a call of its own."""

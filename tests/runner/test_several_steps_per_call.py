@@ -214,7 +214,14 @@ def test_auto_says_which_hook_keeps_iterations_apart(train):
 
 @pytest.mark.parametrize(("seconds", "size"), [(20e-6, 64), (1e-3, 10), (4.9e-3, 2), (5.1e-3, 1), (1.0, 1)])
 def test_auto_fills_ten_milliseconds(seconds, size):
-    assert StepsPerCall("auto").choose(seconds) == size
+    steps = StepsPerCall("auto")
+    steps.choose(seconds, lambda most: most)
+    assert steps.size == size
+
+
+def test_auto_compiles_for_no_more_iterations_than_hooks_leave_together(train):
+    logger = dict(checkpoint=None, logger=dict(type="LoggerHook", interval=3, interval_exp_name=1000))
+    assert train("auto", default_hooks=logger).train_loop.steps_per_call.size == 3
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, True, "many"])
