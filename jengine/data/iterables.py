@@ -112,11 +112,16 @@ class IterableLoader:
         return other
 
     def _batches(self, start: int) -> Iterator[Any]:
-        size = None
+        size, usual = None, None
         for position, raw in enumerate(itertools.islice(self.iterable, len(self))):
             if position < start and size is not None:
                 continue
-            batch = raw if is_flat(raw) else _to_numpy(raw)
+            shapes = [leaf.shape for leaf in raw.values()] if is_flat(raw) else None
+            if self.train and shapes is not None and shapes == usual:  # what was checked before holds
+                self._position = position + 1
+                yield raw
+                continue
+            batch = _to_numpy(raw) if shapes is None else raw
             rows = row_count(batch)
             size = self._rows = size or rows
             if position < start:
@@ -126,6 +131,7 @@ class IterableLoader:
             if rows < size and self.train:
                 self._drop_last()
                 return
+            usual = shapes
             self._position = position + 1
             yield batch if self.train else self._masked(batch, rows, size)
 

@@ -21,7 +21,7 @@ class LoggerHook(Hook):
     """Logs every `interval` iterations and after each validation and test.
 
     A log line is the only moment at which the numbers of past iterations leave the device: all that wait come over
-    in one transfer. A thread does that, and writes the line, while training goes on.
+    in one transfer. For an accelerator a thread does that, and writes the line, while training goes on.
 
     Args:
       interval: iterations between two lines, counted anew in each epoch.
@@ -85,7 +85,9 @@ class LoggerHook(Hook):
         if (batch_idx + 1) % self.interval == 0 or (last and (not self.ignore_last or period <= self.interval)):
             with runner.time.part("logging"):
                 runner.log_writer.check()
-                runner.log_writer.submit(functools.partial(_write, _RunnerThen(runner), batch_idx))
+                then = _RunnerThen(runner)
+                job = functools.partial(_write, then, batch_idx)
+                runner.log_writer.submit(job, at_once=then.message_hub.at_hand)
 
     def next_due(self, runner: "Runner", stage: str, start: int) -> float:
         """The next iteration with a line, or the last of its epoch or of the training."""

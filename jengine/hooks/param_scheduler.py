@@ -25,7 +25,8 @@ class ParamSchedulerHook(Hook):
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Steps what counts iterations."""
-        for scheduler in _all(runner):
+        schedulers = runner.param_schedulers
+        for scheduler in schedulers if type(schedulers) is list else _all(runner):
             if not scheduler.by_epoch:
                 scheduler.step()
 

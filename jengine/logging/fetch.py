@@ -26,7 +26,7 @@ def fetch_arrays(arrays: Sequence[jax.Array]) -> list[np.ndarray]:
       Their values on the host, in order.
     """
     local = [array if len(array.sharding.device_set) == 1 else array.addressable_data(0) for array in arrays]
-    if not local or _on_host(local[0]):
+    if not local or on_host(local[0]):
         return [np.asarray(array) for array in local]
     by_kind: dict[Any, list[int]] = {}
     for index, array in enumerate(local):
@@ -47,9 +47,9 @@ def fetch_arrays(arrays: Sequence[jax.Array]) -> list[np.ndarray]:
     return values
 
 
-def _on_host(array: jax.Array) -> bool:
-    (device,) = array.devices()
-    return device.platform == "cpu"
+def on_host(array: jax.Array) -> bool:
+    """Whether the array is on CPUs, whose memory is the host's."""
+    return next(iter(array.devices())).platform == "cpu"
 
 
 @jax.jit

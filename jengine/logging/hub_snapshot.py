@@ -4,7 +4,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from jengine.errors import UnknownNameError, closest
+from jengine.logging.fetch import on_host
 from jengine.logging.history import HistoryBuffer
 
 
@@ -17,13 +20,26 @@ class HubSnapshot:
       histories: of the hub, not yet with what waits for the device.
       settle: adds what waits to the histories; it waits for the device.
       infos: of the hub.
+      newest: the newest array that waits; None where none does.
     """
 
-    def __init__(self, histories: dict[str, HistoryBuffer], settle: Callable[[], None], infos: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        histories: dict[str, HistoryBuffer],
+        settle: Callable[[], None],
+        infos: dict[str, Any],
+        newest: jax.Array | None,
+    ) -> None:
         self._histories = histories
         self._settle: Callable[[], None] | None = settle
         self._closed = threading.Event()
         self.runtime_info = infos
+        self._newest = newest
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether what waits is made in the host's own memory, so that nothing has to travel."""
+        return self._newest is None or on_host(self._newest)
 
     @property
     def log_scalars(self) -> dict[str, HistoryBuffer]:

@@ -209,7 +209,9 @@ class MessageHub:
             self._snapshot.wait()
         waiting, self._waiting = self._waiting, []
         settle = functools.partial(self._settle, waiting)
-        self._snapshot = HubSnapshot(self._log_scalars, settle, dict(self._runtime_info))
+        arrays = (value.values if type(value) is _Series else value for _, value, _ in reversed(waiting))
+        newest = next((array for array in arrays if isinstance(array, jax.Array)), None)
+        self._snapshot = HubSnapshot(self._log_scalars, settle, dict(self._runtime_info), newest)
         return self._snapshot
 
     def _settle(self, waiting: Sequence[tuple[str, Any, int]]) -> None:

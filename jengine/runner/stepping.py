@@ -4,6 +4,8 @@ Where a step is short the host works for several iterations at once, up to the n
 hooks once, hands outputs on once, and may have the iterations share one call of the compiled step.
 """
 
+import itertools
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +53,7 @@ class StepsPerCall:
             raise ConfigError(f"steps_per_call is a number of iterations, at least 1, or 'auto'; found {value!r}")
         self.size = None if value in ("auto", 1) else int(value)
         self.fused = value != 1
-        self._done = 0
-        self._began = 0.0
+        self._spent: list[float] = []
 
     def note(self, seconds: float) -> float | None:
         """Counts an iteration while the number is not chosen.
@@ -63,10 +64,10 @@ class StepsPerCall:
         Returns:
           Seconds an iteration, once enough were timed.
         """
-        self._done += 1
-        if self._done == _TIMED_AFTER:
-            self._began = seconds
-        return (seconds - self._began) / _TIMED if self._done == _TIMED_AFTER + _TIMED else None
+        self._spent.append(seconds)
+        if len(self._spent) <= _TIMED_AFTER + _TIMED:
+            return None
+        return statistics.median(after - before for before, after in itertools.pairwise(self._spent[_TIMED_AFTER:]))
 
     def choose(self, seconds: float, longest: Callable[[int], int]) -> None:
         """Settles on as many iterations as ten milliseconds hold, 64 at most; on one if that is not two.

@@ -12,7 +12,7 @@ from jengine.logging import fetch
 @pytest.fixture
 def transfers(monkeypatch):
     """The arguments of each jax.device_get, on a device whose memory is not the host's."""
-    monkeypatch.setattr(fetch, "_on_host", lambda array: False)
+    monkeypatch.setattr(fetch, "on_host", lambda array: False)
     calls = []
     get = jax.device_get
     monkeypatch.setattr(jax, "device_get", lambda arrays: calls.append(arrays) or get(arrays))

@@ -20,7 +20,7 @@ def hub():
 @pytest.fixture
 def transfers(monkeypatch):
     """The arguments of each jax.device_get, on a device whose memory is not the host's."""
-    monkeypatch.setattr("jengine.logging.fetch._on_host", lambda array: False)
+    monkeypatch.setattr("jengine.logging.fetch.on_host", lambda array: False)
     calls = []
     fetch = jax.device_get
     monkeypatch.setattr(jax, "device_get", lambda arrays: calls.append(arrays) or fetch(arrays))

@@ -43,6 +43,32 @@ def test_who_submits_a_third_job_waits_for_the_first(writer):
     assert submitted == [0, 1, 2]
 
 
+def test_a_job_may_be_run_at_once_but_not_before_others(writer):
+    done, go = [], threading.Event()
+    writer.submit(lambda: done.append(threading.current_thread()), at_once=True)
+    assert done == [threading.current_thread()]
+    writer.submit(lambda: go.wait(60))
+    writer.submit(lambda: done.append(threading.current_thread()), at_once=True)
+    assert len(done) == 1
+    go.set()
+    writer.drain()
+    assert done[1] is not threading.current_thread()
+
+
+def test_what_a_cpu_makes_is_at_hand(monkeypatch):
+    hub = MessageHub("test")
+    for value in (1.0, jnp.float32(2.0)):
+        hub.update_scalar("x", value)
+        snapshot = hub.snapshot()
+        assert snapshot.at_hand
+        snapshot.close()
+    monkeypatch.setattr("jengine.logging.hub_snapshot.on_host", lambda array: False)
+    hub.update_scalar("x", jnp.float32(3.0))
+    snapshot = hub.snapshot()
+    assert not snapshot.at_hand
+    snapshot.close()
+
+
 def test_an_error_of_a_job_is_told_once_and_later_jobs_run(writer):
     done = []
     writer.submit(lambda: 1 / 0)
