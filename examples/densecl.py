@@ -15,14 +15,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jengine import Runner
-from jengine.data import DataLoader, Digits
+from jengine.data import Digits
 from jengine.hooks.selfsup import (
+    compare_features,
     dense_match,
     densecl_losses,
-    extract_features,
     info_nce,
-    knn_accuracy,
-    projection_accuracy,
     push,
     random_view,
 )
@@ -104,19 +102,7 @@ def main(max_iters: int = 1500, work_dir: str = "work_dirs/densecl") -> tuple[Ru
         custom_hooks=[dict(type="DenseCLHook", start_iters=max_iters // 5)],
     )
     runner.train()
-    return runner, *compare(runner)
-
-
-def compare(runner: Runner) -> tuple[float, float]:
-    """Accuracy on the held-out digits of five neighbours among features, and among random projections of the pixels."""
-    train, test = Digits("train"), Digits("test")
-    labels = train.arrays["label"], test.arrays["label"]
-    known, asked = (
-        extract_features(runner.model, runner.state.params, runner.state.model_state, DataLoader(data, 256))
-        for data in (train, test)
-    )
-    learned = knn_accuracy(known, labels[0], asked, labels[1])
-    return learned, projection_accuracy(train.arrays["image"], labels[0], test.arrays["image"], labels[1], FEATURES)
+    return runner, *compare_features(runner, Digits("train"), Digits("test"))
 
 
 if __name__ == "__main__":

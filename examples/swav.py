@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jengine import Runner
-from jengine.data import DataLoader, Digits
-from jengine.hooks.selfsup import extract_features, knn_accuracy, projection_accuracy, random_view, swav_loss
+from jengine.data import Digits
+from jengine.hooks.selfsup import compare_features, random_view, swav_loss
 from jengine.model import FunctionalModel
 
 FEATURES = 16
@@ -105,19 +105,7 @@ def main(max_epochs: int = 40, work_dir: str = "work_dirs/swav", seed: int = 0) 
         randomness=dict(seed=seed),
     )
     runner.train()
-    return runner, *compare(runner)
-
-
-def compare(runner: Runner) -> tuple[float, float]:
-    """Accuracy on the held-out digits of five neighbours among features, and among random projections of the pixels."""
-    train, test = Digits("train"), Digits("test")
-    labels = train.arrays["label"], test.arrays["label"]
-    known, asked = (
-        extract_features(runner.model, runner.state.params, runner.state.model_state, DataLoader(data, 256))
-        for data in (train, test)
-    )
-    learned = knn_accuracy(known, labels[0], asked, labels[1])
-    return learned, projection_accuracy(train.arrays["image"], labels[0], test.arrays["image"], labels[1], FEATURES)
+    return runner, *compare_features(runner, Digits("train"), Digits("test"))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from jengine.hooks.selfsup.contrast import info_nce as info_nce
 from jengine.hooks.selfsup.contrast import push as push
 from jengine.hooks.selfsup.deepcluster import DeepClusterHook as DeepClusterHook
 from jengine.hooks.selfsup.densecl import DenseCLHook as DenseCLHook
+from jengine.hooks.selfsup.features import compare_features as compare_features
 from jengine.hooks.selfsup.features import extract_features as extract_features
 from jengine.hooks.selfsup.features import knn_accuracy as knn_accuracy
 from jengine.hooks.selfsup.features import projection_accuracy as projection_accuracy

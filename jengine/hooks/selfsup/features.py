@@ -105,3 +105,26 @@ def _features(model: Any, params: PyTree, model_state: PyTree, batch: PyTree) ->
         )
     features = predictions["features"]
     return features.reshape(features.shape[0], -1).astype(jnp.float32)
+
+
+def compare_features(runner: Any, train: Any, test: Any) -> tuple[float, float]:
+    """What a trained model's features are worth: the accuracy of their neighbours, and that of random projections.
+
+    Args:
+      runner: after training; its model predicts `features`.
+      train: an `ArrayDataset` of `image` and `label`, whose labels are known.
+      test: another, whose labels are asked for.
+
+    Returns:
+      `knn_accuracy` of the features, and `projection_accuracy` of the pixels in as many dimensions.
+    """
+    from jengine.data import DataLoader
+
+    state = runner.state
+    known, asked = (
+        extract_features(runner.model, state.params, state.model_state, DataLoader(data, 256)) for data in (train, test)
+    )
+    labels = train.arrays["label"], test.arrays["label"]
+    learned = knn_accuracy(known, labels[0], asked, labels[1])
+    images = train.arrays["image"], test.arrays["image"]
+    return learned, projection_accuracy(images[0], labels[0], images[1], labels[1], known.shape[1])
