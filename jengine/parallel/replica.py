@@ -105,6 +105,7 @@ class Replica(OnMesh):
             return per_replica(lambda x: x[None], new), outputs
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
+            """The program over the mesh."""
             specs = paths.map_with_path(lambda path, _: _EACH if differs(path) else PartitionSpec(), state)
             # Without the check: it would refuse loops in a model whose carry starts as a constant.
             mapped = jax.shard_map(
@@ -133,6 +134,7 @@ class Replica(OnMesh):
             return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
+            """Makes the pmap at the first call, and calls it."""
             if not compiled:
                 axes = paths.map_with_path(lambda path, _: 0 if differs(path) else None, state)
                 compiled.append(

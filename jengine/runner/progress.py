@@ -7,9 +7,13 @@ import jax
 
 
 class Progress:
-    """The properties of a Runner that only read; see `Runner`."""
+    """What a Runner builds when it is needed, and the properties that only read; see `Runner`."""
 
-    train_loop: Any
+    train_loop: Any = None
+    val_loop: Any = None
+    test_loop: Any = None
+    optim_wrapper: Any = None
+    param_schedulers: Any = None
     _sections: Mapping[str, Any]
     _first_iter: int
 

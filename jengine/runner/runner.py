@@ -133,11 +133,6 @@ class Runner(Progress):
 
         self._state: TrainState | ResidentState | None = None
         self.hyperparams = Hyperparams()
-        self.train_loop: Any = None
-        self.val_loop: Any = None
-        self.test_loop: Any = None
-        self.optim_wrapper: Any = None
-        self.param_schedulers: Any = None
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._loaders: dict[str, Any] = {}
         self._checkpointer: Any = None

@@ -65,6 +65,7 @@ def build_train_step(
     parts = _plan(model, optim_wrapper, phases)
 
     def step(state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any]) -> tuple[TrainState, Outputs]:
+        """One iteration."""
         rng = jax.random.fold_in(state.rng, state.step)
         ctx = StepContext(
             step=state.step,

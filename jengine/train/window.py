@@ -61,6 +61,7 @@ class WindowStep:
         shapes = self._shapes(state, *inputs(0))
 
         def body(i: jax.Array, carry: tuple[TrainState, Outputs]) -> tuple[TrainState, Outputs]:
+            """The step of row `i`."""
             state, outputs = carry
             steps = [_reporting(step, shapes) for step in self._steps.values()]
             if len(steps) == 1:
@@ -104,6 +105,7 @@ def stack_batches(batches: Sequence[PyTree], size: int) -> PyTree:
     """
 
     def stack(*leaves: Any) -> Any:
+        """One leaf of all batches."""
         if isinstance(leaves[0], jax.Array):
             return jnp.stack([*leaves, *[leaves[-1]] * (size - len(leaves))], axis=min(leaves[0].ndim, 1))
         first = np.asarray(leaves[0])
