@@ -74,15 +74,19 @@ def scalars(runner):
     return [{k: v for k, v in line.items() if not timed.fullmatch(k)} for line in lines]
 
 
+# From 0.11 on XLA has been seen to round an operation of an optimizer otherwise within a loop, in the last bit.
+ROUNDING = dict(rtol=0, atol=0) if jax.__version_info__ < (0, 11) else dict(rtol=1e-6, atol=1e-7)
+
+
 def assert_same_run(one, several):
     for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(several.state), strict=True):
         a, b = (jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in (a, b))
-        np.testing.assert_array_equal(a, b)
-    assert scalars(one) == scalars(several)
+        np.testing.assert_allclose(a, b, **ROUNDING)
+    for mine, other in zip(scalars(one), scalars(several), strict=True):
+        assert mine == pytest.approx(other, rel=ROUNDING["rtol"], abs=ROUNDING["atol"])
     for name in ("train/loss", "train/lr", "train/grad_norm"):
-        np.testing.assert_array_equal(
-            one.message_hub.get_scalar(name).data[0], several.message_hub.get_scalar(name).data[0]
-        )
+        mine, other = (run.message_hub.get_scalar(name).data[0] for run in (one, several))
+        np.testing.assert_allclose(mine, other, **ROUNDING)
     assert one.message_hub.get_scalar("train/time").updates == several.message_hub.get_scalar("train/time").updates
     assert sorted(p.name for p in pathlib.Path(one.work_dir).glob("iter_*")) == sorted(
         p.name for p in pathlib.Path(several.work_dir).glob("iter_*")
@@ -193,7 +197,7 @@ def test_a_resumed_run_goes_on_in_the_middle_of_what_was_a_call(train, make_runn
     whole, start = train(4), train(1)
     resumed = train("auto", resume=str(pathlib.Path(start.work_dir) / "iter_10"))
     for a, b in zip(jax.tree.leaves(whole.state.params), jax.tree.leaves(resumed.state.params), strict=True):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, **ROUNDING)
 
 
 def test_auto_measures_a_step_and_then_fills_a_call(train):
