@@ -37,7 +37,7 @@ class ByRunner:
             case.model(),
             work_dir,
             train_dataloader=case.batches(),
-            train_cfg=dict(by_epoch=False, max_iters=64, **calls),
+            train_cfg=dict(by_epoch=False, max_iters=20, **calls),
             optim_wrapper=dict(optimizer=case.optimizer, **(optim_wrapper or {})),
             param_scheduler=dict(type="CosineAnnealingLR", by_epoch=False, end=SCHEDULE),
             default_hooks=dict(

@@ -76,13 +76,13 @@ def test_the_device_is_idle_between_its_computations():
 
 def test_the_loop_by_hand_trains_as_the_runner_does(tmp_path):
     case = cases.CASES[0]
-    runner = by_runner.ByRunner(case, tmp_path / "runner", ema=True)  # ten iterations are done then
+    runner = by_runner.ByRunner(case, tmp_path / "runner", ema=True)  # some iterations are done then
     hand = by_hand.ByHand(case, tmp_path / "hand", ema=True)
     start, _ = runner.runner.model.init(runner.runner._init_key(), case.batches()[0])
     hand.state["params"] = jax.tree.map(np.array, start)
     hand.run(1)
     hand.state["ema"] = jax.tree.map(np.array, hand.state["params"])  # the Runner's average begins as a copy of these
-    hand.run(9)
+    hand.run(runner.runner.iter - 1)
     hand.close()
     for ours, theirs in (
         (runner.state.params, hand.state["params"]),
