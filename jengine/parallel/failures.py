@@ -124,7 +124,8 @@ class Watch:
 
     def tell(self, error: BaseException) -> None:
         """Leaves a note that this process ends with `error`, for the others to end too."""
-        told = {"process": self.index, "what": f"failed: {type(error).__name__}: {error}"[:2000]}
+        where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))  # the hook, the iteration
+        told = {"process": self.index, "what": f"failed: {type(error).__name__}: {error}{where}"[:2000]}
         self._ending.set()
         if self._cut:
             return

@@ -335,7 +335,9 @@ class Runner(Progress):
         with self.interrupts:
             try:
                 self.train_loop.run()
-            except BaseException:
+            except BaseException as error:
+                if not any("at iteration" in note for note in getattr(error, "__notes__", ())):
+                    error.add_note(f"in training, at iteration {self.iter} (epoch {self.epoch})")
                 self._save_what_is_done()
                 self.call_hook("on_failure")
                 raise
