@@ -136,6 +136,8 @@ class MessageHub:
             self._waiting.append((key, _Series(values, rows), 1))
         else:
             self._waiting.extend([(key, values[row], 1) for row in rows])
+        if len(self._waiting) >= self._capacity:
+            self.flush()
 
     def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
         """Sets the info `key`, of any type, over what it was.

@@ -221,6 +221,7 @@ def group_numbers(
         for name, value in rows[0].items():
             if name not in kept or kept[name][0][0] != value:
                 kept[name] = [value], np.array([value], dtype)
+                kept[name][1].setflags(write=False)  # it is handed out again: see `StandingNumbers`
             out[name] = kept[name][1]
         return out
     for name in rows[0]:

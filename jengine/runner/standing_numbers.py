@@ -16,7 +16,8 @@ _STANDS_AFTER = 3  # calls with the same value, before it is sent: what moves al
 
 @dataclasses.dataclass
 class _Kept:
-    value: np.ndarray
+    value: np.ndarray | np.generic
+    raw: bytes
     calls: int = 1
     sent: jax.Array | None = None
 
@@ -28,7 +29,7 @@ class StandingNumbers:
       put: sends a host array to the device without tying it there, so that nothing is compiled again.
     """
 
-    def __init__(self, put: Callable[[np.ndarray], jax.Array]) -> None:
+    def __init__(self, put: Callable[[Any], jax.Array]) -> None:
         self._put = put
         self._kept: dict[str, _Kept] = {}
 
@@ -36,13 +37,14 @@ class StandingNumbers:
         """The numbers as the next call of the step takes them.
 
         Args:
-          numbers: host arrays by name; mappings of such are gone through, anything else passes.
+          numbers: host numbers by name; mappings of such are gone through, anything else passes.
           prefix: of the names, for the mappings inside.
         """
         sent = {}
         for name, value in numbers.items():
             kept = self._kept.get(name) if not prefix else None
-            if kept is not None and kept.sent is not None and kept.value is value:  # the usual case, without a call
+            # the usual case, without a call; an array that can be written to may have another value by now
+            if kept is not None and kept.sent is not None and kept.value is value and not value.flags.writeable:
                 sent[name] = kept.sent
             else:
                 sent[name] = self._one(f"{prefix}{name}", value)
@@ -51,11 +53,11 @@ class StandingNumbers:
     def _one(self, name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return self(value, f"{name}.")
-        if not isinstance(value, np.ndarray):
+        if not isinstance(value, np.ndarray | np.generic):
             return value
-        kept = self._kept.get(name)
-        if kept is None or (kept.value is not value and kept.value.tobytes() != value.tobytes()):
-            self._kept[name] = _Kept(value)
+        kept, raw = self._kept.get(name), value.tobytes()
+        if kept is None or kept.raw != raw:
+            self._kept[name] = _Kept(value, raw)
             return value
         if kept.sent is None:
             kept.calls += 1

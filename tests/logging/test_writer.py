@@ -146,3 +146,11 @@ def test_a_series_adds_the_rows_that_count():
     hub.update_scalar("train/loss", jnp.float32(9.0))
     assert hub.get_scalar("train/loss").data[0].tolist() == [0.0, 2.0, 3.0, 9.0]
     assert hub.fetches == 1
+
+
+def test_series_that_nobody_reads_do_not_pile_up():
+    hub = MessageHub("test", capacity=4)
+    for _ in range(20):
+        hub.update_series("x", jnp.arange(3.0), range(3))
+        assert len(hub._waiting) < 4
+    assert hub.get_scalar("x").updates == 60

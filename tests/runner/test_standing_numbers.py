@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.standing_numbers import StandingNumbers
 
 
@@ -42,3 +43,26 @@ def test_sending_a_number_compiles_nothing_again():
     assert len(kinds) == 2
     assert len(compiled) == before
     assert state[0] == 3.5
+
+
+def test_a_number_that_is_changed_where_it_is_is_sent_as_it_is_then():
+    numbers, array = StandingNumbers(jnp.asarray), np.float32([1.0])
+    for _ in range(6):
+        assert numbers({"x": array})["x"][0] == 1.0
+    array += 1
+    assert numbers({"x": array})["x"][0] == 2.0
+    array.setflags(write=False)
+    for _ in range(6):
+        assert numbers({"x": array})["x"][0] == 2.0
+
+
+def test_a_hyperparameter_that_is_counted_up_reaches_the_step():
+    hyperparams, numbers = Hyperparams(), StandingNumbers(jnp.asarray)
+    hyperparams["x"] = 1
+    rows = []
+    for _ in range(6):
+        rows.append(dict(hyperparams))
+        assert numbers(hyperparams)["x"] == 1.0
+    hyperparams["x"] += 1
+    assert numbers(hyperparams)["x"] == 2.0
+    assert [row["x"] for row in rows] == [1.0] * 6  # what an iteration was planned with stays
