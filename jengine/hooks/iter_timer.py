@@ -72,7 +72,7 @@ class IterTimerHook(Hook):
             if count == 1:
                 hub.update_scalar(name, seconds)
             else:
-                hub.update_series(name, np.full(count, seconds / count), range(count))
+                hub.update_series(name, np.full(count, seconds / count), range(count), runner.iter - count + 1)
         if mode == "train":
             self._train_total += took
             done = runner.iter - self._start_iter + 1

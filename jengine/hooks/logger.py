@@ -2,7 +2,6 @@
 
 import functools
 import json
-import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,8 @@ class LoggerHook(Hook):
     """Logs every `interval` iterations and after each validation and test.
 
     A log line is the only moment at which the numbers of past iterations leave the device: all that wait come over
-    in one transfer. For an accelerator a thread does that, and writes the line, while training goes on.
+    in one transfer. A thread does that, and writes the line, while training goes on; lines that come within a
+    twentieth of a second are written together.
 
     Args:
       interval: iterations between two lines, counted anew in each epoch.
@@ -39,6 +39,7 @@ class LoggerHook(Hook):
     """
 
     priority = "BELOW_NORMAL"
+    in_windows = "last"
 
     def __init__(
         self,
@@ -75,29 +76,20 @@ class LoggerHook(Hook):
     def after_train_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Logs the iteration when it is due."""
-        length = len(runner.train_loop.dataloader)
-        # The iteration loop has no epochs: its batch index runs on, and its only end is the end of training.
-        last = batch_idx + 1 == length if runner.train_loop.by_epoch else self.is_last_train_iter(runner)
-        if self.every_n_train_iters(runner, self.interval_exp_name) or (last and runner.train_loop.by_epoch):
-            runner.logger.info(f"Exp name: {runner.experiment_name}")
-        period = length if runner.train_loop.by_epoch else runner.max_iters
-        if (batch_idx + 1) % self.interval == 0 or (last and (not self.ignore_last or period <= self.interval)):
-            with runner.time.part("logging"):
-                runner.log_writer.check()
-                then = _RunnerThen(runner)
-                job = functools.partial(_write, then, batch_idx)
-                runner.log_writer.submit(job, at_once=then.message_hub.at_hand)
-
-    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
-        """The next iteration with a line, or the last of its epoch or of the training."""
+        """Logs the iteration when it is due, and those that came before it in one call of the step."""
         loop = runner.train_loop
-        last = runner.epoch * len(loop.dataloader) + len(loop.dataloader) - 1 if loop.by_epoch else runner.max_iters - 1
-        return min(
-            self.next_inner(runner, self.interval, start),
-            self.next_of_every(self.interval_exp_name, start),
-            last if last >= start else math.inf,
-        )
+        length = len(loop.dataloader)
+        # The iteration loop has no epochs: its batch index runs on, and its only end is the end of training.
+        end, period = (length, length) if loop.by_epoch else (runner.max_iters, runner.max_iters)
+        for back in reversed(range(getattr(outputs, "count", 1))):
+            iteration, inner = runner.iter - back, batch_idx - back
+            last = (inner if loop.by_epoch else iteration) + 1 == end
+            if (iteration + 1) % self.interval_exp_name == 0 or (last and loop.by_epoch):
+                runner.logger.info(f"Exp name: {runner.experiment_name}")
+            if (inner + 1) % self.interval == 0 or (last and (not self.ignore_last or period <= self.interval)):
+                with runner.time.part("logging"):
+                    runner.log_writer.check()
+                    runner.log_writer.submit(functools.partial(_write, _RunnerThen(runner, iteration), inner))
 
     def after_val_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Logs the progress of a validation to the terminal and the log file."""
@@ -158,12 +150,13 @@ class LoggerHook(Hook):
 
 
 class _RunnerThen:
-    """The runner as it is when this is made, for a thread that logs it later; what does not change is read through."""
+    """The runner as it was at an iteration, for who logs it later; what does not change is read through."""
 
-    def __init__(self, runner: "Runner") -> None:
+    def __init__(self, runner: "Runner", iteration: int) -> None:
         self._runner = runner
-        self.message_hub = runner.message_hub.snapshot()
-        self.iter, self.epoch = runner.iter, runner.epoch
+        later = None if iteration == runner.iter else iteration
+        self.message_hub = runner.message_hub.snapshot(runner.log_writer.drain, later)
+        self.iter, self.epoch = iteration, runner.epoch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)

@@ -66,13 +66,13 @@ class RuntimeInfoHook(Hook):
     ) -> None:
         """Hands over the outputs of the step, or of all the steps of a call."""
         if isinstance(outputs, WindowOutputs):
-            runner.message_hub.update_info("iter", runner.iter)
+            hub, first = runner.message_hub, runner.iter - outputs.count + 1
+            hub.update_info("iter", runner.iter)
             for name in outputs.rates[0]:
                 used = np.array([rates[name][0] for rates in outputs.rates])
-                # the first is noted before the iteration
-                runner.message_hub.update_series(f"train/{name}", used, range(1, outputs.count))
+                hub.update_series(f"train/{name}", used, range(1, outputs.count), first)  # 0 was noted before
             for name, (values, rows) in outputs.series.items():
-                runner.message_hub.update_series(f"train/{name}", values, rows)
+                hub.update_series(f"train/{name}", values, rows, first)
         elif outputs:
             update = runner.message_hub.update_scalar
             for name, value in outputs.items():

@@ -1,8 +1,9 @@
 """The run's logger: one format on the terminal, one in the log file, and a terminal shared with progress bars."""
 
+import functools
 import logging
 import pathlib
-from typing import Any
+from typing import IO, Any
 
 import jax
 from rich.console import Console
@@ -47,11 +48,11 @@ def build_logger(name: str = "jengine", log_file: str | None = None, level: int 
             logger.removeHandler(handler)
             handler.close()
     handlers: list[logging.Handler] = [_TerminalHandler()]
-    handlers[0].setFormatter(logging.Formatter(_FORMAT, "%m/%d %H:%M:%S"))
+    handlers[0].setFormatter(_Formatter(_FORMAT, "%m/%d %H:%M:%S"))
     if log_file is not None:
         pathlib.Path(log_file).parent.mkdir(parents=True, exist_ok=True)
         handlers.append(_RunFileHandler(log_file, mode="a", encoding="utf-8", delay=_process_index() != 0))
-        handlers[1].setFormatter(logging.Formatter(_FORMAT, "%Y/%m/%d %H:%M:%S"))
+        handlers[1].setFormatter(_Formatter(_FORMAT, "%Y/%m/%d %H:%M:%S"))
     for handler in handlers:
         handler.addFilter(_first_process_or_error)
         handler.addFilter(_RepeatedWarnings())
@@ -101,7 +102,7 @@ def write_line(line: str, level: str = "INFO") -> None:
       line: the text; its first occurrence of ` - level - ` gets the colour of the level.
       level: the name of the level.
     """
-    if not terminal.is_terminal:
+    if not _is_terminal(terminal.file):
         print(line, file=terminal.file, flush=True)
         return
     text = Text(line)
@@ -109,6 +110,26 @@ def write_line(line: str, level: str = "INFO") -> None:
     if start >= 0 and level in _LEVEL_STYLES:
         text.stylize(_LEVEL_STYLES[level], start + 3, start + 3 + len(level))
     terminal.print(text, soft_wrap=True)
+
+
+@functools.lru_cache(maxsize=1)
+def _is_terminal(file: IO[str]) -> bool:
+    """Whether the terminal, which writes to `file`, is one; asking costs as much as the line."""
+    return terminal.is_terminal
+
+
+class _Formatter(logging.Formatter):
+    """A formatter that formats the time once a second."""
+
+    _second = -1
+    _text = ""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """The time of the record."""
+        second = int(record.created)
+        if second != self._second:
+            self._text, self._second = super().formatTime(record, datefmt), second
+        return self._text
 
 
 class _TerminalHandler(logging.Handler):

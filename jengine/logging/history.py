@@ -2,7 +2,7 @@
 
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -68,22 +68,32 @@ class HistoryBuffer:
 
     def push(self, value: float, count: int) -> None:
         """`update` without its checks, for callers that have made them."""
-        if self._next == len(self._values):
-            self._grow_or_wrap()
-        at = self._next
-        self._values[at] = value
-        self._counts[at] = count
-        self._next = at + 1
-        if self._kept < self._next:
-            self._kept = self._next
-        self._updates += 1
-        self._sum += value
-        self._count += count
-        # `value != value` lets a NaN through, and comparisons with it are false, so that it stays: as in np.max
-        if value > self._max or value != value:
-            self._max = value
-        if value < self._min or value != value:
-            self._min = value
+        self.extend((value,), count)
+
+    def extend(self, values: Sequence[float], count: int = 1) -> None:
+        """`push` for each of several values, each of which stands for `count` samples."""
+        start, number = 0, len(values)
+        while start < number:
+            if self._next == len(self._values):
+                self._grow_or_wrap()
+            at = self._next
+            end = min(at + number - start, len(self._values))
+            self._values[at:end] = values[start : start + end - at]
+            self._counts[at:end] = count
+            start += end - at
+            self._next = end
+            self._kept = max(self._kept, end)
+        self._updates += number
+        self._count += number * count
+        total, most, least = self._sum, self._max, self._min
+        for value in values:
+            total += value
+            # `value != value` lets a NaN through, and comparisons with it are false, so that it stays: as in np.max
+            if value > most or value != value:
+                most = value
+            if value < least or value != value:
+                least = value
+        self._sum, self._max, self._min = total, most, least
 
     @property
     def updates(self) -> int:
@@ -93,7 +103,8 @@ class HistoryBuffer:
     @property
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """The values and counts in the ring, oldest first: two float64[n] copies."""
-        return self._latest(self._kept)
+        values, counts = self._latest(self._kept)
+        return values.copy(), counts.copy()
 
     def mean(self, window_size: int | None = None) -> float:
         """Sum of the newest `window_size` values over the sum of their counts.
@@ -108,7 +119,7 @@ class HistoryBuffer:
         if self._takes_all(window_size):
             return self._sum / self._count
         values, counts = self._latest(window_size)
-        return float(values.sum() / counts.sum())
+        return float(np.add.reduce(values) / np.add.reduce(counts))
 
     def max(self, window_size: int | None = None) -> float:
         """The largest of the newest `window_size` values; window and errors as in `mean`."""
@@ -193,11 +204,11 @@ class HistoryBuffer:
         return window_size >= self._updates
 
     def _latest(self, window_size: int | None) -> tuple[np.ndarray, np.ndarray]:
-        """The newest values and counts in order: float64[n] each, n = min(window_size, number kept)."""
+        """The newest values and counts in order, to read: float64[n] each, n = min(window_size, number kept)."""
         number = self._kept if window_size is None else min(window_size, self._kept)
         if number <= self._next:
             part = slice(self._next - number, self._next)
-            return self._values[part].copy(), self._counts[part].copy()
+            return self._values[part], self._counts[part]
         at = np.arange(self._next - number, self._next)  # negative indices count from the ring's end: older values
         return self._values[at], self._counts[at]
 

@@ -1,45 +1,27 @@
-"""The message hub as it was at one moment, for a thread that reads it while the run goes on."""
+"""The message hub as it was at one moment, to be read while the run goes on."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from jengine.errors import UnknownNameError, closest
-from jengine.logging.fetch import on_host
 from jengine.logging.history import HistoryBuffer
 
 
 class HubSnapshot:
-    """What the hub held when it was asked for, to read once and then to `close`.
-
-    Until then the hub itself lets nobody see its histories, so that both always show what belongs to their moment.
+    """What the hub held when it was asked for, to read once and then to `close`, before a later one is read.
 
     Args:
       histories: of the hub, not yet with what waits for the device.
       settle: adds what waits to the histories; it waits for the device.
       infos: of the hub.
-      newest: the newest array that waits; None where none does.
     """
 
     def __init__(
-        self,
-        histories: dict[str, HistoryBuffer],
-        settle: Callable[[], None],
-        infos: dict[str, Any],
-        newest: jax.Array | None,
+        self, histories: dict[str, HistoryBuffer], settle: Callable[[], None], infos: dict[str, Any]
     ) -> None:
         self._histories = histories
         self._settle: Callable[[], None] | None = settle
-        self._closed = threading.Event()
         self.runtime_info = infos
-        self._newest = newest
-
-    @property
-    def at_hand(self) -> bool:
-        """Whether what waits is made in the host's own memory, so that nothing has to travel."""
-        return self._newest is None or on_host(self._newest)
 
     @property
     def log_scalars(self) -> dict[str, HistoryBuffer]:
@@ -65,11 +47,4 @@ class HubSnapshot:
 
     def close(self) -> None:
         """Says that it was read. What waited is in the histories then, whether or not anybody looked."""
-        try:
-            _ = self.log_scalars
-        finally:
-            self._closed.set()
-
-    def wait(self) -> None:
-        """Waits until it is closed."""
-        self._closed.wait()
+        _ = self.log_scalars

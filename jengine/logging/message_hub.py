@@ -4,9 +4,10 @@ The step's outputs are device arrays. They wait in the hub as they are, so that 
 the first read of any scalar fetches all of them in one transfer.
 """
 
+import bisect
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -24,11 +25,63 @@ _DEVICE_ARRAYS: set[type] = (
 _NOT_JSON = object()
 
 
-class _Series(NamedTuple):
-    """Several values of one scalar that are elements of one array."""
+class _Waiting(NamedTuple):
+    """One or more values of a scalar that are not in its history yet.
 
-    values: jax.Array | np.ndarray
-    rows: Sequence[int]
+    Attributes:
+      key: of the scalar.
+      value: a number of the host, a device array of one element, or several of either in a `_Series`.
+      samples: how many each value stands for.
+      iteration: the one that gave the value; the first of a series.
+    """
+
+    key: str
+    value: Any
+    samples: int
+    iteration: int
+
+    @property
+    def arrays(self) -> Sequence[jax.Array]:
+        """The device arrays among the values."""
+        if type(self.value) in _HOST_NUMBERS:
+            return ()
+        return self.value.arrays if type(self.value) is _Series else (self.value,)
+
+    def read(self, fetched: Iterator[np.ndarray]) -> list[float]:
+        """The values; those of the device are the next ones of `fetched`."""
+        if type(self.value) is _Series:
+            return self.value.read(fetched)
+        return [float(self.value if type(self.value) in _HOST_NUMBERS else next(fetched).item())]
+
+    def split(self, iteration: int) -> tuple["_Waiting | None", "_Waiting | None"]:
+        """What was given up to and with `iteration`, and what came later."""
+        if type(self.value) is not _Series:
+            return (self, None) if self.iteration <= iteration else (None, self)
+        rows = self.value.rows
+        ends = bisect.bisect_right(rows, iteration - self.iteration)
+        if 0 < ends < len(rows):
+            parts = [self._replace(value=self.value._replace(rows=part)) for part in (rows[:ends], rows[ends:])]
+            return parts[0], parts[1]
+        return (self, None) if ends else (None, self)
+
+
+class _Series(NamedTuple):
+    """Several values of one scalar, a row for each iteration: elements of one array, or arrays of one element each."""
+
+    values: jax.Array | np.ndarray | Sequence[jax.Array]
+    rows: Sequence[int]  # which count, in order
+
+    @property
+    def arrays(self) -> Sequence[jax.Array]:
+        if isinstance(self.values, np.ndarray):
+            return ()
+        return (self.values,) if isinstance(self.values, jax.Array) else [self.values[row] for row in self.rows]
+
+    def read(self, fetched: Iterator[np.ndarray]) -> list[float]:
+        if not isinstance(self.values, np.ndarray | jax.Array):
+            return [float(next(fetched).item()) for _ in self.rows]
+        values = (self.values if isinstance(self.values, np.ndarray) else next(fetched)).tolist()
+        return [values[row] for row in self.rows]
 
 
 class MessageHub:
@@ -41,6 +94,9 @@ class MessageHub:
       name: the name of the hub.
       capacity: how many scalar updates may wait unfetched; one more forces a fetch, so that nothing grows with the
         run when nobody reads.
+
+    Attributes:
+      iteration: the training iteration to which scalars belong that are updated now.
     """
 
     _instances: ClassVar[dict[str, "MessageHub"]] = {}
@@ -49,8 +105,10 @@ class MessageHub:
         self.name = name
         self.fetches = 0
         self._capacity = capacity
-        self._waiting: list[tuple[str, Any, int]] = []
-        self._snapshot: HubSnapshot | None = None
+        self.iteration = 0
+        self._waiting: list[_Waiting] = []
+        self._rows = 0  # of series that wait
+        self._read_snapshots: Callable[[], None] | None = None
         self._log_scalars: dict[str, HistoryBuffer] = {}
         self._runtime_info: dict[str, Any] = {}
         self._resumed: dict[str, bool] = {}
@@ -96,7 +154,7 @@ class MessageHub:
             count = check_count(count)
         if self._resumed.setdefault(key, resumed) is not resumed:
             raise AssertionError(_resumed_changed(key, resumed))
-        self._waiting.append((key, value, count))
+        self._waiting.append(_Waiting(key, value, count, self.iteration))
         if len(self._waiting) >= self._capacity:
             self.flush()
 
@@ -117,14 +175,20 @@ class MessageHub:
                 self.update_scalar(key, value, resumed=resumed)
 
     def update_series(
-        self, key: str, values: jax.Array | np.ndarray | Sequence[jax.Array], rows: Sequence[int], resumed: bool = True
+        self,
+        key: str,
+        values: jax.Array | np.ndarray | Sequence[jax.Array],
+        rows: Sequence[int],
+        first: int,
+        resumed: bool = True,
     ) -> None:
-        """`update_scalar` for each of several values that one call of the step gave. Does not wait for the device.
+        """`update_scalar` for each of several values that iterations gave together. Does not wait for the device.
 
         Args:
           key: the name.
-          values: real[n], on a device or the host, or a list of n device arrays.
+          values: real[n], on a device or the host, or a list of n device arrays: a row for each iteration.
           rows: which of them count, in order.
+          first: the iteration of row 0.
           resumed: whether checkpoints keep this key.
 
         Raises:
@@ -132,12 +196,11 @@ class MessageHub:
         """
         if self._resumed.setdefault(key, resumed) is not resumed:
             raise AssertionError(_resumed_changed(key, resumed))
-        if isinstance(values, jax.Array | np.ndarray):
-            self._waiting.append((key, _Series(values, rows), 1))
-        else:
-            self._waiting.extend([(key, values[row], 1) for row in rows])
-        if len(self._waiting) >= self._capacity:
-            self.flush()
+        if rows:
+            self._waiting.append(_Waiting(key, _Series(values, rows), 1, first))
+            self._rows += len(rows)
+            if len(self._waiting) + self._rows >= self._capacity:
+                self.flush()
 
     def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
         """Sets the info `key`, of any type, over what it was.
@@ -195,51 +258,64 @@ class MessageHub:
 
         An error of the device comes out here; the values that waited are then dropped, so that it is told once.
         """
-        if self._snapshot is not None:
-            self._snapshot.wait()
-            self._snapshot = None
+        read, self._read_snapshots = self._read_snapshots, None
+        if read is not None:
+            read()
         if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            self._settle(waiting)
+            self._settle(self._take(None))
 
-    def snapshot(self) -> HubSnapshot:
-        """What the hub holds now, for another thread to read; it must be closed. Waits for no device.
+    def snapshot(self, read: Callable[[], None], iteration: int | None = None) -> HubSnapshot:
+        """What the hub holds now, for later; it must be closed, and before those that come after. Waits for no device.
 
-        Whoever reads a scalar of the hub itself waits until the snapshot is closed; updates do not.
+        Args:
+          read: reads this snapshot, and all before it, and closes them. Called where somebody reads a scalar of the hub
+            itself: what came afterwards must not enter the histories before.
+          iteration: leaves out the scalars that later iterations gave; None takes all.
         """
-        if self._snapshot is not None:
-            self._snapshot.wait()
-        waiting, self._waiting = self._waiting, []
-        settle = functools.partial(self._settle, waiting)
-        arrays = (value.values if type(value) is _Series else value for _, value, _ in reversed(waiting))
-        newest = next((array for array in arrays if isinstance(array, jax.Array)), None)
-        self._snapshot = HubSnapshot(self._log_scalars, settle, dict(self._runtime_info), newest)
-        return self._snapshot
+        self._read_snapshots = read
+        settle = functools.partial(self._settle, self._take(iteration))
+        return HubSnapshot(self._log_scalars, settle, dict(self._runtime_info))
 
-    def _settle(self, waiting: Sequence[tuple[str, Any, int]]) -> None:
-        arrays: list[Any] = [value.values if type(value) is _Series else value for _, value, _ in waiting]
-        on_device = [array for array in arrays if type(array) not in _HOST_NUMBERS and type(array) is not np.ndarray]
-        if on_device:
+    def _take(self, iteration: int | None) -> list[_Waiting]:
+        """Takes what waits, up to what `iteration` gave."""
+        waiting, self._waiting, self._rows = self._waiting, [], 0
+        if iteration is None:
+            return waiting
+        taken = []
+        for now, later in (entry.split(iteration) for entry in waiting):
+            if now is not None:
+                taken.append(now)
+            if later is not None:
+                self._waiting.append(later)
+                self._rows += len(later.value.rows) if type(later.value) is _Series else 0
+        return taken
+
+    def _settle(self, waiting: Sequence[_Waiting]) -> None:
+        arrays = [array for entry in waiting for array in entry.arrays]
+        if arrays:
             self.fetches += 1
         try:
-            fetched = iter(fetch_arrays(on_device))
+            fetched = iter(fetch_arrays(arrays))
         except RuntimeError as error:
-            deleted = {key for key, value, _ in waiting if isinstance(value, jax.Array) and value.is_deleted()}
+            deleted = {entry.key for entry in waiting if any(array.is_deleted() for array in entry.arrays)}
             if deleted:
                 error.add_note(f"{sorted(deleted)} were logged from donated arrays: log what the step returns instead")
             raise
-        for key, value, count in waiting:
-            history = self._log_scalars.get(key)
-            if history is None:
-                history = self._log_scalars[key] = HistoryBuffer()
-            if type(value) in _HOST_NUMBERS:
-                history.push(float(value), count)
-            elif type(value) is _Series:
-                values = (value.values if type(value.values) is np.ndarray else next(fetched)).tolist()
-                for row in value.rows:
-                    history.push(values[row], count)
+        together: dict[str, list[float]] = {}
+        for entry in waiting:
+            if entry.samples == 1:
+                together.setdefault(entry.key, []).extend(entry.read(fetched))
             else:
-                history.push(float(next(fetched).item()), count)
+                self._history(entry.key).extend(together.pop(entry.key, ()))
+                self._history(entry.key).extend(entry.read(fetched), entry.samples)
+        for key, values in together.items():
+            self._history(key).extend(values)
+
+    def _history(self, key: str) -> HistoryBuffer:
+        history = self._log_scalars.get(key)
+        if history is None:
+            history = self._log_scalars[key] = HistoryBuffer()
+        return history
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps, as a dict that JSON can hold and that does not grow with the run.

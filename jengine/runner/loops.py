@@ -82,6 +82,7 @@ class TrainLoop:
         runner = self.runner
         runner.time.switch("hooks")
         self.in_iteration = True
+        runner.message_hub.iteration = self.iter
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
         outputs = runner.train_step(batch)
         runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=outputs)

@@ -142,7 +142,7 @@ class Runner(Progress):
     def _open_logs(self, level: int | str, visualizer: Any) -> None:
         os.makedirs(self.log_dir, exist_ok=True)
         self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=level)
-        self.log_writer = LogWriter()
+        self.log_writer = LogWriter(waits=self.strategy.platform != "cpu")
         for handler in self.logger.handlers:
             handler.addFilter(self.log_writer)
         self.message_hub = MessageHub.new_instance(self.experiment_name)

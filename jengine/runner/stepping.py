@@ -159,6 +159,7 @@ class Stepper:
     def _in_turn(self, batch_idx: int, limit: int) -> int:
         """As many iterations as no hook is due between, each in a call of its own."""
         runner, loop, hooks, batches = self._runner, self._loop, self._runner.hook_list, self._on_device()
+        hub = runner.message_hub
         batch = next(batches, None)
         if batch is None:
             return 0
@@ -173,7 +174,7 @@ class Stepper:
             if following is None:
                 break
             hooks.call_ahead(runner, "after_train_iter", batch_idx=batch_idx, data_batch=batch)
-            loop.iter += 1
+            loop.iter = hub.iteration = loop.iter + 1
             batch_idx += 1
             batch = following
             rates.append(runner.optim_wrapper.get_lr())
@@ -204,6 +205,7 @@ class Stepper:
         runner, loop = self._runner, self._loop
         runner.time.switch("hooks")
         loop.in_iteration = True
+        runner.message_hub.iteration = loop.iter
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
         most = min(self._steps.size or 1, max(limit, 1))
         return runner.hook_list.window_end(runner, loop.iter, loop.iter + most)
@@ -224,7 +226,7 @@ class Stepper:
         for i, batch in enumerate(batches):
             if i:
                 hooks.call_ahead(runner, "after_train_iter", batch_idx=batch_idx + i - 1, data_batch=batches[i - 1])
-                loop.iter += 1
+                loop.iter = runner.message_hub.iteration = loop.iter + 1
             rates = wrapper.get_lr()
             if i:
                 hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx + i, data_batch=batch)

@@ -3,12 +3,11 @@
 import csv
 import io
 import os
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jengine.registry import VISBACKENDS
-from jengine.visualization.files import FilesVisBackend, append
+from jengine.visualization.files import FilesVisBackend
 from jengine.visualization.histogram import Histogram
 from jengine.visualization.values import to_plain
 
@@ -45,19 +44,19 @@ class CSVVisBackend(FilesVisBackend):
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
         """Appends a row for each entry but `step`; `file_path` is for JSON and does nothing here."""
         rows = [(step, name, to_plain(value)) for name, value in scalar_dict.items() if name != "step"]
-        _append_rows(self._scalars, ("step", "name", "value"), rows)
+        self._append_rows(self._scalars, ("step", "name", "value"), rows)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
         """Appends a row for each bin to `histograms.csv`."""
         bins = zip(histogram.edges[:-1].tolist(), histogram.edges[1:].tolist(), histogram.counts.tolist(), strict=True)
         rows = [(step, name, low, high, count) for low, high, count in bins]
-        _append_rows(self._histograms, ("step", "name", "low", "high", "count"), rows)
+        self._append_rows(self._histograms, ("step", "name", "low", "high", "count"), rows)
 
-
-def _append_rows(path: pathlib.Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    if not path.exists() or path.stat().st_size == 0:
-        writer.writerow(columns)
-    writer.writerows(rows)
-    append(path, text.getvalue())
+    def _append_rows(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        path = self.save_dir / name
+        if not path.exists() or path.stat().st_size == 0:
+            writer.writerow(columns)
+        writer.writerows(rows)
+        self.append(name, text.getvalue())

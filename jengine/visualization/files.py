@@ -1,9 +1,8 @@
 """What the backends of plain files share: the config, the graph, PNG images, and cutting off after a restart."""
 
 import os
-import pathlib
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
@@ -38,8 +37,9 @@ class FilesVisBackend(BaseVisBackend):
             raise ValueError(f"scalar_save_file is a {self.suffix} file, found {scalar_save_file!r}")
         self._images = self.save_dir / img_save_dir
         self._config = self.save_dir / config_save_file
-        self._scalars = self.save_dir / scalar_save_file
-        self._histograms = self.save_dir / f"histograms{self.suffix}"
+        self._scalars = scalar_save_file
+        self._histograms = f"histograms{self.suffix}"
+        self._open: dict[str, BinaryIO] = {}
 
     def add_config(self, config: str) -> None:
         """Writes the config file; it loads with `load_config`."""
@@ -68,13 +68,19 @@ class FilesVisBackend(BaseVisBackend):
             if path.exists() and path.stat().st_size > size:
                 os.truncate(path, size)
 
+    def append(self, name: str, text: str) -> None:
+        """Appends to the file `name` below `save_dir`, complete on disk when the call returns.
 
-def append(path: pathlib.Path, text: str) -> None:
-    """Appends to a file, complete on disk when the call returns; makes it and its directory where they are missing."""
-    try:
-        file = open(path, "ab")  # noqa: SIM115 - closed below; a line of the log is written every few iterations
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "ab")  # noqa: SIM115
-    with file:
+        The file stays open until `close`: opening it costs more than a line.
+        """
+        file = self._open.get(name)
+        if file is None:
+            path = self.save_dir / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = self._open[name] = open(path, "ab", buffering=0)  # noqa: SIM115 - see close
         file.write(text.encode())
+
+    def close(self) -> None:
+        """Closes the files; writing again opens them again."""
+        while self._open:
+            self._open.popitem()[1].close()

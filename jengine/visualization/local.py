@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jengine.registry import VISBACKENDS
-from jengine.visualization.files import FilesVisBackend, append
+from jengine.visualization.files import FilesVisBackend
 from jengine.visualization.histogram import Histogram
 
 
@@ -53,22 +53,34 @@ class LocalVisBackend(FilesVisBackend):
         Raises:
           TypeError: a value that JSON cannot hold. ValueError: `file_path` is no `.json` file, or the scalar file.
         """
-        line = json.dumps(_jsonable({**scalar_dict, "step": scalar_dict.get("step", step)}), allow_nan=False) + "\n"
-        paths = [self._scalars]
-        if file_path is not None:
-            paths.append(self.save_dir / file_path)
-            if paths[1].suffix != ".json" or paths[1] == self._scalars:
-                raise ValueError(f"file_path is a .json file other than {self._scalars.name}, found {file_path!r}")
-        for path in paths:
-            append(path, line)
+        line = _json_line({**scalar_dict, "step": scalar_dict.get("step", step)})
+        files = [self._scalars] if file_path is None else [self._scalars, self._beside(file_path)]
+        for file in files:
+            self.append(file, line)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
         """Appends a line with the counts and the edges of the bins to `histograms.json`."""
         line = {"name": name, "step": step, **histogram._asdict()}
-        append(self._histograms, json.dumps(_jsonable(line), allow_nan=False) + "\n")
+        self.append(self._histograms, _json_line(line))
+
+    def _beside(self, name: str) -> str:
+        """The name of a further file for scalars, if it may be one."""
+        known = name in self._open and name != self._scalars
+        if not known and (not name.endswith(".json") or self.save_dir / name == self.save_dir / self._scalars):
+            raise ValueError(f"file_path is a .json file other than {self._scalars}, found {name!r}")
+        return name
+
+
+_encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps makes one for each call
+
+
+def _json_line(values: Mapping[str, Any]) -> str:
+    return _encode(_jsonable(values)) + "\n"
 
 
 def _jsonable(value: Any, name: str = "") -> Any:
+    if type(value) is int or (type(value) is float and math.isfinite(value)):  # as a rule
+        return value
     if isinstance(value, Mapping):
         return {str(key): _jsonable(item, name or str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -10,7 +10,6 @@ from jengine.hooks import (
     CheckpointHook,
     EmptyCacheHook,
     Hook,
-    LoggerHook,
     MemoryProfilerHook,
     NumericsGuardHook,
     PreciseBNHook,
@@ -47,10 +46,6 @@ def test_the_next_inner_iteration_counts_from_the_beginning_of_the_epoch():
 
 # What the hooks do is asked of their own conditions, iteration by iteration.
 WORKS = {
-    "logger": (
-        LoggerHook(interval=4, interval_exp_name=7),
-        lambda i: (i % LENGTH + 1) % 4 == 0 or (i + 1) % 7 == 0 or (i + 1) % LENGTH == 0,
-    ),
     "checkpoint": (
         CheckpointHook(interval=6, by_epoch=False, save_begin=3),
         lambda i: (i + 1 >= 3 and (i + 1 - 3) % 6 == 0) or i + 1 == LENGTH * EPOCHS,

@@ -2,8 +2,10 @@
 
 import logging
 import threading
+import time
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jengine.logging import LogWriter, MessageHub
@@ -17,56 +19,72 @@ def writer():
 
 
 def test_jobs_run_in_order_in_another_thread(writer):
-    done = []
+    done, last = [], threading.Event()
     for i in range(20):
         writer.submit(lambda i=i: done.append((i, threading.current_thread())))
-    writer.drain()
+    writer.submit(last.set)
+    assert last.wait(60)
     assert [i for i, _ in done] == list(range(20))
     assert threading.current_thread() not in [thread for _, thread in done]
 
 
-def test_who_submits_a_third_job_waits_for_the_first(writer):
-    go, submitted = threading.Event(), []
-    writer.submit(lambda: go.wait(60))
+def test_who_drains_runs_what_is_left(writer):
+    done = []
+    for i in range(20):
+        writer.submit(lambda i=i: done.append(i))
+    writer.drain()
+    assert done == list(range(20))
 
-    def submit_more():
-        for i in range(3):
-            writer.submit(lambda: None)
-            submitted.append(i)
 
-    other = threading.Thread(target=submit_more)
+def test_who_submits_one_job_too_many_runs_them_all(writer):
+    done, started, go = [], threading.Event(), threading.Event()
+    writer.submit(lambda: (started.set(), go.wait(60)))
+    assert started.wait(60)  # the thread is busy, so that jobs pile up
+    for _ in range(255):
+        writer.submit(lambda: done.append(1))
+    other = threading.Thread(target=writer.submit, args=(lambda: done.append(threading.current_thread()),))
     other.start()
     other.join(0.2)
-    assert len(submitted) <= 2  # one may have been taken over by the thread, one waits
+    assert other.is_alive()  # it waits for the thread
     go.set()
     other.join(60)
-    assert submitted == [0, 1, 2]
-
-
-def test_a_job_may_be_run_at_once_but_not_before_others(writer):
-    done, go = [], threading.Event()
-    writer.submit(lambda: done.append(threading.current_thread()), at_once=True)
-    assert done == [threading.current_thread()]
-    writer.submit(lambda: go.wait(60))
-    writer.submit(lambda: done.append(threading.current_thread()), at_once=True)
-    assert len(done) == 1
-    go.set()
     writer.drain()
-    assert done[1] is not threading.current_thread()
+    assert len(done) == 256
 
 
-def test_what_a_cpu_makes_is_at_hand(monkeypatch):
-    hub = MessageHub("test")
-    for value in (1.0, jnp.float32(2.0)):
-        hub.update_scalar("x", value)
-        snapshot = hub.snapshot()
-        assert snapshot.at_hand
-        snapshot.close()
-    monkeypatch.setattr("jengine.logging.hub_snapshot.on_host", lambda array: False)
-    hub.update_scalar("x", jnp.float32(3.0))
-    snapshot = hub.snapshot()
-    assert not snapshot.at_hand
-    snapshot.close()
+def test_jobs_that_wait_for_nothing_are_run_by_who_submits(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("jengine.logging.writer.time.perf_counter", lambda: clock[0])
+    writer = LogWriter(waits=False)
+    done = []
+
+    def submit(name):
+        writer.submit(lambda: done.append((name, threading.current_thread())))
+
+    submit("first")
+    assert done == [("first", threading.current_thread())]
+    submit("soon after")
+    submit("soon after, too")
+    assert len(done) == 1
+    clock[0] += 0.06
+    submit("later")
+    assert [name for name, _ in done] == ["first", "soon after", "soon after, too", "later"]
+    assert {thread for _, thread in done} == {threading.current_thread()}
+    submit("last")
+    clock[0] += 1.0  # nobody comes any more
+    while len(done) < 5:
+        time.sleep(0.01)
+    assert done[4][0] == "last"
+    assert done[4][1] is not threading.current_thread()
+    writer.close()
+
+
+def test_a_job_may_drain(writer):
+    done = []
+    writer.submit(lambda: (writer.drain(), done.append(1)))
+    writer.submit(lambda: done.append(2))
+    writer.drain()
+    assert done == [1, 2]
 
 
 def test_an_error_of_a_job_is_told_once_and_later_jobs_run(writer):
@@ -105,52 +123,66 @@ def test_a_closed_writer_starts_again(writer):
     assert done == [1, 2]
 
 
-def test_a_snapshot_shows_its_moment_and_the_hub_waits_until_it_is_read():
-    hub = MessageHub("test")
+def test_a_snapshot_shows_its_moment_and_is_read_before_the_hub_is():
+    hub, found = MessageHub("test"), []
+
+    def read():
+        found.append((snapshot.get_scalar("train/loss").current(), snapshot.get_info("eta")))
+        snapshot.close()
+
     hub.update_scalar("train/loss", jnp.float32(1.0))
     hub.update_info("eta", 5)
-    snapshot = hub.snapshot()
+    snapshot = hub.snapshot(read)
     hub.update_scalar("train/loss", jnp.float32(2.0))
     hub.update_info("eta", 4)
-    found = []
-    reader = threading.Thread(target=lambda: found.append(hub.get_scalar("train/loss").current()))
-    reader.start()
-    assert snapshot.get_scalar("train/loss").current() == 1.0
-    assert snapshot.get_info("eta") == 5
-    assert found == []
-    snapshot.close()
-    reader.join(60)
-    assert found == [2.0]
     assert hub.get_scalar("train/loss").data[0].tolist() == [1.0, 2.0]
+    assert found == [(1.0, 5)]
 
 
 def test_a_snapshot_that_nobody_reads_loses_nothing():
     hub = MessageHub("test")
     hub.update_scalar("x", 1.0)
-    hub.snapshot().close()
+    snapshot = hub.snapshot(lambda: snapshot.close())
     assert hub.get_scalar("x").current() == 1.0
 
 
 def test_an_unknown_scalar_of_a_snapshot_names_the_closest():
     hub = MessageHub("test")
     hub.update_scalar("train/loss", 1.0)
-    snapshot = hub.snapshot()
     with pytest.raises(KeyError, match="did you mean 'train/loss'"):
-        snapshot.get_scalar("train/los")
-    snapshot.close()
+        hub.snapshot(lambda: None).get_scalar("train/los")
+
+
+def test_a_snapshot_of_an_earlier_iteration_leaves_out_what_came_later():
+    hub = MessageHub("test")
+    hub.update_scalar("lr", 0.0)
+    hub.iteration = 3
+    hub.update_scalar("due", 7.0)
+    hub.update_series("lr", np.arange(4.0), range(1, 4), first=0)
+    hub.update_series("loss", jnp.arange(5.0), range(4), first=0)
+    hub.update_series("grad_norm", [jnp.float32(i) for i in range(4)], [1, 3], first=0)
+    found = []
+    for iteration in (0, 2, None):
+        snapshot = hub.snapshot(lambda: None, iteration)
+        found.append({key: history.data[0].tolist() for key, history in snapshot.log_scalars.items()})
+    assert found == [
+        {"lr": [0.0], "loss": [0.0]},
+        {"lr": [0.0, 1.0, 2.0], "loss": [0.0, 1.0, 2.0], "grad_norm": [1.0]},
+        {"lr": [0.0, 1.0, 2.0, 3.0], "loss": [0.0, 1.0, 2.0, 3.0], "grad_norm": [1.0, 3.0], "due": [7.0]},
+    ]
 
 
 def test_a_series_adds_the_rows_that_count():
     hub = MessageHub("test")
-    hub.update_series("train/loss", jnp.arange(5.0), [0, 2, 3])
+    hub.update_series("train/loss", jnp.arange(5.0), [0, 2, 3], first=0)
     hub.update_scalar("train/loss", jnp.float32(9.0))
     assert hub.get_scalar("train/loss").data[0].tolist() == [0.0, 2.0, 3.0, 9.0]
     assert hub.fetches == 1
 
 
 def test_series_that_nobody_reads_do_not_pile_up():
-    hub = MessageHub("test", capacity=4)
-    for _ in range(20):
-        hub.update_series("x", jnp.arange(3.0), range(3))
+    hub = MessageHub("test", capacity=8)
+    for i in range(20):
+        hub.update_series("x", jnp.arange(3.0), range(3), first=3 * i)
         assert len(hub._waiting) < 4
     assert hub.get_scalar("x").updates == 60

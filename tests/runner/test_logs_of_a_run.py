@@ -2,6 +2,7 @@ import json
 import pathlib
 import re
 import threading
+import time
 
 import jax
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from jengine.hooks import Hook, LoggerHook
 from jengine.logging import LogWriter, MessageHub, TimeAccount, message_hub
 from jengine.logging.fetch import fetch_arrays
+from jengine.parallel import SingleDevice
+from jengine.train.window import WindowOutputs
 
 
 class Spy(Hook):
@@ -80,12 +83,15 @@ def test_val_alone_leaves_no_stage_behind(make_runner):
 )
 def test_when_the_log_is_due(fake_logging_runner, length, interval, ignore_last, expected):
     hook = LoggerHook(interval=interval, ignore_last=ignore_last)
-    runner = fake_logging_runner(length)
-    for i in range(length):
-        runner.iter = i
-        hook.after_train_iter(runner, batch_idx=i)
-    runner.log_writer.close()
-    assert [step for step, _ in runner.scalars] == expected
+    for together in (1, 7):  # iterations that share a call of the step
+        runner = fake_logging_runner(length)
+        for start in range(0, length, together):
+            count = min(together, length - start)
+            runner.iter = start + count - 1
+            outputs = WindowOutputs({}, [{}] * count) if count > 1 else {}
+            hook.after_train_iter(runner, batch_idx=runner.iter, outputs=outputs)
+        runner.log_writer.close()
+        assert [step for step, _ in runner.scalars] == expected
 
 
 @pytest.fixture
@@ -195,9 +201,7 @@ def test_a_hundred_iterations_with_ten_lines_read_ten_times_and_never_in_the_loo
     array_type = type(jax.numpy.zeros(()))
     value = array_type._value
     monkeypatch.setattr(array_type, "_value", property(lambda self: reads.append(1) or value.fget(self)))
-    monkeypatch.setattr(
-        "jengine.logging.hub_snapshot.on_host", lambda array: False
-    )  # as of a device with its own memory
+    monkeypatch.setattr(SingleDevice, "platform", "gpu")  # as of a device with its own memory
     monkeypatch.setattr(
         message_hub,
         "fetch_arrays",
@@ -215,7 +219,8 @@ def test_a_hundred_iterations_with_ten_lines_read_ten_times_and_never_in_the_loo
             reads.clear()
 
         def after_train(self, runner):
-            runner.log_writer.drain()
+            while len(fetches) < 10:
+                time.sleep(0.01)
             self.reads = len(reads)
 
     count = Count()

@@ -177,8 +177,9 @@ def test_calls_end_where_hooks_epochs_and_validations_are_due(train, monkeypatch
         def before_train(self, runner):
             note(runner)
 
-    train(6, default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=5)), custom_hooks=[Watch()])
-    assert calls == [5, 3] * 3  # a line after 5 of the 8 iterations of an epoch
+    invalid = dict(type="CheckInvalidLossHook", interval=5)
+    train(6, custom_hooks=[invalid, Watch()], default_hooks=dict(checkpoint=None))
+    assert calls == [5, 3, 2, 5, 1, 4, 4]  # 8 iterations an epoch, looked at after each 5
     calls.clear()
     train(
         6, by_epoch=False, custom_hooks=[Watch()],
@@ -224,8 +225,8 @@ def test_auto_fills_ten_milliseconds(seconds, size):
 
 
 def test_auto_compiles_for_no_more_iterations_than_hooks_leave_together(train):
-    logger = dict(checkpoint=None, logger=dict(type="LoggerHook", interval=3, interval_exp_name=1000))
-    assert train("auto", default_hooks=logger).train_loop.steps_per_call.size == 3
+    hooks = dict(default_hooks=dict(checkpoint=None), custom_hooks=[dict(type="CheckInvalidLossHook", interval=3)])
+    assert train("auto", **hooks).train_loop.steps_per_call.size == 3
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, True, "many"])
