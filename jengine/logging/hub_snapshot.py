@@ -16,9 +16,7 @@ class HubSnapshot:
       infos: of the hub.
     """
 
-    def __init__(
-        self, histories: dict[str, HistoryBuffer], settle: Callable[[], None], infos: dict[str, Any]
-    ) -> None:
+    def __init__(self, histories: dict[str, HistoryBuffer], settle: Callable[[], None], infos: dict[str, Any]) -> None:
         self._histories = histories
         self._settle: Callable[[], None] | None = settle
         self.runtime_info = infos

@@ -95,7 +95,9 @@ def test_an_error_on_one_ends_the_other_with_its_name_and_reason(run):
     (first, one), (second, two) = run(2, "epochs=200", own={1: ["do=fail", "process=1", "iteration=6"]})
     assert (first, second) == (1, 1)
     # both name the same iteration, wherever the other was by then
-    assert re.search(r"process 1 \(pid \d+ on host .*\) failed: KeyError: 'colour' \(in \w+\.\w+ at iteration 6 ", one), one
+    assert re.search(
+        r"process 1 \(pid \d+ on host .*\) failed: KeyError: 'colour' \(in \w+\.\w+ at iteration 6 ", one
+    ), one
     assert re.search(r"in \w+\.\w+ at iteration 6 ", two), two
     assert "KeyError: 'colour'" in two
     assert "in fail" in two  # with its own traceback
