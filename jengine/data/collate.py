@@ -29,9 +29,12 @@ def default_collate(samples: Sequence[Any]) -> Any:
         raise ValueError(_difference(samples)) from error
 
 
+_ARRAY = {np.ndarray}
+
+
 def is_flat(batch: Any) -> bool:
     """Whether it is the usual batch, a dict of host arrays, which needs no walk over a tree."""
-    return type(batch) is dict and all(type(leaf) is np.ndarray for leaf in batch.values())
+    return type(batch) is dict and set(map(type, batch.values())) <= _ARRAY
 
 
 def row_count(batch: Any) -> int:

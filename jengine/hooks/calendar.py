@@ -30,6 +30,9 @@ class Calendar:
       runner: handed to the hooks.
       stage: 'before_train_iter' or 'after_train_iter'.
       acting: `(hook, method)` pairs.
+
+    Attributes:
+      acts_ahead: whether any of them acts ahead of the step (`Hook.in_windows`).
     """
 
     def __init__(self, runner: "Runner", stage: str, acting: Sequence[tuple[Hook, Callable[..., Any]]]) -> None:
@@ -37,6 +40,7 @@ class Calendar:
         self._stage = stage
         self._entries = [_Entry(hook, method) for hook, method in acting]
         self._ahead = [entry for entry in self._entries if entry.ahead]
+        self.acts_ahead = bool(self._ahead)
         for entry in self._entries:
             if not entry.always:
                 entry.due = entry.hook.next_due(runner, stage, runner.iter)

@@ -59,7 +59,7 @@ class HookList:
         An exception keeps its type and traceback; a note says which hook, stage and iteration it came from.
         """
         if stage in ITERATION_STAGES:
-            self._calendar(runner, stage).call(runner.iter, **arguments)
+            self.calendar(runner, stage).call(runner.iter, **arguments)
             return
         self._calendars.clear()  # an epoch or a validation may move what is due
         methods = self._methods.get(stage)
@@ -72,24 +72,21 @@ class HookList:
                 error.add_note(f"in {type(hook).__name__}.{stage} at iteration {runner.iter} (epoch {runner.epoch})")
                 raise
 
-    def call_ahead(self, runner: "Runner", stage: str, **arguments: Any) -> None:
-        """Calls, at one of the `ITERATION_STAGES`, the hooks that act ahead of the step (see `Hook.in_windows`)."""
-        self._calendar(runner, stage).call_ahead(**arguments)
-
     def window_end(self, runner: "Runner", start: int, end: int) -> int:
         """Where a call of the step that begins with the iteration `start`, and would end before `end`, must end.
 
         No hook is due before a later iteration of it, nor after an earlier one than its last.
         """
-        before, after = (self._calendar(runner, stage) for stage in ITERATION_STAGES)
+        before, after = (self.calendar(runner, stage) for stage in ITERATION_STAGES)
         return int(min(end, before.next_due(start + 1), after.next_due(start) + 1))
 
     def cutting_each(self, runner: "Runner") -> list[Hook]:
         """The hooks that leave every iteration a call of its own."""
-        found = [hook for stage in ITERATION_STAGES for hook in self._calendar(runner, stage).cutting_each(runner.iter)]
+        found = [hook for stage in ITERATION_STAGES for hook in self.calendar(runner, stage).cutting_each(runner.iter)]
         return list(dict.fromkeys(found))
 
-    def _calendar(self, runner: "Runner", stage: str) -> Calendar:
+    def calendar(self, runner: "Runner", stage: str) -> Calendar:
+        """When the hooks act at one of the `ITERATION_STAGES`; up to the next call of any other stage."""
         calendar = self._calendars.get(stage)
         if calendar is None:
             calendar = self._calendars[stage] = Calendar(runner, stage, self._find(stage))

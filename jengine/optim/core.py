@@ -71,12 +71,15 @@ def numbers_of(*names: str) -> Callable[[Mapping[str, Any]], dict[str, float]]:
         """The numbers of a group as the step takes them: tuples one by one, betas as what is missing to 1."""
         out: dict[str, float] = {}
         for name in names:
-            if name == "betas":
-                out.update({f"beta{i}_complement": 1.0 - b for i, b in enumerate(group["betas"], start=1)})
-            elif isinstance(group[name], tuple | list):
-                out.update({f"{name}_{i}": float(value) for i, value in enumerate(group[name])})
+            value = group[name]
+            if type(value) is float:  # as a rule; this runs once an iteration
+                out[name] = value
+            elif name == "betas":
+                out.update({f"beta{i}_complement": 1.0 - b for i, b in enumerate(value, start=1)})
+            elif isinstance(value, tuple | list):
+                out.update({f"{name}_{i}": float(item) for i, item in enumerate(value)})
             else:
-                out[name] = float(group[name])
+                out[name] = float(value)
         return out
 
     return numbers

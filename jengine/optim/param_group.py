@@ -219,10 +219,14 @@ def group_numbers(
     out: dict[str, Any] = {}
     if len(rows) == 1:
         for name, value in rows[0].items():
-            if name not in kept or kept[name][0][0] != value:
-                kept[name] = [value], np.array([value], dtype)
-                kept[name][1].setflags(write=False)  # it is handed out again: see `StandingNumbers`
-            out[name] = kept[name][1]
+            entry = kept.get(name)
+            if entry is None or entry[0][0] != value:
+                array = np.array([value], dtype)
+                if entry is not None and entry[1][0] == array[0]:
+                    array = entry[1]  # what has changed is less than the dtype tells apart
+                array.setflags(write=False)  # it is handed out again: see `StandingNumbers`
+                entry = kept[name] = [value], array
+            out[name] = entry[1]
         return out
     for name in rows[0]:
         values = [row[name] for row in rows]

@@ -40,6 +40,8 @@ class OnMesh:
         self._state: PyTree = None  # the shardings of the training state, once it was made
         self.max_in_flight = 1 if self.platform == "cpu" and self.mesh.size > 1 else 2
 
+    takes_host_batches = False
+
     @property
     def platform(self) -> str:
         """What kind of devices they are: 'cpu', 'gpu' or 'tpu'."""

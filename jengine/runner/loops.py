@@ -85,6 +85,7 @@ class TrainLoop:
         runner.message_hub.iteration = self.iter
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
         outputs = runner.train_step(batch)
+        runner.time.switch("hooks")
         runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=outputs)
         self.iter += 1
         self.in_iteration = False

@@ -1,7 +1,7 @@
 """The Runner: from a config to a trained model."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,6 @@ from jengine.runner.together import ending_together, share
 from jengine.runner.training_step import PlannedStep, TrainingStep
 from jengine.runner.workdir import LoadFrom, identify, set_aside
 from jengine.train import TrainState, create_train_state
-from jengine.train.window import WindowOutputs
 
 PyTree = Any
 
@@ -227,10 +226,16 @@ class Runner(Progress):
         self._state, outputs = self.step(self._state, batch, self.hyperparams)
         return outputs
 
-    def train_several(self, batches: Sequence[PyTree], plan: Sequence[PlannedStep], size: int) -> WindowOutputs:
+    def train_each(self, plan: Iterable[PlannedStep]) -> Mapping[str, jax.Array]:
+        """Several training iterations, a call for each; see `TrainingStep.each`."""
+        assert self._state is not None
+        self._state, outputs = self.step.each(self._state, plan)
+        return outputs
+
+    def train_several(self, plan: Sequence[PlannedStep], size: int) -> Mapping[str, jax.Array]:
         """Several training iterations in one call; see `TrainingStep.several`."""
         assert self._state is not None
-        self._state, outputs = self.step.several(self._state, batches, plan, size)
+        self._state, outputs = self.step.several(self._state, plan, size)
         return outputs
 
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
@@ -465,7 +470,9 @@ class Runner(Progress):
         end here, for they save together.
         """
         together = self.processes.count == 1 or self.interrupts.agreed
-        whole = not self.train_loop.in_iteration and not any(x.is_deleted() for x in jax.tree.leaves(self.state))
+        state = self._state
+        arrays = [state] if isinstance(state, ResidentState) else jax.tree.leaves(state)
+        whole = not self.train_loop.in_iteration and not any(array.is_deleted() for array in arrays)
         try:
             if together and whole and int(self.state.step) == self.train_loop.iter:  # type: ignore[union-attr]
                 self.call_hook("on_interrupt")

@@ -6,7 +6,7 @@ hooks once, hands outputs on once, and may have the iterations share one call of
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,8 +15,8 @@ import numpy as np
 from jengine.data import prefetch_to_device
 from jengine.data.collate import is_flat
 from jengine.errors import ConfigError
+from jengine.hooks.hook_list import ITERATION_STAGES
 from jengine.runner.training_step import PlannedStep
-from jengine.train.window import WindowOutputs
 
 if TYPE_CHECKING:
     from jengine.runner.loops import TrainLoop
@@ -97,10 +97,11 @@ class Stepper:
         self._put = loop.runner.strategy.put_batch
         self._depth = depth
         self._host = _Batches(batches)
+        self._batch: PyTree = None  # the latest that was drawn
         self._ready: _Batches | None = None  # on their way to the device, where each has a call of its own
 
     def advance(self, batch_idx: int, limit: int) -> int:
-        """Runs the next iteration, or the next few in one call.
+        """Runs the next iteration, or the next few together.
 
         Args:
           batch_idx: the index of its batch.
@@ -112,7 +113,7 @@ class Stepper:
         if self._steps.size is None:
             return self._timed(batch_idx)
         if self._steps.size > 1:
-            return self._together(batch_idx, limit) if self._steps.fused else self._in_turn(batch_idx, limit)
+            return self._together(batch_idx, limit)
         return self._one(batch_idx, self._on_device())
 
     def close(self) -> None:
@@ -123,6 +124,8 @@ class Stepper:
 
     def _on_device(self) -> "_Batches":
         """The batches, some of them sent ahead."""
+        if getattr(self._runner.strategy, "takes_host_batches", False):
+            return self._host
         if self._ready is None:
             self._ready = _Batches(prefetch_to_device(self._host, self._put, self._depth))
         return self._ready
@@ -156,49 +159,22 @@ class Stepper:
             longest, start = max(longest, end - start), end
         return longest
 
-    def _in_turn(self, batch_idx: int, limit: int) -> int:
-        """As many iterations as no hook is due between, each in a call of its own."""
-        runner, loop, hooks, batches = self._runner, self._loop, self._runner.hook_list, self._on_device()
-        hub = runner.message_hub
-        batch = next(batches, None)
-        if batch is None:
-            return 0
-        end = self._begin(batch_idx, batch, limit)
-        outputs: list[Mapping[str, jax.Array]] = []
-        rates = [runner.optim_wrapper.get_lr()]
-        while True:
-            outputs.append(runner.train_step(batch))
-            runner.time.switch("input")
-            following = batches.following() if loop.iter + 1 < end else None
-            runner.time.switch("hooks")
-            if following is None:
-                break
-            hooks.call_ahead(runner, "after_train_iter", batch_idx=batch_idx, data_batch=batch)
-            loop.iter = hub.iteration = loop.iter + 1
-            batch_idx += 1
-            batch = following
-            rates.append(runner.optim_wrapper.get_lr())
-            hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx, data_batch=batch)
-        self._end(batch_idx, batch, outputs[0] if len(outputs) == 1 else WindowOutputs.of(outputs, rates))
-        return len(outputs)
-
     def _together(self, batch_idx: int, limit: int) -> int:
-        """As many iterations as no hook is due between, in one call."""
-        runner, loop = self._runner, self._loop
-        first = next(self._host, None)
+        """As many iterations as no hook is due between, in one call or one after the other."""
+        runner, loop, fused = self._runner, self._loop, self._steps.fused
+        batches = self._host if fused else self._on_device()
+        first = next(batches, None)
         if first is None:
             return 0
-        end = self._begin(batch_idx, first, limit)
-        runner.time.switch("input")
-        batches = [first, *self._host.like(first, end - loop.iter - 1)]
-        runner.time.switch("hooks")
-        plan = self._plan(batch_idx, batches)
-        outputs = runner.train_several(batches, plan, self._steps.size or 1)
-        if runner.step.unfit:
+        start, end = loop.iter, self._begin(batch_idx, first, limit)
+        plan = self._plan(batch_idx, first, batches, end)
+        outputs = runner.train_several(list(plan), self._steps.size or 1) if fused else runner.train_each(plan)
+        if fused and runner.step.unfit:
             self._steps.fused = False
             runner.logger.warning(_UNFIT)
-        self._end(batch_idx + len(batches) - 1, batches[-1], outputs)
-        return len(batches)
+        ran = loop.iter - start + 1
+        self._end(batch_idx + ran - 1, self._batch, outputs)
+        return ran
 
     def _begin(self, batch_idx: int, batch: PyTree, limit: int) -> int:
         """Begins the iteration; returns the iteration before which those that are taken together must end."""
@@ -213,26 +189,41 @@ class Stepper:
     def _end(self, batch_idx: int, batch: PyTree, outputs: Mapping[str, jax.Array]) -> None:
         """Ends the iteration that the counters stand at."""
         runner, loop = self._runner, self._loop
+        runner.time.switch("hooks")
         runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=outputs)
         loop.iter += 1
         loop.in_iteration = False
         runner.time.switch("input")
         runner.interrupts.check()
 
-    def _plan(self, batch_idx: int, batches: list[PyTree]) -> list[PlannedStep]:
-        """What the host decides for each iteration; the counters then stand at the last of them."""
-        runner, loop, wrapper = self._runner, self._loop, self._runner.optim_wrapper
-        hooks, plan = runner.hook_list, []
-        for i, batch in enumerate(batches):
-            if i:
-                hooks.call_ahead(runner, "after_train_iter", batch_idx=batch_idx + i - 1, data_batch=batches[i - 1])
-                loop.iter = runner.message_hub.iteration = loop.iter + 1
-            rates = wrapper.get_lr()
-            if i:
-                hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx + i, data_batch=batch)
-            updates = wrapper.advance()
-            plan.append(PlannedStep(updates, {**wrapper.hyperparams, **runner.hyperparams}, rates))
-        return plan
+    def _plan(self, batch_idx: int, first: PyTree, batches: "_Batches", end: int) -> Iterator[PlannedStep]:
+        """What the host decides for the iterations before `end`, as far as batches come, and have one form if fused.
+
+        The counters stand at the latest of them. This runs once an iteration: it is written to cost little.
+        """
+        runner, loop, wrapper, time = self._runner, self._loop, self._runner.optim_wrapper, self._runner.time
+        before, after = (runner.hook_list.calendar(runner, stage) for stage in ITERATION_STAGES)
+        hub, own = runner.message_hub, runner.hyperparams
+        form = _form(first) if self._steps.fused else None
+        batch, rates = first, wrapper.get_lr()
+        while True:
+            self._batch = batch
+            updates, numbers = wrapper.advance(), wrapper.hyperparams
+            yield PlannedStep(batch, updates, {**numbers, **own} if own else numbers, rates)
+            if loop.iter + 1 >= end:
+                return
+            time.switch("input")
+            following = batches.following(form)
+            time.switch("hooks")
+            if following is None:
+                return
+            if after.acts_ahead:
+                after.call_ahead(batch_idx=batch_idx, data_batch=batch)
+            loop.iter = hub.iteration = loop.iter + 1
+            batch_idx += 1
+            batch, rates = following, wrapper.get_lr()
+            if before.acts_ahead:
+                before.call_ahead(batch_idx=batch_idx, data_batch=batch)
 
 
 def _told(size: int, seconds: float, cutting: list[Any]) -> str:
@@ -244,11 +235,11 @@ def _told(size: int, seconds: float, cutting: list[Any]) -> str:
 
 
 class _Batches:
-    """An iterator that can give a batch back, and keep an error for later."""
+    """An iterator that can look at a batch and leave it, and keep an error for later."""
 
     def __init__(self, batches: Iterable[PyTree]) -> None:
         self._source = iter(batches)
-        self._returned: list[PyTree] = []
+        self._left: PyTree = None
         self._failure: Exception | None = None
 
     def __iter__(self) -> "_Batches":
@@ -257,29 +248,25 @@ class _Batches:
     def __next__(self) -> PyTree:
         if self._failure is not None:
             raise self._failure
-        return self._returned.pop() if self._returned else next(self._source)
+        if self._left is None:
+            return next(self._source)
+        batch, self._left = self._left, None
+        return batch
 
-    def following(self) -> PyTree | None:
-        """The next batch; None at the end, and where the source fails: what came before is to be done first."""
+    def following(self, form: Any = None) -> PyTree | None:
+        """The next batch; None where that has not the form `form`, if one is given.
+
+        None too at the end, and where the source fails: what came before is to be done first.
+        """
         try:
-            return next(self, None)
+            batch = next(self._source, None)
         except Exception as error:
             self._failure = error
             return None
-
-    def like(self, first: PyTree, count: int) -> list[PyTree]:
-        """At most `count` batches, up to the first that has not the form of `first`."""
-        form = _form(first)
-        batches: list[PyTree] = []
-        while len(batches) < count:
-            batch = self.following()
-            if batch is None:
-                break
-            if _form(batch) != form:
-                self._returned.append(batch)
-                break
-            batches.append(batch)
-        return batches
+        if form is not None and batch is not None and _form(batch) != form:
+            self._left = batch
+            return None
+        return batch
 
     def close(self) -> None:
         """Closes the source."""

@@ -1,7 +1,7 @@
 """The compiled programs of a training run, and the one call that an iteration makes."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,11 +26,13 @@ class PlannedStep(NamedTuple):
     """What the host has decided about an iteration before it runs.
 
     Attributes:
+      batch: what it sees.
       updates: whether it updates, or only accumulates.
       hyperparams: the numbers that it takes.
       rates: what `get_lr` of the optimizer wrapper says.
     """
 
+    batch: PyTree
     updates: bool
     hyperparams: Mapping[str, Any]
     rates: Mapping[str, Sequence[float]]
@@ -98,15 +100,31 @@ class TrainingStep:
         step = self.update if self._optim_wrapper.advance() else self.accumulate
         return self._dispatch(step, state, batch, {**self._optim_wrapper.hyperparams, **scalars})
 
-    def several(
-        self, state: State, batches: Sequence[PyTree], plan: Sequence[PlannedStep], size: int
-    ) -> tuple[State, WindowOutputs]:
+    def each(self, state: State, plan: Iterable[PlannedStep]) -> tuple[State, Mapping[str, jax.Array]]:
+        """Dispatches several iterations, one after the other.
+
+        Args:
+          state: donated; whole or in pieces, as the call before has left it.
+          plan: what the host has decided for each iteration, with batches that are on their device.
+
+        Returns:
+          The new state and the outputs, `WindowOutputs` where there was more than one iteration; both in the making.
+        """
+        outputs: list[Outputs] = []
+        rates = []
+        for planned in plan:
+            step = self.update if planned.updates else self.accumulate
+            state, of_one = self._dispatch(step, state, planned.batch, planned.hyperparams)
+            outputs.append(of_one)
+            rates.append(planned.rates)
+        return state, outputs[0] if len(outputs) == 1 else WindowOutputs.of(outputs, rates)
+
+    def several(self, state: State, plan: Sequence[PlannedStep], size: int) -> tuple[State, Mapping[str, jax.Array]]:
         """Dispatches several iterations in one call.
 
         Args:
           state: donated; whole or in pieces, as the call before has left it.
-          batches: host batches of equal form.
-          plan: what the host has decided for each iteration.
+          plan: what the host has decided for each iteration, with host batches of equal form.
           size: the most iterations that a call may have; the program is compiled for it.
 
         Returns:
@@ -114,12 +132,13 @@ class TrainingStep:
         """
         updates = [planned.updates for planned in plan]
         rows = stack_numbers([planned.hyperparams for planned in plan], updates, size)
+        put = self._strategy.put_batch
         try:
-            batch = self._strategy.put_batch(stack_batches(batches, size))
+            batch = put(stack_batches([planned.batch for planned in plan], size))
             state, stacked = self._dispatch(self.window, state, batch, rows)
         except UnfitForALoopError:
             self.unfit = True
-            return self._one_by_one(state, batches, plan)
+            return self.each(state, (planned._replace(batch=put(planned.batch)) for planned in plan))
         reported = self._several.reported
         series = {
             name: Series(values, [row for row, u in enumerate(updates) if name in reported[u]])
@@ -127,26 +146,17 @@ class TrainingStep:
         }
         return state, WindowOutputs(series, [planned.rates for planned in plan])
 
-    def _one_by_one(
-        self, state: State, batches: Sequence[PyTree], plan: Sequence[PlannedStep]
-    ) -> tuple[State, WindowOutputs]:
-        outputs = []
-        for batch, planned in zip(batches, plan, strict=True):
-            step = self.update if planned.updates else self.accumulate
-            state, of_one = self._dispatch(step, state, self._strategy.put_batch(batch), planned.hyperparams)
-            outputs.append(of_one)
-        return state, WindowOutputs.of(outputs, [planned.rates for planned in plan])
-
     def _dispatch(self, step: TraceOnce, state: State, batch: PyTree, numbers: Mapping[str, Any]) -> Any:
+        """One call; the time runs for 'step' from then on."""
         numbers = self._standing[step](numbers)
-        before, compiles = self._time.switch("step"), COMPILES.count
+        self._time.switch("step")
+        compiles = COMPILES.count
         self._in_flight.wait()
         new, outputs = self._compiled[step](state, batch, numbers)
         if COMPILES.count != compiles:
             self._time.was("compile")
-            step.look(state.whole() if isinstance(state, ResidentState) else state, batch, numbers)
+            step.look(state.shape() if isinstance(state, ResidentState) else state, batch, numbers)
         self._in_flight.add(outputs["loss"])
-        self._time.switch(before)
         return new, outputs
 
     def flops(self) -> Flops:

@@ -87,7 +87,8 @@ def _leaf(leaf: Any) -> str:
 
 
 def _place(leaf: Any) -> str:
-    if not isinstance(leaf, jax.Array) or not leaf.committed:
+    tied = leaf.committed if isinstance(leaf, jax.Array) else getattr(leaf, "sharding", None) is not None
+    if not tied:
         return "tied to no device"
     sharding = leaf.sharding
     memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"

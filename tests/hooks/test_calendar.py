@@ -121,7 +121,7 @@ def test_hooks_are_called_when_due_and_ahead_when_they_may():
     assert third.calls == [2, 5, 8]
     assert ahead.calls == list(range(9))
     runner.iter = 9
-    hooks.call_ahead(runner, "after_train_iter", batch_idx=9)
+    hooks.calendar(runner, "after_train_iter").call_ahead(batch_idx=9)
     assert (every.calls[-1], third.calls[-1], ahead.calls[-1]) == (8, 8, 9)
 
 

@@ -169,9 +169,7 @@ def test_calls_end_where_hooks_epochs_and_validations_are_due(train, monkeypatch
 
     def note(runner):
         several = runner.train_several
-        monkeypatch.setattr(
-            runner, "train_several", lambda b, plan, size: calls.append(len(plan)) or several(b, plan, size)
-        )
+        monkeypatch.setattr(runner, "train_several", lambda plan, size: calls.append(len(plan)) or several(plan, size))
 
     class Watch(Hook):
         def before_train(self, runner):
