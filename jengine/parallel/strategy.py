@@ -63,7 +63,7 @@ class SingleDevice:
 
     def compile_resident_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """As `compile_train_step`, for a loop: the state may stay in pieces from call to call."""
-        return ResidentStep(step, pack=self.platform == "cpu")
+        return ResidentStep(step)
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles an evaluation step; the metric sums, its third argument, are donated."""

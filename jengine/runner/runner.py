@@ -470,9 +470,7 @@ class Runner(Progress):
         end here, for they save together.
         """
         together = self.processes.count == 1 or self.interrupts.agreed
-        state = self._state
-        arrays = [state] if isinstance(state, ResidentState) else jax.tree.leaves(state)
-        whole = not self.train_loop.in_iteration and not any(array.is_deleted() for array in arrays)
+        whole = not self.train_loop.in_iteration and not any(x.is_deleted() for x in jax.tree.leaves(self.state))
         try:
             if together and whole and int(self.state.step) == self.train_loop.iter:  # type: ignore[union-attr]
                 self.call_hook("on_interrupt")

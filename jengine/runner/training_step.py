@@ -155,7 +155,7 @@ class TrainingStep:
         new, outputs = self._compiled[step](state, batch, numbers)
         if COMPILES.count != compiles:
             self._time.was("compile")
-            step.look(state.shape() if isinstance(state, ResidentState) else state, batch, numbers)
+            step.look(state.whole() if isinstance(state, ResidentState) else state, batch, numbers)
         self._in_flight.add(outputs["loss"])
         return new, outputs
 

@@ -87,8 +87,7 @@ def _leaf(leaf: Any) -> str:
 
 
 def _place(leaf: Any) -> str:
-    tied = leaf.committed if isinstance(leaf, jax.Array) else getattr(leaf, "sharding", None) is not None
-    if not tied:
+    if not isinstance(leaf, jax.Array) or not leaf.committed:
         return "tied to no device"
     sharding = leaf.sharding
     memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"

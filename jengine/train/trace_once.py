@@ -84,7 +84,7 @@ class TraceOnce:
         """Takes note of where the arguments of a call lie that compiled something.
 
         Args:
-          *args: of the call; donated ones will do, and shapes with their shardings.
+          *args: of the call; donated ones will do.
 
         Raises:
           RetraceError: with `retrace='raise'`, they lay elsewhere before.
@@ -113,8 +113,6 @@ class TraceOnce:
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
     aval = jax.typeof(leaf)
     sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))

@@ -3,6 +3,7 @@ import pytest
 
 from jengine.data import DataLoader
 from jengine.hooks import Hook
+from jengine.parallel import SingleDevice
 
 BATCH = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
 
@@ -32,6 +33,11 @@ class Ahead(Hook):
 
     def before_val_iter(self, runner, batch_idx, data_batch=None):
         self.found.setdefault("val", self.sent)
+
+
+@pytest.fixture(autouse=True)
+def a_device_with_memory_of_its_own(monkeypatch):
+    monkeypatch.setattr(SingleDevice, "takes_host_batches", False)
 
 
 def found(make_runner, train, val, **changes):
