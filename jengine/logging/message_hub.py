@@ -57,12 +57,15 @@ class _Waiting(NamedTuple):
         """What was given up to and with `iteration`, and what came later."""
         if type(self.value) is not _Series:
             return (self, None) if self.iteration <= iteration else (None, self)
-        rows = self.value.rows
+        values, rows = self.value
         ends = bisect.bisect_right(rows, iteration - self.iteration)
-        if 0 < ends < len(rows):
-            parts = [self._replace(value=self.value._replace(rows=part)) for part in (rows[:ends], rows[ends:])]
-            return parts[0], parts[1]
-        return (self, None) if ends else (None, self)
+        if ends in (0, len(rows)):
+            return (self, None) if ends else (None, self)
+        now, later = _Series(values, rows[:ends]), _Series(values, rows[ends:])
+        return (
+            _Waiting(self.key, now, self.samples, self.iteration),
+            _Waiting(self.key, later, self.samples, self.iteration),
+        )
 
 
 class _Series(NamedTuple):

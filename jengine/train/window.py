@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.data.collate import is_flat
 from jengine.train.state import TrainState
 from jengine.train.step import Outputs, TrainStep
 
@@ -104,7 +105,7 @@ def stack_batches(batches: Sequence[PyTree], size: int) -> PyTree:
       size: the rows of the window; those without a batch hold anything.
     """
 
-    def stack(*leaves: Any) -> Any:
+    def stack(leaves: Sequence[Any]) -> Any:
         """One leaf of all batches."""
         if isinstance(leaves[0], jax.Array):
             return jnp.stack([*leaves, *[leaves[-1]] * (size - len(leaves))], axis=min(leaves[0].ndim, 1))
@@ -115,7 +116,9 @@ def stack_batches(batches: Sequence[PyTree], size: int) -> PyTree:
             rows[row] = leaf
         return stacked
 
-    return jax.tree.map(stack, *batches)
+    if is_flat(batches[0]):  # the usual batch, for which a walk over many trees costs as much as all the rest
+        return {name: stack([batch[name] for batch in batches]) for name in batches[0]}
+    return jax.tree.map(lambda *leaves: stack(leaves), *batches)
 
 
 def stack_numbers(hyperparams: Sequence[Mapping[str, Any]], updates: Sequence[bool], size: int) -> dict[str, Any]:
@@ -127,17 +130,23 @@ def stack_numbers(hyperparams: Sequence[Mapping[str, Any]], updates: Sequence[bo
       size: the rows of the window.
     """
     missing = size - len(updates)
-
-    def table(*values: Any) -> np.ndarray:
-        if all(value is values[0] for value in values):
-            return np.broadcast_to(values[0], (size, *np.shape(values[0])))
-        return np.stack([*values, *[values[-1]] * missing])
-
     return dict(
-        hyperparams=jax.tree.map(table, *hyperparams),
+        hyperparams=_table(hyperparams, size),
         updates=np.asarray([*updates, *[False] * missing]),
         count=np.int32(len(updates)),
     )
+
+
+def _table(values: Sequence[Any], size: int) -> Any:
+    """The same number of several steps as an array with `size` rows; mappings and lists of numbers one by one."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {name: _table([value[name] for value in values], size) for name in first}
+    if isinstance(first, list):
+        return [_table(column, size) for column in zip(*values, strict=True)]
+    if all(value is first for value in values):
+        return np.broadcast_to(first, (size, *np.shape(first)))
+    return np.array([*values, *[values[-1]] * (size - len(values))])
 
 
 def _row(x: jax.Array, i: Any, axis: int) -> jax.Array:
