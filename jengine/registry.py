@@ -6,7 +6,7 @@ A registry fills itself: the package that holds its built-in entries is imported
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jengine.errors import UnknownNameError, closest, place
@@ -20,12 +20,14 @@ class Registry:
     Args:
       name: what its entries are, in the singular, as error messages call them.
       location: the package that registers the built-in entries, imported at the first look-up.
+      rare: modules that register further ones, imported once a name is not found without them.
     """
 
-    def __init__(self, name: str, location: str) -> None:
+    def __init__(self, name: str, location: str, rare: Sequence[str] = ()) -> None:
         self.name = name
         self._one = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-        self._location: str | None = location
+        self._locations = [location]
+        self._rare = list(rare)
         self._entries: dict[str, Callable[..., Any]] = {}
 
     def register_module(self, name: str | None = None, force: bool = False) -> Callable[[T], T]:
@@ -54,10 +56,10 @@ class Registry:
         Raises:
           KeyError: nothing has that name; the message lists the closest.
         """
-        self._load()
+        module, _, last = key.rpartition(".")
+        self._load(key, last)
         if key in self._entries:
             return self._entries[key]
-        module, _, last = key.rpartition(".")
         if last in self._entries:
             return self._entries[last]
         if module and (found := _import(module, last)) is not None:
@@ -89,7 +91,7 @@ class Registry:
         return entry(**arguments)
 
     def __contains__(self, key: str) -> bool:
-        self._load()
+        self._load(key)
         return key in self._entries
 
     def __iter__(self) -> Iterator[str]:
@@ -103,10 +105,12 @@ class Registry:
     def __repr__(self) -> str:
         return f"Registry({self.name!r}, {len(self._entries)} entries)"
 
-    def _load(self) -> None:
-        if self._location is not None:
-            location, self._location = self._location, None
-            importlib.import_module(location)
+    def _load(self, *names: str) -> None:
+        """Imports what registers entries; what seldom is needed only if none of `names` is known without it."""
+        while self._locations:
+            importlib.import_module(self._locations.pop())
+        while self._rare and not any(name in self._entries for name in names):
+            importlib.import_module(self._rare.pop())
 
 
 def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
@@ -138,11 +142,11 @@ def _import(module: str, name: str) -> Callable[..., Any] | None:
         return None
 
 
-HOOKS = Registry("hook", "jengine.hooks")
+HOOKS = Registry("hook", "jengine.hooks", rare=("jengine.hooks.imix", "jengine.hooks.selfsup"))
 OPTIMIZERS = Registry("optimizer", "jengine.optim")
 OPTIM_WRAPPERS = Registry("optimizer wrapper", "jengine.optim")
 OPTIM_WRAPPER_CONSTRUCTORS = Registry("optimizer wrapper constructor", "jengine.optim")
-PARAM_SCHEDULERS = Registry("parameter scheduler", "jengine.optim")
+PARAM_SCHEDULERS = Registry("parameter scheduler", "jengine.optim", rare=("jengine.optim.schedulers.imix_variants",))
 MODELS = Registry("model", "jengine.model")
 DATASETS = Registry("dataset", "jengine.data")
 TRANSFORMS = Registry("transform", "jengine.data")

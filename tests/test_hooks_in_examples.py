@@ -29,7 +29,7 @@ def load_example(name):
 
 def exported():
     """The names of all hooks that users can name, and of iMIX's writers."""
-    found = {name for package in (hooks, imix) for name, value in vars(package).items() if _is_hook(value)}
+    found = {name for package in (hooks, imix) for name in dir(package) if _is_hook(getattr(package, name))}
     return (found | WRITERS) - BASES
 
 

@@ -1,3 +1,7 @@
+import subprocess
+import sys
+import types
+
 import pytest
 
 from jengine.errors import UnknownNameError, closest, place, where
@@ -84,3 +88,39 @@ def test_unknown_name_error_prints_its_message():
 def test_closest_falls_back_to_all_names():
     assert closest("qqqq", ["b", "a"]) == "; expected one of: a, b"
     assert closest("sgd", ["SGD", "Adam"]) == "; did you mean 'SGD'?"
+
+
+def test_what_is_seldom_needed_is_imported_once_a_name_is_not_found_without_it(tmp_path, monkeypatch):
+    for name in ("usual_hooks", "rare_hooks"):
+        kind = name.split("_")[0].title()
+        (tmp_path / f"{name}.py").write_text(
+            f"from tests_registry_of_two import HOOKS\n\n@HOOKS.register_module()\nclass {kind}Hook:\n    pass\n"
+        )
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = Registry("hook", "usual_hooks", rare=["rare_hooks"])
+    monkeypatch.setitem(sys.modules, "tests_registry_of_two", types.SimpleNamespace(HOOKS=registry))
+    assert registry.get("UsualHook").__name__ == "UsualHook"
+    assert "UsualHook" in registry
+    assert "rare_hooks" not in sys.modules
+    assert registry.get("scope.RareHook").__name__ == "RareHook"
+    assert sorted(registry) == ["RareHook", "UsualHook"]
+
+
+def test_an_unknown_name_is_compared_with_what_is_seldom_needed_too():
+    code = "from jengine.registry import HOOKS\nHOOKS.get('SwAVHok')"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "did you mean 'SwAVHook'" in found.stderr
+
+
+def test_importing_the_runner_imports_no_hooks_that_it_does_not_use():
+    code = """
+import sys
+import jengine.runner
+assert not any(name.startswith(("jengine.hooks.imix", "jengine.hooks.selfsup")) for name in sys.modules)
+from jengine import hooks
+from jengine.optim import schedulers
+assert hooks.SwAVHook.__name__ in dir(hooks)
+assert schedulers.PythiaScheduler.__name__ in dir(schedulers)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

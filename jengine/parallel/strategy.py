@@ -54,8 +54,7 @@ class SingleDevice:
 
     def init_state(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> PyTree:
         """Runs `make(*args)`, compiled, and leaves its result on the device; `model` does not matter here."""
-        with jax.default_device(self.device):
-            return jax.device_put(jax.jit(make)(*args), self.device)
+        return jax.jit(make, out_shardings=jax.sharding.SingleDeviceSharding(self.device))(*args)
 
     def compile_train_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a training step; the state, its first argument, is donated."""

@@ -1,10 +1,12 @@
 """The Runner: from a config to a trained model."""
 
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jengine.checkpoint import WorkDirLock
 from jengine.config import check_keys, dump_config, resolve, write_config
@@ -322,7 +324,7 @@ class Runner(Progress):
             if isinstance(given, OptimWrapper | OptimWrapperDict):
                 self.optim_wrapper = given
             else:
-                params, _ = jax.eval_shape(self.model.init, self._init_key(), self._example_batch("train"))
+                params, _ = self._init_model.eval_shape(np.int64(self.seed), self._example_batch("train"))
                 self.optim_wrapper = build_optim_wrapper(params, given, module_types=self.model.module_types)
             build.map_over(self.strategy.axis_name, self.optim_wrapper)
         return self.optim_wrapper
@@ -386,21 +388,25 @@ class Runner(Progress):
         wrapper: Any = self.optim_wrapper if mode == "train" else build.NoOptimizer()
         hooks = self.hooks if mode == "train" else ()
 
-        def make(init_key: jax.Array, run_key: jax.Array, batch: PyTree) -> TrainState:
-            params, model_state = self.model.init(init_key, batch)
-            return create_train_state(params, model_state, wrapper, hooks, rng=run_key)
+        def make(seed: jax.Array, batch: PyTree) -> TrainState:
+            params, model_state = self._init_model(seed, batch)
+            return create_train_state(params, model_state, wrapper, hooks, rng=_key(seed, 1))
 
         batch = self._example_batch(mode)
 
         def init() -> Any:
-            run_key = jax.random.fold_in(jax.random.key(self.seed), 1)
-            return self.strategy.init_state(make, self._init_key(), run_key, batch, model=self.model)
+            return self.strategy.init_state(make, np.int64(self.seed), batch, model=self.model)
 
         self.state = jax.eval_shape(init) if abstract else init()
         self._loaded = False
 
-    def _init_key(self) -> jax.Array:
-        return jax.random.fold_in(jax.random.key(self.seed), 0)
+    @functools.cached_property
+    def _init_model(self) -> Any:
+        """`(seed, batch) -> (params, model_state)`, traced once for the shapes and for the state.
+
+        The key is made within: outside, its operations would be programs of their own, which take a while to compile.
+        """
+        return jax.jit(lambda seed, batch: self.model.init(_key(seed, 0), batch))
 
     def _example_batch(self, mode: str) -> PyTree:
         """The first batch, for its form."""
@@ -486,3 +492,8 @@ class Runner(Progress):
                 self._checkpointer.wait()
         self.log_writer.close()
         self._visualizer.close()
+
+
+def _key(seed: Any, purpose: int) -> jax.Array:
+    """The key for the model's parameters (0) or for the steps (1)."""
+    return jax.random.fold_in(jax.random.key(seed), purpose)

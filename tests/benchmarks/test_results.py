@@ -78,7 +78,8 @@ def test_the_loop_by_hand_trains_as_the_runner_does(tmp_path):
     case = cases.CASES[0]
     runner = by_runner.ByRunner(case, tmp_path / "runner", ema=True)  # some iterations are done then
     hand = by_hand.ByHand(case, tmp_path / "hand", ema=True)
-    start, _ = runner.runner.model.init(runner.runner._init_key(), case.batches()[0])
+    key = jax.random.fold_in(jax.random.key(runner.runner.seed), 0)
+    start, _ = runner.runner.model.init(key, case.batches()[0])
     hand.state["params"] = jax.tree.map(np.array, start)
     hand.run(1)
     hand.state["ema"] = jax.tree.map(np.array, hand.state["params"])  # the Runner's average begins as a copy of these
