@@ -63,9 +63,9 @@ def main(argv=None):
             hand = times.pop("by hand")
             row = [case.name, variant, f"{hand.wall:,.1f}"]
             for name, own in times.items():
-                row += [f"{own.wall:,.1f}", f"{own.wall / hand.wall:.3f}", f"{own.wall - hand.wall:+,.1f}",
+                row += [f"{own.wall:,.1f}", f"{own.ratio:.3f}", f"{own.wall - hand.wall:+,.1f}",
                         f"{own.thread - hand.thread:+,.1f}"]  # fmt: skip
-                ratios[f"{case.name}, {variant}, {name}"] = own.wall / hand.wall
+                ratios[f"{case.name}, {variant}, {name}"] = own.ratio
             rows.append(row)
     columns = ["network", "variant", "by hand"]
     for name in times:

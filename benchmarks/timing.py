@@ -12,10 +12,17 @@ from typing import NamedTuple
 
 
 class Times(NamedTuple):
-    """What an iteration takes, in microseconds."""
+    """What an iteration takes, in microseconds.
+
+    Attributes:
+      wall: by the clock.
+      thread: on a core, in the main thread.
+      ratio: of the wall time to that of the loop that all are compared with.
+    """
 
     wall: float
-    thread: float  # on a core, in the main thread
+    thread: float
+    ratio: float = 1.0
 
 
 def time_block(run, iters):
@@ -29,8 +36,11 @@ def time_block(run, iters):
 def compare(loops, block, turns, rounds):
     """The times of several loops, measured in turns.
 
+    A ratio is the median over all turns, each of them a block of the loop against a block beside it of the first one:
+    that is finer than the times themselves, since the machine is as quiet or busy for both.
+
     Args:
-      loops: name -> `run(iters)`.
+      loops: name -> `run(iters)`; all are compared with the first.
       block: iterations in a block.
       turns: blocks of each loop in a round.
       rounds: how many rounds.
@@ -39,6 +49,7 @@ def compare(loops, block, turns, rounds):
       name -> `Times`.
     """
     medians = {name: [] for name in loops}
+    walls = {name: [] for name in loops}
     order = list(loops)
     for _ in range(rounds):
         gc.collect()
@@ -48,5 +59,11 @@ def compare(loops, block, turns, rounds):
                 found[name].append(time_block(loops[name], block))
             order.append(order.pop(0))  # nobody always comes after the same one
         for name, times in found.items():
-            medians[name].append([statistics.median(column) for column in zip(*times, strict=True)])
-    return {name: Times(*map(min, zip(*rows, strict=True))) for name, rows in medians.items()}
+            walls[name] += [own.wall for own in times]
+            medians[name].append([statistics.median(column) for column in zip(*times, strict=True)][:2])
+    first = walls[next(iter(loops))]
+    ratios = {
+        name: statistics.median(own / other for own, other in zip(times, first, strict=True))
+        for name, times in walls.items()
+    }
+    return {name: Times(*map(min, zip(*rows, strict=True)), ratios[name]) for name, rows in medians.items()}

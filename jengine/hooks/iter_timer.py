@@ -20,7 +20,7 @@ _NAMES = {mode: (f"{mode}/data_time", f"{mode}/time") for mode in ("train", "val
 class IterTimerHook(Hook):
     """Records `data_time` and `time` of each iteration, in seconds, and the remaining time as the info `eta`.
 
-    The device works asynchronously, and the loop keeps at most two steps in flight: a single `time` says when a step
+    The device works asynchronously, and the loop keeps a few steps in flight: a single `time` says when a step
     was dispatched, and its mean over a log interval is the true time of a step. With `block=True` every iteration
     waits for its outputs, so that each single `time` is true as well, at the price of an idle device.
 

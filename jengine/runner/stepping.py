@@ -28,8 +28,10 @@ _UNFIT = (
     "steps_per_call: the step has convolutions, which XLA compiles for a CPU to something ten times slower within a "
     "loop; iterations are run one by one."
 )
+_AHEAD_SECONDS, _MOST_AHEAD = 0.1, 4  # how far the host of a CPU may run ahead of it, and by how many steps
 _LOOKED_AT = 8  # calls whose length is looked at, so that no program is compiled for longer ones than there are
-_FILL_SECONDS, _MOST = 0.010, 64  # 'auto': how much work a call should hold, and the most iterations that it does
+# how much work a call should hold, how much is dispatched before hooks are asked again, and the most iterations of both
+_CALL_SECONDS, _TOGETHER_SECONDS, _MOST = 0.010, 0.050, 64
 
 
 class StepsPerCall:
@@ -70,13 +72,13 @@ class StepsPerCall:
         return statistics.median(after - before for before, after in itertools.pairwise(self._spent[_TIMED_AFTER:]))
 
     def choose(self, seconds: float, longest: Callable[[int], int]) -> None:
-        """Settles on as many iterations as ten milliseconds hold, 64 at most; on one if that is not two.
+        """Settles on as many iterations as some milliseconds hold, 64 at most; on one if that is not two.
 
         Args:
           seconds: what an iteration takes.
           longest: of a number of iterations, how many of them the hooks leave together.
         """
-        fitting = int(_FILL_SECONDS / max(seconds, 1e-9))
+        fitting = int((_CALL_SECONDS if self.fused else _TOGETHER_SECONDS) / max(seconds, 1e-9))
         self.size = longest(min(_MOST, fitting)) if fitting >= 2 else 1
 
 
@@ -95,6 +97,7 @@ class Stepper:
         self._runner = loop.runner
         self._steps = steps_per_call
         self._put = loop.runner.strategy.put_batch
+        self._takes_host_batches = getattr(loop.runner.strategy, "takes_host_batches", False)
         self._depth = depth
         self._host = _Batches(batches)
         self._batch: PyTree = None  # the latest that was drawn
@@ -124,7 +127,7 @@ class Stepper:
 
     def _on_device(self) -> "_Batches":
         """The batches, some of them sent ahead."""
-        if getattr(self._runner.strategy, "takes_host_batches", False):
+        if self._takes_host_batches:
             return self._host
         if self._ready is None:
             self._ready = _Batches(prefetch_to_device(self._host, self._put, self._depth))
@@ -147,6 +150,8 @@ class Stepper:
             # all processes must take the same number, so it is the first one's
             seconds = runner.processes.exchange("the time of a step", seconds)[0]
             self._steps.choose(1.0 if cutting else seconds, self._longest)
+            if self._takes_host_batches:  # else each step in flight holds a batch on the device
+                runner.in_flight.limit = min(max(int(_AHEAD_SECONDS / max(seconds, 1e-9)), 2), _MOST_AHEAD)
             if self._steps.fused:
                 runner.logger.info(_told(self._steps.size or 1, seconds, cutting))
         return done
