@@ -163,12 +163,19 @@ def encode_meta(rest: Mapping[str, Any]) -> str:
     Raises:
       TypeError: something that JSON has no form for, with its dotted place.
     """
-    return json.dumps(_plain(rest, "checkpoint"), indent=1)
+    # a line for each entry, since an indent would have Python encode what is written in C
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in _plain(rest, "checkpoint").items()]
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+_AS_THEY_ARE = frozenset({type(None), str, bool, int, float})
 
 
 def _plain(value: Any, where: str) -> Any:
     if value is None or isinstance(value, str | bool | int | float):
         return value
+    if isinstance(value, list | tuple) and _AS_THEY_ARE.issuperset(map(type, value)):  # histories are long
+        return list(value)
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):

@@ -1,5 +1,6 @@
 """What a checkpoint holds of a run, and how a run takes it back."""
 
+import functools
 import importlib.metadata
 import time
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ def pack(
             time=time.strftime("%Y-%m-%d %H:%M:%S"),
             cfg=runner.cfg_text,
             jengine_version=__version__,
-            versions={name: importlib.metadata.version(name) for name in _PACKAGES},
+            versions=dict(_versions()),
         ),
         message_hub=runner.message_hub.state_dict(),
         hooks={name: saved for name, hook in hook_names(runner.hooks).items() if (saved := hook.state_dict())},
@@ -57,6 +58,11 @@ def pack(
     if save_param_scheduler and runner.param_schedulers is not None:
         bundle["param_schedulers"] = schedulers_state_dict(runner.param_schedulers)
     return bundle
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
 def resume(runner: "Runner", path: str) -> None:
