@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from jengine.errors import ConfigError
 from jengine.hooks.calendar import Calendar
 from jengine.hooks.hook import Hook
+from jengine.hooks.level import get_level, to_priority
 from jengine.hooks.priority import Priority, get_priority, priority_name
 from jengine.registry import HOOKS
 
@@ -132,6 +133,4 @@ def _pop_priority(cfg: dict[str, Any]) -> int | str | Priority | None:
             "a hook has a priority (0 to 100, as in MMEngine) or a level (0 to 60, as in iMIX), found both: "
             f"{priority!r} and {level!r}"
         )
-    from jengine.hooks.imix.level import get_level, to_priority
-
     return to_priority(get_level(level))

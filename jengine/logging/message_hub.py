@@ -4,11 +4,10 @@ The step's outputs are device arrays. They wait in the hub as they are, so that 
 the first read of any scalar fetches all of them in one transfer.
 """
 
-import bisect
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -17,74 +16,12 @@ from jengine.errors import UnknownNameError, closest
 from jengine.logging.fetch import fetch_arrays
 from jengine.logging.history import HistoryBuffer, check_count, to_float
 from jengine.logging.hub_snapshot import HubSnapshot
+from jengine.logging.waiting import HOST_NUMBERS, Series, Waiting
 
-_HOST_NUMBERS = frozenset({float, int, bool, np.float32, np.float64})
 _DEVICE_ARRAYS: set[type] = (
     set()
 )  # classes of jax.Array met so far: asking `isinstance` costs half as much as an update
 _NOT_JSON = object()
-
-
-class _Waiting(NamedTuple):
-    """One or more values of a scalar that are not in its history yet.
-
-    Attributes:
-      key: of the scalar.
-      value: a number of the host, a device array of one element, or several of either in a `_Series`.
-      samples: how many each value stands for.
-      iteration: the one that gave the value; the first of a series.
-    """
-
-    key: str
-    value: Any
-    samples: int
-    iteration: int
-
-    @property
-    def arrays(self) -> Sequence[jax.Array]:
-        """The device arrays among the values."""
-        if type(self.value) in _HOST_NUMBERS:
-            return ()
-        return self.value.arrays if type(self.value) is _Series else (self.value,)
-
-    def read(self, fetched: Iterator[np.ndarray]) -> list[float]:
-        """The values; those of the device are the next ones of `fetched`."""
-        if type(self.value) is _Series:
-            return self.value.read(fetched)
-        return [float(self.value if type(self.value) in _HOST_NUMBERS else next(fetched).item())]
-
-    def split(self, iteration: int) -> tuple["_Waiting | None", "_Waiting | None"]:
-        """What was given up to and with `iteration`, and what came later."""
-        if type(self.value) is not _Series:
-            return (self, None) if self.iteration <= iteration else (None, self)
-        values, rows = self.value
-        ends = bisect.bisect_right(rows, iteration - self.iteration)
-        if ends in (0, len(rows)):
-            return (self, None) if ends else (None, self)
-        now, later = _Series(values, rows[:ends]), _Series(values, rows[ends:])
-        return (
-            _Waiting(self.key, now, self.samples, self.iteration),
-            _Waiting(self.key, later, self.samples, self.iteration),
-        )
-
-
-class _Series(NamedTuple):
-    """Several values of one scalar, a row for each iteration: elements of one array, or arrays of one element each."""
-
-    values: jax.Array | np.ndarray | Sequence[jax.Array]
-    rows: Sequence[int]  # which count, in order
-
-    @property
-    def arrays(self) -> Sequence[jax.Array]:
-        if isinstance(self.values, np.ndarray):
-            return ()
-        return (self.values,) if isinstance(self.values, jax.Array) else [self.values[row] for row in self.rows]
-
-    def read(self, fetched: Iterator[np.ndarray]) -> list[float]:
-        if not isinstance(self.values, np.ndarray | jax.Array):
-            return [float(next(fetched).item()) for _ in self.rows]
-        values = (self.values if isinstance(self.values, np.ndarray) else next(fetched)).tolist()
-        return [values[row] for row in self.rows]
 
 
 class MessageHub:
@@ -109,7 +46,7 @@ class MessageHub:
         self.fetches = 0
         self._capacity = capacity
         self.iteration = 0
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Waiting] = []
         self._rows = 0  # of series that wait
         self._read_snapshots: Callable[[], None] | None = None
         self._log_scalars: dict[str, HistoryBuffer] = {}
@@ -151,13 +88,13 @@ class MessageHub:
         if kind in _DEVICE_ARRAYS:
             if value.shape != () and value.size != 1:
                 raise ValueError(f"scalar {key!r} must have one element, found shape {value.shape}")
-        elif kind not in _HOST_NUMBERS:
+        elif kind not in HOST_NUMBERS:
             value = _checked(key, value)
         if count != 1:
             count = check_count(count)
         if self._resumed.setdefault(key, resumed) is not resumed:
             raise AssertionError(_resumed_changed(key, resumed))
-        self._waiting.append(_Waiting(key, value, count, self.iteration))
+        self._waiting.append(Waiting(key, value, count, self.iteration))
         if len(self._waiting) >= self._capacity:
             self.flush()
 
@@ -200,7 +137,7 @@ class MessageHub:
         if self._resumed.setdefault(key, resumed) is not resumed:
             raise AssertionError(_resumed_changed(key, resumed))
         if rows:
-            self._waiting.append(_Waiting(key, _Series(values, rows), 1, first))
+            self._waiting.append(Waiting(key, Series(values, rows), 1, first))
             self._rows += len(rows)
             if len(self._waiting) + self._rows >= self._capacity:
                 self.flush()
@@ -279,7 +216,7 @@ class MessageHub:
         settle = functools.partial(self._settle, self._take(iteration))
         return HubSnapshot(self._log_scalars, settle, dict(self._runtime_info))
 
-    def _take(self, iteration: int | None) -> list[_Waiting]:
+    def _take(self, iteration: int | None) -> list[Waiting]:
         """Takes what waits, up to what `iteration` gave."""
         waiting, self._waiting, self._rows = self._waiting, [], 0
         if iteration is None:
@@ -290,10 +227,10 @@ class MessageHub:
                 taken.append(now)
             if later is not None:
                 self._waiting.append(later)
-                self._rows += len(later.value.rows) if type(later.value) is _Series else 0
+                self._rows += len(later.value.rows) if type(later.value) is Series else 0
         return taken
 
-    def _settle(self, waiting: Sequence[_Waiting]) -> None:
+    def _settle(self, waiting: Sequence[Waiting]) -> None:
         arrays = [array for entry in waiting for array in entry.arrays]
         if arrays:
             self.fetches += 1

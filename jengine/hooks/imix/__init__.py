@@ -9,9 +9,6 @@ from jengine.hooks.imix.from_imix import from_imix as from_imix
 from jengine.hooks.imix.hook_base import HookBase as HookBase
 from jengine.hooks.imix.hook_base import register_hooks as register_hooks
 from jengine.hooks.imix.iteration_timer import IterationTimerHook as IterationTimerHook
-from jengine.hooks.imix.level import PriorityStatus as PriorityStatus
-from jengine.hooks.imix.level import get_level as get_level
-from jengine.hooks.imix.level import to_priority as to_priority
 from jengine.hooks.imix.log_buffer import Bins as Bins
 from jengine.hooks.imix.log_buffer import Image as Image
 from jengine.hooks.imix.log_buffer import Result as Result
@@ -27,3 +24,6 @@ from jengine.hooks.imix.writers import CommonMetricLoggerHook as CommonMetricLog
 from jengine.hooks.imix.writers import JSONLoggerHook as JSONLoggerHook
 from jengine.hooks.imix.writers import LogBufferWriter as LogBufferWriter
 from jengine.hooks.imix.writers import TensorboardLoggerHook as TensorboardLoggerHook
+from jengine.hooks.level import PriorityStatus as PriorityStatus
+from jengine.hooks.level import get_level as get_level
+from jengine.hooks.level import to_priority as to_priority

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jengine.hooks.hook import Hook
-from jengine.hooks.imix.level import PriorityStatus, get_level, to_priority
 from jengine.hooks.imix.log_buffer import LogBuffer
+from jengine.hooks.level import PriorityStatus, get_level, to_priority
 
 if TYPE_CHECKING:
     from jengine.runner import Runner

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jengine.hooks.imix.hook_base import HookBase
-from jengine.hooks.imix.level import PriorityStatus
+from jengine.hooks.level import PriorityStatus
 from jengine.optim.schedulers import ParamScheduler, flatten_schedulers
 from jengine.registry import HOOKS
 

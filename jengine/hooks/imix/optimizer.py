@@ -5,7 +5,7 @@ from typing import Any
 
 from jengine.errors import ConfigError, closest
 from jengine.hooks.imix.hook_base import HookBase
-from jengine.hooks.imix.level import PriorityStatus
+from jengine.hooks.level import PriorityStatus
 from jengine.optim.clip import parse_clip_grad
 from jengine.registry import HOOKS
 
