@@ -63,7 +63,14 @@ class Calendar:
 
     def call_ahead(self, **arguments: Any) -> None:
         """Calls the hooks that act ahead of the step (`Hook.in_windows`)."""
-        for entry in self._ahead:
+        self._call(self._ahead, arguments)
+
+    def call_last(self, **arguments: Any) -> None:
+        """Calls the hooks that take all iterations of a call at once (`Hook.in_windows`)."""
+        self._call([entry for entry in self._entries if entry.hook.in_windows == "last"], arguments)
+
+    def _call(self, entries: Sequence[_Entry], arguments: dict[str, Any]) -> None:
+        for entry in entries:
             try:
                 entry.method(self._runner, **arguments)
             except Exception as error:

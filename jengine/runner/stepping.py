@@ -4,6 +4,7 @@ Where a step is short the host works for several iterations at once, up to the n
 hooks once, hands outputs on once, and may have the iterations share one call of the compiled step.
 """
 
+import contextlib
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -173,13 +174,27 @@ class Stepper:
             return 0
         start, end = loop.iter, self._begin(batch_idx, first, limit)
         plan = self._plan(batch_idx, first, batches, end)
-        outputs = runner.train_several(list(plan), self._steps.size or 1) if fused else runner.train_each(plan)
+        try:
+            outputs = runner.train_several(list(plan), self._steps.size or 1) if fused else runner.train_each(plan)
+        except Exception:
+            self._tell_before_error(batch_idx + loop.iter - start)
+            raise
         if fused and runner.step.unfit:
             self._steps.fused = False
             runner.logger.warning(_UNFIT)
         ran = loop.iter - start + 1
         self._end(batch_idx + ran - 1, self._batch, outputs)
         return ran
+
+    def _tell_before_error(self, batch_idx: int) -> None:
+        """Hands on the outputs of the iterations before the one that has failed, which are of interest then."""
+        runner, loop, outputs = self._runner, self._loop, self._runner.step.before_error
+        if outputs is not None:
+            failed, loop.iter = loop.iter, loop.iter - 1
+            with contextlib.suppress(Exception):  # what has failed before is what is told
+                calendar = runner.hook_list.calendar(runner, "after_train_iter")
+                calendar.call_last(batch_idx=batch_idx - 1, data_batch=self._batch, outputs=outputs)
+            loop.iter = failed
 
     def _begin(self, batch_idx: int, batch: PyTree, limit: int) -> int:
         """Begins the iteration; returns the iteration before which those that are taken together must end."""

@@ -56,6 +56,7 @@ class TrainingStep:
     Attributes:
       update: the pure step that updates. accumulate: the one that only accumulates. window: several, of both kinds.
       unfit: whether it has turned out that several iterations in one call would be slow on this device.
+      before_error: the outputs of the iterations before the one of several in which `each` has failed.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class TrainingStep:
         self._standing = {step: StandingNumbers(put) for step in self._programs}
         self._several = several
         self.unfit = False
+        self.before_error: WindowOutputs | None = None
 
     def __call__(self, state: State, batch: PyTree, scalars: Mapping[str, Any]) -> tuple[State, Outputs]:
         """Dispatches one iteration.
@@ -112,11 +114,15 @@ class TrainingStep:
         """
         outputs: list[Outputs] = []
         rates = []
-        for planned in plan:
-            step = self.update if planned.updates else self.accumulate
-            state, of_one = self._dispatch(step, state, planned.batch, planned.hyperparams)
-            outputs.append(of_one)
-            rates.append(planned.rates)
+        try:
+            for planned in plan:
+                step = self.update if planned.updates else self.accumulate
+                state, of_one = self._dispatch(step, state, planned.batch, planned.hyperparams)
+                outputs.append(of_one)
+                rates.append(planned.rates)
+        except Exception:
+            self.before_error = WindowOutputs.of(outputs, rates) if outputs else None
+            raise
         return state, outputs[0] if len(outputs) == 1 else WindowOutputs.of(outputs, rates)
 
     def several(self, state: State, plan: Sequence[PlannedStep], size: int) -> tuple[State, Mapping[str, jax.Array]]:

@@ -12,6 +12,8 @@ from jengine.hooks import Hook, LoggerHook
 from jengine.logging import LogWriter, MessageHub, TimeAccount, message_hub
 from jengine.logging.fetch import fetch_arrays
 from jengine.parallel import SingleDevice
+from jengine.runner.stepping import StepsPerCall
+from jengine.train import RetraceError
 from jengine.train.window import WindowOutputs
 
 
@@ -297,3 +299,22 @@ def test_a_test_writes_its_metrics(make_runner):
     metrics = runner.test()
     written = json.loads((pathlib.Path(runner.log_dir) / f"{runner.timestamp}.json").read_text())
     assert written["loss"] == pytest.approx(metrics["loss"])
+
+
+def test_an_error_within_iterations_that_are_taken_together_loses_no_line_before_it(make_runner, monkeypatch):
+    monkeypatch.setattr(StepsPerCall, "choose", lambda self, seconds, longest: setattr(self, "size", 64))
+    batch = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
+    other = {"x": np.ones((4, 2), np.float16), "y": np.ones(4, np.float32)}
+    runner = make_runner(
+        train_dataloader=[batch] * 56 + [other] * 4,
+        train_cfg=dict(by_epoch=False, max_iters=60, retrace="raise"),
+        val_dataloader=None,
+        val_cfg=None,
+        val_evaluator=None,
+        default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=5)),
+    )
+    with pytest.raises(RetraceError) as error:
+        runner.train()
+    assert [line["iter"] for line in scalar_lines(runner)] == list(range(5, 60, 5))
+    assert runner.message_hub.get_scalar("train/loss").updates == 56
+    assert error.value.__notes__[-1] == "in training, at iteration 56 (epoch 0)"
