@@ -37,6 +37,7 @@ class IterTimerHook(Hook):
         self._clock = clock
         self._then = 0.0
         self._data_time = 0.0
+        self._waited = 0.0
         self._start_iter = 0
         self._train_total = 0.0
         self._eval_total = 0.0
@@ -53,6 +54,7 @@ class IterTimerHook(Hook):
     def _before_epoch(self, runner: "Runner", mode: str = "train") -> None:
         self._then = self._clock()
         self._eval_total = 0.0
+        self._waited = _waited(runner)
 
     def _before_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
         self._data_time = self._clock() - self._then
@@ -66,7 +68,10 @@ class IterTimerHook(Hook):
             jax.block_until_ready(outputs)
         now = self._clock()
         took, self._then = now - self._then, now
-        count = getattr(outputs, "count", 1)  # iterations that shared a call share its time
+        count = getattr(outputs, "count", 1)  # iterations that are taken together share the time that they took
+        if count > 1:
+            self._data_time = _waited(runner) - self._waited
+        self._waited = _waited(runner)
         hub, names = runner.message_hub, _NAMES[mode]
         for name, seconds in zip(names, (self._data_time, took), strict=True):
             if count == 1:
@@ -90,3 +95,8 @@ class IterTimerHook(Hook):
     def after_val(self, runner: "Runner") -> None:
         """Starts the clock of the training iteration that follows."""
         self._then = self._clock()
+
+
+def _waited(runner: "Runner") -> float:
+    """Seconds for which the training has waited for data so far."""
+    return runner.time.seconds.get("input", 0.0)

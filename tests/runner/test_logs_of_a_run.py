@@ -318,3 +318,31 @@ def test_an_error_within_iterations_that_are_taken_together_loses_no_line_before
     assert [line["iter"] for line in scalar_lines(runner)] == list(range(5, 60, 5))
     assert runner.message_hub.get_scalar("train/loss").updates == 56
     assert error.value.__notes__[-1] == "in training, at iteration 56 (epoch 0)"
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 8])
+def test_the_data_time_of_iterations_taken_together_is_that_of_all_their_batches(
+    make_runner, monkeypatch, steps_per_call
+):
+    monkeypatch.setattr(StepsPerCall, "choose", lambda self, seconds, longest: setattr(self, "size", 8))
+    batch = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
+
+    class SlowData(list):
+        def __iter__(self):
+            for item in list.__iter__(self):
+                time.sleep(0.004)
+                yield item
+
+    runner = make_runner(
+        train_dataloader=SlowData([batch] * 40),
+        train_cfg=dict(by_epoch=False, max_iters=40, steps_per_call=steps_per_call),
+        val_dataloader=None,
+        val_cfg=None,
+        val_evaluator=None,
+    )
+    runner.train()
+    waited = runner.message_hub.get_scalar("train/data_time").data[0]
+    assert len(waited) == 40
+    assert waited[16:].mean() >= 0.004
+    took = runner.message_hub.get_scalar("train/time").data[0]
+    assert (waited <= took).all()
