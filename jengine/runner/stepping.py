@@ -177,7 +177,7 @@ class Stepper:
         try:
             outputs = runner.train_several(list(plan), self._steps.size or 1) if fused else runner.train_each(plan)
         except Exception:
-            self._tell_before_error(batch_idx + loop.iter - start)
+            self._tell_before_error(batch_idx, start)
             raise
         if fused and runner.step.unfit:
             self._steps.fused = False
@@ -186,14 +186,15 @@ class Stepper:
         self._end(batch_idx + ran - 1, self._batch, outputs)
         return ran
 
-    def _tell_before_error(self, batch_idx: int) -> None:
-        """Hands on the outputs of the iterations before the one that has failed, which are of interest then."""
+    def _tell_before_error(self, batch_idx: int, start: int) -> None:
+        """Hands on the outputs of the iterations from `start` to the one that has failed: they are of interest then."""
         runner, loop, outputs = self._runner, self._loop, self._runner.step.before_error
         if outputs is not None:
-            failed, loop.iter = loop.iter, loop.iter - 1
+            failed, last = loop.iter, outputs.count - 1
+            loop.iter = start + last
             with contextlib.suppress(Exception):  # what has failed before is what is told
                 calendar = runner.hook_list.calendar(runner, "after_train_iter")
-                calendar.call_last(batch_idx=batch_idx - 1, data_batch=self._batch, outputs=outputs)
+                calendar.call_last(batch_idx=batch_idx + last, data_batch=self._batch, outputs=outputs)
             loop.iter = failed
 
     def _begin(self, batch_idx: int, batch: PyTree, limit: int) -> int:

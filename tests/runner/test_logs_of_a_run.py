@@ -346,3 +346,23 @@ def test_the_data_time_of_iterations_taken_together_is_that_of_all_their_batches
     assert waited[16:].mean() >= 0.004
     took = runner.message_hub.get_scalar("train/time").data[0]
     assert (waited <= took).all()
+
+
+def test_an_error_of_a_hook_that_acts_ahead_loses_no_line_either(make_runner, monkeypatch):
+    monkeypatch.setattr(StepsPerCall, "choose", lambda self, seconds, longest: setattr(self, "size", 64))
+
+    class Failing(Hook):
+        in_windows = "ahead"
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            if runner.iter == 29:
+                raise RuntimeError("enough")
+
+    runner = make_runner(
+        train_cfg=dict(by_epoch=False, max_iters=60, val_begin=99),
+        custom_hooks=[Failing()],
+        default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=5)),
+    )
+    with pytest.raises(RuntimeError, match="enough"):
+        runner.train()
+    assert [line["iter"] for line in scalar_lines(runner)] == [5, 10, 15, 20, 25, 30]
