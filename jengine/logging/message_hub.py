@@ -71,6 +71,15 @@ class MessageHub:
         """The hub made last; one called 'jengine' where there is none."""
         return next(reversed(cls._instances.values())) if cls._instances else cls.get_instance("jengine")
 
+    def begin(self, iteration: int) -> None:
+        """Says which iteration begins, and fetches what has gathered if that is much.
+
+        Iterations that are taken together begin as one: what they give stays together until it was logged line by line.
+        """
+        self.iteration = iteration
+        if 2 * (len(self._waiting) + self._rows) >= self._capacity:
+            self.flush()
+
     def update_scalar(self, key: str, value: Any, count: int = 1, resumed: bool = True) -> None:
         """Appends `value` to the history of `key`. Does not wait for the device.
 

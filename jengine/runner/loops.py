@@ -82,7 +82,7 @@ class TrainLoop:
         runner = self.runner
         runner.time.switch("hooks")
         self.in_iteration = True
-        runner.message_hub.iteration = self.iter
+        runner.message_hub.begin(self.iter)
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
         outputs = runner.train_step(batch)
         runner.time.switch("hooks")

@@ -202,7 +202,7 @@ class Stepper:
         runner, loop = self._runner, self._loop
         runner.time.switch("hooks")
         loop.in_iteration = True
-        runner.message_hub.iteration = loop.iter
+        runner.message_hub.begin(loop.iter)
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
         most = min(self._steps.size or 1, max(limit, 1))
         return runner.hook_list.window_end(runner, loop.iter, loop.iter + most)

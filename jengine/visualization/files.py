@@ -77,8 +77,9 @@ class FilesVisBackend(BaseVisBackend):
         if file is None:
             path = self.save_dir / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = self._open[name] = open(path, "ab", buffering=0)  # noqa: SIM115 - see close
+            file = self._open[name] = open(path, "ab")  # noqa: SIM115 - see close
         file.write(text.encode())
+        file.flush()  # not unbuffered: only a buffer goes on, or raises, where a full disk takes a part of the line
 
     def close(self) -> None:
         """Closes the files; writing again opens them again."""

@@ -186,3 +186,13 @@ def test_series_that_nobody_reads_do_not_pile_up():
         hub.update_series("x", jnp.arange(3.0), range(3), first=3 * i)
         assert len(hub._waiting) < 4
     assert hub.get_scalar("x").updates == 60
+
+
+def test_what_has_gathered_is_fetched_when_an_iteration_begins_and_not_among_those_taken_together():
+    hub = MessageHub("test", capacity=40)
+    for start, fetches in ((0, 0), (15, 0), (30, 1)):
+        hub.begin(start)
+        assert hub.fetches == fetches  # from half of the capacity on
+        hub.update_series("x", jnp.arange(15.0), range(15), first=start)
+    snapshot = hub.snapshot(lambda: None, iteration=34)
+    assert snapshot.get_scalar("x").updates == 35
