@@ -6,7 +6,7 @@ schedule moves are in `param_groups`, on the host; `hyperparams` hands them to a
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -80,6 +80,15 @@ class OptimWrapper:
 
     # ------------------------------------------------------------------ what the step takes
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = {"hyperparams", "settings", "hyperparams_of"} & cls.__dict__.keys()
+        if "hyperparams" in own and len(own) < 3:
+            raise TypeError(
+                f"{cls.__name__} overrides `hyperparams`, so it must override `settings` and `hyperparams_of`, which "
+                "give the same numbers for several iterations"
+            )
+
     @property
     def accumulative_counts(self) -> int:
         """Iterations whose mean gradient makes one update."""
@@ -96,6 +105,25 @@ class OptimWrapper:
         numbers = self.grouped.numbers()
         if self.accumulative_counts > 1:
             numbers["loss_factor"] = self.grouped.number(self._accumulation.factor())
+        return numbers
+
+    def settings(self) -> Any:
+        """What `hyperparams` is made of, as it is now; it takes a fifth of the time. For `hyperparams_of`."""
+        factor = self._accumulation.factor() if self.accumulative_counts > 1 else None
+        return self.grouped.settings(), factor
+
+    def hyperparams_of(self, settings: Sequence[Any]) -> dict[str, Any]:
+        """The `hyperparams` of several iterations at once.
+
+        Args:
+          settings: what `settings` gave at each of them.
+
+        Returns:
+          As `hyperparams`, every array with an axis in front, of the iterations.
+        """
+        numbers = self.grouped.numbers_of([groups for groups, _ in settings])
+        if self.accumulative_counts > 1:
+            numbers["loss_factor"] = self.grouped.number([factor for _, factor in settings])
         return numbers
 
     @property

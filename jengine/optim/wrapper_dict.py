@@ -1,6 +1,6 @@
 """Several optimizer wrappers under names, for models whose parts are trained by different optimizers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from jengine.errors import UnknownNameError, closest
@@ -54,6 +54,14 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
     def hyperparams(self) -> dict[str, dict[str, Any]]:
         """The numbers of every wrapper, by name."""
         return {name: wrapper.hyperparams for name, wrapper in self.items()}
+
+    def settings(self) -> dict[str, Any]:
+        """The `settings` of every wrapper, by name."""
+        return {name: wrapper.settings() for name, wrapper in self.items()}
+
+    def hyperparams_of(self, settings: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The `hyperparams_of` every wrapper, by name."""
+        return {name: wrapper.hyperparams_of([of_all[name] for of_all in settings]) for name, wrapper in self.items()}
 
     @property
     def param_groups(self) -> dict[str, list[ParamGroup]]:

@@ -1,10 +1,12 @@
 """A training state that stays in pieces between the calls of the step, since taking it apart costs more than a call."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 PyTree = Any
 
@@ -64,13 +66,7 @@ class ResidentStep:
 
     def __call__(self, state: Any, batch: PyTree, hyperparams: PyTree) -> tuple[ResidentState, PyTree]:
         """Runs the step; the pieces of the state are donated, but for the run's key."""
-        if type(state) is not ResidentState:
-            state = take_apart(state)
-        leaves, rng, form = state
-        if form is not self._form:
-            if form != self._form:
-                self._compiled = jax.jit(functools.partial(self._on_pieces, form), donate_argnums=0)
-            self._form = form
+        leaves, rng, form = self._pieces(state)
         leaves, outputs = self._compiled(leaves, rng, batch, hyperparams)
         return ResidentState(leaves, rng, form), outputs
 
@@ -80,10 +76,69 @@ class ResidentStep:
         traced: jax.stages.Traced = self._compiled.trace(leaves, rng, batch, hyperparams)
         return traced
 
-    def _on_pieces(self, form: _Form, leaves: list[Any], rng: Any, batch: PyTree, hyperparams: PyTree) -> Any:
-        state, outputs = self._step(form.join(leaves, rng), batch, hyperparams)
-        *rest, _ = map(_data, jax.tree.leaves(state))
-        return rest, outputs
+    def _pieces(self, state: Any) -> ResidentState:
+        """The state in pieces, for which `_compiled` is then the program."""
+        if type(state) is not ResidentState:
+            state = take_apart(state)
+        if state.form is not self._form:
+            if state.form != self._form:
+                self._compiled = self._compile(functools.partial(_on_pieces, self._step, state.form))
+            self._form = state.form
+        return state
+
+    def _compile(self, step: Callable[..., Any]) -> Any:
+        return jax.jit(step, donate_argnums=0)
+
+
+class ResidentRows(ResidentStep):
+    """Several compiled training steps with a call for each, whose inputs go to the device together before the first.
+
+    Args:
+      step: pure, `(state, batches, rows) -> (state, outputs)`; see `jengine.train.window.RowStep`.
+      outputs: the form of an output of all steps, [size], by name.
+      device: where they run.
+    """
+
+    def __init__(self, step: Callable[..., Any], outputs: Mapping[str, jax.ShapeDtypeStruct], device: Any) -> None:
+        super().__init__(step)
+        size = next(iter(outputs.values())).shape[0]
+
+        @jax.jit
+        def begin(batches: PyTree, hyperparams: PyTree) -> PyTree:
+            """The inputs, and empty outputs; to copy each input by itself takes three times as long."""
+            empty = {name: jnp.zeros(like.shape, like.dtype) for name, like in outputs.items()}
+            return *jax.tree.map(jnp.copy, (batches, hyperparams)), empty
+
+        self._begin = begin
+        self._device = device
+        with jax.default_device(device):
+            self._rows = [jnp.asarray(np.int32(row)) for row in range(size)]
+
+    def run(self, state: Any, batches: PyTree, hyperparams: PyTree, count: int) -> tuple[ResidentState, PyTree]:
+        """Runs the first `count` steps; the pieces of the state are donated, but for the run's key.
+
+        Returns:
+          The state after the last, and the outputs of all; what follows the first `count` means nothing.
+        """
+        leaves, rng, form = self._pieces(state)
+        with jax.default_device(self._device):
+            batches, hyperparams, outputs = self._begin(batches, hyperparams)
+        compiled = self._compiled
+        for row in self._rows[:count]:
+            leaves, outputs = compiled(leaves, outputs, rng, batches, hyperparams, row)
+        return ResidentState(leaves, rng, form), outputs
+
+    def _compile(self, step: Callable[..., Any]) -> Any:
+        def run(leaves: list[Any], outputs: PyTree, rng: Any, batches: PyTree, hyperparams: PyTree, row: Any) -> Any:
+            return step(leaves, rng, batches, {"hyperparams": hyperparams, "outputs": outputs, "row": row})
+
+        return jax.jit(run, donate_argnums=(0, 1))
+
+
+def _on_pieces(step: Callable[..., Any], form: _Form, leaves: list[Any], rng: Any, *inputs: PyTree) -> Any:
+    state, outputs = step(form.join(leaves, rng), *inputs)
+    *rest, _ = map(_data, jax.tree.leaves(state))
+    return rest, outputs
 
 
 def _is_key(leaf: Any) -> bool:

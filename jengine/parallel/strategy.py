@@ -1,12 +1,12 @@
 """Where arrays live and how the step is compiled: the seam between the Runner and the devices."""
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from jengine.parallel.resident import ResidentStep
+from jengine.parallel.resident import ResidentRows, ResidentStep
 from jengine.registry import STRATEGIES
 
 PyTree = Any
@@ -63,6 +63,15 @@ class SingleDevice:
     def compile_resident_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """As `compile_train_step`, for a loop: the state may stay in pieces from call to call."""
         return ResidentStep(step)
+
+    def compile_rows(
+        self, step: Callable[..., Any], outputs: Mapping[str, jax.ShapeDtypeStruct]
+    ) -> ResidentRows | None:
+        """Compiles several steps with a call for each, see `ResidentRows`; None where that is of no use.
+
+        It is on a CPU. To an accelerator batches are sent ahead, while it is busy with those before.
+        """
+        return ResidentRows(step, outputs, self.device) if self.takes_host_batches else None
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles an evaluation step; the metric sums, its third argument, are donated."""

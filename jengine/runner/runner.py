@@ -240,6 +240,12 @@ class Runner(Progress):
         self._state, outputs = self.step.several(self._state, plan, size)
         return outputs
 
+    def train_by_rows(self, plan: Sequence[PlannedStep]) -> Mapping[str, jax.Array]:
+        """Several training iterations, a call for each; see `TrainingStep.by_rows`."""
+        assert self._state is not None
+        self._state, outputs = self.step.by_rows(self._state, plan)
+        return outputs
+
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
         """What validation and test evaluate: suffix of the metrics' names -> `(params, model_state)`."""
         assert self.state is not None

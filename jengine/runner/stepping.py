@@ -6,6 +6,7 @@ hooks once, hands outputs on once, and may have the iterations share one call of
 
 import contextlib
 import itertools
+import operator
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -168,14 +169,22 @@ class Stepper:
     def _together(self, batch_idx: int, limit: int) -> int:
         """As many iterations as no hook is due between, in one call or one after the other."""
         runner, loop, fused = self._runner, self._loop, self._steps.fused
+        stacked = fused or self._pays_to_stack()
         batches = self._host if fused else self._on_device()
         first = next(batches, None)
         if first is None:
             return 0
         start, end = loop.iter, self._begin(batch_idx, first, limit)
-        plan = self._plan(batch_idx, first, batches, end)
+        size = self._steps.size or 1
         try:
-            outputs = runner.train_several(list(plan), self._steps.size or 1) if fused else runner.train_each(plan)
+            if stacked:
+                runner.time.switch("input")
+                drawn = [first, *batches.alike(first, end - start - 1)]
+                runner.time.switch("hooks")
+                plan = list(self._plan(batch_idx, drawn, stacked))
+                outputs = runner.train_several(plan, size) if fused else runner.train_by_rows(plan)
+            else:
+                outputs = runner.train_each(self._plan(batch_idx, self._drawn(first, batches, end - start - 1), stacked))
         except Exception:
             self._tell_before_error(batch_idx, start)
             raise
@@ -185,6 +194,9 @@ class Stepper:
         ran = loop.iter - start + 1
         self._end(batch_idx + ran - 1, self._batch, outputs)
         return ran
+
+    def _pays_to_stack(self) -> bool:
+        return self._runner.step.takes_rows
 
     def _tell_before_error(self, batch_idx: int, start: int) -> None:
         """Hands on the outputs of the iterations from `start` to the one that has failed: they are of interest then."""
@@ -217,34 +229,39 @@ class Stepper:
         runner.time.switch("input")
         runner.interrupts.check()
 
-    def _plan(self, batch_idx: int, first: PyTree, batches: "_Batches", end: int) -> Iterator[PlannedStep]:
-        """What the host decides for the iterations before `end`, as far as batches come, and have one form if fused.
+    def _drawn(self, first: PyTree, batches: "_Batches", most: int) -> Iterator[PyTree]:
+        """The first batch, and at most as many more, each drawn when it is asked for."""
+        time = self._runner.time
+        yield first
+        for _ in range(most):
+            time.switch("input")
+            batch = batches.following()
+            time.switch("hooks")
+            if batch is None:
+                return
+            yield batch
+
+    def _plan(self, batch_idx: int, batches: Iterable[PyTree], together: bool) -> Iterator[PlannedStep]:
+        """What the host decides for the iterations that see these batches, with their numbers together or apart.
 
         The counters stand at the latest of them. This runs once an iteration: it is written to cost little.
         """
-        runner, loop, wrapper, time = self._runner, self._loop, self._runner.optim_wrapper, self._runner.time
+        runner, loop, wrapper = self._runner, self._loop, self._runner.optim_wrapper
         before, after = (runner.hook_list.calendar(runner, stage) for stage in ITERATION_STAGES)
         hub, own = runner.message_hub, runner.hyperparams
-        form = _form(first) if self._steps.fused else None
-        batch, rates = first, wrapper.get_lr()
-        while True:
-            self._batch = batch
-            updates, numbers = wrapper.advance(), wrapper.hyperparams
-            yield PlannedStep(batch, updates, {**numbers, **own} if own else numbers, rates)
-            if loop.iter + 1 >= end:
-                return
-            time.switch("input")
-            following = batches.following(form)
-            time.switch("hooks")
-            if following is None:
-                return
-            if after.acts_ahead:
-                after.call_ahead(batch_idx=batch_idx, data_batch=batch)
-            loop.iter = hub.iteration = loop.iter + 1
-            batch_idx += 1
-            batch, rates = following, wrapper.get_lr()
-            if before.acts_ahead:
-                before.call_ahead(batch_idx=batch_idx, data_batch=batch)
+        begun = False
+        for batch in batches:
+            if begun:
+                if after.acts_ahead:
+                    after.call_ahead(batch_idx=batch_idx, data_batch=self._batch)
+                loop.iter = hub.iteration = loop.iter + 1
+                batch_idx += 1
+                if before.acts_ahead:
+                    before.call_ahead(batch_idx=batch_idx, data_batch=batch)
+            begun, self._batch = True, batch
+            updates = wrapper.advance()
+            numbers = (wrapper.settings(), dict(own)) if together else {**wrapper.hyperparams, **own}
+            yield PlannedStep(batch, updates, numbers, wrapper.get_lr())
 
 
 def _told(size: int, seconds: float, cutting: list[Any]) -> str:
@@ -274,20 +291,27 @@ class _Batches:
         batch, self._left = self._left, None
         return batch
 
-    def following(self, form: Any = None) -> PyTree | None:
-        """The next batch; None where that has not the form `form`, if one is given.
-
-        None too at the end, and where the source fails: what came before is to be done first.
-        """
+    def following(self) -> PyTree | None:
+        """The next batch; None at the end, and where the source fails: what came before is to be done first."""
         try:
-            batch = next(self._source, None)
+            return next(self, None)
         except Exception as error:
             self._failure = error
             return None
-        if form is not None and batch is not None and _form(batch) != form:
-            self._left = batch
-            return None
-        return batch
+
+    def alike(self, first: PyTree, most: int) -> list[PyTree]:
+        """The next batches, at most so many, while they have the form of `first`; otherwise as `following`."""
+        taken: list[PyTree] = []
+        same = _same_form(first)
+        try:
+            for batch in itertools.islice(self._source, most):
+                if not same(batch):
+                    self._left = batch
+                    break
+                taken.append(batch)
+        except Exception as error:
+            self._failure = error
+        return taken
 
     def close(self) -> None:
         """Closes the source."""
@@ -295,8 +319,18 @@ class _Batches:
             self._source.close()
 
 
+_LEAF = operator.attrgetter("__class__", "shape", "dtype")
+
+
+def _same_form(first: PyTree) -> Callable[[PyTree], bool]:
+    """Tells whether a batch can be stacked with `first`."""
+    if is_flat(first):  # the usual batch, for which a walk over a tree costs more
+        names, leaves = list(first), list(map(_LEAF, first.values()))
+        return lambda batch: is_flat(batch) and list(batch) == names and list(map(_LEAF, batch.values())) == leaves
+    form = _form(first)
+    return lambda batch: _form(batch) == form
+
+
 def _form(batch: PyTree) -> Any:
-    if is_flat(batch):
-        return [(name, leaf.shape, leaf.dtype) for name, leaf in batch.items()]
     leaves, structure = jax.tree.flatten(batch)
     return structure, [(np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves]

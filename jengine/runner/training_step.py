@@ -1,25 +1,29 @@
 """The compiled programs of a training run, and the one call that an iteration makes."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jengine.logging import TimeAccount
 from jengine.parallel import InFlight, ResidentState
-from jengine.runner.standing_numbers import StandingNumbers
+from jengine.runner.number_packer import NumberPacker
 from jengine.train import COMPILES, TraceOnce, TrainState, build_train_step, count_flops
 from jengine.train.flops import Flops
+from jengine.train.packed import Packed, pack_rows, unpack
 from jengine.train.step import Outputs
-from jengine.train.window import Series, UnfitForALoopError, WindowOutputs, WindowStep, stack_batches, stack_numbers
+from jengine.train.window import Series, UnfitForALoopError, RowStep, WindowOutputs, WindowStep, stack_batches, stack_numbers
 
 PyTree = Any
 State = TrainState | ResidentState
 
 
 _SLOW_IN_LOOPS = ("conv_general_dilated",)  # on CPUs; https://github.com/jax-ml/jax/issues/12868
+
+MOST_ROWS = 64  # iterations that are taken together at most
 
 
 class PlannedStep(NamedTuple):
@@ -28,13 +32,14 @@ class PlannedStep(NamedTuple):
     Attributes:
       batch: what it sees.
       updates: whether it updates, or only accumulates.
-      hyperparams: the numbers that it takes.
+      numbers: the hyperparameters by name; for iterations that are taken together what they are made of, a pair of the
+        wrapper's `settings` and of the scalars that hooks hand to the step.
       rates: what `get_lr` of the optimizer wrapper says.
     """
 
     batch: PyTree
     updates: bool
-    hyperparams: Mapping[str, Any]
+    numbers: Any
     rates: Mapping[str, Sequence[float]]
 
 
@@ -77,13 +82,17 @@ class TrainingStep:
         steps = [build_train_step(model, optim_wrapper, hooks, update=u, phases=phases) for u in (True, False)]
         accumulates = getattr(optim_wrapper, "accumulative_counts", 1) > 1
         unfit = _SLOW_IN_LOOPS if strategy.platform == "cpu" else ()
-        several = WindowStep(steps[0], steps[1] if accumulates else None, unfit)
-        pure: list[Callable[..., Any]] = [*steps, several]
+        self._axis = 0 if getattr(strategy, "takes_host_batches", False) else 1
+        several = WindowStep(steps[0], steps[1] if accumulates else None, unfit, self._axis)
+        pure: list[Callable[..., Any]] = [*steps, several, RowStep(steps[0])]
+        self._accumulates = accumulates
         self._programs = [TraceOnce(step, ("state", "batch", "hyperparams"), retrace=retrace) for step in pure]
-        self.update, self.accumulate, self.window = self._programs
-        self._compiled = {step: strategy.compile_resident_step(step) for step in self._programs}
-        put = functools.partial(_put, getattr(strategy, "device", None))
-        self._standing = {step: StandingNumbers(put) for step in self._programs}
+        self.update, self.accumulate, self.window, self.row = self._programs
+        whole = self._programs[:-1]
+        self._compiled = {step: strategy.compile_resident_step(_unpacking(step)) for step in whole}
+        self._pack = NumberPacker(functools.partial(_put, getattr(strategy, "device", None)))
+        self._outputs: dict[str, jax.ShapeDtypeStruct] = {}  # of the step that updates, once it ran
+        self._rows: Any = None
         self._several = several
         self.unfit = False
         self.before_error: WindowOutputs | None = None
@@ -100,7 +109,7 @@ class TrainingStep:
           The new state and the outputs, both in the making.
         """
         step = self.update if self._optim_wrapper.advance() else self.accumulate
-        return self._dispatch(step, state, batch, {**self._optim_wrapper.hyperparams, **scalars})
+        return self._one(step, state, batch, {**self._optim_wrapper.hyperparams, **scalars})
 
     def each(self, state: State, plan: Iterable[PlannedStep]) -> tuple[State, Mapping[str, jax.Array]]:
         """Dispatches several iterations, one after the other.
@@ -117,7 +126,7 @@ class TrainingStep:
         try:
             for planned in plan:
                 step = self.update if planned.updates else self.accumulate
-                state, of_one = self._dispatch(step, state, planned.batch, planned.hyperparams)
+                state, of_one = self._one(step, state, planned.batch, planned.numbers)
                 outputs.append(of_one)
                 rates.append(planned.rates)
         except Exception:
@@ -137,14 +146,15 @@ class TrainingStep:
           The new state and the outputs, both in the making.
         """
         updates = [planned.updates for planned in plan]
-        rows = stack_numbers([planned.hyperparams for planned in plan], updates, size)
+        columns = self._columns(plan)
+        rows = stack_numbers(columns, updates, size)
         put = self._strategy.put_batch
         try:
-            batch = put(stack_batches([planned.batch for planned in plan], size))
+            batch = put(stack_batches([planned.batch for planned in plan], size, self._axis))
             state, stacked = self._dispatch(self.window, state, batch, rows)
         except UnfitForALoopError:
             self.unfit = True
-            return self.each(state, (planned._replace(batch=put(planned.batch)) for planned in plan))
+            return self.each(state, self._apart(plan, columns))
         reported = self._several.reported
         series = {
             name: Series(values, [row for row, u in enumerate(updates) if name in reported[u]])
@@ -152,9 +162,65 @@ class TrainingStep:
         }
         return state, WindowOutputs(series, [planned.rates for planned in plan])
 
-    def _dispatch(self, step: TraceOnce, state: State, batch: PyTree, numbers: Mapping[str, Any]) -> Any:
+    @property
+    def takes_rows(self) -> bool:
+        """Whether `by_rows` is of use: once a step has run, where none only accumulates, on a device that is for it."""
+        if self._rows is None and self._outputs and not self._accumulates:
+            self._rows = getattr(self._strategy, "compile_rows", lambda *_: None)(self.row, self._outputs)
+        return self._rows is not None
+
+    def by_rows(self, state: State, plan: Sequence[PlannedStep]) -> tuple[State, Mapping[str, jax.Array]]:
+        """Dispatches several iterations, one after the other, whose inputs go to the device together.
+
+        Args:
+          state: donated; whole or in pieces, as the call before has left it.
+          plan: what the host has decided for each iteration, with host batches of equal form; `MOST_ROWS` at most.
+
+        Returns:
+          The new state and the outputs, both in the making.
+        """
+        batches = stack_batches([planned.batch for planned in plan], MOST_ROWS, axis=0)
+        numbers = pack_rows(self._columns(plan), MOST_ROWS)
+        self._time.switch("step")
+        compiles, count = COMPILES.count, len(plan)
+        self._in_flight.wait()
+        new, stacked = self._rows.run(state, batches, numbers, count)
+        if COMPILES.count != compiles:
+            self._time.was("compile")
+            rows = {"hyperparams": numbers, "outputs": stacked, "row": np.int32(0)}
+            self.row.look(state.whole() if isinstance(state, ResidentState) else state, batches, rows)
+        self._in_flight.add(stacked["loss"])
+        series = {name: Series(values, range(count)) for name, values in stacked.items()}
+        return new, WindowOutputs(series, [planned.rates for planned in plan])
+
+    def _columns(self, plan: Sequence[PlannedStep]) -> dict[str, Any]:
+        """The hyperparameters of several iterations, host arrays with a row for each.
+
+        Raises:
+          ValueError: a hook's scalar came or went between two of them.
+        """
+        columns = self._optim_wrapper.hyperparams_of([planned.numbers[0] for planned in plan])
+        scalars = [planned.numbers[1] for planned in plan]
+        for other in scalars:
+            if other.keys() != scalars[0].keys():
+                raise ValueError(
+                    f"iterations that are taken together need the same hyperparams, found {sorted(scalars[0])} and "
+                    f"then {sorted(other)}: set them before training, or in a hook that cuts (`Hook.in_windows`)"
+                )
+        return columns | {name: np.array([of_one[name] for of_one in scalars]) for name in scalars[0]}
+
+    def _apart(self, plan: Sequence[PlannedStep], columns: Mapping[str, Any]) -> Iterator[PlannedStep]:
+        """The plan of iterations that were to be taken together, for a call each."""
+        for row, planned in enumerate(plan):
+            numbers = jax.tree.map(lambda column, row=row: column[row], columns)
+            yield planned._replace(batch=self._strategy.put_batch(planned.batch), numbers=numbers)
+
+    def _one(self, step: TraceOnce, state: State, batch: PyTree, hyperparams: Mapping[str, Any]) -> Any:
+        """One iteration in a call."""
+        return self._dispatch(step, state, batch, self._pack.standing(self._pack(hyperparams)))
+
+    def _dispatch(self, step: TraceOnce, state: State, batch: PyTree, numbers: PyTree) -> Any:
         """One call; the time runs for 'step' from then on."""
-        numbers = self._standing[step](numbers)
         self._time.switch("step")
         compiles = COMPILES.count
         self._in_flight.wait()
@@ -162,6 +228,8 @@ class TrainingStep:
         if COMPILES.count != compiles:
             self._time.was("compile")
             step.look(state.whole() if isinstance(state, ResidentState) else state, batch, numbers)
+            if step is self.update:
+                self._outputs = {k: jax.ShapeDtypeStruct((MOST_ROWS, *v.shape), v.dtype) for k, v in outputs.items()}
         self._in_flight.add(outputs["loss"])
         return new, outputs
 
@@ -171,6 +239,15 @@ class TrainingStep:
             if step.shapes is not None and hasattr(program, "trace"):
                 return count_flops(program.trace(*step.shapes).jaxpr)
         return {}
+
+
+def _unpacking(step: TraceOnce) -> Callable[..., Any]:
+    """The step for packed numbers. Several steps unpack those of each themselves."""
+
+    def run(state: TrainState, batch: PyTree, numbers: Packed | Mapping[str, Any]) -> Any:
+        return step(state, batch, unpack(numbers))
+
+    return run
 
 
 def _put(device: jax.Device | None, value: Any) -> jax.Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.data.collate import is_flat
+from jengine.train.packed import pack_rows, unpack
 from jengine.train.state import TrainState
 from jengine.train.step import Outputs, TrainStep
 
@@ -29,15 +30,19 @@ class WindowStep:
       update: the step that updates.
       accumulate: the step that only accumulates, for a run that has such iterations.
       unfit: names of JAX primitives that must not be in a loop.
+      axis: the axis of the steps in the arrays of batches.
 
     Attributes:
       reported: the outputs of a step that updates (True) and of one that accumulates (False), filled by the trace.
     """
 
-    def __init__(self, update: TrainStep, accumulate: TrainStep | None = None, unfit: Sequence[str] = ()) -> None:
+    def __init__(
+        self, update: TrainStep, accumulate: TrainStep | None = None, unfit: Sequence[str] = (), axis: int = 1
+    ) -> None:
         self.reported: dict[bool, tuple[str, ...]] = {}
         self._steps = {True: update} if accumulate is None else {True: update, False: accumulate}
         self._unfit = unfit
+        self._axis = axis
 
     def __call__(self, state: TrainState, batches: PyTree, rows: Mapping[str, Any]) -> tuple[TrainState, Outputs]:
         """Runs the steps.
@@ -56,8 +61,7 @@ class WindowStep:
         """
 
         def inputs(i: Any) -> tuple[PyTree, PyTree]:
-            batch = jax.tree.map(lambda x: _row(x, i, axis=min(x.ndim - 1, 1)), batches)
-            return batch, jax.tree.map(lambda x: _row(x, i, axis=0), rows["hyperparams"])
+            return _row(batches, i, self._axis), unpack(_row(rows["hyperparams"], i))
 
         shapes = self._shapes(state, *inputs(0))
 
@@ -87,6 +91,35 @@ class WindowStep:
         return shapes
 
 
+class RowStep:
+    """`step(state, batches, rows) -> (state, outputs)`: one of several steps whose inputs went to the device together.
+
+    For a short step on a small batch the way of the inputs to the device takes as long as the call.
+
+    Args:
+      update: the step that updates.
+    """
+
+    def __init__(self, update: TrainStep) -> None:
+        self._update = update
+
+    def __call__(self, state: TrainState, batches: PyTree, rows: Mapping[str, Any]) -> tuple[TrainState, Outputs]:
+        """Runs one step.
+
+        Args:
+          state: before it.
+          batches: what `stack_batches` gives for the axis 0.
+          rows: `dict(hyperparams=..., outputs=..., row=int32[])`: what `pack_rows` gives, what the steps before it have
+            reported, and which of the steps it is.
+
+        Returns:
+          The state after it, and the outputs with its own.
+        """
+        i = rows["row"]
+        state, new = self._update(state, _row(batches, i), unpack(_row(rows["hyperparams"], i)))
+        return state, {k: jax.lax.dynamic_update_index_in_dim(rows["outputs"][k], new[k], i, 0) for k in new}
+
+
 def _reporting(step: TrainStep, shapes: Outputs) -> TrainStep:
     """The step with all of the outputs `shapes`, those that it has not as NaN."""
 
@@ -97,23 +130,29 @@ def _reporting(step: TrainStep, shapes: Outputs) -> TrainStep:
     return run
 
 
-def stack_batches(batches: Sequence[PyTree], size: int) -> PyTree:
+def stack_batches(batches: Sequence[PyTree], size: int, axis: int = 1) -> PyTree:
     """The host batches of several steps as a window takes them.
 
     Args:
       batches: of equal form, at most `size` of them.
       size: the rows of the window; those without a batch hold anything.
+      axis: of the rows: 1 leaves the examples in front, to be divided over devices; 0 takes half the time.
     """
 
     def stack(leaves: Sequence[Any]) -> Any:
         """One leaf of all batches."""
         if isinstance(leaves[0], jax.Array):
-            return jnp.stack([*leaves, *[leaves[-1]] * (size - len(leaves))], axis=min(leaves[0].ndim, 1))
+            missing = size - len(leaves)
+            return jnp.stack([*leaves, *[leaves[-1]] * missing], axis=min(leaves[0].ndim, axis))
         first = np.asarray(leaves[0])
-        stacked = np.empty((*first.shape[:1], size, *first.shape[1:]), first.dtype)
-        rows = stacked.swapaxes(0, 1) if first.ndim else stacked
-        for row, leaf in enumerate(leaves):
-            rows[row] = leaf
+        place = min(first.ndim, axis)
+        stacked = np.empty((*first.shape[:place], size, *first.shape[place:]), first.dtype)
+        rows = stacked.swapaxes(0, place)
+        if first.ndim and place == 0:
+            np.concatenate(leaves, out=rows[: len(leaves)].reshape(-1, *first.shape[1:]))
+        else:
+            for row, leaf in enumerate(leaves):
+                rows[row] = leaf
         return stacked
 
     if is_flat(batches[0]):  # the usual batch, for which a walk over many trees costs as much as all the rest
@@ -121,36 +160,24 @@ def stack_batches(batches: Sequence[PyTree], size: int) -> PyTree:
     return jax.tree.map(lambda *leaves: stack(leaves), *batches)
 
 
-def stack_numbers(hyperparams: Sequence[Mapping[str, Any]], updates: Sequence[bool], size: int) -> dict[str, Any]:
+def stack_numbers(columns: Mapping[str, Any], updates: Sequence[bool], size: int) -> dict[str, Any]:
     """What a window takes beside the batches, `dict(hyperparams=..., updates=bool[size], count=int32[])`.
 
     Args:
-      hyperparams: of each step, host arrays.
+      columns: the hyperparameters, host arrays with a row for each step.
       updates: whether each step updates, or only accumulates.
       size: the rows of the window.
     """
-    missing = size - len(updates)
     return dict(
-        hyperparams=_table(hyperparams, size),
-        updates=np.asarray([*updates, *[False] * missing]),
+        hyperparams=pack_rows(columns, size),
+        updates=np.asarray([*updates, *[False] * (size - len(updates))]),
         count=np.int32(len(updates)),
     )
 
 
-def _table(values: Sequence[Any], size: int) -> Any:
-    """The same number of several steps as an array with `size` rows; mappings and lists of numbers one by one."""
-    first = values[0]
-    if isinstance(first, Mapping):
-        return {name: _table([value[name] for value in values], size) for name in first}
-    if isinstance(first, list):
-        return [_table(column, size) for column in zip(*values, strict=True)]
-    if all(value is first for value in values):
-        return np.broadcast_to(first, (size, *np.shape(first)))
-    return np.array([*values, *[values[-1]] * (size - len(values))])
-
-
-def _row(x: jax.Array, i: Any, axis: int) -> jax.Array:
-    return jax.lax.dynamic_index_in_dim(x, i, axis, keepdims=False)
+def _row(arrays: PyTree, i: Any, axis: int = 0) -> PyTree:
+    """Row `i` of each array, along `axis` or the last that it has."""
+    return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, min(x.ndim - 1, axis), keepdims=False), arrays)
 
 
 def _nothing(shape: tuple[int, ...], dtype: Any) -> jax.Array:

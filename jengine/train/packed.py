@@ -1,0 +1,133 @@
+"""Numbers of an iteration packed into one array for each dtype: a compiled function pays for every argument.
+
+A call with three arrays of one number each, beside the state, takes a fifth longer than one with them all in one array.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jengine.paths import dotted
+
+PyTree = Any
+
+
+class Place(NamedTuple):
+    """Where a leaf lies in the packed arrays.
+
+    Attributes:
+      array: in which of them.
+      start, stop: the elements that are its own.
+      shape: its shape.
+    """
+
+    array: int
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Layout:
+    """How leaves lie in packed arrays.
+
+    Attributes:
+      treedef: of the leaves.
+      dtypes: of the packed arrays.
+      sizes: their elements.
+      places: of the leaves, None for those that are not packed: they are no arrays of the host.
+    """
+
+    treedef: Any
+    dtypes: tuple[np.dtype, ...]
+    sizes: tuple[int, ...]
+    places: tuple[Place | None, ...]
+
+    @classmethod
+    def of(cls, leaves: Sequence[Any], treedef: Any, rows: bool = False) -> "Layout":
+        """The layout for leaves of these shapes and dtypes.
+
+        Args:
+          leaves: the leaves.
+          treedef: of them.
+          rows: whether their first axis is that of the iterations.
+        """
+        sizes: dict[np.dtype, int] = {}
+        places: list[Place | None] = []
+        for leaf in leaves:
+            if not isinstance(leaf, np.ndarray | np.generic):
+                places.append(None)
+                continue
+            shape = leaf.shape[1:] if rows else leaf.shape
+            start = sizes.setdefault(leaf.dtype, 0)
+            sizes[leaf.dtype] = stop = start + math.prod(shape)
+            places.append(Place(list(sizes).index(leaf.dtype), start, stop, shape))
+        return cls(treedef, tuple(sizes), tuple(sizes.values()), tuple(places))
+
+    def __repr__(self) -> str:
+        leaves = jax.tree_util.tree_flatten_with_path(self.treedef.unflatten(range(len(self.places))))[0]
+        return ", ".join(f"{dotted(path)} {self._form(self.places[i])}" for path, i in leaves)
+
+    def _form(self, place: Place | None) -> str:
+        return "by itself" if place is None else f"{self.dtypes[place.array]}{list(place.shape)}"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(slots=True)
+class Packed:
+    """Numbers in packed arrays; a pytree.
+
+    Attributes:
+      arrays: one for each dtype of the layout, [elements]; [rows, elements] for several iterations.
+      rest: the leaves that are not packed.
+      layout: how the leaves lie in them.
+    """
+
+    arrays: tuple[Any, ...]
+    rest: tuple[Any, ...]
+    layout: Layout = dataclasses.field(metadata={"static": True})
+
+
+def pack(leaves: Sequence[Any], treedef: Any) -> Packed:
+    """The leaves with all host arrays among them packed."""
+    layout = Layout.of(leaves, treedef)
+    arrays = [np.empty((size,), dtype) for dtype, size in zip(layout.dtypes, layout.sizes, strict=True)]
+    rest = []
+    for leaf, place in zip(leaves, layout.places, strict=True):
+        if place is None:
+            rest.append(leaf)
+        else:
+            arrays[place.array][place.start : place.stop] = leaf.reshape(-1)
+    return Packed(tuple(arrays), tuple(rest), layout)
+
+
+def pack_rows(columns: PyTree, size: int) -> Packed:
+    """Numbers of several iterations packed.
+
+    Args:
+      columns: host arrays with a row for each iteration.
+      size: the rows of the packed arrays; those that no iteration has hold anything.
+    """
+    leaves, treedef = jax.tree.flatten(columns)
+    layout = Layout.of(leaves, treedef, rows=True)
+    tables = [np.empty((size, stop), dtype) for dtype, stop in zip(layout.dtypes, layout.sizes, strict=True)]
+    for leaf, (array, start, stop, _) in zip(leaves, layout.places, strict=True):
+        tables[array][: len(leaf), start:stop] = leaf.reshape(len(leaf), -1)
+    return Packed(tuple(tables), (), layout)
+
+
+def unpack(numbers: PyTree) -> PyTree:
+    """The numbers as they were before they were packed, of arrays without rows; others pass as they are."""
+    if not isinstance(numbers, Packed):
+        return numbers
+    rest = iter(numbers.rest)
+    leaves = [next(rest) if place is None else _taken(numbers.arrays, place) for place in numbers.layout.places]
+    return numbers.layout.treedef.unflatten(leaves)
+
+
+def _taken(arrays: Sequence[jax.Array], place: Place) -> jax.Array:
+    return jax.lax.slice_in_dim(arrays[place.array], place.start, place.stop).reshape(place.shape)
