@@ -67,7 +67,7 @@ class Average(abc.ABC):
           params: the new value, a pytree of the same structure and shapes.
         """
         first = state.steps == 0
-        due = state.steps % self.interval == 0
+        due = state.steps % self.interval == 0 if self.interval > 1 else None  # None: always
         weight = self.weight(state.steps)
 
         def move(average: jax.Array, new: jax.Array) -> jax.Array:
@@ -77,7 +77,7 @@ class Average(abc.ABC):
             new = jnp.asarray(new, average.dtype)
             moved = average + weight.astype(average.dtype) * (new - average)
             # Selected, not blended: a copy is exact, and what is not due stays bit for bit.
-            return jnp.where(first, new, jnp.where(due, moved, average))
+            return jnp.where(first, new, moved if due is None else jnp.where(due, moved, average))
 
         return AverageState(params=jax.tree.map(move, state.params, params), steps=state.steps + 1)
 

@@ -111,11 +111,14 @@ class EMAHook(Hook):
     def traced_update(self, ctx: StepContext) -> StepContext:
         """Moves the average."""
         own = ctx.hook_state
-        started = ctx.step + 1 >= self._first_iter
-        # With no steps counted an update is a copy, which is what is wanted before the beginning.
-        before = AverageState((own.params, own.model_state), jnp.where(started, own.steps, 0))
+
+        def counted(steps: jax.Array) -> jax.Array:
+            """The updates of the average that count: with none an update is a copy, as is wanted before it begins."""
+            return jnp.where(ctx.step + 1 >= self._first_iter, steps, 0) if self._first_iter > 1 else steps
+
+        before = AverageState((own.params, own.model_state), counted(own.steps))
         tracked, steps = self.average.update(before, (ctx.params, ctx.model_state if self.update_buffers else None))
-        moved = EMAHookState(params=tracked[0], model_state=tracked[1], steps=jnp.where(started, steps, 0))
+        moved = EMAHookState(params=tracked[0], model_state=tracked[1], steps=counted(steps))
         return ctx.replace(hook_state=moved)
 
     def traced_accumulate(self, ctx: StepContext) -> StepContext:

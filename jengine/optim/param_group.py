@@ -252,9 +252,10 @@ def group_rows(
       Name -> float[rows, G], or a list of G columns float[rows] if G is large; float[rows, 1] for a shared one.
     """
     out: dict[str, Any] = {}
+    groups = len(rows[0])
     for name in rows[0][0]:
-        values = np.array([[of_group[name] for of_group in row] for row in rows])
-        if name in shared and (values == values[:, :1]).all():
+        values = np.array([of_group[name] for row in rows for of_group in row]).reshape(len(rows), groups)
+        if groups > 1 and name in shared and (values == values[:, :1]).all():
             values = values[:, :1]
         table = values.astype(dtype)
         out[name] = table if table.shape[1] <= VECTOR_LIMIT else list(table.T)

@@ -319,14 +319,21 @@ class _Batches:
             self._source.close()
 
 
-_LEAF = operator.attrgetter("__class__", "shape", "dtype")
+_FORM = operator.attrgetter("shape", "dtype")
 
 
 def _same_form(first: PyTree) -> Callable[[PyTree], bool]:
     """Tells whether a batch can be stacked with `first`."""
     if is_flat(first):  # the usual batch, for which a walk over a tree costs more
-        names, leaves = list(first), list(map(_LEAF, first.values()))
-        return lambda batch: is_flat(batch) and list(batch) == names and list(map(_LEAF, batch.values())) == leaves
+        known = list(first), list(map(type, first.values())), list(map(_FORM, first.values()))
+
+        def same(batch: PyTree) -> bool:
+            """Whether it is a dict of arrays with the same names, in their order, shapes and dtypes."""
+            if type(batch) is not dict or (list(batch), list(map(type, batch.values()))) != known[:2]:
+                return False
+            return list(map(_FORM, batch.values())) == known[2]
+
+        return same
     form = _form(first)
     return lambda batch: _form(batch) == form
 
