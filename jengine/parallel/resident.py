@@ -15,39 +15,66 @@ class ResidentState(NamedTuple):
     """The leaves of a training state, as a compiled function takes them.
 
     Attributes:
-      leaves: all but the key; keys among them as their data.
+      leaves: all but the counters and the key; keys among them as their data.
+      counters: int32[n], those leaves that are single integers: each array more in a call takes more than a microsecond.
       rng: uint32[...], the data of the run's key, which no step changes.
       form: how to put them together.
     """
 
     leaves: list[jax.Array]
+    counters: jax.Array
     rng: jax.Array
     form: "_Form"
 
     def whole(self) -> PyTree:
         """The training state."""
-        return self.form.join(self.leaves, self.rng)
+        return self.form.join(self.leaves, _single(self.counters), self.rng)
 
 
 class _Form(NamedTuple):
     treedef: Any
     impls: tuple[Any, ...]  # the implementation of each leaf that is a key; the run's key is the last
+    counting: tuple[bool, ...]  # which leaves are counters
 
-    def join(self, leaves: Sequence[Any], rng: Any) -> PyTree:
-        """The training state of these leaves."""
-        whole = [
+    @classmethod
+    def of(cls, state: PyTree) -> "_Form":
+        """That of a training state whose last leaf is the run's key."""
+        leaves, treedef = jax.tree.flatten(state)
+        impls = tuple(jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves)
+        return cls(treedef, impls, tuple(leaf.shape == () and leaf.dtype == np.int32 for leaf in leaves))
+
+    def split(self, state: PyTree) -> tuple[list[Any], list[Any], Any]:
+        """The leaves, the counters one by one, and the run's key."""
+        leaves = jax.tree.leaves(state)
+        *others, rng = [leaf for leaf, counts in zip(leaves, self.counting, strict=True) if not counts]
+        return others, [leaf for leaf, counts in zip(leaves, self.counting, strict=True) if counts], rng
+
+    def join(self, leaves: Sequence[Any], counters: Sequence[Any], rng: Any) -> PyTree:
+        """The training state of these leaves, whose keys are data."""
+        others, counts = iter([*leaves, rng]), iter(counters)
+        whole = [next(counts if counting else others) for counting in self.counting]
+        keyed = [
             leaf if impl is None else jax.random.wrap_key_data(leaf, impl=impl)
-            for leaf, impl in zip([*leaves, rng], self.impls, strict=True)
+            for leaf, impl in zip(whole, self.impls, strict=True)
         ]
-        return self.treedef.unflatten(whole)
+        return self.treedef.unflatten(keyed)
 
 
 def take_apart(state: PyTree) -> ResidentState:
     """A training state, whose last leaf is the run's key, in its pieces."""
-    leaves, treedef = jax.tree.flatten(state)
-    impls = tuple(jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves)
-    *rest, rng = map(_data, leaves)
-    return ResidentState(rest, rng, _Form(treedef, impls))
+    form = _Form.of(state)
+    leaves, counters, rng = form.split(state)
+    return ResidentState(list(map(_data, leaves)), _vector(counters), _data(rng), form)
+
+
+@jax.jit
+def _vector(counters: Sequence[jax.Array]) -> jax.Array:
+    return jnp.stack(counters) if counters else jnp.zeros((0,), jnp.int32)
+
+
+@jax.jit
+def _single(counters: jax.Array) -> list[jax.Array]:
+    return [jax.lax.index_in_dim(counters, i, keepdims=False) for i in range(len(counters))]
 
 
 class ResidentStep:
@@ -66,14 +93,16 @@ class ResidentStep:
 
     def __call__(self, state: Any, batch: PyTree, hyperparams: PyTree) -> tuple[ResidentState, PyTree]:
         """Runs the step; the pieces of the state are donated, but for the run's key."""
-        leaves, rng, form = self._pieces(state)
-        leaves, outputs = self._compiled(leaves, rng, batch, hyperparams)
-        return ResidentState(leaves, rng, form), outputs
+        leaves, counters, rng, form = self._pieces(state)
+        leaves, counters, outputs = self._compiled(leaves, counters, rng, batch, hyperparams)
+        return ResidentState(leaves, counters, rng, form), outputs
 
     def trace(self, state: Any, batch: PyTree, hyperparams: PyTree) -> jax.stages.Traced:
         """The step as it was traced last, for arguments of these shapes; `state` is whole."""
-        *leaves, rng = map(_data_shape, jax.tree.leaves(state))
-        traced: jax.stages.Traced = self._compiled.trace(leaves, rng, batch, hyperparams)
+        assert self._form is not None
+        leaves, counters, rng = self._form.split(state)
+        shapes = list(map(_data_shape, leaves)), jax.eval_shape(_vector, counters), _data_shape(rng)
+        traced: jax.stages.Traced = self._compiled.trace(*shapes, batch, hyperparams)
         return traced
 
     def _pieces(self, state: Any) -> ResidentState:
@@ -87,7 +116,7 @@ class ResidentStep:
         return state
 
     def _compile(self, step: Callable[..., Any]) -> Any:
-        return jax.jit(step, donate_argnums=0)
+        return jax.jit(step, donate_argnums=(0, 1))
 
 
 class ResidentRows(ResidentStep):
@@ -120,25 +149,30 @@ class ResidentRows(ResidentStep):
         Returns:
           The state after the last, and the outputs of all; what follows the first `count` means nothing.
         """
-        leaves, rng, form = self._pieces(state)
+        leaves, counters, rng, form = self._pieces(state)
         with jax.default_device(self._device):
             batches, hyperparams, outputs = self._begin(batches, hyperparams)
         compiled = self._compiled
         for row in self._rows[:count]:
-            leaves, outputs = compiled(leaves, outputs, rng, batches, hyperparams, row)
-        return ResidentState(leaves, rng, form), outputs
+            leaves, counters, outputs = compiled(leaves, counters, outputs, rng, batches, hyperparams, row)
+        return ResidentState(leaves, counters, rng, form), outputs
 
     def _compile(self, step: Callable[..., Any]) -> Any:
-        def run(leaves: list[Any], outputs: PyTree, rng: Any, batches: PyTree, hyperparams: PyTree, row: Any) -> Any:
-            return step(leaves, rng, batches, {"hyperparams": hyperparams, "outputs": outputs, "row": row})
+        def run(
+            leaves: list[Any], counters: Any, outputs: PyTree, rng: Any, batches: PyTree, hyperparams: PyTree, row: Any
+        ) -> Any:
+            rows = {"hyperparams": hyperparams, "outputs": outputs, "row": row}
+            return step(leaves, counters, rng, batches, rows)
 
-        return jax.jit(run, donate_argnums=(0, 1))
+        return jax.jit(run, donate_argnums=(0, 1, 2))
 
 
-def _on_pieces(step: Callable[..., Any], form: _Form, leaves: list[Any], rng: Any, *inputs: PyTree) -> Any:
-    state, outputs = step(form.join(leaves, rng), *inputs)
-    *rest, _ = map(_data, jax.tree.leaves(state))
-    return rest, outputs
+def _on_pieces(
+    step: Callable[..., Any], form: _Form, leaves: list[Any], counters: Any, rng: Any, *inputs: PyTree
+) -> Any:
+    state, outputs = step(form.join(leaves, _single(counters), rng), *inputs)
+    leaves, counts, _ = form.split(state)
+    return list(map(_data, leaves)), _vector(counts), outputs
 
 
 def _is_key(leaf: Any) -> bool:

@@ -188,7 +188,7 @@ class TrainingStep:
         if COMPILES.count != compiles:
             self._time.was("compile")
             rows = {"hyperparams": numbers, "outputs": stacked, "row": np.int32(0)}
-            self.row.look(state.whole() if isinstance(state, ResidentState) else state, batches, rows)
+            self.row.look(_whole(state, new), batches, rows)
         self._in_flight.add(stacked["loss"])
         series = {name: Series(values, range(count)) for name, values in stacked.items()}
         return new, WindowOutputs(series, [planned.rates for planned in plan])
@@ -227,7 +227,7 @@ class TrainingStep:
         new, outputs = self._compiled[step](state, batch, numbers)
         if COMPILES.count != compiles:
             self._time.was("compile")
-            step.look(state.whole() if isinstance(state, ResidentState) else state, batch, numbers)
+            step.look(_whole(state, new), batch, numbers)
             if step is self.update:
                 self._outputs = {k: jax.ShapeDtypeStruct((MOST_ROWS, *v.shape), v.dtype) for k, v in outputs.items()}
         self._in_flight.add(outputs["loss"])
@@ -239,6 +239,11 @@ class TrainingStep:
             if step.shapes is not None and hasattr(program, "trace"):
                 return count_flops(program.trace(*step.shapes).jaxpr)
         return {}
+
+
+def _whole(state: State, new: State) -> State:
+    """The state that a call took, or one like it: pieces are donated, and what they lay on is what `new` lies on."""
+    return new.whole() if isinstance(state, ResidentState) and isinstance(new, ResidentState) else state
 
 
 def _unpacking(step: TraceOnce) -> Callable[..., Any]:
