@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import os
 
 import jax
@@ -9,9 +10,25 @@ import jax
 from benchmarks.by_hand import EMA_MOMENTUM
 from benchmarks.cases import SCHEDULE
 from jengine import Runner
+from jengine.hooks import Hook
 from jengine.runner import IterBasedTrainLoop
 
 CAN_FUSE = "steps_per_call" in inspect.signature(IterBasedTrainLoop.__init__).parameters
+
+
+class EndOfBlock(Hook):
+    """Ends a long training for a look at the clock."""
+
+    def __init__(self):
+        self.at = 20
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        """Ends it."""
+        runner.train_loop.stop_training = True
+
+    def next_due(self, runner, stage, start):
+        """After the last iteration of the block."""
+        return self.at - 1 if start < self.at else math.inf
 
 
 class ByRunner:
@@ -30,6 +47,7 @@ class ByRunner:
 
     def __init__(self, case, work_dir, log_every=0, ema=False, save_every=0, fused=False, hooks=(), optim_wrapper=None):
         _terminal()
+        self._end = EndOfBlock()
         custom = [dict(type="EMAHook", momentum=EMA_MOMENTUM)] if ema else []
         saving = dict(type="CheckpointHook", by_epoch=False, interval=save_every, max_keep_ckpts=2, save_last=False)
         calls = dict(steps_per_call="auto" if fused else 1) if CAN_FUSE else {}
@@ -37,14 +55,14 @@ class ByRunner:
             case.model(),
             work_dir,
             train_dataloader=case.batches(),
-            train_cfg=dict(by_epoch=False, max_iters=20, **calls),
+            train_cfg=dict(by_epoch=False, max_iters=SCHEDULE, **calls),
             optim_wrapper=dict(optimizer=case.optimizer, **(optim_wrapper or {})),
             param_scheduler=dict(type="CosineAnnealingLR", by_epoch=False, end=SCHEDULE),
             default_hooks=dict(
                 logger=dict(type="LoggerHook", interval=log_every) if log_every else None,
                 checkpoint=saving if save_every else None,
             ),
-            custom_hooks=[*custom, *hooks],
+            custom_hooks=[*custom, *hooks, self._end],
             parallel=dict(type="SingleDevice"),  # as the loop by hand
             log_level="INFO" if log_every else "WARNING",
         )
@@ -58,7 +76,7 @@ class ByRunner:
     def run(self, iters):
         """Trains on for `iters` iterations, to the end of the last."""
         loop = self.runner.train_loop
-        loop.max_iters = loop.iter + iters
+        self._end.at, loop.stop_training = loop.iter + iters, False
         loop.run()
         jax.block_until_ready(self.runner.state)
 

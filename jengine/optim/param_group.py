@@ -243,9 +243,7 @@ def group_numbers(
     return out
 
 
-def group_rows(
-    rows: Sequence[Sequence[Mapping[str, float]]], shared: frozenset[str], dtype: Any
-) -> dict[str, Any]:
+def group_rows(rows: Sequence[Sequence[Mapping[str, float]]], shared: frozenset[str], dtype: Any) -> dict[str, Any]:
     """`group_numbers` for several iterations at once, of the numbers of all groups at each.
 
     Returns:

@@ -16,6 +16,7 @@ from jengine.parallel.processes import check_same as check_same
 from jengine.parallel.processes import get_processes as get_processes
 from jengine.parallel.replica import Replica as Replica
 from jengine.parallel.replica_form import reform as reform
+from jengine.parallel.resident import InterruptedRowsError as InterruptedRowsError
 from jengine.parallel.resident import ResidentState as ResidentState
 from jengine.parallel.rows import gather_lists as gather_lists
 from jengine.parallel.rows import local_rows as local_rows

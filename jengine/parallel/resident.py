@@ -16,7 +16,7 @@ class ResidentState(NamedTuple):
 
     Attributes:
       leaves: all but the counters and the key; keys among them as their data.
-      counters: int32[n], those leaves that are single integers: each array more in a call takes more than a microsecond.
+      counters: int32[n], those leaves that are single integers; for each array more a call takes a microsecond longer.
       rng: uint32[...], the data of the run's key, which no step changes.
       form: how to put them together.
     """
@@ -119,6 +119,20 @@ class ResidentStep:
         return jax.jit(step, donate_argnums=(0, 1))
 
 
+class InterruptedRowsError(Exception):
+    """One of several steps has failed.
+
+    Attributes:
+      done: how many steps came before it.
+      outputs: theirs.
+    """
+
+    def __init__(self, done: int, outputs: PyTree) -> None:
+        super().__init__(f"the step after {done} of those that were sent together has failed")
+        self.done = done
+        self.outputs = outputs
+
+
 class ResidentRows(ResidentStep):
     """Several compiled training steps with a call for each, whose inputs go to the device together before the first.
 
@@ -148,23 +162,29 @@ class ResidentRows(ResidentStep):
 
         Returns:
           The state after the last, and the outputs of all; what follows the first `count` means nothing.
+
+        Raises:
+          InterruptedRowsError: one of them fails, with the error as the cause.
         """
         leaves, counters, rng, form = self._pieces(state)
         with jax.default_device(self._device):
             batches, hyperparams, outputs = self._begin(batches, hyperparams)
-        compiled = self._compiled
-        for row in self._rows[:count]:
-            leaves, counters, outputs = compiled(leaves, counters, outputs, rng, batches, hyperparams, row)
+        compiled, done = self._compiled, 0
+        try:
+            for done, row in enumerate(self._rows[:count]):  # noqa: B007 - read where one fails
+                leaves, counters, outputs = compiled(leaves, counters, rng, outputs, batches, hyperparams, row)
+        except Exception as error:
+            raise InterruptedRowsError(done, outputs) from error
         return ResidentState(leaves, counters, rng, form), outputs
 
     def _compile(self, step: Callable[..., Any]) -> Any:
         def run(
-            leaves: list[Any], counters: Any, outputs: PyTree, rng: Any, batches: PyTree, hyperparams: PyTree, row: Any
+            leaves: list[Any], counters: Any, rng: Any, outputs: PyTree, batches: PyTree, hyperparams: PyTree, row: Any
         ) -> Any:
             rows = {"hyperparams": hyperparams, "outputs": outputs, "row": row}
             return step(leaves, counters, rng, batches, rows)
 
-        return jax.jit(run, donate_argnums=(0, 1, 2))
+        return jax.jit(run, donate_argnums=(0, 1))  # the outputs are of interest where a later step fails
 
 
 def _on_pieces(

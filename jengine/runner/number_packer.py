@@ -37,7 +37,7 @@ class _Standing:
 
 
 class NumberPacker:
-    """Packs numbers, the same object again while none has changed.
+    """Packs the numbers of one iteration after the other.
 
     Args:
       put: sends a host array to the device without tying it there, so that nothing is compiled again.
@@ -51,12 +51,16 @@ class NumberPacker:
         self._standing: list[_Standing] = []
 
     def __call__(self, numbers: Mapping[str, Any]) -> Packed:
-        """The numbers, on the host.
+        """The numbers as the next call takes them: arrays that have not changed for some calls are on the device.
 
         Args:
           numbers: host arrays by name, or containers of such; anything else passes unpacked.
         """
-        leaves, treedef = jax.tree.flatten(numbers)
+        packed = self._packed_anew(*jax.tree.flatten(numbers))
+        return Packed(tuple(map(self._stand, self._standing, packed.arrays)), packed.rest, packed.layout)
+
+    def _packed_anew(self, leaves: list[Any], treedef: Any) -> Packed:
+        """The numbers on the host, in the arrays of the last call where they have not changed."""
         before, packed = self._leaves, self._packed
         if packed is not None and treedef == packed.layout.treedef:
             if self._fixed and all(map(operator.is_, leaves, before)):
@@ -70,11 +74,6 @@ class NumberPacker:
             self._standing = [_Standing() for _ in packed.arrays]
         self._leaves, self._packed, self._fixed = leaves, packed, all(map(_fixed, leaves))
         return packed
-
-    def standing(self, packed: Packed) -> Packed:
-        """The numbers as the next call takes them: arrays that have not changed for some calls are on the device."""
-        arrays = tuple(map(self._stand, self._standing, packed.arrays))
-        return Packed(arrays, packed.rest, packed.layout)
 
     def _stand(self, kept: _Standing, array: np.ndarray) -> Any:
         if kept.array is not array:

@@ -18,7 +18,8 @@ from jengine.data import prefetch_to_device
 from jengine.data.collate import is_flat
 from jengine.errors import ConfigError
 from jengine.hooks.hook_list import ITERATION_STAGES
-from jengine.runner.training_step import PlannedStep
+from jengine.runner.training_step import MOST_ROWS, PlannedStep
+from jengine.train.window import WindowOutputs
 
 if TYPE_CHECKING:
     from jengine.runner.loops import TrainLoop
@@ -33,7 +34,10 @@ _UNFIT = (
 _AHEAD_SECONDS, _MOST_AHEAD = 0.1, 4  # how far the host of a CPU may run ahead of it, and by how many steps
 _LOOKED_AT = 8  # calls whose length is looked at, so that no program is compiled for longer ones than there are
 # how much work a call should hold, how much is dispatched before hooks are asked again, and the most iterations of both
-_CALL_SECONDS, _TOGETHER_SECONDS, _MOST = 0.010, 0.050, 64
+_CALL_SECONDS, _TOGETHER_SECONDS = 0.010, 0.050
+# what an iteration gains where inputs are sent together, and the batch in bytes up to which they are: more is copied
+# for longer than it takes to send
+_STACKING_SPARES, _SMALL_BATCH = 10e-6, 2**14
 
 
 class StepsPerCall:
@@ -49,6 +53,7 @@ class StepsPerCall:
       size: how many are taken at once; None while it is not chosen. It is chosen for 'auto', and for 1, where those
         taken at once are dispatched one by one.
       fused: whether they share a call.
+      stacked: where they do not, whether their inputs are sent together all the same; None while that is not known.
     """
 
     def __init__(self, value: int | str) -> None:
@@ -57,6 +62,7 @@ class StepsPerCall:
             raise ConfigError(f"steps_per_call is a number of iterations, at least 1, or 'auto'; found {value!r}")
         self.size = None if value in ("auto", 1) else int(value)
         self.fused = value != 1
+        self.stacked: bool | None = None
         self._spent: list[float] = []
 
     def note(self, seconds: float) -> float | None:
@@ -81,7 +87,7 @@ class StepsPerCall:
           longest: of a number of iterations, how many of them the hooks leave together.
         """
         fitting = int((_CALL_SECONDS if self.fused else _TOGETHER_SECONDS) / max(seconds, 1e-9))
-        self.size = longest(min(_MOST, fitting)) if fitting >= 2 else 1
+        self.size = longest(min(MOST_ROWS, fitting)) if fitting >= 2 else 1
 
 
 class Stepper:
@@ -169,22 +175,22 @@ class Stepper:
     def _together(self, batch_idx: int, limit: int) -> int:
         """As many iterations as no hook is due between, in one call or one after the other."""
         runner, loop, fused = self._runner, self._loop, self._steps.fused
-        stacked = fused or self._pays_to_stack()
         batches = self._host if fused else self._on_device()
         first = next(batches, None)
         if first is None:
             return 0
+        stacked = fused or self._pays_to_stack(first)
         start, end = loop.iter, self._begin(batch_idx, first, limit)
-        size = self._steps.size or 1
+        drawn: Iterable[PyTree]
         try:
             if stacked:
                 runner.time.switch("input")
                 drawn = [first, *batches.alike(first, end - start - 1)]
                 runner.time.switch("hooks")
-                plan = list(self._plan(batch_idx, drawn, stacked))
-                outputs = runner.train_several(plan, size) if fused else runner.train_by_rows(plan)
+                outputs = self._run_stacked(self._plan(batch_idx, drawn, together=True), start)
             else:
-                outputs = runner.train_each(self._plan(batch_idx, self._drawn(first, batches, end - start - 1), stacked))
+                drawn = self._drawn(first, batches, end - start - 1)
+                outputs = runner.train_each(self._plan(batch_idx, drawn, together=False))
         except Exception:
             self._tell_before_error(batch_idx, start)
             raise
@@ -195,13 +201,53 @@ class Stepper:
         self._end(batch_idx + ran - 1, self._batch, outputs)
         return ran
 
-    def _pays_to_stack(self) -> bool:
-        return self._runner.step.takes_rows
+    def _run_stacked(self, plan: Iterator[PlannedStep], start: int) -> Mapping[str, jax.Array]:
+        """Runs the iterations from `start` on, whose inputs are sent together.
+
+        If the plan of one fails, those before it are done first.
+        """
+        runner, planned = self._runner, list[PlannedStep]()
+        failure: Exception | None = None
+        try:
+            for step in plan:
+                planned.append(step)
+        except Exception as error:
+            if not planned:
+                raise
+            failure = error
+        if self._steps.fused:
+            outputs = runner.train_several(planned, self._steps.size or 1)
+        else:
+            try:
+                outputs = runner.train_by_rows(planned)
+            except Exception:
+                if (before := runner.step.before_error) is not None:
+                    self._loop.iter = start + before.count
+                raise
+        if failure is not None:
+            if not isinstance(outputs, WindowOutputs):
+                outputs = WindowOutputs.of([outputs], [planned[0].rates])
+            runner.step.before_error = outputs
+            raise failure
+        return outputs
+
+    def _pays_to_stack(self, batch: PyTree) -> bool:
+        """Whether iterations with a call each should have their inputs sent together.
+
+        That is another program: what it spares in the rest of the run must be more than it takes to compile.
+        """
+        runner, steps = self._runner, self._steps
+        if steps.stacked is None and runner.step.takes_rows:
+            small = is_flat(batch) and sum(leaf.nbytes for leaf in batch.values()) <= _SMALL_BATCH
+            spared = (runner.max_iters - runner.iter) * _STACKING_SPARES
+            steps.stacked = small and spared > runner.time.seconds.get("compile", 0.0)
+        # a search for NaNs looks at what goes to the device too, which has rows that hold anything
+        return bool(steps.stacked) and not (jax.config.jax_debug_nans or jax.config.jax_debug_infs)
 
     def _tell_before_error(self, batch_idx: int, start: int) -> None:
         """Hands on the outputs of the iterations from `start` to the one that has failed: they are of interest then."""
         runner, loop, outputs = self._runner, self._loop, self._runner.step.before_error
-        if outputs is not None:
+        if outputs is not None and outputs.count:
             failed, last = loop.iter, outputs.count - 1
             loop.iter = start + last
             with contextlib.suppress(Exception):  # what has failed before is what is told

@@ -9,13 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.logging import TimeAccount
-from jengine.parallel import InFlight, ResidentState
+from jengine.parallel import InFlight, InterruptedRowsError, ResidentState
 from jengine.runner.number_packer import NumberPacker
 from jengine.train import COMPILES, TraceOnce, TrainState, build_train_step, count_flops
 from jengine.train.flops import Flops
 from jengine.train.packed import Packed, pack_rows, unpack
 from jengine.train.step import Outputs
-from jengine.train.window import Series, UnfitForALoopError, RowStep, WindowOutputs, WindowStep, stack_batches, stack_numbers
+from jengine.train.window import (
+    RowStep,
+    Series,
+    UnfitForALoopError,
+    WindowOutputs,
+    WindowStep,
+    stack_batches,
+    stack_numbers,
+)
 
 PyTree = Any
 State = TrainState | ResidentState
@@ -60,8 +68,9 @@ class TrainingStep:
 
     Attributes:
       update: the pure step that updates. accumulate: the one that only accumulates. window: several, of both kinds.
+      row: one that updates, of several whose inputs went to the device together.
       unfit: whether it has turned out that several iterations in one call would be slow on this device.
-      before_error: the outputs of the iterations before the one of several in which `each` has failed.
+      before_error: the outputs of the iterations before the one of several that has failed.
     """
 
     def __init__(
@@ -130,7 +139,7 @@ class TrainingStep:
                 outputs.append(of_one)
                 rates.append(planned.rates)
         except Exception:
-            self.before_error = WindowOutputs.of(outputs, rates) if outputs else None
+            self.before_error = WindowOutputs.of(outputs, rates)
             raise
         return state, outputs[0] if len(outputs) == 1 else WindowOutputs.of(outputs, rates)
 
@@ -182,16 +191,19 @@ class TrainingStep:
         batches = stack_batches([planned.batch for planned in plan], MOST_ROWS, axis=0)
         numbers = pack_rows(self._columns(plan), MOST_ROWS)
         self._time.switch("step")
-        compiles, count = COMPILES.count, len(plan)
+        compiles = COMPILES.count
         self._in_flight.wait()
-        new, stacked = self._rows.run(state, batches, numbers, count)
+        try:
+            new, stacked = self._rows.run(state, batches, numbers, len(plan))
+        except InterruptedRowsError as error:
+            self.before_error = _first_rows(error.outputs, plan[: error.done])
+            raise error.__cause__ or error from None
         if COMPILES.count != compiles:
             self._time.was("compile")
             rows = {"hyperparams": numbers, "outputs": stacked, "row": np.int32(0)}
             self.row.look(_whole(state, new), batches, rows)
         self._in_flight.add(stacked["loss"])
-        series = {name: Series(values, range(count)) for name, values in stacked.items()}
-        return new, WindowOutputs(series, [planned.rates for planned in plan])
+        return new, _first_rows(stacked, plan)
 
     def _columns(self, plan: Sequence[PlannedStep]) -> dict[str, Any]:
         """The hyperparameters of several iterations, host arrays with a row for each.
@@ -217,7 +229,7 @@ class TrainingStep:
 
     def _one(self, step: TraceOnce, state: State, batch: PyTree, hyperparams: Mapping[str, Any]) -> Any:
         """One iteration in a call."""
-        return self._dispatch(step, state, batch, self._pack.standing(self._pack(hyperparams)))
+        return self._dispatch(step, state, batch, self._pack(hyperparams))
 
     def _dispatch(self, step: TraceOnce, state: State, batch: PyTree, numbers: PyTree) -> Any:
         """One call; the time runs for 'step' from then on."""
@@ -239,6 +251,12 @@ class TrainingStep:
             if step.shapes is not None and hasattr(program, "trace"):
                 return count_flops(program.trace(*step.shapes).jaxpr)
         return {}
+
+
+def _first_rows(outputs: Outputs, plan: Sequence[PlannedStep]) -> WindowOutputs:
+    """The outputs of the iterations of a plan, each of which reports all names, from the first rows of arrays."""
+    series = {name: Series(values, range(len(plan))) for name, values in outputs.items()}
+    return WindowOutputs(series, [planned.rates for planned in plan])
 
 
 def _whole(state: State, new: State) -> State:

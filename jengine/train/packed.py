@@ -115,8 +115,9 @@ def pack_rows(columns: PyTree, size: int) -> Packed:
     leaves, treedef = jax.tree.flatten(columns)
     layout = Layout.of(leaves, treedef, rows=True)
     tables = [np.empty((size, stop), dtype) for dtype, stop in zip(layout.dtypes, layout.sizes, strict=True)]
-    for leaf, (array, start, stop, _) in zip(leaves, layout.places, strict=True):
-        tables[array][: len(leaf), start:stop] = leaf.reshape(len(leaf), -1)
+    for leaf, place in zip(leaves, layout.places, strict=True):
+        assert place is not None
+        tables[place.array][: len(leaf), place.start : place.stop] = leaf.reshape(len(leaf), -1)
     return Packed(tuple(tables), (), layout)
 
 

@@ -74,7 +74,8 @@ def test_the_device_is_idle_between_its_computations():
     assert accelerator.idle_time(events) == 18.0 + 5.0
 
 
-def test_the_loop_by_hand_trains_as_the_runner_does(tmp_path):
+def test_the_loop_by_hand_trains_as_the_runner_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(by_runner, "_terminal", lambda: None)  # it is for a whole process
     case = cases.CASES[0]
     runner = by_runner.ByRunner(case, tmp_path / "runner", ema=True)  # some iterations are done then
     hand = by_hand.ByHand(case, tmp_path / "hand", ema=True)
