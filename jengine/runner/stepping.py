@@ -242,7 +242,7 @@ class Stepper:
             spared = (runner.max_iters - runner.iter) * _STACKING_SPARES
             steps.stacked = small and spared > runner.time.seconds.get("compile", 0.0)
         # a search for NaNs looks at what goes to the device too, which has rows that hold anything
-        return bool(steps.stacked) and not (jax.config.jax_debug_nans or jax.config.jax_debug_infs)
+        return bool(steps.stacked) and not any(_SEARCHES(jax.config))
 
     def _tell_before_error(self, batch_idx: int, start: int) -> None:
         """Hands on the outputs of the iterations from `start` to the one that has failed: they are of interest then."""
@@ -366,6 +366,7 @@ class _Batches:
 
 
 _FORM = operator.attrgetter("shape", "dtype")
+_SEARCHES = operator.attrgetter("jax_debug_nans", "jax_debug_infs")
 
 
 def _same_form(first: PyTree) -> Callable[[PyTree], bool]:

@@ -4,14 +4,13 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from tests.runner.test_several_steps_per_call import FULL, Every, Third, assert_same_run, noisy_model, samples, scalars
 
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.parallel.resident import ResidentRows
 from jengine.runner import stepping
+from tests.runner.test_several_steps_per_call import FULL, Every, Third, assert_same_run, noisy_model, samples, scalars
 
 ITERS = 40  # the first 13 are timed
 
