@@ -1,7 +1,8 @@
 """How a training loop goes through its batches.
 
 Where a step is short the host works for several iterations at once, up to the next at which a hook is due: it asks
-hooks once, hands outputs on once, and may have the iterations share one call of the compiled step.
+hooks once, hands outputs on once, and may have the iterations share one call of the compiled step, or send their inputs
+together.
 """
 
 import contextlib
@@ -33,11 +34,13 @@ _UNFIT = (
 )
 _AHEAD_SECONDS, _MOST_AHEAD = 0.1, 4  # how far the host of a CPU may run ahead of it, and by how many steps
 _LOOKED_AT = 8  # calls whose length is looked at, so that no program is compiled for longer ones than there are
-# how much work a call should hold, how much is dispatched before hooks are asked again, and the most iterations of both
+# how much work a call should hold, and how much is dispatched before hooks are asked again
 _CALL_SECONDS, _TOGETHER_SECONDS = 0.010, 0.050
 # what an iteration gains where inputs are sent together, and the batch in bytes up to which they are: more is copied
 # for longer than it takes to send
 _STACKING_SPARES, _SMALL_BATCH = 10e-6, 2**14
+_FORM = operator.attrgetter("shape", "dtype")  # of a batch's array
+_SEARCHES = operator.attrgetter("jax_debug_nans", "jax_debug_infs")
 
 
 class StepsPerCall:
@@ -363,10 +366,6 @@ class _Batches:
         """Closes the source."""
         if hasattr(self._source, "close"):
             self._source.close()
-
-
-_FORM = operator.attrgetter("shape", "dtype")
-_SEARCHES = operator.attrgetter("jax_debug_nans", "jax_debug_infs")
 
 
 def _same_form(first: PyTree) -> Callable[[PyTree], bool]:
