@@ -5,11 +5,12 @@ hooks once, hands outputs on once, and may have the iterations share one call of
 together.
 """
 
+import collections
 import contextlib
 import itertools
 import operator
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -326,19 +327,18 @@ class _Batches:
 
     def __init__(self, batches: Iterable[PyTree]) -> None:
         self._source = iter(batches)
-        self._left: PyTree = None
+        self._left: collections.deque[PyTree] = collections.deque()
         self._failure: Exception | None = None
 
     def __iter__(self) -> "_Batches":
         return self
 
     def __next__(self) -> PyTree:
+        if self._left:
+            return self._left.popleft()
         if self._failure is not None:
             raise self._failure
-        if self._left is None:
-            return next(self._source)
-        batch, self._left = self._left, None
-        return batch
+        return next(self._source)
 
     def following(self) -> PyTree | None:
         """The next batch; None at the end, and where the source fails: what came before is to be done first."""
@@ -350,17 +350,14 @@ class _Batches:
 
     def alike(self, first: PyTree, most: int) -> list[PyTree]:
         """The next batches, at most so many, while they have the form of `first`; otherwise as `following`."""
-        taken: list[PyTree] = []
-        same = _same_form(first)
+        drawn = [first]
         try:
-            for batch in itertools.islice(self._source, most):
-                if not same(batch):
-                    self._left = batch
-                    break
-                taken.append(batch)
-        except Exception as error:
+            drawn.extend(itertools.islice(self if self._left else self._source, most))
+        except Exception as error:  # those before it were drawn
             self._failure = error
-        return taken
+        count = _leading_alike(drawn)
+        self._left.extendleft(reversed(drawn[count:]))
+        return drawn[1:count]
 
     def close(self) -> None:
         """Closes the source."""
@@ -368,20 +365,16 @@ class _Batches:
             self._source.close()
 
 
-def _same_form(first: PyTree) -> Callable[[PyTree], bool]:
-    """Tells whether a batch can be stacked with `first`."""
-    if is_flat(first):  # the usual batch, for which a walk over a tree costs more
-        known = list(first), list(map(type, first.values())), list(map(_FORM, first.values()))
-
-        def same(batch: PyTree) -> bool:
-            """Whether it is a dict of arrays with the same names, in their order, shapes and dtypes."""
-            if type(batch) is not dict or (list(batch), list(map(type, batch.values()))) != known[:2]:
-                return False
-            return list(map(_FORM, batch.values())) == known[2]
-
-        return same
-    form = _form(first)
-    return lambda batch: _form(batch) == form
+def _leading_alike(batches: Sequence[PyTree]) -> int:
+    """How many of the batches, from the first on, can be stacked."""
+    if set(map(type, batches)) == {dict} and len(set(map(tuple, batches))) == 1:  # the usual batches, all at once
+        columns = [[batch[name] for batch in batches] for name in batches[0]]
+        if all(set(map(type, column)) == {np.ndarray} for column in columns):
+            forms = [list(map(_FORM, column)) for column in columns]
+            if all(of_one.count(of_one[0]) == len(batches) for of_one in forms):
+                return len(batches)
+    form = _form(batches[0])
+    return next((i for i, batch in enumerate(batches) if _form(batch) != form), len(batches))
 
 
 def _form(batch: PyTree) -> Any:
