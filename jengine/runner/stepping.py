@@ -35,8 +35,8 @@ _UNFIT = (
 )
 _AHEAD_SECONDS, _MOST_AHEAD = 0.1, 4  # how far the host of a CPU may run ahead of it, and by how many steps
 _LOOKED_AT = 8  # calls whose length is looked at, so that no program is compiled for longer ones than there are
-# how much work a call should hold, and how much is dispatched before hooks are asked again
-_CALL_SECONDS, _TOGETHER_SECONDS = 0.010, 0.050
+# how much work a call should hold, at most how many iterations, and how much is dispatched before hooks are asked again
+_CALL_SECONDS, _MOST_IN_CALL, _TOGETHER_SECONDS = 0.010, 64, 0.050
 # what an iteration gains where inputs are sent together, and the batch in bytes up to which they are: more is copied
 # for longer than it takes to send
 _STACKING_SPARES, _SMALL_BATCH = 10e-6, 2**14
@@ -84,14 +84,15 @@ class StepsPerCall:
         return statistics.median(after - before for before, after in itertools.pairwise(self._spent[_TIMED_AFTER:]))
 
     def choose(self, seconds: float, longest: Callable[[int], int]) -> None:
-        """Settles on as many iterations as some milliseconds hold, 64 at most; on one if that is not two.
+        """Settles on as many iterations as some milliseconds hold, within a limit; on one if that is not two.
 
         Args:
           seconds: what an iteration takes.
           longest: of a number of iterations, how many of them the hooks leave together.
         """
-        fitting = int((_CALL_SECONDS if self.fused else _TOGETHER_SECONDS) / max(seconds, 1e-9))
-        self.size = longest(min(MOST_ROWS, fitting)) if fitting >= 2 else 1
+        hold, most = (_CALL_SECONDS, _MOST_IN_CALL) if self.fused else (_TOGETHER_SECONDS, MOST_ROWS)
+        fitting = int(hold / max(seconds, 1e-9))
+        self.size = longest(min(most, fitting)) if fitting >= 2 else 1
 
 
 class Stepper:

@@ -31,7 +31,7 @@ State = TrainState | ResidentState
 
 _SLOW_IN_LOOPS = ("conv_general_dilated",)  # on CPUs; https://github.com/jax-ml/jax/issues/12868
 
-MOST_ROWS = 64  # iterations that are taken together at most
+MOST_ROWS = 128  # iterations with a call each whose inputs go to the device together, at most
 
 
 class PlannedStep(NamedTuple):
