@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.train.packed import Packed, pack
+from jengine.packed import Packed, pack
 
 _STANDS_AFTER = 3  # calls with the same values, before they are sent: what moves all the time is never sent
 _MOST = 1000

@@ -13,7 +13,7 @@ from jengine.parallel import InFlight, InterruptedRowsError, ResidentState
 from jengine.runner.number_packer import NumberPacker
 from jengine.train import COMPILES, TraceOnce, TrainState, build_train_step, count_flops
 from jengine.train.flops import Flops
-from jengine.train.packed import Packed, pack_rows, unpack
+from jengine.packed import Packed, pack_rows, unpack
 from jengine.train.step import Outputs
 from jengine.train.window import (
     RowStep,

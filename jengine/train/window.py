@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.data.collate import is_flat
-from jengine.train.packed import pack_rows, unpack
+from jengine.packed import pack_rows, unpack
 from jengine.train.state import TrainState
 from jengine.train.step import Outputs, TrainStep
 

@@ -5,7 +5,7 @@ import pytest
 
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.number_packer import NumberPacker
-from jengine.train.packed import unpack
+from jengine.packed import unpack
 
 
 def put(value):

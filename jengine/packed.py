@@ -1,14 +1,16 @@
-"""Numbers of an iteration packed into one array for each dtype: a compiled function pays for every argument.
+"""Arrays packed into one for each dtype: a compiled function pays for every argument.
 
 A call with three arrays of one number each, beside the state, takes a fifth longer than one with them all in one array.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jengine.paths import dotted
@@ -39,7 +41,7 @@ class Layout:
       treedef: of the leaves.
       dtypes: of the packed arrays.
       sizes: their elements.
-      places: of the leaves, None for those that are not packed: they are no arrays of the host.
+      places: of the leaves, None for those that are not packed.
     """
 
     treedef: Any
@@ -48,18 +50,19 @@ class Layout:
     places: tuple[Place | None, ...]
 
     @classmethod
-    def of(cls, leaves: Sequence[Any], treedef: Any, rows: bool = False) -> "Layout":
+    def of(cls, leaves: Sequence[Any], treedef: Any, packs: Callable[[Any], bool], rows: bool = False) -> "Layout":
         """The layout for leaves of these shapes and dtypes.
 
         Args:
           leaves: the leaves.
           treedef: of them.
+          packs: whether a leaf is packed.
           rows: whether their first axis is that of the iterations.
         """
         sizes: dict[np.dtype, int] = {}
         places: list[Place | None] = []
         for leaf in leaves:
-            if not isinstance(leaf, np.ndarray | np.generic):
+            if not packs(leaf):
                 places.append(None)
                 continue
             shape = leaf.shape[1:] if rows else leaf.shape
@@ -79,7 +82,7 @@ class Layout:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(slots=True)
 class Packed:
-    """Numbers in packed arrays; a pytree.
+    """Leaves in packed arrays; a pytree.
 
     Attributes:
       arrays: one for each dtype of the layout, [elements]; [rows, elements] for several iterations.
@@ -93,8 +96,8 @@ class Packed:
 
 
 def pack(leaves: Sequence[Any], treedef: Any) -> Packed:
-    """The leaves with all host arrays among them packed."""
-    layout = Layout.of(leaves, treedef)
+    """The leaves with all host arrays among them packed, on the host."""
+    layout = Layout.of(leaves, treedef, _is_of_host)
     arrays = [np.empty((size,), dtype) for dtype, size in zip(layout.dtypes, layout.sizes, strict=True)]
     rest = []
     for leaf, place in zip(leaves, layout.places, strict=True):
@@ -113,7 +116,7 @@ def pack_rows(columns: PyTree, size: int) -> Packed:
       size: the rows of the packed arrays; those that no iteration has hold anything.
     """
     leaves, treedef = jax.tree.flatten(columns)
-    layout = Layout.of(leaves, treedef, rows=True)
+    layout = Layout.of(leaves, treedef, _is_of_host, rows=True)
     tables = [np.empty((size, stop), dtype) for dtype, stop in zip(layout.dtypes, layout.sizes, strict=True)]
     for leaf, place in zip(leaves, layout.places, strict=True):
         assert place is not None
@@ -121,14 +124,38 @@ def pack_rows(columns: PyTree, size: int) -> Packed:
     return Packed(tuple(tables), (), layout)
 
 
-def unpack(numbers: PyTree) -> PyTree:
-    """The numbers as they were before they were packed, of arrays without rows; others pass as they are."""
-    if not isinstance(numbers, Packed):
-        return numbers
-    rest = iter(numbers.rest)
-    leaves = [next(rest) if place is None else _taken(numbers.arrays, place) for place in numbers.layout.places]
-    return numbers.layout.treedef.unflatten(leaves)
+@functools.partial(jax.jit, static_argnums=1)
+def pack_on_device(leaves: Sequence[jax.Array], layout: Layout) -> tuple[jax.Array, ...]:
+    """The arrays that hold those of the leaves which the layout packs; compiled, and of use within what is compiled."""
+    pieces: list[list[jax.Array]] = [[] for _ in layout.dtypes]
+    for leaf, place in zip(leaves, layout.places, strict=True):
+        if place is not None:
+            pieces[place.array].append(leaf.reshape(-1))
+    return tuple(map(jnp.concatenate, pieces))
 
 
-def _taken(arrays: Sequence[jax.Array], place: Place) -> jax.Array:
-    return jax.lax.slice_in_dim(arrays[place.array], place.start, place.stop).reshape(place.shape)
+@functools.partial(jax.jit, static_argnums=1)
+def take_on_device(arrays: Sequence[jax.Array], places: Sequence[Place]) -> list[jax.Array]:
+    """The leaves at these places; compiled, and of use within what is compiled."""
+    return [jax.lax.slice_in_dim(arrays[p.array], p.start, p.stop).reshape(p.shape) for p in places]
+
+
+def unpack(
+    tree: PyTree, take: Callable[[Sequence[jax.Array], Sequence[Place]], Sequence[jax.Array]] = take_on_device
+) -> PyTree:
+    """The tree as it was before it was packed, of arrays without rows; others pass as they are.
+
+    Args:
+      tree: what may be packed.
+      take: gives the leaves at some places of the arrays.
+    """
+    if not isinstance(tree, Packed):
+        return tree
+    places = tree.layout.places
+    packed = iter(take(tree.arrays, tuple(place for place in places if place is not None)))
+    rest = iter(tree.rest)
+    return tree.layout.treedef.unflatten([next(rest if place is None else packed) for place in places])
+
+
+def _is_of_host(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray | np.generic)
