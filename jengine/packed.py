@@ -4,7 +4,6 @@ A call with three arrays of one number each, beside the state, takes a fifth lon
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -41,7 +40,7 @@ class Layout:
       treedef: of the leaves.
       dtypes: of the packed arrays.
       sizes: their elements.
-      places: of the leaves, None for those that are not packed.
+      places: of the leaves, None for those that are not packed: they are no arrays of the host.
     """
 
     treedef: Any
@@ -50,19 +49,18 @@ class Layout:
     places: tuple[Place | None, ...]
 
     @classmethod
-    def of(cls, leaves: Sequence[Any], treedef: Any, packs: Callable[[Any], bool], rows: bool = False) -> "Layout":
+    def of(cls, leaves: Sequence[Any], treedef: Any, rows: bool = False) -> "Layout":
         """The layout for leaves of these shapes and dtypes.
 
         Args:
           leaves: the leaves.
           treedef: of them.
-          packs: whether a leaf is packed.
           rows: whether their first axis is that of the iterations.
         """
         sizes: dict[np.dtype, int] = {}
         places: list[Place | None] = []
         for leaf in leaves:
-            if not packs(leaf):
+            if not isinstance(leaf, np.ndarray | np.generic):
                 places.append(None)
                 continue
             shape = leaf.shape[1:] if rows else leaf.shape
@@ -97,7 +95,7 @@ class Packed:
 
 def pack(leaves: Sequence[Any], treedef: Any) -> Packed:
     """The leaves with all host arrays among them packed, on the host."""
-    layout = Layout.of(leaves, treedef, _is_of_host)
+    layout = Layout.of(leaves, treedef)
     arrays = [np.empty((size,), dtype) for dtype, size in zip(layout.dtypes, layout.sizes, strict=True)]
     rest = []
     for leaf, place in zip(leaves, layout.places, strict=True):
@@ -116,7 +114,7 @@ def pack_rows(columns: PyTree, size: int) -> Packed:
       size: the rows of the packed arrays; those that no iteration has hold anything.
     """
     leaves, treedef = jax.tree.flatten(columns)
-    layout = Layout.of(leaves, treedef, _is_of_host, rows=True)
+    layout = Layout.of(leaves, treedef, rows=True)
     tables = [np.empty((size, stop), dtype) for dtype, stop in zip(layout.dtypes, layout.sizes, strict=True)]
     for leaf, place in zip(leaves, layout.places, strict=True):
         assert place is not None
@@ -124,38 +122,33 @@ def pack_rows(columns: PyTree, size: int) -> Packed:
     return Packed(tuple(tables), (), layout)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def pack_on_device(leaves: Sequence[jax.Array], layout: Layout) -> tuple[jax.Array, ...]:
-    """The arrays that hold those of the leaves which the layout packs; compiled, and of use within what is compiled."""
+def pack_as(leaves: Sequence[jax.Array], layout: Layout) -> Packed:
+    """The leaves packed as they were before, within a compiled function."""
     pieces: list[list[jax.Array]] = [[] for _ in layout.dtypes]
+    rest = []
     for leaf, place in zip(leaves, layout.places, strict=True):
-        if place is not None:
+        if place is None:
+            rest.append(leaf)
+        else:
             pieces[place.array].append(leaf.reshape(-1))
-    return tuple(map(jnp.concatenate, pieces))
+    return Packed(tuple(map(jnp.concatenate, pieces)), tuple(rest), layout)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def take_on_device(arrays: Sequence[jax.Array], places: Sequence[Place]) -> list[jax.Array]:
-    """The leaves at these places; compiled, and of use within what is compiled."""
-    return [jax.lax.slice_in_dim(arrays[p.array], p.start, p.stop).reshape(p.shape) for p in places]
+def take(arrays: Sequence[Any], places: Sequence[Place]) -> list[Any]:
+    """What lies at these places: parts of arrays of the host, or within a compiled function."""
+    return [arrays[place.array][place.start : place.stop].reshape(place.shape) for place in places]
 
 
-def unpack(
-    tree: PyTree, take: Callable[[Sequence[jax.Array], Sequence[Place]], Sequence[jax.Array]] = take_on_device
-) -> PyTree:
+def unpack(tree: PyTree, take: Callable[[Sequence[Any], Sequence[Place]], Sequence[Any]] = take) -> PyTree:
     """The tree as it was before it was packed, of arrays without rows; others pass as they are.
 
     Args:
       tree: what may be packed.
-      take: gives the leaves at some places of the arrays.
+      take: see `take`.
     """
     if not isinstance(tree, Packed):
         return tree
     places = tree.layout.places
-    packed = iter(take(tree.arrays, tuple(place for place in places if place is not None)))
+    packed = iter(take(tree.arrays, [place for place in places if place is not None]))
     rest = iter(tree.rest)
     return tree.layout.treedef.unflatten([next(rest if place is None else packed) for place in places])
-
-
-def _is_of_host(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray | np.generic)

@@ -1,6 +1,7 @@
 """A training state that stays in pieces between the calls of the step, since taking it apart costs more than a call."""
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from jengine.packed import Layout, Packed, Place, pack_on_device, take_on_device, unpack
+from jengine.packed import Layout, Packed, Place, pack, pack_as, take, unpack
 
 PyTree = Any
 
+_SMALL = 2**13  # bytes of a leaf up to which two copies of it take less time than an argument more
 _GROUP = 4
 
 
@@ -20,56 +22,95 @@ class ResidentState(NamedTuple):
     """The leaves of a training state, as a compiled function takes them.
 
     Attributes:
-      packed: the small leaves, in an array for each dtype; for each array more a call takes a microsecond longer.
-      leaves: the others; keys among them as their data.
+      leaves: all but the counters and the key; keys among them as their data. `ResidentRows` has them as a pair: the
+        small ones packed, in an array for each dtype, and the others.
+      counters: int32[n], those leaves that are single integers; for each array more a call takes a microsecond longer.
       rng: uint32[...], the data of the run's key, which no step changes.
       form: how to put them together.
     """
 
-    packed: tuple[jax.Array, ...]
-    leaves: list[jax.Array]
+    leaves: Any
+    counters: jax.Array
     rng: jax.Array
-    form: "Form"
+    form: "_Form"
 
     def whole(self) -> PyTree:
         """The training state."""
-        return self.form.join(self.packed, self.leaves, self.rng)
+        return self.form.join(self.unpacked().leaves, _single(self.counters), self.rng)
+
+    def packed(self) -> "ResidentState":
+        """With the small leaves packed, which are taken away."""
+        if self.form.layout is not None:
+            return self
+        small = [leaf.nbytes <= _SMALL for leaf in self.leaves]
+        leaves = [np.asarray(leaf) if packs else leaf for leaf, packs in zip(self.leaves, small, strict=True)]
+        packed = pack(leaves, jax.tree.structure(leaves))
+        arrays = tuple(_put_beside(self.counters, array) for array in packed.arrays)
+        for leaf in itertools.compress(self.leaves, small):
+            if isinstance(leaf, jax.Array):
+                leaf.delete()
+        return self._replace(leaves=(arrays, packed.rest), form=self.form._replace(layout=packed.layout))
+
+    def unpacked(self) -> "ResidentState":
+        """With no leaf packed."""
+        if self.form.layout is None:
+            return self
+        arrays, rest = self.leaves
+        parts = functools.partial(_take_copies, self.counters)
+        return self._replace(leaves=self.form.unpack(arrays, rest, parts), form=self.form._replace(layout=None))
 
 
-class Form(NamedTuple):
-    """How a training state, whose last leaf is the run's key, lies in pieces.
-
-    Attributes:
-      layout: of its leaves, packed and not.
-      impls: the implementation of each leaf that is a key, None for the others.
-    """
-
-    layout: Layout
-    impls: tuple[Any, ...]
+class _Form(NamedTuple):
+    treedef: Any
+    impls: tuple[Any, ...]  # the implementation of each leaf that is a key; the run's key is the last
+    counting: tuple[bool, ...]  # which leaves are counters
+    layout: Layout | None = None  # of the leaves, where small ones are packed
 
     @classmethod
-    def of(cls, state: PyTree, small: int) -> "Form":
-        """That of a state, of which counters and leaves of at most `small` bytes are packed."""
+    def of(cls, state: PyTree) -> "_Form":
+        """That of a training state whose last leaf is the run's key."""
         leaves, treedef = jax.tree.flatten(state)
         impls = tuple(jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves)
-        return cls(Layout.of(leaves, treedef, lambda leaf: _is_packed(leaf, small)), impls)
+        return cls(treedef, impls, tuple(leaf.shape == () and leaf.dtype == np.int32 for leaf in leaves))
 
-    def split(self, state: PyTree) -> ResidentState:
-        """The pieces of a state."""
-        leaves = list(map(_data, jax.tree.leaves(state)))
-        *others, rng = [leaf for leaf, place in zip(leaves, self.layout.places, strict=True) if place is None]
-        return ResidentState(pack_on_device(leaves, self.layout), others, rng, self)
+    def split(self, state: PyTree) -> tuple[list[Any], list[Any], Any]:
+        """The leaves, the counters one by one, and the run's key."""
+        leaves = jax.tree.leaves(state)
+        *others, rng = [leaf for leaf, counts in zip(leaves, self.counting, strict=True) if not counts]
+        return others, [leaf for leaf, counts in zip(leaves, self.counting, strict=True) if counts], rng
 
-    def join(
-        self, packed: Sequence[Any], leaves: Sequence[Any], rng: Any, take: Callable[..., Any] = take_on_device
-    ) -> PyTree:
-        """The state of these pieces; `take` as `unpack` has it."""
-        impls = [impl for impl, place in zip(self.impls, self.layout.places, strict=True) if place is None]
-        others = [
+    def join(self, leaves: Sequence[Any], counters: Sequence[Any], rng: Any) -> PyTree:
+        """The training state of these leaves, whose keys are data."""
+        others, counts = iter([*leaves, rng]), iter(counters)
+        whole = [next(counts if counting else others) for counting in self.counting]
+        keyed = [
             leaf if impl is None else jax.random.wrap_key_data(leaf, impl=impl)
-            for leaf, impl in zip([*leaves, rng], impls, strict=True)
+            for leaf, impl in zip(whole, self.impls, strict=True)
         ]
-        return unpack(Packed(tuple(packed), tuple(others), self.layout), take)
+        return self.treedef.unflatten(keyed)
+
+    def unpack(self, arrays: Sequence[Any], rest: Sequence[Any], take: Callable[..., Any]) -> list[Any]:
+        """The leaves, of which small ones are packed in `arrays`; `take` as `jengine.packed.unpack` has it."""
+        assert self.layout is not None
+        leaves: list[Any] = unpack(Packed(tuple(arrays), tuple(rest), self.layout), take)
+        return leaves
+
+
+def take_apart(state: PyTree) -> ResidentState:
+    """A training state, whose last leaf is the run's key, in its pieces."""
+    form = _Form.of(state)
+    leaves, counters, rng = form.split(state)
+    return ResidentState(list(map(_data, leaves)), _vector(counters), _data(rng), form)
+
+
+@jax.jit
+def _vector(counters: Sequence[jax.Array]) -> jax.Array:
+    return jnp.stack(counters) if counters else jnp.zeros((0,), jnp.int32)
+
+
+@jax.jit
+def _single(counters: jax.Array) -> list[jax.Array]:
+    return [jax.lax.index_in_dim(counters, i, keepdims=False) for i in range(len(counters))]
 
 
 class ResidentStep:
@@ -79,55 +120,41 @@ class ResidentStep:
 
     Args:
       step: pure, `(state, batch, hyperparams) -> (state, outputs)`, which leaves `state.rng` as it is.
-      small: leaves of at most so many bytes are packed, beside the counters. Each costs two copies.
     """
 
-    def __init__(self, step: Callable[..., Any], small: int) -> None:
+    def __init__(self, step: Callable[..., Any]) -> None:
         self._step = step
-        self._small = small
-        self._form: Form | None = None
+        self._form: _Form | None = None
         self._compiled: Any
 
     def __call__(self, state: Any, batch: PyTree, hyperparams: PyTree) -> tuple[ResidentState, PyTree]:
         """Runs the step; the pieces of the state are donated, but for the run's key."""
-        packed, leaves, rng, form = self._pieces(state)
-        packed, leaves, outputs = self._compiled(packed, leaves, rng, batch, hyperparams)
-        _take_away(state)
-        return ResidentState(packed, leaves, rng, form), outputs
+        leaves, counters, rng, form = self._pieces(state)
+        leaves, counters, outputs = self._compiled(leaves, counters, rng, batch, hyperparams)
+        return ResidentState(leaves, counters, rng, form), outputs
 
     def trace(self, state: Any, batch: PyTree, hyperparams: PyTree) -> jax.stages.Traced:
         """The step as it was traced last, for arguments of these shapes; `state` is whole."""
-        form = self._form
-        assert form is not None
-        pieces = jax.eval_shape(lambda state: form.split(state)[:3], state)
-        traced: jax.stages.Traced = self._compiled.trace(*pieces, batch, hyperparams)
+        assert self._form is not None
+        leaves, counters, rng = self._form.split(state)
+        shapes = list(map(_data_shape, leaves)), jax.eval_shape(_vector, counters), _data_shape(rng)
+        traced: jax.stages.Traced = self._compiled.trace(*shapes, batch, hyperparams)
         return traced
 
     def _pieces(self, state: Any) -> ResidentState:
         """The state in pieces, for which `_compiled` is then the program."""
-        if type(state) is not ResidentState:
-            state = Form.of(state, self._small).split(state)
+        state = self._as_taken(state if type(state) is ResidentState else take_apart(state))
         if state.form is not self._form:
             if state.form != self._form:
-                self._compiled = self._compile(self._on_pieces(state.form))
+                self._compiled = self._compile(state.form)
             self._form = state.form
         return state
 
-    def _on_pieces(self, form: Form) -> Callable[..., Any]:
-        """The step on pieces of that form: `(packed, leaves, rng, *inputs) -> (packed, leaves, outputs)`."""
+    def _as_taken(self, state: ResidentState) -> ResidentState:
+        return state.unpacked()
 
-        # what XLA puts into one kernel decides on last bits: so the step is the same whatever is around it
-        step, take = (_set_apart(self._step), _take_in_groups) if self._small else (self._step, take_on_device)
-
-        def run(packed: Sequence[Any], leaves: Sequence[Any], rng: Any, *inputs: PyTree) -> Any:
-            state, outputs = step(form.join(packed, leaves, rng, take), *inputs)
-            packed, leaves, *_ = form.split(state)
-            return packed, leaves, outputs
-
-        return run
-
-    def _compile(self, step: Callable[..., Any]) -> Any:
-        return jax.jit(step, donate_argnums=(0, 1))
+    def _compile(self, form: _Form) -> Any:
+        return jax.jit(functools.partial(_on_pieces, self._step, form), donate_argnums=(0, 1))
 
 
 class InterruptedRowsError(Exception):
@@ -147,17 +174,16 @@ class InterruptedRowsError(Exception):
 class ResidentRows(ResidentStep):
     """Several compiled training steps with a call for each, whose inputs go to the device together before the first.
 
+    Small leaves of the state lie packed: a call takes a microsecond longer for each array more.
+
     Args:
       step: pure, `(state, batches, rows) -> (state, outputs)`; see `jengine.train.window.RowStep`.
-      small: as `ResidentStep` has it.
       outputs: the form of an output of all steps, [size], by name.
       device: where they run.
     """
 
-    def __init__(
-        self, step: Callable[..., Any], small: int, outputs: Mapping[str, jax.ShapeDtypeStruct], device: Any
-    ) -> None:
-        super().__init__(step, small)
+    def __init__(self, step: Callable[..., Any], outputs: Mapping[str, jax.ShapeDtypeStruct], device: Any) -> None:
+        super().__init__(step)
         size = next(iter(outputs.values())).shape[0]
 
         @jax.jit
@@ -180,26 +206,45 @@ class ResidentRows(ResidentStep):
         Raises:
           InterruptedRowsError: one of them fails, with the error as the cause.
         """
-        packed, leaves, rng, form = self._pieces(state)
+        leaves, counters, rng, form = self._pieces(state)
         with jax.default_device(self._device):
             batches, hyperparams, outputs = self._begin(batches, hyperparams)
         compiled, done = self._compiled, 0
         try:
             for done, row in enumerate(self._rows[:count]):  # noqa: B007 - read where one fails
-                packed, leaves, outputs = compiled(packed, leaves, rng, outputs, batches, hyperparams, row)
+                leaves, counters, outputs = compiled(leaves, counters, rng, outputs, batches, hyperparams, row)
         except Exception as error:
             raise InterruptedRowsError(done, outputs) from error
-        _take_away(state)
-        return ResidentState(packed, leaves, rng, form), outputs
+        return ResidentState(leaves, counters, rng, form), outputs
 
-    def _compile(self, step: Callable[..., Any]) -> Any:
+    def _as_taken(self, state: ResidentState) -> ResidentState:
+        return state.packed()
+
+    def _compile(self, form: _Form) -> Any:
+        # what XLA puts into one kernel decides on last bits, so a step must be the same whatever is around it
+        step = _set_apart(functools.partial(_on_pieces, self._step, form))
+        assert form.layout is not None
+        layout = form.layout
+
         def run(
-            packed: Any, leaves: Any, rng: Any, outputs: PyTree, batches: PyTree, hyperparams: PyTree, row: Any
+            leaves: Any, counters: Any, rng: Any, outputs: PyTree, batches: PyTree, hyperparams: PyTree, row: Any
         ) -> Any:
             rows = {"hyperparams": hyperparams, "outputs": outputs, "row": row}
-            return step(packed, leaves, rng, batches, rows)
+            arrays, rest = leaves
+            whole = form.unpack(arrays, rest, _take_in_groups)
+            whole, counters, outputs = step(whole, counters, rng, batches, rows)
+            packed = pack_as(whole, layout)
+            return (packed.arrays, packed.rest), counters, outputs
 
         return jax.jit(run, donate_argnums=(0, 1))  # the outputs are of interest where a later step fails
+
+
+def _on_pieces(
+    step: Callable[..., Any], form: _Form, leaves: list[Any], counters: Any, rng: Any, *inputs: PyTree
+) -> Any:
+    state, outputs = step(form.join(leaves, _single(counters), rng), *inputs)
+    leaves, counts, _ = form.split(state)
+    return list(map(_data, leaves)), _vector(counts), outputs
 
 
 def _set_apart(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -212,24 +257,24 @@ def _set_apart(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _take_in_groups(arrays: Sequence[jax.Array], places: Sequence[Place]) -> list[jax.Array]:
-    """As `take_on_device`, in calls of a few leaves each, which XLA runs in a thread: between threads it loses more time."""
-    leaves = []
+    """As `take`, in calls of a few leaves each: XLA runs these in one thread, and to pass them on takes it longer."""
+    leaves: list[jax.Array] = []
     for i in range(0, len(places), _GROUP):
-        leaves += _set_apart(functools.partial(take_on_device, places=places[i : i + _GROUP]))(arrays)
+        leaves += _set_apart(functools.partial(take, places=places[i : i + _GROUP]))(arrays)
     return leaves
 
 
-def _take_away(state: Any) -> None:
-    """Deletes a whole state but for the run's key: those of its leaves that were packed were not donated."""
-    if type(state) is not ResidentState:
-        for leaf in jax.tree.leaves(state)[:-1]:
-            if isinstance(leaf, jax.Array):
-                leaf.delete()
+def _take_copies(beside: jax.Array, arrays: Sequence[jax.Array], places: Sequence[Place]) -> list[jax.Array]:
+    """As `take`, of arrays on a CPU, as arrays of their own that lie where another does."""
+    return [_put_beside(beside, part.copy()) for part in take(list(map(np.asarray, arrays)), places)]
 
 
-def _is_packed(leaf: Any, small: int) -> bool:
-    counts = leaf.shape == () and leaf.dtype == np.int32
-    return counts or (not _is_key(leaf) and leaf.size * leaf.dtype.itemsize <= small)
+def _put_beside(other: jax.Array, value: np.ndarray) -> jax.Array:
+    """Sends an array to the device of another, tied to it if the other is."""
+    if other.committed:
+        return jax.device_put(value, other.sharding)
+    with jax.default_device(next(iter(other.devices()))):
+        return jnp.asarray(value)
 
 
 def _is_key(leaf: Any) -> bool:
@@ -238,3 +283,7 @@ def _is_key(leaf: Any) -> bool:
 
 def _data(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _data_shape(leaf: Any) -> Any:
+    return jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf

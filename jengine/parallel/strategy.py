@@ -11,10 +11,6 @@ from jengine.registry import STRATEGIES
 
 PyTree = Any
 
-# bytes of a leaf of the state up to which it travels packed on a CPU, which copies it in less time than a call takes for
-# an argument more; an accelerator would start kernels for that
-_SMALL = 2**13
-
 
 @STRATEGIES.register_module()
 class SingleDevice:
@@ -38,7 +34,6 @@ class SingleDevice:
         if not 0 <= device < len(devices):
             raise ValueError(f"SingleDevice: there are {len(devices)} devices, found device={device}")
         self.device = devices[device]
-        self._small = _SMALL if self.takes_host_batches else 0
 
     @property
     def platform(self) -> str:
@@ -67,7 +62,7 @@ class SingleDevice:
 
     def compile_resident_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """As `compile_train_step`, for a loop: the state may stay in pieces from call to call."""
-        return ResidentStep(step, self._small)
+        return ResidentStep(step)
 
     def compile_rows(
         self, step: Callable[..., Any], outputs: Mapping[str, jax.ShapeDtypeStruct]
@@ -76,7 +71,7 @@ class SingleDevice:
 
         It is on a CPU. To an accelerator batches are sent ahead, while it is busy with those before.
         """
-        return ResidentRows(step, self._small, outputs, self.device) if self.takes_host_batches else None
+        return ResidentRows(step, outputs, self.device) if self.takes_host_batches else None
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles an evaluation step; the metric sums, its third argument, are donated."""

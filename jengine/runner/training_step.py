@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.logging import TimeAccount
+from jengine.packed import Packed, pack_rows, unpack
 from jengine.parallel import InFlight, InterruptedRowsError, ResidentState
 from jengine.runner.number_packer import NumberPacker
 from jengine.train import COMPILES, TraceOnce, TrainState, build_train_step, count_flops
 from jengine.train.flops import Flops
-from jengine.packed import Packed, pack_rows, unpack
 from jengine.train.step import Outputs
 from jengine.train.window import (
     RowStep,

@@ -53,77 +53,29 @@ def one_by_one(count):
     return whole, np.array(losses)
 
 
-@pytest.mark.parametrize(
-    ("small", "packed", "leaves"),
-    [
-        (0, {"int32": 2}, [(3,), (2,)]),
-        (8, {"int32": 2}, [(3,), (2,)]),  # a key is not packed
-        (12, {"int32": 2, "float32": 3}, [(2,)]),
-    ],
-)
-def test_pieces_are_what_a_compiled_step_gives(small, packed, leaves):
+def test_pieces_are_what_a_compiled_step_gives():
     expected, losses = one_by_one(3)
-    resident, pieces, found = ResidentStep(step, small), state(), []
+    resident, pieces, found = ResidentStep(step), state(), []
     for i in range(3):
         pieces, outputs = resident(pieces, BATCHES[i], RATES[i])
         found.append(outputs["loss"])
-    assert {str(array.dtype): array.size for array in pieces.packed} == packed
-    assert [leaf.shape for leaf in pieces.leaves] == leaves
+    assert pieces.counters.tolist() == [3, 11]
+    assert [leaf.shape for leaf in pieces.leaves] == [(3,), (2,)]
     assert_same_state(pieces.whole(), expected)
     np.testing.assert_array_equal(found, losses)
     again, _ = resident(pieces.whole(), BATCHES[0], RATES[0])  # a state that was put together is taken as it is
     assert int(again.whole().step) == 4
 
 
-@pytest.mark.parametrize("small", [0, 4096])
-def test_a_whole_state_is_taken_away_but_for_the_key(small):
-    whole = state()
-    ResidentStep(step, small)(whole, BATCHES[0], RATES[0])
-    assert [leaf.is_deleted() for leaf in jax.tree.leaves(whole)] == [True] * 4 + [False]
-
-
-def test_a_call_that_fails_takes_no_packed_leaf_away():
-    def failing(state, batch, hyperparams):
-        raise ZeroDivisionError
-
-    whole = state()
-    with pytest.raises(ZeroDivisionError):
-        ResidentStep(failing, 4096)(whole, BATCHES[0], RATES[0])
-    assert_same_state(whole, state())
-
-
-@pytest.mark.parametrize("small", [0, 4096])
-def test_a_state_without_counters(small):
+def test_a_state_without_counters():
     whole = {"w": jnp.zeros(2), "z_rng": jax.random.key(0)}
-    pieces, _ = ResidentStep(lambda s, b, h: ({**s, "w": s["w"] + b}, {}), small)(whole, np.float32(2), None)
+    pieces, _ = ResidentStep(lambda s, b, h: ({**s, "w": s["w"] + b}, {}))(whole, np.float32(2), None)
     assert pieces.whole()["w"].tolist() == [2.0, 2.0]
 
 
-def test_packing_moves_no_bit_of_what_is_computed_from_other_results():
-    """What the next result is computed from may be kept at a higher precision where the two are joined."""
-
-    def averaging(state, batch, hyperparams):
-        trace = 0.9 * state["trace"] + jnp.sin(state["w"] @ batch) @ batch.T
-        w = state["w"] - hyperparams * trace
-        mean = state["mean"] * 0.999 + 0.001 * w
-        return {**state, "trace": trace, "w": w, "mean": mean}, {"loss": w.sum()}
-
-    def made():
-        w = jax.random.normal(jax.random.key(3), (32, 32))
-        return {"trace": jnp.zeros_like(w), "w": w, "mean": w + 0, "z_rng": jax.random.key(0)}
-
-    batch, rate = np.asarray(jax.random.normal(jax.random.key(1), (32, 32))), np.float32(0.01)
-    whole, pieces, compiled, resident = made(), made(), jax.jit(averaging), ResidentStep(averaging, 4096)
-    for _ in range(50):
-        whole, _ = compiled(whole, batch, rate)
-        pieces, _ = resident(pieces, batch, rate)
-    assert [array.size for array in pieces.packed] == [3 * 32 * 32]
-    assert_same_state(pieces.whole(), whole)
-
-
-@pytest.fixture(params=[0, 4096])
-def rows(request):
-    return ResidentRows(row, request.param, {"loss": jax.ShapeDtypeStruct((4,), jnp.float32)}, jax.devices()[0])
+@pytest.fixture
+def rows():
+    return ResidentRows(row, {"loss": jax.ShapeDtypeStruct((4,), jnp.float32)}, jax.devices()[0])
 
 
 def test_rows_are_what_single_calls_give(rows):
@@ -140,6 +92,65 @@ def test_the_inputs_may_change_once_they_were_handed_over(rows):
     pieces, _ = rows.run(state(), batches, rates, 3)
     batches[:], rates[:] = np.nan, np.nan
     assert_same_state(pieces.whole(), one_by_one(3)[0])
+
+
+def test_rows_have_small_leaves_packed_and_take_the_others_away(rows):
+    whole = {
+        "half": jnp.ones((2, 2), jnp.float16),
+        "large": jnp.ones(4096),
+        "mean": jnp.ones(3),
+        "z_rng": jax.random.key(0),
+    }
+    kept = {name: leaf.copy() for name, leaf in whole.items() if name != "z_rng"}
+    rows = ResidentRows(
+        lambda s, b, r: ({**s, "mean": s["mean"] + b[0]}, r["outputs"]), {"loss": kept["mean"]}, jax.devices()[0]
+    )
+    pieces, _ = rows.run(whole, np.ones((4, 3), np.float32), np.zeros(4), 2)
+    arrays, others = pieces.leaves
+    assert {str(array.dtype): array.size for array in arrays} == {"float16": 4, "float32": 3}
+    assert [leaf.shape for leaf in others] == [(4096,)]
+    assert all(whole[name].is_deleted() for name in kept)
+    again = pieces.whole()
+    assert again["mean"].tolist() == [3.0] * 3
+    assert_same_state({**again, "mean": kept["mean"]}, {**kept, "z_rng": whole["z_rng"]})
+
+
+def test_the_state_may_go_from_single_calls_to_rows_and_back(rows):
+    expected, losses = one_by_one(4)
+    single, pieces = ResidentStep(step), state()
+    pieces, first = single(pieces, BATCHES[0], RATES[0])
+    pieces, two = rows.run(pieces, np.roll(BATCHES, -1, 0), np.roll(RATES, -1), 2)
+    pieces, last = single(pieces, BATCHES[3], RATES[3])
+    np.testing.assert_array_equal([first["loss"], *two["loss"][:2], last["loss"]], losses)
+    assert_same_state(pieces.whole(), expected)
+    assert (single._compiled._cache_size(), rows._compiled._cache_size()) == (1, 1)
+
+
+def test_packing_moves_no_bit_of_what_is_computed_from_other_results():
+    """What the next result is computed from may be kept at a higher precision where the two are joined."""
+
+    def averaging(state, batch, hyperparams):
+        trace = 0.9 * state["trace"] + jnp.sin(state["w"] @ batch) @ batch.T
+        w = state["w"] - hyperparams * trace
+        mean = state["mean"] * 0.999 + 0.001 * w
+        return {**state, "trace": trace, "w": w, "mean": mean}, {"loss": w.sum()}
+
+    def row(state, batches, rows):
+        state, _ = averaging(state, batches[rows["row"]], rows["hyperparams"][rows["row"]])
+        return state, rows["outputs"]
+
+    def made():
+        w = jax.random.normal(jax.random.key(3), (32, 32))
+        return {"trace": jnp.zeros_like(w), "w": w, "mean": w + 0, "z_rng": jax.random.key(0)}
+
+    batch, rate = np.asarray(jax.random.normal(jax.random.key(1), (32, 32))), np.float32(0.01)
+    whole, compiled = made(), jax.jit(averaging)
+    for _ in range(50):
+        whole, _ = compiled(whole, batch, rate)
+    rows = ResidentRows(row, {"loss": jax.ShapeDtypeStruct((50,), jnp.float32)}, jax.devices()[0])
+    pieces, _ = rows.run(made(), np.stack([batch] * 50), np.full(50, rate), 50)
+    assert [array.size for array in pieces.leaves[0]] == [3 * 32 * 32]
+    assert_same_state(pieces.whole(), whole)
 
 
 def test_where_a_row_fails_the_outputs_of_those_before_are_told(rows, monkeypatch):

@@ -124,8 +124,8 @@ def test_what_came_before_an_error_of_a_hook_is_done_and_logged(train):
 def test_what_came_before_an_error_of_a_step_is_logged(train, monkeypatch):
     compile_rows = ResidentRows._compile
 
-    def failing(self, step):
-        compiled, calls = compile_rows(self, step), itertools.count(14)
+    def failing(self, form):
+        compiled, calls = compile_rows(self, form), itertools.count(14)
 
         def call(*args):
             if next(calls) == 31:

@@ -3,9 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine.packed import unpack
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.number_packer import NumberPacker
-from jengine.packed import unpack
 
 
 def put(value):
