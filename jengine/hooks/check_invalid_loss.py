@@ -7,6 +7,7 @@ import numpy as np
 
 from jengine.hooks.hook import Hook
 from jengine.registry import HOOKS
+from jengine.train.window import WindowOutputs
 
 if TYPE_CHECKING:
     from jengine.runner import Runner
@@ -37,7 +38,7 @@ class CheckInvalidLossHook(Hook):
     ) -> None:
         """Checks the loss if it is time."""
         if outputs and self.every_n_train_iters(runner, self.interval):
-            loss = float(outputs["loss"])
+            loss = outputs.read("loss") if isinstance(outputs, WindowOutputs) else float(outputs["loss"])
             if not np.isfinite(loss):
                 runner.logger.error("the loss became infinite or NaN!")
                 raise AssertionError(f"the loss is {loss} in iteration {runner.iter}")

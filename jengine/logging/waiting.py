@@ -2,7 +2,7 @@
 
 import bisect
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -19,16 +19,22 @@ class Series(NamedTuple):
     @property
     def arrays(self) -> Sequence[jax.Array]:
         """The device arrays among the values."""
-        if isinstance(self.values, np.ndarray):
+        values = self.values
+        if type(values) is np.ndarray:
             return ()
-        return (self.values,) if isinstance(self.values, jax.Array) else [self.values[row] for row in self.rows]
+        if isinstance(values, list | tuple):  # to ask for `jax.Array` takes longer
+            return [values[row] for row in self.rows]
+        return cast("Sequence[jax.Array]", (values,))
 
     def read(self, fetched: Iterator[np.ndarray]) -> list[float]:
         """The values; those of the device are the next ones of `fetched`."""
-        if not isinstance(self.values, np.ndarray | jax.Array):
-            return [float(next(fetched).item()) for _ in self.rows]
-        values = (self.values if isinstance(self.values, np.ndarray) else next(fetched)).tolist()
-        return [values[row] for row in self.rows]
+        values, rows = self.values, self.rows
+        if isinstance(values, list | tuple):
+            return [float(next(fetched).item()) for _ in rows]
+        array = values if type(values) is np.ndarray else next(fetched)
+        chosen = slice(rows.start, rows.stop) if type(rows) is range and rows.step == 1 else list(rows)
+        numbers: list[float] = array[chosen].tolist()
+        return numbers
 
 
 class Waiting(NamedTuple):

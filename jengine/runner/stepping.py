@@ -20,7 +20,7 @@ from jengine.data import prefetch_to_device
 from jengine.data.collate import is_flat
 from jengine.errors import ConfigError
 from jengine.hooks.hook_list import ITERATION_STAGES
-from jengine.runner.training_step import MOST_ROWS, PlannedStep
+from jengine.runner.training_step import PlannedStep
 from jengine.train.window import WindowOutputs
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ _UNFIT = (
 _AHEAD_SECONDS, _MOST_AHEAD = 0.1, 4  # how far the host of a CPU may run ahead of it, and by how many steps
 _LOOKED_AT = 8  # calls whose length is looked at, so that no program is compiled for longer ones than there are
 # how much work a call should hold, at most how many iterations, and how much is dispatched before hooks are asked again
-_CALL_SECONDS, _MOST_IN_CALL, _TOGETHER_SECONDS = 0.010, 64, 0.050
+_CALL_SECONDS, _MOST_IN_CALL, _TOGETHER_SECONDS, _MOST_TOGETHER = 0.010, 64, 0.050, 128
 # what an iteration gains where inputs are sent together, and the batch in bytes up to which they are: more is copied
 # for longer than it takes to send
-_STACKING_SPARES, _SMALL_BATCH = 10e-6, 2**14
+_STACKING_SPARES, _SMALL_BATCH = 20e-6, 2**14
 _FORM = operator.attrgetter("shape", "dtype")  # of a batch's array
 _SEARCHES = operator.attrgetter("jax_debug_nans", "jax_debug_infs")
 
@@ -90,7 +90,7 @@ class StepsPerCall:
           seconds: what an iteration takes.
           longest: of a number of iterations, how many of them the hooks leave together.
         """
-        hold, most = (_CALL_SECONDS, _MOST_IN_CALL) if self.fused else (_TOGETHER_SECONDS, MOST_ROWS)
+        hold, most = (_CALL_SECONDS, _MOST_IN_CALL) if self.fused else (_TOGETHER_SECONDS, _MOST_TOGETHER)
         fitting = int(hold / max(seconds, 1e-9))
         self.size = longest(min(most, fitting)) if fitting >= 2 else 1
 
@@ -242,7 +242,7 @@ class Stepper:
         That is another program: what it spares in the rest of the run must be more than it takes to compile.
         """
         runner, steps = self._runner, self._steps
-        if steps.stacked is None and runner.step.takes_rows:
+        if steps.stacked is None and runner.step.takes_rows(steps.size or 1):
             small = is_flat(batch) and sum(leaf.nbytes for leaf in batch.values()) <= _SMALL_BATCH
             spared = (runner.max_iters - runner.iter) * _STACKING_SPARES
             steps.stacked = small and spared > runner.time.seconds.get("compile", 0.0)

@@ -31,8 +31,6 @@ State = TrainState | ResidentState
 
 _SLOW_IN_LOOPS = ("conv_general_dilated",)  # on CPUs; https://github.com/jax-ml/jax/issues/12868
 
-MOST_ROWS = 128  # iterations with a call each whose inputs go to the device together, at most
-
 
 class PlannedStep(NamedTuple):
     """What the host has decided about an iteration before it runs.
@@ -102,6 +100,7 @@ class TrainingStep:
         self._pack = NumberPacker(functools.partial(_put, getattr(strategy, "device", None)))
         self._outputs: dict[str, jax.ShapeDtypeStruct] = {}  # of the step that updates, once it ran
         self._rows: Any = None
+        self._size = 0  # of its arrays
         self._several = several
         self.unfit = False
         self.before_error: WindowOutputs | None = None
@@ -171,11 +170,16 @@ class TrainingStep:
         }
         return state, WindowOutputs(series, [planned.rates for planned in plan])
 
-    @property
-    def takes_rows(self) -> bool:
-        """Whether `by_rows` is of use: once a step has run, where none only accumulates, on a device that is for it."""
+    def takes_rows(self, size: int) -> bool:
+        """Whether `by_rows` is of use: once a step has run, where none only accumulates, on a device that is for it.
+
+        Args:
+          size: the most iterations that it may be asked for; the first time counts.
+        """
         if self._rows is None and self._outputs and not self._accumulates:
-            self._rows = getattr(self._strategy, "compile_rows", lambda *_: None)(self.row, self._outputs)
+            outputs = {name: jax.ShapeDtypeStruct((size, *o.shape), o.dtype) for name, o in self._outputs.items()}
+            self._rows = getattr(self._strategy, "compile_rows", lambda *_: None)(self.row, outputs)
+            self._size = size
         return self._rows is not None
 
     def by_rows(self, state: State, plan: Sequence[PlannedStep]) -> tuple[State, Mapping[str, jax.Array]]:
@@ -183,13 +187,14 @@ class TrainingStep:
 
         Args:
           state: donated; whole or in pieces, as the call before has left it.
-          plan: what the host has decided for each iteration, with host batches of equal form; `MOST_ROWS` at most.
+          plan: what the host has decided for each iteration, with host batches of equal form; not more than
+            `takes_rows` was told.
 
         Returns:
           The new state and the outputs, both in the making.
         """
-        batches = stack_batches([planned.batch for planned in plan], MOST_ROWS, axis=0)
-        numbers = pack_rows(self._columns(plan), MOST_ROWS)
+        batches = stack_batches([planned.batch for planned in plan], self._size, axis=0)
+        numbers = pack_rows(self._columns(plan), self._size)
         self._time.switch("step")
         compiles = COMPILES.count
         self._in_flight.wait()
@@ -241,7 +246,7 @@ class TrainingStep:
             self._time.was("compile")
             step.look(_whole(state, new), batch, numbers)
             if step is self.update:
-                self._outputs = {k: jax.ShapeDtypeStruct((MOST_ROWS, *v.shape), v.dtype) for k, v in outputs.items()}
+                self._outputs = {name: jax.ShapeDtypeStruct(o.shape, o.dtype) for name, o in outputs.items()}
         self._in_flight.add(outputs["loss"])
         return new, outputs
 
