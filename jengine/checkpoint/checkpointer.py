@@ -62,10 +62,10 @@ class Checkpointer:
           CheckpointSaveError: this save could not begin, or the one before failed.
           TypeError, ValueError: something in `state` or `meta` cannot be stored; nothing was written.
         """
-        self.wait()
         path = Path(path).absolute()
         text = encode_meta(meta)
         storable = arrays.encode(state)
+        self.wait()
         incoming = path.with_name(path.name + INCOMING)
         self._saving = path
         try:

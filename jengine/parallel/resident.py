@@ -45,7 +45,7 @@ class ResidentState(NamedTuple):
         small = [leaf.nbytes <= _SMALL for leaf in self.leaves]
         leaves = [np.asarray(leaf) if packs else leaf for leaf, packs in zip(self.leaves, small, strict=True)]
         packed = pack(leaves, jax.tree.structure(leaves))
-        arrays = tuple(_put_beside(self.counters, array) for array in packed.arrays)
+        arrays = tuple(_put_beside(self.counters, packed.arrays))
         for leaf in itertools.compress(self.leaves, small):
             if isinstance(leaf, jax.Array):
                 leaf.delete()
@@ -266,15 +266,15 @@ def _take_in_groups(arrays: Sequence[jax.Array], places: Sequence[Place]) -> lis
 
 def _take_copies(beside: jax.Array, arrays: Sequence[jax.Array], places: Sequence[Place]) -> list[jax.Array]:
     """As `take`, of arrays on a CPU, as arrays of their own that lie where another does."""
-    return [_put_beside(beside, part.copy()) for part in take(list(map(np.asarray, arrays)), places)]
+    return _put_beside(beside, [part.copy() for part in take(list(map(np.asarray, arrays)), places)])
 
 
-def _put_beside(other: jax.Array, value: np.ndarray) -> jax.Array:
-    """Sends an array to the device of another, tied to it if the other is."""
+def _put_beside(other: jax.Array, values: Sequence[np.ndarray]) -> list[jax.Array]:
+    """Sends arrays to the device of another, tied to it if the other is."""
     if other.committed:
-        return jax.device_put(value, other.sharding)
+        return jax.device_put(list(values), other.sharding)
     with jax.default_device(next(iter(other.devices()))):
-        return jnp.asarray(value)
+        return jax.device_put(list(values))
 
 
 def _is_key(leaf: Any) -> bool:
