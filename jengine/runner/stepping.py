@@ -128,7 +128,7 @@ class Stepper:
         """
         if self._steps.size is None:
             return self._timed(batch_idx)
-        if self._steps.size > 1:
+        if self._steps.size > 1 or self._of_either_kind():
             return self._together(batch_idx, limit)
         return self._one(batch_idx, self._on_device())
 
@@ -146,6 +146,11 @@ class Stepper:
             self._ready = _Batches(prefetch_to_device(self._host, self._put, self._depth))
         return self._ready
 
+    def _of_either_kind(self) -> bool:
+        """Whether single iterations take one program for those that update and those that do not: so a run has two."""
+        step = self._runner.step
+        return self._steps.fused and step.accumulates and not step.unfit
+
     def _one(self, batch_idx: int, batches: Iterable[PyTree]) -> int:
         for batch in batches:
             self._loop.run_iter(batch_idx, batch)
@@ -154,7 +159,10 @@ class Stepper:
 
     def _timed(self, batch_idx: int) -> int:
         """One iteration, while it is not known how many should be taken at once."""
-        done = self._one(batch_idx, map(self._put, self._host) if self._steps.fused else self._on_device())
+        if self._of_either_kind():
+            done = self._together(batch_idx, 1)
+        else:
+            done = self._one(batch_idx, map(self._put, self._host) if self._steps.fused else self._on_device())
         runner = self._runner
         spent = sum(runner.time.seconds.get(part, 0.0) for part in ("step", "input"))
         seconds = self._steps.note(spent) if done else None

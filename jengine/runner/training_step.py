@@ -65,8 +65,9 @@ class TrainingStep:
       retrace: 'warn' or 'raise'; see `TraceOnce`.
 
     Attributes:
-      update: the pure step that updates. accumulate: the one that only accumulates. window: several, of both kinds.
-      row: one that updates, of several whose inputs went to the device together.
+      update: the pure step that updates. accumulate: the one that only accumulates. either: one of both kinds.
+      window: several, of both kinds. row: one that updates, of several whose inputs went to the device together.
+      accumulates: whether there are steps that only accumulate.
       unfit: whether it has turned out that several iterations in one call would be slow on this device.
       before_error: the outputs of the iterations before the one of several that has failed.
     """
@@ -91,10 +92,10 @@ class TrainingStep:
         unfit = _SLOW_IN_LOOPS if strategy.platform == "cpu" else ()
         self._axis = 0 if getattr(strategy, "takes_host_batches", False) else 1
         several = WindowStep(steps[0], steps[1] if accumulates else None, unfit, self._axis)
-        pure: list[Callable[..., Any]] = [*steps, several, RowStep(steps[0])]
-        self._accumulates = accumulates
+        pure: list[Callable[..., Any]] = [*steps, several, several, RowStep(steps[0])]
+        self.accumulates = accumulates
         self._programs = [TraceOnce(step, ("state", "batch", "hyperparams"), retrace=retrace) for step in pure]
-        self.update, self.accumulate, self.window, self.row = self._programs
+        self.update, self.accumulate, self.either, self.window, self.row = self._programs
         whole = self._programs[:-1]
         self._compiled = {step: strategy.compile_resident_step(_unpacking(step)) for step in whole}
         self._pack = NumberPacker(functools.partial(_put, getattr(strategy, "device", None)))
@@ -148,7 +149,8 @@ class TrainingStep:
         Args:
           state: donated; whole or in pieces, as the call before has left it.
           plan: what the host has decided for each iteration, with host batches of equal form.
-          size: the most iterations that a call may have; the program is compiled for it.
+          size: the most iterations that a call may have; the program is compiled for it. A run may have calls of one
+            iteration and of one larger size.
 
         Returns:
           The new state and the outputs, both in the making.
@@ -159,7 +161,7 @@ class TrainingStep:
         put = self._strategy.put_batch
         try:
             batch = put(stack_batches([planned.batch for planned in plan], size, self._axis))
-            state, stacked = self._dispatch(self.window, state, batch, rows)
+            state, stacked = self._dispatch(self.window if size > 1 else self.either, state, batch, rows)
         except UnfitForALoopError:
             self.unfit = True
             return self.each(state, self._apart(plan, columns))
@@ -176,7 +178,7 @@ class TrainingStep:
         Args:
           size: the most iterations that it may be asked for; the first time counts.
         """
-        if self._rows is None and self._outputs and not self._accumulates:
+        if self._rows is None and self._outputs and not self.accumulates:
             outputs = {name: jax.ShapeDtypeStruct((size, *o.shape), o.dtype) for name, o in self._outputs.items()}
             self._rows = getattr(self._strategy, "compile_rows", lambda *_: None)(self.row, outputs)
             self._size = size

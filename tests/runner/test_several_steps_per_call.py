@@ -208,6 +208,20 @@ def test_auto_measures_a_step_and_then_fills_a_call(train):
     assert "steps_per_call='auto': " in log
 
 
+def test_auto_has_two_programs_where_gradients_accumulate(train):
+    wrapper = dict(
+        optimizer=dict(type="SGD", lr=0.1, momentum=0.9), accumulative_counts=3, clip_grad=dict(max_norm=1.0)
+    )
+    one, auto = train(1, optim_wrapper=wrapper), train("auto", optim_wrapper=wrapper)
+    assert_same_run(one, auto)
+    programs = [auto.step.update, auto.step.accumulate, auto.step.either, auto.step.window]
+    assert [program.traces for program in programs] == [0, 0, 1, 1]
+    apart = train("auto", optim_wrapper=wrapper, custom_hooks=[Every()])
+    assert_same_run(train(1, optim_wrapper=wrapper, custom_hooks=[Every()]), apart)
+    programs = [apart.step.update, apart.step.accumulate, apart.step.either, apart.step.window]
+    assert [program.traces for program in programs] == [0, 0, 1, 0]
+
+
 def test_auto_says_which_hook_keeps_iterations_apart(train):
     auto = train("auto", custom_hooks=[Every()])
     assert auto.train_loop.steps_per_call.size == 1
