@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "jengine"
 ROWS = {
     "errors": 0,
     "registry": 1, "config": 1, "paths": 1,
-    "packed": 2, "model": 2, "averaging": 2, "data": 2, "logging": 2,
+    "apart": 2, "packed": 2, "model": 2, "averaging": 2, "data": 2, "logging": 2,
     "optim": 3,
     "train": 4,
     "parallel": 5, "checkpoint": 5, "evaluation": 5, "visualization": 5,

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.xla_metadata import set_xla_metadata
 
+from jengine.apart import set_apart
 from jengine.packed import Layout, Packed, Place, pack, pack_as, take, unpack
 
 PyTree = Any
@@ -221,10 +221,9 @@ class ResidentRows(ResidentStep):
         return state.packed()
 
     def _compile(self, form: _Form) -> Any:
-        # what XLA puts into one kernel decides on last bits, so a step must be the same whatever is around it
-        step = _set_apart(functools.partial(_on_pieces, self._step, form))
+        # the step is as it is by itself, and what is around it set apart: what XLA joins decides on last bits
         assert form.layout is not None
-        layout = form.layout
+        pack_again = set_apart(functools.partial(pack_as, layout=form.layout))
 
         def run(
             leaves: Any, counters: Any, rng: Any, outputs: PyTree, batches: PyTree, hyperparams: PyTree, row: Any
@@ -232,8 +231,8 @@ class ResidentRows(ResidentStep):
             rows = {"hyperparams": hyperparams, "outputs": outputs, "row": row}
             arrays, rest = leaves
             whole = form.unpack(arrays, rest, _take_in_groups)
-            whole, counters, outputs = step(whole, counters, rng, batches, rows)
-            packed = pack_as(whole, layout)
+            whole, counters, outputs = _on_pieces(self._step, form, whole, counters, rng, batches, rows)
+            packed = pack_again(whole)
             return (packed.arrays, packed.rest), counters, outputs
 
         return jax.jit(run, donate_argnums=(0, 1))  # the outputs are of interest where a later step fails
@@ -247,20 +246,11 @@ def _on_pieces(
     return list(map(_data, leaves)), _vector(counts), outputs
 
 
-def _set_apart(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as a call of its own within what is compiled: XLA joins no operation in it with one outside."""
-
-    def call(*args: PyTree) -> Any:
-        return set_xla_metadata(jax.jit(fn)(*args), inlineable="false")  # marks the call that these come from
-
-    return call
-
-
 def _take_in_groups(arrays: Sequence[jax.Array], places: Sequence[Place]) -> list[jax.Array]:
     """As `take`, in calls of a few leaves each: XLA runs these in one thread, and to pass them on takes it longer."""
     leaves: list[jax.Array] = []
     for i in range(0, len(places), _GROUP):
-        leaves += _set_apart(functools.partial(take, places=places[i : i + _GROUP]))(arrays)
+        leaves += set_apart(functools.partial(take, places=places[i : i + _GROUP]))(arrays)
     return leaves
 
 

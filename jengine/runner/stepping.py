@@ -8,6 +8,7 @@ together.
 import collections
 import contextlib
 import itertools
+import math
 import operator
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,9 +38,9 @@ _AHEAD_SECONDS, _MOST_AHEAD = 0.1, 4  # how far the host of a CPU may run ahead 
 _LOOKED_AT = 8  # calls whose length is looked at, so that no program is compiled for longer ones than there are
 # how much work a call should hold, at most how many iterations, and how much is dispatched before hooks are asked again
 _CALL_SECONDS, _MOST_IN_CALL, _TOGETHER_SECONDS, _MOST_TOGETHER = 0.010, 64, 0.050, 128
-# what an iteration gains where inputs are sent together, and the batch in bytes up to which they are: more is copied
-# for longer than it takes to send
-_STACKING_SPARES, _SMALL_BATCH = 20e-6, 2**14
+# what an iteration gains where inputs are sent together, the batch in bytes up to which they are (more is copied for
+# longer than it takes to send), and the bytes that are sent at most (more leaves the cache)
+_STACKING_SPARES, _SMALL_BATCH, _MOST_SENT = 20e-6, 2**17, 2**21
 _FORM = operator.attrgetter("shape", "dtype")  # of a batch's array
 _SEARCHES = operator.attrgetter("jax_debug_nans", "jax_debug_infs")
 
@@ -250,10 +251,14 @@ class Stepper:
         That is another program: what it spares in the rest of the run must be more than it takes to compile.
         """
         runner, steps = self._runner, self._steps
-        if steps.stacked is None and runner.step.takes_rows(steps.size or 1):
-            small = is_flat(batch) and sum(leaf.nbytes for leaf in batch.values()) <= _SMALL_BATCH
+        if steps.stacked is None:
+            size = sum(leaf.nbytes for leaf in batch.values()) if is_flat(batch) else math.inf
+            most = min(steps.size or 1, int(_MOST_SENT / max(size, 1)))
             spared = (runner.max_iters - runner.iter) * _STACKING_SPARES
-            steps.stacked = small and spared > runner.time.seconds.get("compile", 0.0)
+            pays = size <= _SMALL_BATCH and spared > runner.time.seconds.get("compile", 0.0)
+            steps.stacked = pays and runner.step.takes_rows(most)
+            if steps.stacked:
+                steps.size = most
         # a search for NaNs looks at what goes to the device too, which has rows that hold anything
         return bool(steps.stacked) and not any(_SEARCHES(jax.config))
 

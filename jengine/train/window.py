@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.apart import set_apart
 from jengine.data.collate import is_flat
 from jengine.packed import pack_rows, unpack
 from jengine.train.state import TrainState
@@ -116,8 +117,9 @@ class RowStep:
           The state after it, and the outputs with its own.
         """
         i = rows["row"]
-        state, new = self._update(state, _row(batches, i), unpack(_row(rows["hyperparams"], i)))
-        return state, {k: jax.lax.dynamic_update_index_in_dim(rows["outputs"][k], new[k], i, 0) for k in new}
+        batch, numbers = set_apart(_row)((batches, rows["hyperparams"]), i)
+        state, new = self._update(state, batch, unpack(numbers))
+        return state, set_apart(_set_row)(rows["outputs"], new, i)
 
 
 def _reporting(step: TrainStep, shapes: Outputs) -> TrainStep:
@@ -178,6 +180,11 @@ def stack_numbers(columns: Mapping[str, Any], updates: Sequence[bool], size: int
 def _row(arrays: PyTree, i: Any, axis: int = 0) -> PyTree:
     """Row `i` of each array, along `axis` or the last that it has."""
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, min(x.ndim - 1, axis), keepdims=False), arrays)
+
+
+def _set_row(arrays: PyTree, values: PyTree, i: Any) -> PyTree:
+    """Each array with a value in row `i`."""
+    return jax.tree.map(lambda x, value: jax.lax.dynamic_update_index_in_dim(x, value, i, 0), arrays, values)
 
 
 def _nothing(shape: tuple[int, ...], dtype: Any) -> jax.Array:

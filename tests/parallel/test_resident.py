@@ -7,6 +7,7 @@ import pytest
 from flax import struct
 
 from jengine.parallel.resident import InterruptedRowsError, ResidentRows, ResidentStep
+from jengine.train.window import RowStep
 
 
 class State(struct.PyTreeNode):
@@ -26,12 +27,6 @@ def step(state, batch, hyperparams):
     own_key = jax.random.fold_in(state.own_key, state.done)
     w = state.w + hyperparams * (batch + noise + jax.random.uniform(own_key))
     return state.replace(step=state.step + 1, w=w, own_key=own_key, done=state.done + 2), {"loss": w.sum()}
-
-
-def row(state, batches, rows):
-    i = rows["row"]
-    state, outputs = step(state, batches[i], rows["hyperparams"][i])
-    return state, {"loss": rows["outputs"]["loss"].at[i].set(outputs["loss"])}
 
 
 def assert_same_state(one, other):
@@ -75,7 +70,7 @@ def test_a_state_without_counters():
 
 @pytest.fixture
 def rows():
-    return ResidentRows(row, {"loss": jax.ShapeDtypeStruct((4,), jnp.float32)}, jax.devices()[0])
+    return ResidentRows(RowStep(step), {"loss": jax.ShapeDtypeStruct((4,), jnp.float32)}, jax.devices()[0])
 
 
 def test_rows_are_what_single_calls_give(rows):
@@ -135,22 +130,51 @@ def test_packing_moves_no_bit_of_what_is_computed_from_other_results():
         mean = state["mean"] * 0.999 + 0.001 * w
         return {**state, "trace": trace, "w": w, "mean": mean}, {"loss": w.sum()}
 
-    def row(state, batches, rows):
-        state, _ = averaging(state, batches[rows["row"]], rows["hyperparams"][rows["row"]])
-        return state, rows["outputs"]
-
     def made():
         w = jax.random.normal(jax.random.key(3), (32, 32))
         return {"trace": jnp.zeros_like(w), "w": w, "mean": w + 0, "z_rng": jax.random.key(0)}
 
     batch, rate = np.asarray(jax.random.normal(jax.random.key(1), (32, 32))), np.float32(0.01)
-    whole, compiled = made(), jax.jit(averaging)
+    whole, compiled, losses = made(), jax.jit(averaging), []
     for _ in range(50):
-        whole, _ = compiled(whole, batch, rate)
-    rows = ResidentRows(row, {"loss": jax.ShapeDtypeStruct((50,), jnp.float32)}, jax.devices()[0])
-    pieces, _ = rows.run(made(), np.stack([batch] * 50), np.full(50, rate), 50)
+        whole, outputs = compiled(whole, batch, rate)
+        losses.append(outputs["loss"])
+    rows = ResidentRows(RowStep(averaging), {"loss": jax.ShapeDtypeStruct((50,), jnp.float32)}, jax.devices()[0])
+    pieces, outputs = rows.run(made(), np.stack([batch] * 50), np.full(50, rate), 50)
     assert [array.size for array in pieces.leaves[0]] == [3 * 32 * 32]
     assert_same_state(pieces.whole(), whole)
+    np.testing.assert_array_equal(outputs["loss"], losses)
+
+
+def test_convolutions_stay_where_they_are_fast(monkeypatch):
+    """XLA compiles one for a CPU to something ten times slower if it is not in the outermost computation."""
+
+    def convolving(state, batch, hyperparams):
+        def loss(w):
+            return jnp.square(jax.lax.conv(batch, w, (1, 1), "SAME")).mean()
+
+        value, gradient = jax.value_and_grad(loss)(state["w"])
+        return {**state, "w": state["w"] - hyperparams * gradient}, {"loss": value}
+
+    texts = []
+    compile_rows = ResidentRows._compile
+
+    def telling(self, form):
+        compiled = compile_rows(self, form)
+
+        def call(*args):
+            texts.append(compiled.lower(*args).compile().as_text())
+            return compiled(*args)
+
+        return call
+
+    monkeypatch.setattr(ResidentRows, "_compile", telling)
+    rows = ResidentRows(RowStep(convolving), {"loss": jax.ShapeDtypeStruct((2,), jnp.float32)}, jax.devices()[0])
+    whole = {"w": jnp.ones((4, 3, 3, 3)), "z_rng": jax.random.key(0)}
+    rows.run(whole, np.ones((2, 2, 3, 8, 8), np.float32), np.ones(2, np.float32), 1)
+    inner, outermost = texts[0].split("\nENTRY ")
+    assert " convolution(" not in inner
+    assert " convolution(" in outermost
 
 
 def test_where_a_row_fails_the_outputs_of_those_before_are_told(rows, monkeypatch):

@@ -101,6 +101,21 @@ def test_where_it_is_of_no_use_inputs_go_one_by_one(train, monkeypatch, changes)
     assert train(100.0, **changes).step.row.traces == 0
 
 
+def test_no_more_is_sent_together_than_a_cache_holds(train, monkeypatch):
+    monkeypatch.setattr(stepping, "_MOST_SENT", 239)  # a batch has 48 bytes
+    counts = []
+
+    def counted(self, state, batches, hyperparams, count, run=ResidentRows.run):
+        counts.append((len(batches["x"]), count))
+        return run(self, state, batches, hyperparams, count)
+
+    monkeypatch.setattr(ResidentRows, "run", counted)
+    together = train(100.0)
+    assert max(counts) == (4, 4)
+    monkeypatch.undo()
+    assert_same_run(train(0.0), together)
+
+
 def test_a_short_run_does_not_compile_for_it(train):
     assert train(1e-5).step.row.traces == 0  # 26 iterations would gain a fourth of a millisecond
 
