@@ -41,6 +41,9 @@ _CALL_SECONDS, _MOST_IN_CALL, _TOGETHER_SECONDS, _MOST_TOGETHER = 0.010, 64, 0.0
 # what an iteration gains where inputs are sent together, the batch in bytes up to which they are (more is copied for
 # longer than it takes to send), and the bytes that are sent at most (more leaves the cache)
 _STACKING_SPARES, _SMALL_BATCH, _MOST_SENT = 20e-6, 2**17, 2**21
+# the bytes of a state up to which one program serves steps that update and steps that only accumulate: it takes half as
+# much again for copies
+_SMALL_STATE = 2**28
 _FORM = operator.attrgetter("shape", "dtype")  # of a batch's array
 _SEARCHES = operator.attrgetter("jax_debug_nans", "jax_debug_infs")
 
@@ -59,6 +62,8 @@ class StepsPerCall:
         taken at once are dispatched one by one.
       fused: whether they share a call.
       stacked: where they do not, whether their inputs are sent together all the same; None while that is not known.
+      either: for 'auto', whether one program serves both steps that update and steps that only accumulate, so that a
+        run has no more than two; None while that is not known.
     """
 
     def __init__(self, value: int | str) -> None:
@@ -68,6 +73,7 @@ class StepsPerCall:
         self.size = None if value in ("auto", 1) else int(value)
         self.fused = value != 1
         self.stacked: bool | None = None
+        self.either: bool | None = None
         self._spent: list[float] = []
 
     def note(self, seconds: float) -> float | None:
@@ -148,9 +154,13 @@ class Stepper:
         return self._ready
 
     def _of_either_kind(self) -> bool:
-        """Whether single iterations take one program for those that update and those that do not: so a run has two."""
-        step = self._runner.step
-        return self._steps.fused and step.accumulates and not step.unfit
+        """Whether single iterations take one program for those that update and those that do not."""
+        step, steps = self._runner.step, self._steps
+        if not steps.fused or not step.accumulates or step.unfit:
+            return False
+        if steps.either is None:
+            steps.either = sum(leaf.nbytes for leaf in jax.tree.leaves(self._runner.state)) <= _SMALL_STATE
+        return steps.either
 
     def _one(self, batch_idx: int, batches: Iterable[PyTree]) -> int:
         for batch in batches:
@@ -171,11 +181,12 @@ class Stepper:
             cutting = runner.hook_list.cutting_each(runner)
             # all processes must take the same number, so it is the first one's
             seconds = runner.processes.exchange("the time of a step", seconds)[0]
-            self._steps.choose(1.0 if cutting else seconds, self._longest)
+            large = self._steps.either is False
+            self._steps.choose(1.0 if cutting or large else seconds, self._longest)
             if self._takes_host_batches:  # else each step in flight holds a batch on the device
                 runner.in_flight.limit = min(max(int(_AHEAD_SECONDS / max(seconds, 1e-9)), 2), _MOST_AHEAD)
             if self._steps.fused:
-                runner.logger.info(_told(self._steps.size or 1, seconds, cutting))
+                runner.logger.info(_told(self._steps.size or 1, seconds, cutting, large))
         return done
 
     def _longest(self, most: int) -> int:
@@ -328,12 +339,15 @@ class Stepper:
             yield PlannedStep(batch, updates, numbers, wrapper.get_lr())
 
 
-def _told(size: int, seconds: float, cutting: list[Any]) -> str:
+def _told(size: int, seconds: float, cutting: list[Any], large: bool) -> str:
     """What the log says of the choice."""
+    reason = f"for a step of {seconds * 1e3:.3g} ms"
     if cutting:
         names = ", ".join(type(hook).__name__ for hook in cutting)
-        return f"steps_per_call='auto': 1, since {names} acts at each iteration (`Hook.next_due` can say when)."
-    return f"steps_per_call='auto': {size}, for a step of {seconds * 1e3:.3g} ms."
+        reason = f"since {names} acts at each iteration (`Hook.next_due` can say when)"
+    elif large:
+        reason = "since accumulating and updating in one program would take half the state's memory again"
+    return f"steps_per_call='auto': {size}, {reason}."
 
 
 class _Batches:

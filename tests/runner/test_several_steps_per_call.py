@@ -13,6 +13,7 @@ from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
+from jengine.runner import stepping
 from jengine.runner.stepping import StepsPerCall
 
 FULL = dict(
@@ -220,6 +221,17 @@ def test_auto_has_two_programs_where_gradients_accumulate(train):
     assert_same_run(train(1, optim_wrapper=wrapper, custom_hooks=[Every()]), apart)
     programs = [apart.step.update, apart.step.accumulate, apart.step.either, apart.step.window]
     assert [program.traces for program in programs] == [0, 0, 1, 0]
+
+
+def test_auto_copies_no_large_state_where_gradients_accumulate(train, monkeypatch):
+    monkeypatch.setattr(stepping, "_SMALL_STATE", 8)
+    wrapper = dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=3, clip_grad=dict(max_norm=1.0))
+    auto = train("auto", optim_wrapper=wrapper)
+    assert_same_run(train(1, optim_wrapper=wrapper), auto)
+    programs = [auto.step.update, auto.step.accumulate, auto.step.either, auto.step.window]
+    assert [program.traces for program in programs] == [1, 1, 0, 0]
+    log = next(pathlib.Path(auto.log_dir).glob("*.log")).read_text()
+    assert "steps_per_call='auto': 1, since accumulating and updating in one program would take half" in log
 
 
 def test_auto_says_which_hook_keeps_iterations_apart(train):
