@@ -1,6 +1,8 @@
+import base64
 import json
 import logging
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -49,14 +51,27 @@ def test_the_random_stream_goes_on_where_it_was(checkpointer, tmp_path):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_the_state_may_be_donated_as_soon_as_save_returns(checkpointer, tmp_path):
-    state = {"params": jnp.arange(200_000.0)}
-    expected = np.arange(200_000.0, dtype=np.float32)
+@pytest.mark.parametrize("size", [200_000, 400_000])  # of which Orbax is given copies, and which go as they are
+def test_the_state_may_be_donated_as_soon_as_save_returns(checkpointer, tmp_path, size):
+    state = {"params": jnp.arange(size, dtype=jnp.float32)}
+    expected = np.arange(size, dtype=np.float32)
     step = jax.jit(lambda s: jax.tree.map(lambda x: x * 0 - 1, s), donate_argnums=0)
     path = checkpointer.save(tmp_path / "iter_1", state, make_meta())
     step(state)["params"].block_until_ready()
     checkpointer.wait()
     np.testing.assert_array_equal(load(path).state["params"], expected)
+
+
+def test_only_large_arrays_and_those_of_several_devices_are_written_with_a_sharding(checkpointer, tmp_path):
+    state = {
+        "large": jnp.ones(300_000),
+        "several": jax.device_put(np.ones(8), NamedSharding(mesh_of(8), PartitionSpec("data"))),
+        "small": jnp.ones(3),
+    }
+    path = checkpointer.save(tmp_path / "iter_1", state, make_meta())
+    checkpointer.wait()
+    shardings = json.loads((pathlib.Path(path) / "state" / "_sharding").read_text())
+    assert sorted(base64.b64decode(name).decode() for name in shardings) == ["large", "several"]
 
 
 @pytest.mark.parametrize("devices", [8, 4, 1])
