@@ -15,7 +15,7 @@ import numpy as np
 
 from jengine.paths import dotted, flatten, map_with_path
 
-_SMALL = 2**20  # bytes of an array up to which a copy takes less time than what Orbax does for a sharding
+_SMALL = 2**16  # bytes of an array up to which a copy takes less time than what Orbax does for a sharding
 
 
 def is_key(leaf: Any) -> bool:

@@ -90,16 +90,25 @@ class StepsPerCall:
             return None
         return statistics.median(after - before for before, after in itertools.pairwise(self._spent[_TIMED_AFTER:]))
 
-    def choose(self, seconds: float, longest: Callable[[int], int]) -> None:
+    def choose(self, seconds: float, longest: Callable[[int], int], fuses: bool = True) -> None:
         """Settles on as many iterations as some milliseconds hold, within a limit; on one if that is not two.
+
+        Where 'auto' finds no two to share a call, they are taken as with 1; but not where that is one program more.
 
         Args:
           seconds: what an iteration takes.
           longest: of a number of iterations, how many of them the hooks leave together.
+          fuses: whether they may share a call.
         """
+        self.size = self._fitting(seconds, longest) if fuses or not self.fused else 1
+        if self.fused and self.size == 1 and not self.either:
+            self.fused = False
+            self.size = self._fitting(seconds, longest)
+
+    def _fitting(self, seconds: float, longest: Callable[[int], int]) -> int:
         hold, most = (_CALL_SECONDS, _MOST_IN_CALL) if self.fused else (_TOGETHER_SECONDS, _MOST_TOGETHER)
         fitting = int(hold / max(seconds, 1e-9))
-        self.size = longest(min(most, fitting)) if fitting >= 2 else 1
+        return longest(min(most, fitting)) if fitting >= 2 else 1
 
 
 class Stepper:
@@ -181,12 +190,13 @@ class Stepper:
             cutting = runner.hook_list.cutting_each(runner)
             # all processes must take the same number, so it is the first one's
             seconds = runner.processes.exchange("the time of a step", seconds)[0]
-            large = self._steps.either is False
-            self._steps.choose(1.0 if cutting or large else seconds, self._longest)
+            auto, large = self._steps.fused, self._steps.either is False
+            self._steps.choose(seconds, self._longest, fuses=not (cutting or large))
             if self._takes_host_batches:  # else each step in flight holds a batch on the device
                 runner.in_flight.limit = min(max(int(_AHEAD_SECONDS / max(seconds, 1e-9)), 2), _MOST_AHEAD)
-            if self._steps.fused:
-                runner.logger.info(_told(self._steps.size or 1, seconds, cutting, large))
+            if auto:
+                shared = self._steps.size or 1 if self._steps.fused else 1
+                runner.logger.info(_told(shared, seconds, cutting, large))
         return done
 
     def _longest(self, most: int) -> int:

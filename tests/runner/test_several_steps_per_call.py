@@ -241,11 +241,19 @@ def test_auto_says_which_hook_keeps_iterations_apart(train):
     assert "steps_per_call='auto': 1, since Every acts at each iteration" in log
 
 
-@pytest.mark.parametrize(("seconds", "size"), [(20e-6, 64), (1e-3, 10), (4.9e-3, 2), (5.1e-3, 1), (1.0, 1)])
+@pytest.mark.parametrize(("seconds", "size"), [(20e-6, 64), (1e-3, 10), (4.9e-3, 2)])
 def test_auto_fills_ten_milliseconds(seconds, size):
     steps = StepsPerCall("auto")
     steps.choose(seconds, lambda most: most)
-    assert steps.size == size
+    assert (steps.fused, steps.size) == (True, size)
+
+
+@pytest.mark.parametrize(("seconds", "size"), [(5.1e-3, 9), (1.0, 1)])
+def test_auto_leaves_longer_steps_as_they_are_by_default(seconds, size):
+    auto, one = StepsPerCall("auto"), StepsPerCall(1)
+    for steps in (auto, one):
+        steps.choose(seconds, lambda most: most)
+        assert (steps.fused, steps.size) == (False, size)
 
 
 def test_auto_compiles_for_no_more_iterations_than_hooks_leave_together(train):
