@@ -228,6 +228,7 @@ class ResidentRows(ResidentStep):
         def run(
             leaves: Any, counters: Any, rng: Any, outputs: PyTree, batches: PyTree, hyperparams: PyTree, row: Any
         ) -> Any:
+            """One of the steps."""
             rows = {"hyperparams": hyperparams, "outputs": outputs, "row": row}
             arrays, rest = leaves
             whole = form.unpack(arrays, rest, _take_in_groups)
