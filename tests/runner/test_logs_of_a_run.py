@@ -302,7 +302,7 @@ def test_a_test_writes_its_metrics(make_runner):
 
 
 def test_an_error_within_iterations_that_are_taken_together_loses_no_line_before_it(make_runner, monkeypatch):
-    monkeypatch.setattr(StepsPerCall, "choose", lambda self, seconds, longest: setattr(self, "size", 64))
+    monkeypatch.setattr(StepsPerCall, "choose", lambda self, *_, **__: setattr(self, "size", 64))
     batch = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
     other = {"x": np.ones((4, 2), np.float16), "y": np.ones(4, np.float32)}
     runner = make_runner(
@@ -324,7 +324,7 @@ def test_an_error_within_iterations_that_are_taken_together_loses_no_line_before
 def test_the_data_time_of_iterations_taken_together_is_that_of_all_their_batches(
     make_runner, monkeypatch, steps_per_call
 ):
-    monkeypatch.setattr(StepsPerCall, "choose", lambda self, seconds, longest: setattr(self, "size", 8))
+    monkeypatch.setattr(StepsPerCall, "choose", lambda self, *_, **__: setattr(self, "size", 8))
     batch = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
 
     class SlowData(list):
@@ -349,7 +349,7 @@ def test_the_data_time_of_iterations_taken_together_is_that_of_all_their_batches
 
 
 def test_an_error_of_a_hook_that_acts_ahead_loses_no_line_either(make_runner, monkeypatch):
-    monkeypatch.setattr(StepsPerCall, "choose", lambda self, seconds, longest: setattr(self, "size", 64))
+    monkeypatch.setattr(StepsPerCall, "choose", lambda self, *_, **__: setattr(self, "size", 64))
 
     class Failing(Hook):
         in_windows = "ahead"
