@@ -6,7 +6,7 @@ dotted path (`opt_state.1.0.mu.kernel`), so that a NamedTuple, a dict and a data
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from jengine.paths import dotted, flatten, map_with_path
 
-_SMALL = 2**22  # bytes of a state up to which a copy takes less time than what Orbax does for shardings
+_SMALL = 2**22  # bytes of a state up to which a copy takes less time than what Orbax does before it writes
 
 
 def is_key(leaf: Any) -> bool:
@@ -25,6 +25,8 @@ def is_key(leaf: Any) -> bool:
 
 def encode(state: Any) -> Any:
     """`state` as Orbax can store it: every leaf an array with at least one element, no typed keys.
+
+    Arrays of the host are copied, and those of a small state in its memory, which is then wholly on the host.
 
     Raises:
       TypeError: a leaf is neither an array nor a number. ValueError: a leaf is empty, or its buffer was donated to a
@@ -47,11 +49,11 @@ def _storable(path: str, leaf: Any, copied: bool) -> Any:
             )
         leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
         if jax.process_count() > 1 and leaf.is_fully_addressable:
-            leaf = np.asarray(leaf)  # every process has its own, equal copy: the first one's is written
+            leaf = np.array(leaf)  # every process has its own, equal copy: the first one's is written
         elif copied:
-            leaf = np.asarray(leaf)  # Orbax copies it before a save returns, and is done in half the time
+            leaf = np.array(leaf)
     elif isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
-        leaf = np.asarray(leaf)
+        leaf = np.array(leaf)
     else:
         raise TypeError(f"{path} is a {type(leaf).__name__}: a train state holds arrays; keep the rest in the meta")
     if leaf.size == 0:
@@ -127,16 +129,37 @@ def read_flat(directory: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> di
     return {name: leaf for path, leaf in leaves if (name := dotted(path)) in wanted}
 
 
-def async_writer() -> Any:
-    """A new Orbax checkpointer that writes in the background."""
-    import orbax.checkpoint as ocp
+class BackgroundWriter:
+    """Writes states, one at a time: a write begins in one thread and ends in another."""
 
-    _silence_orbax()
-    # With the processes named, Orbax lets them wait for each other on the host. By default it takes a collective of the
-    # devices, which in another thread than the steps' gets into a different order among these on each process.
-    together = ocp.options.MultiprocessingOptions(active_processes=all_processes())
-    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=_type_handlers(), multiprocessing_options=together)
-    return ocp.AsyncCheckpointer(handler, multiprocessing_options=together)
+    def __init__(self) -> None:
+        self._orbax: Any = None
+
+    def begin(self, directory: Path, state: Any) -> Callable[[], None]:
+        """Begins to write a state, encoded; its arrays on devices may be donated as soon as this returns.
+
+        Returns:
+          What ends the write, and raises what went wrong since.
+        """
+        import orbax.checkpoint as ocp
+
+        if jax.process_count() == 1 and all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(state)):
+            return functools.partial(write_alone, directory, state)
+        if self._orbax is None:
+            _silence_orbax()
+            # With the processes named, Orbax lets them wait for each other on the host. By default it takes a
+            # collective of the devices, which in another thread than the steps' gets into a different order among
+            # these on each process.
+            together = ocp.options.MultiprocessingOptions(active_processes=all_processes())
+            self._orbax = ocp.AsyncCheckpointer(_handler(together), multiprocessing_options=together)
+        self._orbax.save(directory, args=ocp.args.PyTreeSave(state))
+        end: Callable[[], None] = self._orbax.wait_until_finished
+        return end
+
+    def close(self) -> None:
+        """Ends its threads."""
+        if self._orbax is not None:
+            self._orbax.close()
 
 
 def all_processes() -> set[int] | None:
@@ -145,20 +168,18 @@ def all_processes() -> set[int] | None:
 
 
 def write_alone(directory: Path, state: Any) -> None:
-    """Writes host arrays from this process only, while others do something else."""
+    """Writes host arrays from this process only, while others do something else.
+
+    The directory has no other name meanwhile: it is for the caller to make it appear whole. That is what an Orbax
+    checkpointer would do beyond this, which takes a third longer.
+    """
     import orbax.checkpoint as ocp
 
     _silence_orbax()
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_by_itself())
-    with ocp.Checkpointer(handler, multiprocessing_options=_by_itself()) as writer:
-        writer.save(directory, args=ocp.args.PyTreeSave(state))
-
-
-def save_args(state: Any) -> Any:
-    """The argument of an Orbax save for `state`, encoded."""
-    import orbax.checkpoint as ocp
-
-    return ocp.args.PyTreeSave(state)
+    handler = _handler(_by_itself())
+    directory.mkdir(parents=True)
+    handler.save(directory, args=ocp.args.PyTreeSave(state))
+    handler.finalize(directory)
 
 
 def _reader(in_flight: int | None = None) -> Any:
@@ -166,12 +187,17 @@ def _reader(in_flight: int | None = None) -> Any:
     import orbax.checkpoint as ocp
 
     _silence_orbax()
-    handler = ocp.PyTreeCheckpointHandler(
-        type_handler_registry=_type_handlers(),
-        multiprocessing_options=_by_itself(),
-        restore_concurrent_gb=None if in_flight is None else in_flight / 1e9,
+    alone = _by_itself()
+    handler = _handler(alone, restore_concurrent_gb=None if in_flight is None else in_flight / 1e9)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
+
+
+def _handler(processes: Any, **settings: Any) -> Any:
+    import orbax.checkpoint as ocp
+
+    return ocp.PyTreeCheckpointHandler(
+        type_handler_registry=_type_handlers(), multiprocessing_options=processes, **settings
     )
-    return ocp.Checkpointer(handler, multiprocessing_options=_by_itself())
 
 
 def _by_itself() -> Any:
@@ -192,7 +218,8 @@ def _type_handlers() -> Any:
     # By default replicated arrays are cut into one slice per replica, which compiles once per array: seconds of
     # blocking at the first save, measured on eight devices.
     return handlers.create_type_handler_registry(
-        (np.ndarray, handlers.NumpyHandler()), (jax.Array, handlers.ArrayHandler(use_replica_parallel=False))
+        (np.ndarray, handlers.NumpyHandler(deepcopy_host_arrays=False)),  # `encode` has copied them
+        (jax.Array, handlers.ArrayHandler(use_replica_parallel=False)),
     )
 
 

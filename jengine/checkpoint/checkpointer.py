@@ -3,7 +3,7 @@
 import concurrent.futures
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class Checkpointer:
 
     def __init__(self, work_dir: str | os.PathLike[str]) -> None:
         self._work_dir = Path(work_dir).absolute()
-        self._writer: Any = None
+        self._writer: arrays.BackgroundWriter | None = None
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
         self._pending: concurrent.futures.Future[None] | None = None
         self._saving: Path | None = None
@@ -73,14 +73,14 @@ class Checkpointer:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _tidy(path.parent)
             if self._writer is None:
-                self._writer = arrays.async_writer()
+                self._writer = arrays.BackgroundWriter()
                 self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jengine-checkpoint")
-            self._writer.save(incoming / STATE, args=arrays.save_args(storable))
+            end_write = self._writer.begin(incoming / STATE, storable)
         except Exception as error:
             raise self._failure(error) from error
         assert self._executor is not None
         self._pending = self._executor.submit(
-            self._commit, path, text, meta["meta"]["iter"], latest, tuple(map(Path, evict))
+            self._commit, path, end_write, text, meta["meta"]["iter"], latest, tuple(map(Path, evict))
         )
         return str(path)
 
@@ -116,9 +116,17 @@ class Checkpointer:
                 self._writer.close()
                 self._writer = self._executor = None
 
-    def _commit(self, path: Path, meta: str, iteration: int | None, latest: bool, evict: tuple[Path, ...]) -> None:
-        """Runs in the background thread: seals what Orbax has written and gives it its name."""
-        self._writer.wait_until_finished()
+    def _commit(
+        self,
+        path: Path,
+        end_write: Callable[[], None],
+        meta: str,
+        iteration: int | None,
+        latest: bool,
+        evict: tuple[Path, ...],
+    ) -> None:
+        """Runs in the background thread: ends the write of the arrays, seals the checkpoint and gives it its name."""
+        end_write()
         if _is_primary():
             incoming = path.with_name(path.name + INCOMING)
             (incoming / META).write_text(meta)
