@@ -62,10 +62,7 @@ class HookList:
             self.calendar(runner, stage).call(runner.iter, **arguments)
             return
         self._calendars.clear()  # an epoch or a validation may move what is due
-        methods = self._methods.get(stage)
-        if methods is None:
-            methods = self._methods[stage] = self._find(stage)
-        for hook, method in methods:
+        for hook, method in self._acting(stage):
             try:
                 method(runner, **arguments)
             except Exception as error:
@@ -89,7 +86,7 @@ class HookList:
         """When the hooks act at one of the `ITERATION_STAGES`; up to the next call of any other stage."""
         calendar = self._calendars.get(stage)
         if calendar is None:
-            calendar = self._calendars[stage] = Calendar(runner, stage, self._find(stage))
+            calendar = self._calendars[stage] = Calendar(runner, stage, self._acting(stage))
         return calendar
 
     def describe(self) -> str:
@@ -114,6 +111,13 @@ class HookList:
 
     def __len__(self) -> int:
         return len(self._hooks)
+
+    def _acting(self, stage: str) -> list[tuple[Hook, Callable[..., Any]]]:
+        """The hooks that act at a stage and their methods, in order; looked up once."""
+        methods = self._methods.get(stage)
+        if methods is None:
+            methods = self._methods[stage] = self._find(stage)
+        return methods
 
     def _find(self, stage: str) -> list[tuple[Hook, Callable[..., Any]]]:
         if stage in Hook.stages:

@@ -39,7 +39,7 @@ class HistoryBuffer:
 
     def _clear(self) -> None:
         self._values = np.empty(min(self._capacity, _FIRST_SIZE), np.float64)
-        self._counts = np.empty_like(self._values)
+        self._counts: np.ndarray | None = None  # while each value stands for one sample
         self._kept = 0
         self._next = 0
         self._updates = 0
@@ -72,28 +72,45 @@ class HistoryBuffer:
 
     def extend(self, values: Sequence[float], count: int = 1) -> None:
         """`push` for each of several values, each of which stands for `count` samples."""
-        start, number = 0, len(values)
-        while start < number:
-            if self._next == len(self._values):
-                self._grow_or_wrap()
-            at = self._next
-            end = min(at + number - start, len(self._values))
-            self._values[at:end] = values[start : start + end - at]
-            self._counts[at:end] = count
-            start += end - at
-            self._next = end
-            self._kept = max(self._kept, end)
+        number = len(values)
+        if count != 1 and self._counts is None:
+            self._counts = np.ones_like(self._values)
+        end = self._next + number
+        if end <= len(self._values):
+            self._place(values, count, end)
+        else:
+            start = 0
+            while start < number:
+                if self._next == len(self._values):
+                    self._grow_or_wrap()
+                end = min(self._next + number - start, len(self._values))
+                stop = start + end - self._next
+                self._place(values[start:stop], count, end)
+                start = stop
         self._updates += number
         self._count += number * count
-        total, most, least = self._sum, self._max, self._min
+        total = self._sum
         for value in values:
             total += value
-            # `value != value` lets a NaN through, and comparisons with it are false, so that it stays: as in np.max
-            if value > most or value != value:
-                most = value
-            if value < least or value != value:
-                least = value
-        self._sum, self._max, self._min = total, most, least
+        self._sum = total
+        if number and total == total:
+            self._max, self._min = max(self._max, *values), min(self._min, *values)
+        else:
+            for value in values:
+                # `value != value` lets a NaN through, and comparisons with it are false, so that it stays: as in np.max
+                if value > self._max or value != value:
+                    self._max = value
+                if value < self._min or value != value:
+                    self._min = value
+
+    def _place(self, values: Sequence[float], count: int, end: int) -> None:
+        """Writes values where the next ones belong, up to `end`."""
+        self._values[self._next : end] = values
+        if self._counts is not None:
+            self._counts[self._next : end] = count
+        self._next = end
+        if end > self._kept:
+            self._kept = end
 
     @property
     def updates(self) -> int:
@@ -103,8 +120,8 @@ class HistoryBuffer:
     @property
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """The values and counts in the ring, oldest first: two float64[n] copies."""
-        values, counts = self._latest(self._kept)
-        return values.copy(), counts.copy()
+        part = self._latest(self._kept)
+        return self._values[part].copy(), self._samples(part).copy()
 
     def mean(self, window_size: int | None = None) -> float:
         """Sum of the newest `window_size` values over the sum of their counts.
@@ -118,16 +135,18 @@ class HistoryBuffer:
         """
         if self._takes_all(window_size):
             return self._sum / self._count
-        values, counts = self._latest(window_size)
-        return float(np.add.reduce(values) / np.add.reduce(counts))
+        part = self._latest(window_size)
+        values = self._values[part]
+        samples = len(values) if self._counts is None else np.add.reduce(self._counts[part])
+        return float(np.add.reduce(values) / samples)
 
     def max(self, window_size: int | None = None) -> float:
         """The largest of the newest `window_size` values; window and errors as in `mean`."""
-        return self._max if self._takes_all(window_size) else float(self._latest(window_size)[0].max())
+        return self._max if self._takes_all(window_size) else float(self._values[self._latest(window_size)].max())
 
     def min(self, window_size: int | None = None) -> float:
         """The smallest of the newest `window_size` values; window and errors as in `mean`."""
-        return self._min if self._takes_all(window_size) else float(self._latest(window_size)[0].min())
+        return self._min if self._takes_all(window_size) else float(self._values[self._latest(window_size)].min())
 
     def current(self, window_size: int | None = None) -> float:
         """The newest value, which is the same in any window.
@@ -157,10 +176,10 @@ class HistoryBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """The newest 256 values at most, and the totals over all: a bounded dict that JSON can hold."""
-        values, counts = self._latest(min(self._kept, _SAVED_VALUES))
+        part = self._latest(min(self._kept, _SAVED_VALUES))
         return {
-            "values": values.tolist(),
-            "counts": counts.astype(np.int64).tolist(),
+            "values": self._values[part].tolist(),
+            "counts": self._samples(part).astype(np.int64).tolist(),
             "updates": self._updates,
             "sum": self._sum,
             "count": self._count,
@@ -190,7 +209,8 @@ class HistoryBuffer:
             return
         larger = min(self._capacity, 2 * size)
         self._values = np.resize(self._values, larger)
-        self._counts = np.resize(self._counts, larger)
+        if self._counts is not None:
+            self._counts = np.resize(self._counts, larger)
 
     def _takes_all(self, window_size: int | None) -> bool:
         if not self._updates:
@@ -203,14 +223,17 @@ class HistoryBuffer:
             raise ValueError(f"a window holds at least 1 value, found {window_size}")
         return window_size >= self._updates
 
-    def _latest(self, window_size: int | None) -> tuple[np.ndarray, np.ndarray]:
-        """The newest values and counts in order, to read: float64[n] each, n = min(window_size, number kept)."""
+    def _latest(self, window_size: int | None) -> slice | np.ndarray:
+        """Where the newest values lie, in order: min(window_size, number kept) of them."""
         number = self._kept if window_size is None else min(window_size, self._kept)
         if number <= self._next:
-            part = slice(self._next - number, self._next)
-            return self._values[part], self._counts[part]
-        at = np.arange(self._next - number, self._next)  # negative indices count from the ring's end: older values
-        return self._values[at], self._counts[at]
+            return slice(self._next - number, self._next)
+        return np.arange(self._next - number, self._next)  # negative indices count from the ring's end: older values
+
+    def _samples(self, part: slice | np.ndarray) -> np.ndarray:
+        """How many samples each of these values stands for, float64[n]."""
+        counts: np.ndarray = np.ones_like(self._values[part]) if self._counts is None else self._counts[part]
+        return counts
 
 
 for _method in (HistoryBuffer.mean, HistoryBuffer.max, HistoryBuffer.min, HistoryBuffer.current):

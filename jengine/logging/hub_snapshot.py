@@ -1,5 +1,6 @@
 """The message hub as it was at one moment, to be read while the run goes on."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,25 +9,32 @@ from jengine.logging.history import HistoryBuffer
 
 
 class HubSnapshot:
-    """What the hub held when it was asked for, to read once and then to `close`, before a later one is read.
+    """What the hub held when it was asked for, to read and then to `close`, before a later one is read.
 
     Args:
       histories: of the hub, not yet with what waits for the device.
-      settle: adds what waits to the histories; it waits for the device.
+      settle: of an iteration, adds to the histories what waits up to it; the first call waits for the device.
       infos: of the hub.
     """
 
-    def __init__(self, histories: dict[str, HistoryBuffer], settle: Callable[[], None], infos: dict[str, Any]) -> None:
+    def __init__(
+        self, histories: dict[str, HistoryBuffer], settle: Callable[[float], None], infos: dict[str, Any]
+    ) -> None:
         self._histories = histories
-        self._settle: Callable[[], None] | None = settle
+        self._settle = settle
+        self._settled, self._iteration = -math.inf, math.inf
         self.runtime_info = infos
+
+    def at(self, iteration: float) -> None:
+        """Leaves out the scalars that later iterations gave, until a later one is asked for; by default none is."""
+        self._iteration = iteration
 
     @property
     def log_scalars(self) -> dict[str, HistoryBuffer]:
         """All histories by key; waits for what was still in the making."""
-        settle, self._settle = self._settle, None
-        if settle is not None:
-            settle()
+        if self._settled < self._iteration:
+            self._settled = self._iteration
+            self._settle(self._iteration)
         return self._histories
 
     def get_scalar(self, key: str) -> HistoryBuffer:
@@ -45,4 +53,5 @@ class HubSnapshot:
 
     def close(self) -> None:
         """Says that it was read. What waited is in the histories then, whether or not anybody looked."""
+        self.at(math.inf)
         _ = self.log_scalars

@@ -6,6 +6,7 @@ the first read of any scalar fetches all of them in one transfer.
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -13,10 +14,9 @@ import jax
 import numpy as np
 
 from jengine.errors import UnknownNameError, closest
-from jengine.logging.fetch import fetch_arrays
 from jengine.logging.history import HistoryBuffer, check_count, to_float
 from jengine.logging.hub_snapshot import HubSnapshot
-from jengine.logging.waiting import HOST_NUMBERS, Series, Waiting
+from jengine.logging.waiting import HOST_NUMBERS, Arrivals, Series, Waiting
 
 _DEVICE_ARRAYS: set[type] = (
     set()
@@ -211,54 +211,29 @@ class MessageHub:
         if read is not None:
             read()
         if self._waiting:
-            self._settle(self._take(None))
+            self._settle(self._take(), math.inf)
 
-    def snapshot(self, read: Callable[[], None], iteration: int | None = None) -> HubSnapshot:
+    def snapshot(self, read: Callable[[], None]) -> HubSnapshot:
         """What the hub holds now, for later; it must be closed, and before those that come after. Waits for no device.
 
         Args:
           read: reads this snapshot, and all before it, and closes them. Called where somebody reads a scalar of the hub
             itself: what came afterwards must not enter the histories before.
-          iteration: leaves out the scalars that later iterations gave; None takes all.
         """
         self._read_snapshots = read
-        settle = functools.partial(self._settle, self._take(iteration))
+        settle = functools.partial(self._settle, self._take())
         return HubSnapshot(self._log_scalars, settle, dict(self._runtime_info))
 
-    def _take(self, iteration: int | None) -> list[Waiting]:
-        """Takes what waits, up to what `iteration` gave."""
+    def _take(self) -> Arrivals:
         waiting, self._waiting, self._rows = self._waiting, [], 0
-        if iteration is None:
-            return waiting
-        taken = []
-        for now, later in (entry.split(iteration) for entry in waiting):
-            if now is not None:
-                taken.append(now)
-            if later is not None:
-                self._waiting.append(later)
-                self._rows += len(later.value.rows) if type(later.value) is Series else 0
-        return taken
+        return Arrivals(waiting)
 
-    def _settle(self, waiting: Sequence[Waiting]) -> None:
-        arrays = [array for entry in waiting for array in entry.arrays]
-        if arrays:
+    def _settle(self, arrivals: Arrivals, iteration: float) -> None:
+        """Moves what arrived, up to an iteration, into the histories."""
+        if arrivals.arrays:
             self.fetches += 1
-        try:
-            fetched = iter(fetch_arrays(arrays))
-        except RuntimeError as error:
-            deleted = {entry.key for entry in waiting if any(array.is_deleted() for array in entry.arrays)}
-            if deleted:
-                error.add_note(f"{sorted(deleted)} were logged from donated arrays: log what the step returns instead")
-            raise
-        together: dict[str, list[float]] = {}
-        for entry in waiting:
-            if entry.samples == 1:
-                together.setdefault(entry.key, []).extend(entry.read(fetched))
-            else:
-                self._history(entry.key).extend(together.pop(entry.key, ()))
-                self._history(entry.key).extend(entry.read(fetched), entry.samples)
-        for key, values in together.items():
-            self._history(key).extend(values)
+        for key, values, samples in arrivals.until(iteration):
+            self._history(key).extend(values, samples)
 
     def _history(self, key: str) -> HistoryBuffer:
         history = self._log_scalars.get(key)

@@ -1,6 +1,7 @@
 """From the message hub's histories to a log line and the tag that goes to the visualization backends."""
 
 import datetime
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -60,6 +61,7 @@ class LogProcessor:
         self.num_digits = num_digits
         self.log_with_hierarchy = log_with_hierarchy
         self.mean_pattern = re.compile(mean_pattern)
+        self._is_averaged = functools.cache(self.mean_pattern.search)
         _check_custom_cfg(self.custom_cfg, by_epoch)
 
     def get_log_after_iter(self, runner: Any, batch_idx: int, mode: Mode) -> tuple[dict[str, Any], str]:
@@ -91,7 +93,7 @@ class LogProcessor:
         if eta is not None and "time" in rest and "data_time" in rest:
             line += f"eta: {datetime.timedelta(seconds=int(eta))}  "
             line += "".join(f"{name}: {self._text(rest.pop(name))}  " for name in ("time", "data_time"))
-        memory = _peak_memory()
+        memory = self._peak_memory()
         if memory is not None:
             tag["memory"] = memory
             line += f"memory: {memory}  "
@@ -147,7 +149,7 @@ class LogProcessor:
         scalars = {}
         for name, history in histories.items():
             averaged = mode == "train" or name in ("time", "data_time")
-            smooth = averaged and self.mean_pattern.search(name)
+            smooth = averaged and self._is_averaged(name)
             scalars[name] = history.mean(self.window_size) if smooth else history.current()
         for entry in custom_cfg:
             arguments = dict(entry)
@@ -175,6 +177,15 @@ class LogProcessor:
         width = 0 if _untrained(runner) else len(str(runner.max_epochs))
         epoch = f"[{_epoch(runner, mode)}]"
         return f"Epoch({mode}) {epoch:>{width + 2}}{progress}"
+
+    def _peak_memory(self) -> int | None:
+        """The highest use of any local device since the process began, in MB; None where devices do not report it."""
+        peaks = [device.memory_stats()["peak_bytes_in_use"] for device in self._reporting_devices]
+        return max(peaks) // _BYTES_PER_MB if peaks else None
+
+    @functools.cached_property
+    def _reporting_devices(self) -> list[jax.Device]:
+        return [device for device in jax.local_devices() if "peak_bytes_in_use" in (device.memory_stats() or {})]
 
     def _text(self, value: Any) -> str:
         if isinstance(value, float):
@@ -204,13 +215,6 @@ def _epoch(runner: Any, mode: Mode) -> int:
 
 def _loader_size(runner: Any, mode: Mode) -> int:
     return len(getattr(runner, f"{mode}_loop").dataloader)
-
-
-def _peak_memory() -> int | None:
-    """The highest use of any local device since the process began, in MB; None where devices do not report it."""
-    reports = [device.memory_stats() for device in jax.local_devices()]
-    peaks = [report["peak_bytes_in_use"] for report in reports if report and "peak_bytes_in_use" in report]
-    return max(peaks) // _BYTES_PER_MB if peaks else None
 
 
 def _check_mode(mode: str, legal: Sequence[str]) -> None:

@@ -1,11 +1,14 @@
 """Values of scalars that are not in their histories yet, since they are still being made on a device."""
 
 import bisect
+import collections
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
+
+from jengine.logging.fetch import fetch_arrays
 
 HOST_NUMBERS = frozenset({float, int, bool, np.float32, np.float64})
 
@@ -65,16 +68,82 @@ class Waiting(NamedTuple):
             return self.value.read(fetched)
         return [float(self.value if type(self.value) in HOST_NUMBERS else next(fetched).item())]
 
-    def split(self, iteration: int) -> tuple["Waiting | None", "Waiting | None"]:
-        """What was given up to and with `iteration`, and what came later."""
+    @property
+    def iterations(self) -> Sequence[int]:
+        """Which iteration gave each of the values."""
         if type(self.value) is not Series:
-            return (self, None) if self.iteration <= iteration else (None, self)
-        values, rows = self.value
-        ends = bisect.bisect_right(rows, iteration - self.iteration)
-        if ends in (0, len(rows)):
-            return (self, None) if ends else (None, self)
-        now, later = Series(values, rows[:ends]), Series(values, rows[ends:])
-        return (
-            Waiting(self.key, now, self.samples, self.iteration),
-            Waiting(self.key, later, self.samples, self.iteration),
-        )
+            return (self.iteration,)
+        rows, first = self.value.rows, self.iteration
+        if type(rows) is range:
+            return range(first + rows.start, first + rows.stop, rows.step)
+        return [first + row for row in rows]
+
+
+class _Run:
+    """Values of one scalar, in order, each of which stands for as many samples.
+
+    Args:
+      iterations: which gave them.
+      values: the values.
+      samples: how many each stands for.
+    """
+
+    __slots__ = ("iterations", "samples", "taken", "values")
+
+    def __init__(self, iterations: Sequence[int], values: list[float], samples: int) -> None:
+        self.iterations, self.values, self.samples = iterations, values, samples
+        self.taken = 0
+
+
+class Arrivals:
+    """What has waited, on its way into the histories: it may go there iteration by iteration.
+
+    Args:
+      waiting: the values, those of each scalar in the order of their iterations.
+    """
+
+    def __init__(self, waiting: Sequence[Waiting]) -> None:
+        self._waiting = waiting
+        self._runs: dict[str, collections.deque[_Run]] = {}
+
+    def until(self, iteration: float) -> Iterator[tuple[str, list[float], int]]:
+        """Takes what came up to and with an iteration; the first time this waits for the device, in one transfer.
+
+        An error of the device comes out here; all values are then dropped, so that it is told once.
+
+        Yields:
+          The scalar, values of it in order, and how many samples each of them stands for.
+        """
+        if self._waiting:
+            self._fetch()
+        for key, runs in self._runs.items():
+            while runs:
+                run = runs[0]
+                taken, run.taken = run.taken, bisect.bisect_right(run.iterations, iteration, run.taken)
+                if taken < run.taken:
+                    yield key, run.values[taken : run.taken], run.samples
+                if run.taken < len(run.values):
+                    break
+                runs.popleft()
+
+    @property
+    def arrays(self) -> list[jax.Array]:
+        """The device arrays that were not fetched yet."""
+        return [array for entry in self._waiting for array in entry.arrays]
+
+    def _fetch(self) -> None:
+        waiting, arrays, self._waiting = self._waiting, self.arrays, ()
+        try:
+            fetched = iter(fetch_arrays(arrays))
+        except RuntimeError as error:
+            deleted = {entry.key for entry in waiting if any(array.is_deleted() for array in entry.arrays)}
+            if deleted:
+                error.add_note(f"{sorted(deleted)} were logged from donated arrays: log what the step returns instead")
+            raise
+        for entry in waiting:
+            runs, values = self._runs.setdefault(entry.key, collections.deque()), entry.read(fetched)
+            if runs and runs[-1].samples == entry.samples:
+                last = runs.pop()
+                runs.append(_Run([*last.iterations, *entry.iterations], last.values + values, entry.samples))
+            else:
+                runs.append(_Run(entry.iterations, values, entry.samples))

@@ -1,6 +1,7 @@
 """The thread that writes the log: order, bound, errors; and the hub as it sees it."""
 
 import logging
+import math
 import threading
 import time
 
@@ -161,10 +162,11 @@ def test_a_snapshot_of_an_earlier_iteration_leaves_out_what_came_later():
     hub.update_series("lr", np.arange(4.0), range(1, 4), first=0)
     hub.update_series("loss", jnp.arange(5.0), range(4), first=0)
     hub.update_series("grad_norm", [jnp.float32(i) for i in range(4)], [1, 3], first=0)
-    found = []
-    for iteration in (0, 2, None):
-        snapshot = hub.snapshot(lambda: None, iteration)
+    found, snapshot = [], hub.snapshot(lambda: None)
+    for iteration in (0, 2, math.inf):
+        snapshot.at(iteration)
         found.append({key: history.data[0].tolist() for key, history in snapshot.log_scalars.items()})
+    assert hub.fetches == 1
     assert found == [
         {"lr": [0.0], "loss": [0.0]},
         {"lr": [0.0, 1.0, 2.0], "loss": [0.0, 1.0, 2.0], "grad_norm": [1.0]},
@@ -194,5 +196,6 @@ def test_what_has_gathered_is_fetched_when_an_iteration_begins_and_not_among_tho
         hub.begin(start)
         assert hub.fetches == fetches  # from half of the capacity on
         hub.update_series("x", jnp.arange(15.0), range(15), first=start)
-    snapshot = hub.snapshot(lambda: None, iteration=34)
+    snapshot = hub.snapshot(lambda: None)
+    snapshot.at(34)
     assert snapshot.get_scalar("x").updates == 35
