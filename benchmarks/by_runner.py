@@ -5,8 +5,6 @@ import inspect
 import math
 import os
 
-import jax
-
 from benchmarks.by_hand import EMA_MOMENTUM
 from benchmarks.cases import SCHEDULE
 from jengine import Runner
@@ -78,7 +76,7 @@ class ByRunner:
         loop = self.runner.train_loop
         self._end.at, loop.stop_training = loop.iter + iters, False
         loop.run()
-        jax.block_until_ready(self.runner.state)
+        self.runner.in_flight.drain()
 
     def close(self):
         """Ends what runs in the background."""

@@ -1,36 +1,58 @@
 """Compares loops by the clock on a machine that others use too.
 
-The loops run in turns, block by block, so that a slow moment strikes all of them. A round is some turns, of which the
-median counts; of the rounds the quietest one, for what disturbs only ever adds. Beside the wall time the time that
-the main thread was on a core is kept: on a busy machine the wall time also says who had to wait.
+The loops run in turns, block by block, so that a slow moment of the machine strikes all of them. A round is some turns,
+of which the median counts; of the rounds the quietest one, for what disturbs only ever adds. Beside the wall time the
+time that was spent on a core is kept, of the main thread and of the whole process: on a busy machine the wall time also
+says who had to wait.
 """
 
 import gc
+import itertools
+import math
 import statistics
 import time
 from typing import NamedTuple
 
 
+class Ratio(NamedTuple):
+    """A median, and the interval that holds the true one in 19 of 20 measurements."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self):
+        return f"{self.median:.3f} ({self.low:.2f}-{self.high:.2f})"
+
+
 class Times(NamedTuple):
-    """What an iteration takes, in microseconds.
+    """What an iteration takes, in microseconds, and in proportion to the loop that all are compared with.
 
     Attributes:
       wall: by the clock.
       thread: on a core, in the main thread.
-      ratio: of the wall time to that of the loop that all are compared with.
+      ratio: of the wall time, over all turns.
+      cpu_ratio: of the whole process's time on all cores, likewise.
     """
 
     wall: float
     thread: float
-    ratio: float = 1.0
+    ratio: Ratio
+    cpu_ratio: Ratio
+
+
+class _Block(NamedTuple):
+    wall: float
+    thread: float
+    cpu: float
 
 
 def time_block(run, iters):
-    """The `Times` of `run(iters)`."""
-    wall, thread = time.perf_counter(), time.thread_time()
+    """What an iteration of `run(iters)` takes, in microseconds."""
+    begin = time.perf_counter(), time.thread_time(), time.process_time()
     run(iters)
-    thread, wall = time.thread_time() - thread, time.perf_counter() - wall
-    return Times(wall / iters * 1e6, thread / iters * 1e6)
+    end = time.perf_counter(), time.thread_time(), time.process_time()
+    return _Block(*((after - before) / iters * 1e6 for before, after in zip(begin, end, strict=True)))
 
 
 def compare(loops, block, turns, rounds):
@@ -48,22 +70,32 @@ def compare(loops, block, turns, rounds):
     Returns:
       name -> `Times`.
     """
-    medians = {name: [] for name in loops}
-    walls = {name: [] for name in loops}
+    found = {name: [] for name in loops}  # of each round a list of blocks
     order = list(loops)
     for _ in range(rounds):
         gc.collect()
-        found = {name: [] for name in loops}
+        for blocks in found.values():
+            blocks.append([])
         for _ in range(turns):
             for name in order:
-                found[name].append(time_block(loops[name], block))
+                found[name][-1].append(time_block(loops[name], block))
             order.append(order.pop(0))  # nobody always comes after the same one
-        for name, times in found.items():
-            walls[name] += [own.wall for own in times]
-            medians[name].append([statistics.median(column) for column in zip(*times, strict=True)][:2])
-    first = walls[next(iter(loops))]
-    ratios = {
-        name: statistics.median(own / other for own, other in zip(times, first, strict=True))
-        for name, times in walls.items()
+    first = found[next(iter(loops))]
+    return {
+        name: Times(
+            min(statistics.median(own.wall for own in blocks) for blocks in own_rounds),
+            min(statistics.median(own.thread for own in blocks) for blocks in own_rounds),
+            _ratio(own_rounds, first, "wall"),
+            _ratio(own_rounds, first, "cpu"),
+        )
+        for name, own_rounds in found.items()
     }
-    return {name: Times(*map(min, zip(*rows, strict=True)), ratios[name]) for name, rows in medians.items()}
+
+
+def _ratio(own_rounds, first_rounds, kind):
+    pairs = zip(itertools.chain(*own_rounds), itertools.chain(*first_rounds), strict=True)
+    ratios = sorted(getattr(own, kind) / getattr(first, kind) for own, first in pairs)
+    # the places of the median's interval in a sorted sample: half as many lie below it, give or take two deviations
+    reach = 0.98 * math.sqrt(len(ratios))
+    low, high = math.floor(len(ratios) / 2 - reach), math.ceil(len(ratios) / 2 + reach)
+    return Ratio(statistics.median(ratios), ratios[max(low, 0)], ratios[min(high, len(ratios)) - 1])

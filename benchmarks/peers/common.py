@@ -19,7 +19,8 @@ import numpy as np
 FEATURES, HIDDEN, CLASSES, BATCH = 32, 32, 10, 32
 RATE, MOMENTUM = 1e-3, 0.9
 LOG_EVERY = 10
-WARM_UP, ITERS = 300, 2000
+WARM_UP = 300
+ITERS, ITERS_OF_SLOW = 20_000, 2_000  # seconds of training for those that take a tenth of a millisecond, and others
 
 
 def make_batches(count=16):
@@ -34,19 +35,21 @@ class TimedData:
     """Batches for one run, which note what an iteration takes once the first ones are over.
 
     Args:
+      iters: how many iterations are timed.
       pack: what a trainer takes as a batch, made of `(x, y)`.
 
     Attributes:
-      seconds: wall time and the main thread's time on a core, for `ITERS - 1` iterations; None before they are done.
+      seconds: wall time and the main thread's time on a core, for `iters - 1` iterations; None before they are done.
         The latter is NaN where another thread asks for the batches.
     """
 
-    def __init__(self, pack=lambda x, y: (x, y)):
+    def __init__(self, iters, pack):
+        self._iters = iters
         self._batches = [pack(x, y) for x, y in make_batches()]
         self.seconds = None
 
     def __len__(self):
-        return WARM_UP + ITERS
+        return WARM_UP + self._iters
 
     def __iter__(self):
         for i in range(len(self)):
@@ -61,21 +64,22 @@ def _main_thread_time():
     return time.thread_time() if threading.current_thread() is threading.main_thread() else math.nan
 
 
-def compare(loops, version, rounds=3):
+def compare(loops, version, iters=ITERS, rounds=3):
     """Runs loops in turns and writes what an iteration takes, in microseconds, as JSON to the file named first.
 
     Args:
       loops: name -> `(run, pack)`; `run(data)` trains over the `TimedData` once.
       version: of the trainer.
+      iters: how many iterations are timed.
       rounds: how often; medians count.
     """
     found = {name: [] for name in loops}
     for _ in range(rounds):
         for name, (run, pack) in loops.items():
             gc.collect()
-            data = TimedData(pack)
+            data = TimedData(iters, pack)
             run(data)
-            found[name].append([value / (ITERS - 1) * 1e6 for value in data.seconds])
+            found[name].append([value / (iters - 1) * 1e6 for value in data.seconds])
     times = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
     with open(sys.argv[1], "w") as file:
         json.dump({"version": version, "times": times}, file)

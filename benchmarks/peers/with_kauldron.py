@@ -12,7 +12,7 @@ import optax
 from kauldron import kd
 
 from benchmarks.peers import bare_jax
-from benchmarks.peers.common import BATCH, CLASSES, HIDDEN, LOG_EVERY, MOMENTUM, RATE, compare
+from benchmarks.peers.common import BATCH, CLASSES, HIDDEN, ITERS_OF_SLOW, LOG_EVERY, MOMENTUM, RATE, compare
 
 
 class Net(nn.Module):
@@ -60,4 +60,4 @@ def pack(x, y):
     return {"x": x, "y": y[:, None]}
 
 
-compare({"bare": bare_jax.LOOP, "trainer": (run, pack)}, importlib.metadata.version("kauldron"))
+compare({"bare": bare_jax.LOOP, "trainer": (run, pack)}, importlib.metadata.version("kauldron"), iters=ITERS_OF_SLOW)

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from benchmarks.peers import bare_torch
-from benchmarks.peers.common import LOG_EVERY, compare
+from benchmarks.peers.common import ITERS_OF_SLOW, LOG_EVERY, compare
 
 warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -49,4 +49,4 @@ def run(data):
         ).fit(Module(), data)
 
 
-compare({"bare": bare_torch.LOOP, "trainer": (run, bare_torch.pack)}, lightning.__version__)
+compare({"bare": bare_torch.LOOP, "trainer": (run, bare_torch.pack)}, lightning.__version__, iters=ITERS_OF_SLOW)

@@ -8,7 +8,7 @@ from mmengine.model import BaseModel
 from mmengine.runner import Runner
 
 from benchmarks.peers import bare_torch
-from benchmarks.peers.common import LOG_EVERY, MOMENTUM, RATE, compare
+from benchmarks.peers.common import ITERS_OF_SLOW, LOG_EVERY, MOMENTUM, RATE, compare
 
 
 class Model(BaseModel):
@@ -51,4 +51,4 @@ def run(data):
         ).train()
 
 
-compare({"bare": bare_torch.LOOP, "trainer": (run, bare_torch.pack)}, mmengine.__version__)
+compare({"bare": bare_torch.LOOP, "trainer": (run, bare_torch.pack)}, mmengine.__version__, iters=ITERS_OF_SLOW)
