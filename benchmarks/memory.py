@@ -2,10 +2,10 @@
 
     python -m benchmarks.memory [--iters 10000] [--json FILE]
 
-The tiny MLP with a log line every 10 iterations. The growth is the slope of a line through what the process holds,
-taken at twenty moments of the run after a warm-up; each loop has a process of its own. On an accelerator it is
-the peak that the device itself counts that stands for its memory; on a CPU, the bytes of all arrays between two
-steps.
+With a log line every 10 iterations; each loop has a process of its own. The growth, of the tiny MLP alone, is the slope
+of a line through what the process holds, taken at twenty moments of the run after a warm-up. On an accelerator it is
+the peak that the device itself counts that stands for its memory; on a CPU, the bytes of all arrays between two steps
+and those that the largest program takes besides while it runs.
 """
 
 import argparse
@@ -42,27 +42,36 @@ def slope(samples):
 
 
 def device_memory():
-    """Bytes on the device: the peak where it counts one, else what lives now."""
-    stats = jax.devices()[0].memory_stats()
-    if stats:
+    """The peak of bytes on the device: as it counts them itself, or what lives now and what programs add to that."""
+    device = jax.devices()[0]
+    if stats := device.memory_stats():
         return stats["peak_bytes_in_use"]
-    return sum(array.nbytes for array in jax.live_arrays())
+    programs = [program.get_compiled_memory_stats() for program in device.client.live_executables()]
+    between = sum(array.nbytes for array in jax.live_arrays())
+    return between + max(program.temp_size_in_bytes for program in programs)
 
 
-def measure(name, iters):
-    """Growth and device memory of one loop, in bytes."""
+def measure(name, case, iters):
+    """Growth, unless `iters` is 0, and device memory of one loop, in bytes."""
     kind, settings = LOOPS[name]
     with tempfile.TemporaryDirectory() as work_dir:
-        loop = kind(CASES[0], work_dir, log_every=10, **settings)
-        loop.run(iters)  # the histories of logged numbers have their full length only then
+        loop = kind(case, work_dir, log_every=10, **settings)
+        loop.run(iters or 2 * case.block)  # the histories of logged numbers have their full length only then
         samples = []
-        for _ in range(SAMPLES):
+        for _ in range(SAMPLES if iters else 0):
             loop.run(iters // SAMPLES)
             gc.collect()
             samples.append(resident())
-        found = dict(growth=slope(samples), device=device_memory())
+        found = dict(growth=slope(samples) if iters else None, device=device_memory())
         loop.close()
     return found
+
+
+def measure_apart(name, case, iters):
+    """`measure` in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.memory", "--measure", name, "--case", case.name, "--iters", str(iters)]
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return json.loads(out.splitlines()[-1])
 
 
 def main(argv=None):
@@ -71,23 +80,26 @@ def main(argv=None):
     parser.add_argument("--iters", type=int, default=10_000)
     parser.add_argument("--json", help="where the ratios are written to")
     parser.add_argument("--measure", choices=LOOPS, help=argparse.SUPPRESS)
+    parser.add_argument("--case", choices=[case.name for case in CASES], help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.measure:
-        print(json.dumps(measure(args.measure, args.iters)))
+        (case,) = [case for case in CASES if case.name == args.case]
+        print(json.dumps(measure(args.measure, case, args.iters)))
         return
-    found = {}
-    for name in LOOPS:
-        if name != "fused" or CAN_FUSE:
-            command = [sys.executable, "-m", "benchmarks.memory", "--measure", name, "--iters", str(args.iters)]
-            out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            found[name] = json.loads(out.splitlines()[-1])
-    hand = found["by hand"]["device"]
-    rows = [
-        [name, f"{own['growth'] / MEBI:+.2f}", f"{own['device'] / 1024:,.1f}", f"{own['device'] / hand:.3f}"]
-        for name, own in found.items()
-    ]
-    print(table(["", f"MiB more over {args.iters:,} iterations", "KiB on the device", "over by hand"], rows))
-    write_ratios(args.json, {f"memory, {k}": v["device"] / hand for k, v in found.items() if k != "by hand"})
+    rows, ratios = [], {}
+    for case in CASES:
+        iters = args.iters if case is CASES[0] else 0
+        names = [name for name in LOOPS if name != "fused" or CAN_FUSE]
+        found = {name: measure_apart(name, case, iters) for name in names}
+        hand = found["by hand"]["device"]
+        for name, own in found.items():
+            growth = f"{own['growth'] / MEBI:+.2f}" if iters else ""
+            rows.append([case.name, name, growth, f"{own['device'] / 1024:,.1f}", f"{own['device'] / hand:.3f}"])
+            if name != "by hand":
+                ratios[f"memory, {case.name}, {name}"] = own["device"] / hand
+    columns = ["network", "", f"MiB more over {args.iters:,} iterations", "KiB on the device", "over by hand"]
+    print(table(columns, rows))
+    write_ratios(args.json, ratios)
 
 
 if __name__ == "__main__":
