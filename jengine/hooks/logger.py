@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jengine.errors import ConfigError
@@ -169,7 +169,7 @@ class _RunnerThen:
         self.message_hub.at(iteration)
 
 
-def _write(then: _RunnerThen, lines: Sequence[tuple[int, int | None]]) -> None:
+def _write(then: _RunnerThen, lines: Sequence[tuple[int, int | None]]) -> Iterator[None]:
     """Writes lines of training iterations: of each the iteration and its batch's index, or None for the name."""
     texts: list[str] = []
     tags: list[tuple[int, dict[str, Any]]] = []
@@ -182,11 +182,12 @@ def _write(then: _RunnerThen, lines: Sequence[tuple[int, int | None]]) -> None:
                 tag, text = then.log_processor.get_log_after_iter(then, batch_idx, "train")
                 texts.append(text)
                 tags.append((iteration + 1, tag))
-    finally:
+    finally:  # where a line fails, those before it are written
         then.message_hub.close()
-        # one kind of work after the other: a line each in turn would take half as long again, out of the caches
+        yield
         for text in texts:
             then.logger.info(text)
+        yield
         for step, tag in tags:
             then.visualizer.add_scalars(tag, step=step, file_path=f"{then.timestamp}.json")
 

@@ -88,6 +88,30 @@ def test_a_job_may_drain(writer):
     assert done == [1, 2]
 
 
+def test_the_parts_of_jobs_are_run_in_turns(writer):
+    done, started, go = [], threading.Event(), threading.Event()
+
+    def in_parts(name):
+        done.append((name, 1))
+        yield
+        done.append((name, 2))
+        if name == "a":
+            raise ZeroDivisionError
+        yield
+        done.append((name, 3))
+
+    writer.submit(lambda: (started.set(), go.wait(60)))
+    assert started.wait(60)
+    for name in ("a", "b"):
+        writer.submit(lambda name=name: in_parts(name))
+    writer.submit(lambda: done.append("whole"))
+    go.set()
+    writer.drain()
+    assert done == ["whole", ("a", 1), ("b", 1), ("a", 2), ("b", 2), ("b", 3)]
+    with pytest.raises(ZeroDivisionError):
+        writer.check()
+
+
 def test_an_error_of_a_job_is_told_once_and_later_jobs_run(writer):
     done = []
     writer.submit(lambda: 1 / 0)

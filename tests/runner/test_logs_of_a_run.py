@@ -116,6 +116,26 @@ def fake_logging_runner():
     return make
 
 
+def test_lines_before_one_that_fails_are_written(fake_logging_runner):
+    runner, texts = fake_logging_runner(20), []
+
+    def get_log(then, batch_idx, mode):
+        if batch_idx == 14:
+            raise ValueError("no such statistic")
+        return {"iter": then.iter + 1}, f"line of {then.iter + 1}"
+
+    runner.log_processor.get_log_after_iter = get_log
+    runner.logger.info = texts.append
+    runner.iter = 18
+    hook = LoggerHook(interval=5)
+    hook.after_train_iter(runner, batch_idx=18, outputs=WindowOutputs({}, [{}] * 19))
+    runner.log_writer.drain()
+    assert texts == ["line of 5", "line of 10"]
+    assert [step for step, _ in runner.scalars] == [5, 10]
+    with pytest.raises(ValueError, match="no such statistic"):
+        runner.log_writer.check()
+
+
 def test_the_lines_of_a_run(make_runner):
     runner = make_runner(default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=2)))
     runner.train()
