@@ -73,7 +73,7 @@ def by_runner():
 
     class End(Hook):
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            jax.block_until_ready(runner.state)
+            jax.block_until_ready(outputs)
             os._exit(0)
 
     Runner(

@@ -92,12 +92,9 @@ class HookList:
     def describe(self) -> str:
         """The order of calls, stage by stage, as a run prints it."""
         text = []
+        hooks = [(value, type(hook).__name__, hook.get_triggered_stages()) for value, hook in self._hooks]
         for stage in Hook.stages:
-            rows = [
-                f"({priority_name(value):<12}) {type(hook).__name__:<35}"
-                for value, hook in self._hooks
-                if stage in hook.get_triggered_stages()
-            ]
+            rows = [f"({priority_name(value):<12}) {name:<35}" for value, name, stages in hooks if stage in stages]
             if rows:
                 text.append("\n".join([f"{stage}:", *rows, " -------------------- "]))
         return "\n".join(text)
