@@ -35,6 +35,6 @@ from jengine.optim.optimizers import RAdam as RAdam
 from jengine.optim.optimizers import RMSprop as RMSprop
 from jengine.optim.optimizers import Rprop as Rprop
 from jengine.optim.param_group import ParamGroup as ParamGroup
+from jengine.optim.state import OptState as OptState
 from jengine.optim.wrapper import OptimWrapper as OptimWrapper
-from jengine.optim.wrapper import OptState as OptState
 from jengine.optim.wrapper_dict import OptimWrapperDict as OptimWrapperDict

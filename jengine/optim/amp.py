@@ -10,7 +10,8 @@ from jengine.errors import closest
 from jengine.optim.clip import clipping
 from jengine.optim.core import Tree
 from jengine.optim.loss_scale import LossScaleState, all_finite, parse_loss_scale
-from jengine.optim.wrapper import OptimWrapper, OptState
+from jengine.optim.state import OptState
+from jengine.optim.wrapper import OptimWrapper
 from jengine.registry import OPTIM_WRAPPERS
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64")

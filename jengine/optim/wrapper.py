@@ -19,23 +19,11 @@ from jengine.optim.clip import ClipByNorm, clipping, parse_clip_grad
 from jengine.optim.core import Optimizer, Tree, state_dtype, step_zero, zeros_like
 from jengine.optim.counting import Accumulation
 from jengine.optim.grouped import GroupedOptimizer
-from jengine.optim.loss_scale import LossScaleState
 from jengine.optim.optimizers.optax_named import from_optax
+from jengine.optim.state import OptState, added, total, weighted
 from jengine.registry import OPTIM_WRAPPERS, OPTIMIZERS
 
 _LEAST = 1e-12  # weights add up to 0 only where nothing counts, and then the gradients are 0 too
-
-
-class OptState(NamedTuple):
-    """What an optimizer wrapper carries through training; part of the train state."""
-
-    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    inner: Any  # the optimizer's state, float32; nothing for frozen parameters
-    acc: Tree  # float32, like the trainable parameters: summed gradients, if pending; None without accumulation
-    loss_scale: LossScaleState | None  # None without loss scaling
-    metrics: dict[str, jax.Array]  # float32[], what the last update reports for the log
-    pending: jax.Array  # int32[], iterations summed in acc; at 0 it holds what is left of the last window
-    weight: jax.Array | None  # float32[], the weights of what is summed in acc; None without accumulation
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -194,8 +182,8 @@ class OptimWrapper:
         """
         if opt_state.acc is None:
             raise ValueError("nothing accumulates here: build the wrapper with accumulative_counts above 1")
-        acc = _add(opt_state, _weighted(self.grouped.known_layout().trainable(grads), weight))
-        return opt_state._replace(acc=acc, pending=opt_state.pending + 1, weight=_total(opt_state, weight))
+        acc = added(opt_state, weighted(self.grouped.known_layout().trainable(grads), weight))
+        return opt_state._replace(acc=acc, pending=opt_state.pending + 1, weight=total(opt_state, weight))
 
     def update(
         self,
@@ -266,10 +254,10 @@ class OptimWrapper:
     ) -> tuple[Tree, OptState]:
         hyperparams = self.hyperparams if hyperparams is None else hyperparams
         grads = self.grouped.layout(params).trainable(grads)
-        grads = _weighted(jax.tree.map(lambda g: g.astype(state_dtype(g.dtype)), grads), weight)
+        grads = weighted(jax.tree.map(lambda g: g.astype(state_dtype(g.dtype)), grads), weight)
         if opt_state.acc is not None:
-            grads = _add(opt_state, grads)
-            weight = None if weight is None else _total(opt_state, weight)
+            grads = added(opt_state, grads)
+            weight = None if weight is None else total(opt_state, weight)
         if self.accumulative_counts > 1 and weight is None:
             grads = jax.tree.map(lambda g: g / hyperparams["loss_factor"], grads)
         if opt_state.acc is not None:
@@ -468,7 +456,7 @@ class OptimWrapper:
         if opt_state.acc is None:
             return params, opt_state
         numbers = self.hyperparams if hyperparams is None else hyperparams
-        grads = _add(opt_state, jax.tree.map(jnp.zeros_like, opt_state.acc))
+        grads = added(opt_state, jax.tree.map(jnp.zeros_like, opt_state.acc))
         return self._step(grads, opt_state, params, numbers, self._added_to(params))
 
     def zero_grad(self, opt_state: OptState) -> OptState:
@@ -496,22 +484,3 @@ class _Outcome(NamedTuple):
 
     of: Callable[[Tree], Tree]  # trainable updates -> result
     unchanged: Tree  # the result of a skipped step; None: `of` zeros
-
-
-def _weighted(grads: Tree, weight: jax.Array | None) -> Tree:
-    """The gradients times their weight."""
-    if weight is None:
-        return grads
-    return jax.tree.map(lambda g: g.astype(state_dtype(g.dtype)) * weight, grads)
-
-
-def _total(opt_state: OptState, weight: jax.Array | None) -> jax.Array:
-    """The weights of the window so far and `weight`, float32[]."""
-    assert opt_state.weight is not None
-    return jnp.where(opt_state.pending == 0, 0, opt_state.weight) + (1 if weight is None else weight)
-
-
-def _add(opt_state: OptState, grads: Tree) -> Tree:
-    """The gradients of the window so far and `grads`."""
-    fresh = opt_state.pending == 0
-    return jax.tree.map(lambda a, g: jnp.where(fresh, 0, a) + g.astype(a.dtype), opt_state.acc, grads)

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.progress import Progress
 from jengine.runner.together import ending_together, share
-from jengine.runner.training_step import PlannedStep, TrainingStep
+from jengine.runner.training_step import TrainingStep
 from jengine.runner.workdir import LoadFrom, identify, set_aside
 from jengine.train import TrainState, create_train_state
 
@@ -228,22 +228,12 @@ class Runner(Progress):
         self._state, outputs = self.step(self._state, batch, self.hyperparams)
         return outputs
 
-    def train_each(self, plan: Iterable[PlannedStep]) -> Mapping[str, jax.Array]:
-        """Several training iterations, a call for each; see `TrainingStep.each`."""
+    def take_steps(
+        self, call: Callable[..., tuple[Any, Mapping[str, jax.Array]]], *plan: Any
+    ) -> Mapping[str, jax.Array]:
+        """Several training iterations, by one of the calls of `step`: `call(state, *plan) -> (state, outputs)`."""
         assert self._state is not None
-        self._state, outputs = self.step.each(self._state, plan)
-        return outputs
-
-    def train_several(self, plan: Sequence[PlannedStep], size: int) -> Mapping[str, jax.Array]:
-        """Several training iterations in one call; see `TrainingStep.several`."""
-        assert self._state is not None
-        self._state, outputs = self.step.several(self._state, plan, size)
-        return outputs
-
-    def train_by_rows(self, plan: Sequence[PlannedStep]) -> Mapping[str, jax.Array]:
-        """Several training iterations, a call for each; see `TrainingStep.by_rows`."""
-        assert self._state is not None
-        self._state, outputs = self.step.by_rows(self._state, plan)
+        self._state, outputs = call(self._state, *plan)
         return outputs
 
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:

@@ -225,7 +225,7 @@ class Stepper:
                 outputs = self._run_stacked(self._plan(batch_idx, drawn, together=True), start)
             else:
                 drawn = self._drawn(first, batches, end - start - 1)
-                outputs = runner.train_each(self._plan(batch_idx, drawn, together=False))
+                outputs = runner.take_steps(runner.step.each, self._plan(batch_idx, drawn, together=False))
         except Exception:
             self._tell_before_error(batch_idx, start)
             raise
@@ -251,10 +251,10 @@ class Stepper:
                 raise
             failure = error
         if self._steps.fused:
-            outputs = runner.train_several(planned, self._steps.size or 1)
+            outputs = runner.take_steps(runner.step.several, planned, self._steps.size or 1)
         else:
             try:
-                outputs = runner.train_by_rows(planned)
+                outputs = runner.take_steps(runner.step.by_rows, planned)
             except Exception:
                 if (before := runner.step.before_error) is not None:
                     self._loop.iter = start + before.count

@@ -169,8 +169,10 @@ def test_calls_end_where_hooks_epochs_and_validations_are_due(train, monkeypatch
     calls = []
 
     def note(runner):
-        several = runner.train_several
-        monkeypatch.setattr(runner, "train_several", lambda plan, size: calls.append(len(plan)) or several(plan, size))
+        take = runner.take_steps
+        monkeypatch.setattr(
+            runner, "take_steps", lambda call, plan, size: calls.append(len(plan)) or take(call, plan, size)
+        )
 
     class Watch(Hook):
         def before_train(self, runner):
