@@ -64,7 +64,7 @@ def main(argv=None):
             hand = times.pop("by hand")
             row = [case.name, variant, f"{hand.wall:,.1f}"]
             for name, own in times.items():
-                row += [f"{own.wall:,.1f}", own.ratio, own.cpu_ratio, f"{own.thread - hand.thread:+,.1f}"]
+                row += [f"{own.wall:,.1f}", own.ratio, own.cpu_ratio, f"{own.thread_more:+,.1f}"]
                 ratios[f"{case.name}, {variant}, {name}"] = own.ratio.median
             rows.append(row)
     columns = ["network", "variant", "by hand"]

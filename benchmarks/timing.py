@@ -31,12 +31,15 @@ class Times(NamedTuple):
     Attributes:
       wall: by the clock.
       thread: on a core, in the main thread.
+      wall_more, thread_more: what that is more, the median over all turns.
       ratio: of the wall time, over all turns.
       cpu_ratio: of the whole process's time on all cores, likewise.
     """
 
     wall: float
     thread: float
+    wall_more: float
+    thread_more: float
     ratio: Ratio
     cpu_ratio: Ratio
 
@@ -58,8 +61,8 @@ def time_block(run, iters):
 def compare(loops, block, turns, rounds):
     """The times of several loops, measured in turns.
 
-    A ratio is the median over all turns, each of them a block of the loop against a block beside it of the first one:
-    that is finer than the times themselves, since the machine is as quiet or busy for both.
+    A ratio or difference is the median over all turns, each of them a block of the loop against a block beside it of
+    the first one: that is finer than the times themselves, since the machine is as quiet or busy for both.
 
     Args:
       loops: name -> `run(iters)`; all are compared with the first.
@@ -80,21 +83,24 @@ def compare(loops, block, turns, rounds):
             for name in order:
                 found[name][-1].append(time_block(loops[name], block))
             order.append(order.pop(0))  # nobody always comes after the same one
-    first = found[next(iter(loops))]
-    return {
-        name: Times(
-            min(statistics.median(own.wall for own in blocks) for blocks in own_rounds),
-            min(statistics.median(own.thread for own in blocks) for blocks in own_rounds),
-            _ratio(own_rounds, first, "wall"),
-            _ratio(own_rounds, first, "cpu"),
-        )
-        for name, own_rounds in found.items()
-    }
+    first = list(itertools.chain(*found[next(iter(loops))]))
+    return {name: _times(own_rounds, first) for name, own_rounds in found.items()}
 
 
-def _ratio(own_rounds, first_rounds, kind):
-    pairs = zip(itertools.chain(*own_rounds), itertools.chain(*first_rounds), strict=True)
-    ratios = sorted(getattr(own, kind) / getattr(first, kind) for own, first in pairs)
+def _times(own_rounds, first):
+    pairs = list(zip(itertools.chain(*own_rounds), first, strict=True))
+    return Times(
+        min(statistics.median(own.wall for own in blocks) for blocks in own_rounds),
+        min(statistics.median(own.thread for own in blocks) for blocks in own_rounds),
+        statistics.median(own.wall - other.wall for own, other in pairs),
+        statistics.median(own.thread - other.thread for own, other in pairs),
+        _ratio([own.wall / other.wall for own, other in pairs]),
+        _ratio([own.cpu / other.cpu for own, other in pairs]),
+    )
+
+
+def _ratio(ratios):
+    ratios = sorted(ratios)
     # the places of the median's interval in a sorted sample: half as many lie below it, give or take two deviations
     reach = 0.98 * math.sqrt(len(ratios))
     low, high = math.floor(len(ratios) / 2 - reach), math.ceil(len(ratios) / 2 + reach)

@@ -34,7 +34,7 @@ _UNFIT = (
     "steps_per_call: the step has convolutions, which XLA compiles for a CPU to something ten times slower within a "
     "loop; iterations are run one by one."
 )
-_AHEAD_SECONDS, _MOST_AHEAD = 0.1, 4  # how far the host of a CPU may run ahead of it, and by how many steps
+_AHEAD_SECONDS, _MOST_AHEAD = 0.4, 8  # how far the host of a CPU may run ahead of it, and by how many steps
 _LOOKED_AT = 8  # calls whose length is looked at, so that no program is compiled for longer ones than there are
 # how much work a call should hold, at most how many iterations, and how much is dispatched before hooks are asked again
 _CALL_SECONDS, _MOST_IN_CALL, _TOGETHER_SECONDS, _MOST_TOGETHER = 0.010, 64, 0.050, 128
