@@ -141,10 +141,10 @@ class BackgroundWriter:
         Returns:
           What ends the write, and raises what went wrong since.
         """
+        if jax.process_count() == 1 and all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(state)):
+            return functools.partial(write_alone, directory, state)  # there Orbax, too, is imported in the background
         import orbax.checkpoint as ocp
 
-        if jax.process_count() == 1 and all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(state)):
-            return functools.partial(write_alone, directory, state)
         if self._orbax is None:
             _silence_orbax()
             # With the processes named, Orbax lets them wait for each other on the host. By default it takes a
