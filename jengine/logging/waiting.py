@@ -94,6 +94,13 @@ class _Run:
         self.iterations, self.values, self.samples = iterations, values, samples
         self.taken = 0
 
+    def extend(self, iterations: Sequence[int], values: list[float]) -> None:
+        """Adds later ones."""
+        if not isinstance(self.iterations, list):
+            self.iterations = list(self.iterations)
+        self.iterations.extend(iterations)
+        self.values.extend(values)
+
 
 class Arrivals:
     """What has waited, on its way into the histories: it may go there iteration by iteration.
@@ -143,7 +150,6 @@ class Arrivals:
         for entry in waiting:
             runs, values = self._runs.setdefault(entry.key, collections.deque()), entry.read(fetched)
             if runs and runs[-1].samples == entry.samples:
-                last = runs.pop()
-                runs.append(_Run([*last.iterations, *entry.iterations], last.values + values, entry.samples))
+                runs[-1].extend(entry.iterations, values)
             else:
                 runs.append(_Run(entry.iterations, values, entry.samples))
