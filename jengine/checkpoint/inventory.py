@@ -52,7 +52,7 @@ class Entry:
 
 
 def take_inventory(work_dir: str | os.PathLike[str]) -> list[Entry]:
-    """Every checkpoint of a run, torn ones too, in the order of their iterations.
+    """Every checkpoint of a run, torn ones too, in the order of their iterations, those of one by name.
 
     Args:
       work_dir: the run's directory. If it holds none itself, those beside the one that `last_checkpoint` names count.
@@ -85,7 +85,7 @@ def take_inventory(work_dir: str | os.PathLike[str]) -> list[Entry]:
                 metrics=metrics.get(meta.get("iter"), {}),
             )
         )
-    return sorted(entries, key=lambda entry: (entry.meta.get("iter", -1), entry.meta.get("time", ""), entry.name))
+    return sorted(entries, key=lambda entry: (entry.meta.get("iter", -1), entry.name))
 
 
 def remove(work_dir: str | os.PathLike[str], names: Iterable[str], *, force: bool = False) -> list[Entry]:

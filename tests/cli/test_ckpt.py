@@ -106,6 +106,14 @@ def test_ls_tells_what_there_is_and_why_each_is_kept(run, capsys):
     assert "training" not in out
 
 
+def test_ls_sorts_those_of_one_iteration_by_name_whichever_was_saved_first(run, capsys):
+    meta = run / "epoch_5" / "meta.json"
+    time = load(run / "epoch_5").meta["meta"]["time"]
+    meta.write_text(meta.read_text().replace(time, "2001" + time[4:]))
+    assert main(["ckpt", "ls", str(run)]) == 0
+    assert list(cells(capsys.readouterr().out))[-2:] == ["best_loss_epoch_5", "epoch_5"]
+
+
 def test_ls_says_what_is_published_being_saved_and_that_a_run_is_training(run, capsys):
     manifest = json.loads((run / "epoch_2" / "manifest.json").read_text())
     shutil.copytree(run / "epoch_2", run / "epoch_2-0123abcd")
