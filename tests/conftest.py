@@ -27,3 +27,11 @@ def event_files_in_order(monkeypatch):
     module = sys.modules.get("tensorboard.summary.writer.event_file_writer")
     if module is not None:
         monkeypatch.setattr(module, "_global_uid", module.AtomicCounter(0))
+
+
+@pytest.fixture(scope="module")
+def quick_compiles():
+    """Programs are compiled with few optimizations: for tests that compile a lot and compare no bits."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -1,6 +1,5 @@
 """`jengine train` under what starts processes; scripts stand in for it that set the variables that the real ones set."""
 
-import os
 import pathlib
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 from jengine import checkpoint
 from jengine.cli import main
 from tests.cli.test_cli import CONFIG
-from tests.parallel.test_processes import PATIENCE, address, free_port
+from tests.parallel.test_processes import PATIENCE, address, environment, free_port
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -70,10 +69,9 @@ def start(tmp_path, config):
         launcher = tmp_path / "launcher.py"
         launcher.write_text(script + START)
         command = [sys.executable, "-c", ENTRY, "train", config, "--work-dir", str(tmp_path / "run"), *options, *HALF]
-        env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1", "JAX_PLATFORMS": "cpu"}
         job = subprocess.Popen(
             [sys.executable, str(launcher), str(free_port(61440, 65536)), "2", *command],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=ROOT,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(1), cwd=ROOT,
         )  # fmt: skip
         jobs.append(job)
         output, _ = job.communicate(timeout=PATIENCE)

@@ -1,7 +1,6 @@
 """What two processes train, one after the other in one start, is what one process trains with as many devices."""
 
 import dataclasses
-import os
 import pathlib
 import re
 import shutil
@@ -15,7 +14,7 @@ import pytest
 from jengine import checkpoint
 from jengine.hooks.step_dump import read_dump
 from tests.parallel import parts
-from tests.parallel.test_processes import PATIENCE, address
+from tests.parallel.test_processes import PATIENCE, address, environment
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -38,9 +37,7 @@ class Done:
 
 def run_parts(folder, names, devices):
     env = {
-        **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_PLATFORMS": "cpu",
+        **environment(devices),
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }

@@ -31,14 +31,19 @@ def address():
     return f"127.0.0.1:{free_port()}"
 
 
+def environment(devices):
+    """Of a process with so many fake devices, which compiles more quickly than well."""
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+
+
 @pytest.fixture
 def run(tmp_path):
     """Runs the job as some processes: exit code and output of each."""
     jobs = []
 
     def start(count, *options, devices=1, own=None, work_dir="run"):
-        env = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
-        where = address()
+        env, where = environment(devices), address()
         for index in range(count):
             mine = (own or {}).get(index, [])
             arguments = [f"count={count}", f"index={index}", f"address={where}", f"save={tmp_path}", *options, *mine]
