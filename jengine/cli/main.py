@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from jengine.cli import ckpt, plan
 from jengine.errors import ConfigError, closest
 
+# `optim_wrapper.optimizer.lr=0.1`, `max_epochs=2`, `--train_cfg.max_epochs=2`: not `--resumee=x`, a misspelt option
+_PLACE_IN_CONFIG = re.compile(r"(?:--(?=\w+[.\[]))?(\w+(?:\.\w+|\[\d+\])*=.*)", re.DOTALL)
 _EPILOG = """Any value of the config can be set with --config.PATH=VALUE:
   jengine train configs/digits_cnn.py --config.optim_wrapper.optimizer.lr=0.01 --config.custom_hooks[0].interval=5
 """
@@ -28,9 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     overrides = [arg for arg in rest if arg.startswith("--config.")]
-    for arg in rest:
-        if arg not in overrides:
-            parser.error(f"unknown argument {arg}{closest(arg.split('=')[0], _options(parser, args))}")
+    unknown = [arg for arg in rest if arg not in overrides]
+    if unknown:
+        parser.error(f"unknown argument {unknown[0]}{_meant(unknown, parser, args)}")
     if overrides and "config" not in args:
         parser.error(f"{args.command} reads no config: there is nothing for {overrides[0]} to change")
     try:
@@ -204,6 +207,14 @@ def _parser() -> argparse.ArgumentParser:
     planned.set_defaults(run=_plan)
     ckpt.add_parser(commands, every)
     return parser
+
+
+def _meant(unknown: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
+    """What to type instead: as an override what names a place in the config, else the closest option."""
+    overrides = [f"--config.{found[1]}" for arg in unknown if (found := _PLACE_IN_CONFIG.fullmatch(arg))]
+    if overrides and "config" in args:
+        return f"; did you mean {' '.join(overrides)}?"
+    return closest(unknown[0].split("=")[0], _options(parser, args))
 
 
 def _options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:

@@ -154,6 +154,25 @@ def test_an_error_in_a_hook_keeps_its_traceback(config, tmp_path, monkeypatch):
         main(["train", config])
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["train_cfg.max_epochs=2"], "--config.train_cfg.max_epochs=2"),
+        (["--optim_wrapper.optimizer.lr=0.1"], "--config.optim_wrapper.optimizer.lr=0.1"),
+        (
+            ["--cfg-options", "custom_hooks[0].interval=5", "seed=3"],
+            "--config.custom_hooks[0].interval=5 --config.seed=3",
+        ),
+        (["--resumee=x"], "'--resume'"),
+    ],
+)
+def test_an_override_without_its_prefix_is_told_with_it(config, capsys, typed, meant):
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", config, *typed])
+    assert exit_.value.code == 2
+    assert f"unknown argument {typed[0]}; did you mean {meant}?" in capsys.readouterr().err
+
+
 def test_an_unknown_option_gets_the_closest(config, capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["train", config, "--workdir", "x"])
