@@ -11,7 +11,7 @@ from jengine.config import resolve
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parent.parent.parent
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.py") if "def get_config" in path.read_text())
 EXAMPLES = {
     "nnx_model": dict(max_epochs=2),

@@ -17,7 +17,7 @@ from jengine.runner.build import DEFAULT_HOOKS
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parent.parent.parent
 BASES = {"Hook", "HookBase"}
 WRITERS = {"CommonMetricLoggerHook", "JSONLoggerHook", "TensorboardLoggerHook"}
 
