@@ -35,7 +35,8 @@ def closest(name: str, candidates: Iterable[str]) -> str:
     """
     names = sorted(str(c) for c in candidates)
     by_lower = {n.lower(): n for n in reversed(names)}
-    match = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    exact = by_lower.get(str(name).lower())  # first: `Adamw` is as close to `Adam` as to `AdamW`
+    match = [exact] if exact else difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     match = match or [by_lower[m] for m in difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.6)]
     if match:
         return f"; did you mean {match[0]!r}?"

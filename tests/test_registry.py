@@ -88,6 +88,7 @@ def test_unknown_name_error_prints_its_message():
 def test_closest_falls_back_to_all_names():
     assert closest("qqqq", ["b", "a"]) == "; expected one of: a, b"
     assert closest("sgd", ["SGD", "Adam"]) == "; did you mean 'SGD'?"
+    assert closest("Adamw", ["Adam", "AdamW", "SGD"]) == "; did you mean 'AdamW'?"
 
 
 def test_what_is_seldom_needed_is_imported_once_a_name_is_not_found_without_it(tmp_path, monkeypatch):
