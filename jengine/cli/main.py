@@ -210,10 +210,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _meant(unknown: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
-    """What to type instead: as an override what names a place in the config, else the closest option."""
-    overrides = [f"--config.{found[1]}" for arg in unknown if (found := _PLACE_IN_CONFIG.fullmatch(arg))]
-    if overrides and "config" in args:
-        return f"; did you mean {' '.join(overrides)}?"
+    """What to type instead: overrides if all that is unknown names places in the config, else the closest option."""
+    places = [_PLACE_IN_CONFIG.fullmatch(arg) for arg in unknown if arg != "--cfg-options"]  # MMEngine's option
+    if places and all(places) and "config" in args:
+        return f"; did you mean {' '.join(f'--config.{place[1]}' for place in places if place)}?"
     return closest(unknown[0].split("=")[0], _options(parser, args))
 
 

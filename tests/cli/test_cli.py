@@ -164,6 +164,7 @@ def test_an_error_in_a_hook_keeps_its_traceback(config, tmp_path, monkeypatch):
             "--config.custom_hooks[0].interval=5 --config.seed=3",
         ),
         (["--resumee=x"], "'--resume'"),
+        (["--resumee", "seed=3"], "'--resume'"),
     ],
 )
 def test_an_override_without_its_prefix_is_told_with_it(config, capsys, typed, meant):
