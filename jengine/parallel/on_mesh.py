@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jengine import paths
 from jengine.logging import format_table
 from jengine.parallel.mesh import batch_axes, batch_parts, check_batch
+from jengine.parallel.once import jit_once
 from jengine.parallel.placement import COLUMNS, Axis, Placement, placement_table
 
 PyTree = Any
@@ -63,14 +64,14 @@ class OnMesh:
                 self.check_batch(arg)
         shapes = jax.eval_shape(make, *args)
         if not hasattr(shapes, "params"):
-            return jax.jit(make, out_shardings=self.shardings(shapes, under="hook_state."))(*args)
+            return jit_once(make, self.platform, self.shardings(shapes, under="hook_state."))(*args)
         self._place(shapes.params, getattr(model, "logical_axes", None))
 
         def made(*args: Any) -> PyTree:
             return self._spread(make(*args))
 
         self._state = self.shardings(jax.eval_shape(made, *args))
-        return jax.jit(made, out_shardings=self._state)(*args)
+        return jit_once(made, self.platform, self._state)(*args)
 
     def shardings(self, tree: PyTree, under: str = "") -> PyTree:
         """The sharding of every leaf of a state: that of the parameter whose path its own ends with, else a copy.

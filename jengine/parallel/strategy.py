@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jengine.parallel.once import jit_once
 from jengine.parallel.resident import ResidentRows, ResidentStep
 from jengine.registry import STRATEGIES
 
@@ -54,7 +55,7 @@ class SingleDevice:
 
     def init_state(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> PyTree:
         """Runs `make(*args)`, compiled, and leaves its result on the device; `model` does not matter here."""
-        return jax.jit(make, out_shardings=jax.sharding.SingleDeviceSharding(self.device))(*args)
+        return jit_once(make, self.platform, jax.sharding.SingleDeviceSharding(self.device))(*args)
 
     def compile_train_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a training step; the state, its first argument, is donated."""

@@ -1,0 +1,23 @@
+"""Programs that run once, as the one that makes the training state."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+_QUICK = {"xla_backend_optimization_level": 1}  # LLVM's; 3 by default
+
+
+def jit_once(make: Callable[..., Any], platform: str, out_shardings: Any) -> Callable[..., Any]:
+    """`jax.jit` for a function that is called once, where to compile it takes longer than it runs.
+
+    On a CPU LLVM then does without what takes it long: to initialize a small CNN takes 0.9 s to compile, not 5.7, and
+    gives the same bits as fast. What others' compilers make of a level was not tried; they compile as always.
+
+    Args:
+      make: what is to be compiled.
+      platform: of the devices that it runs on.
+      out_shardings: where its results lie.
+    """
+    options = _QUICK if platform == "cpu" else None
+    return jax.jit(make, out_shardings=out_shardings, compiler_options=options)
