@@ -8,6 +8,7 @@ from jengine.parallel.failures import ProcessError as ProcessError
 from jengine.parallel.launch import LAUNCHERS as LAUNCHERS
 from jengine.parallel.launch import launch as launch
 from jengine.parallel.mesh import build_mesh as build_mesh
+from jengine.parallel.once import Coming as Coming
 from jengine.parallel.pjit import Pjit as Pjit
 from jengine.parallel.pjit import default_strategy as default_strategy
 from jengine.parallel.placement import Placement as Placement

@@ -29,10 +29,12 @@ class OnMesh:
       axis_name: the mapped axis of the step, None where it has none.
       replicas: into how many replicas the state is divided, None where there are none.
       max_in_flight: training steps that may be dispatched and unfinished; 1 on several CPU devices, where more hang.
+      init_beside: False: processes must start programs of several devices in the same order.
     """
 
     axis_name: str | None = None
     replicas: int | None = None
+    init_beside = False
 
     def __init__(self, placement: Placement) -> None:
         self.mesh: Mesh = placement.mesh
@@ -48,12 +50,12 @@ class OnMesh:
         """What kind of devices they are: 'cpu', 'gpu' or 'tpu'."""
         return self.mesh.devices.flat[0].platform
 
-    def init_state(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> PyTree:
-        """Runs `make(*args)`, compiled so that each device makes its own part and none ever holds the whole.
+    def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
+        """Compiles `make`, to be called once, so that each device makes its own part and none ever holds the whole.
 
         Args:
           make: gives a TrainState; or, from the parameters and the model state of one, the states of hooks.
-          *args: arrays for it.
+          *args: arrays that it will be called with.
           model: whose `logical_axes` count.
 
         Raises:
@@ -64,14 +66,14 @@ class OnMesh:
                 self.check_batch(arg)
         shapes = jax.eval_shape(make, *args)
         if not hasattr(shapes, "params"):
-            return jit_once(make, self.platform, self.shardings(shapes, under="hook_state."))(*args)
+            return jit_once(make, self.platform, self.shardings(shapes, under="hook_state."))
         self._place(shapes.params, getattr(model, "logical_axes", None))
 
         def made(*args: Any) -> PyTree:
             return self._spread(make(*args))
 
         self._state = self.shardings(jax.eval_shape(made, *args))
-        return jit_once(made, self.platform, self._state)(*args)
+        return jit_once(made, self.platform, self._state)
 
     def shardings(self, tree: PyTree, under: str = "") -> PyTree:
         """The sharding of every leaf of a state: that of the parameter whose path its own ends with, else a copy.

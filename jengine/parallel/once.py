@@ -1,9 +1,12 @@
 """Programs that run once, as the one that makes the training state."""
 
+import concurrent.futures
 from collections.abc import Callable
 from typing import Any
 
 import jax
+
+PyTree = Any
 
 _QUICK = {"xla_backend_optimization_level": 1}  # LLVM's; 3 by default
 
@@ -21,3 +24,31 @@ def jit_once(make: Callable[..., Any], platform: str, out_shardings: Any) -> Cal
     """
     options = _QUICK if platform == "cpu" else None
     return jax.jit(make, out_shardings=out_shardings, compiler_options=options)
+
+
+class Coming:
+    """What a program makes that runs once, while it is compiled, and then runs, in the background.
+
+    Args:
+      make: as `jit_once` compiles it.
+      *args: for it.
+
+    Attributes:
+      shapes: of what it makes, `jax.ShapeDtypeStruct`s with the place where it will lie.
+    """
+
+    def __init__(self, make: Any, *args: PyTree) -> None:
+        traced = make.trace(*args)
+        lowered = traced.lower()  # as tracing, Python's work, which a thread would only take turns with
+        self.shapes: PyTree = traced.out_info
+        thread = concurrent.futures.ThreadPoolExecutor(1, "jengine-once")
+        self._made = thread.submit(lambda: lowered.compile()(*args))
+        thread.shutdown(wait=False)
+
+    def whole(self) -> PyTree:
+        """What was made; waits for it.
+
+        Raises:
+          Exception: what compiling or running it has raised.
+        """
+        return self._made.result()

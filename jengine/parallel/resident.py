@@ -140,11 +140,22 @@ class ResidentStep:
         leaves, counters, outputs = self._compiled(leaves, counters, rng, batch, hyperparams)
         return ResidentState(leaves, counters, rng, form), outputs
 
+    def prepare(self, state: Any, batch: PyTree, hyperparams: PyTree) -> None:
+        """Does of the first call what needs no state but its form: tracing and lowering.
+
+        Args:
+          state: the shapes of a whole one, with where it will lie.
+          batch: of the call to come.
+          hyperparams: of the call to come.
+        """
+        jax.eval_shape(self._take_form, state)
+        self.trace(state, batch, hyperparams).lower()
+
     def trace(self, state: Any, batch: PyTree, hyperparams: PyTree) -> jax.stages.Traced:
         """The step as it was traced last, for arguments of these shapes; `state` is whole."""
         assert self._form is not None
         leaves, counters, rng = self._form.split(state)
-        shapes = list(map(_data_shape, leaves)), jax.eval_shape(_vector, counters), _data_shape(rng)
+        shapes = list(map(_data_shape, leaves)), _vector_shape(counters), _data_shape(rng)
         traced: jax.stages.Traced = self._compiled.trace(*shapes, batch, hyperparams)
         return traced
 
@@ -152,10 +163,16 @@ class ResidentStep:
         """The state in pieces, for which `_compiled` is then the program."""
         state = self._as_taken(state if type(state) is ResidentState else take_apart(state))
         if state.form is not self._form:
-            if state.form != self._form:
-                self._compiled = self._compile(state.form)
-            self._form = state.form
+            self._take(state.form)
         return state
+
+    def _take_form(self, state: PyTree) -> None:
+        self._take(_Form.of(state))
+
+    def _take(self, form: _Form) -> None:
+        if form != self._form:
+            self._compiled = self._compile(form)
+        self._form = form
 
     def _as_taken(self, state: ResidentState) -> ResidentState:
         return state.unpacked()
@@ -284,4 +301,16 @@ def _data(leaf: Any) -> Any:
 
 
 def _data_shape(leaf: Any) -> Any:
-    return jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+    if not _is_key(leaf):
+        return leaf
+    return _lying(jax.eval_shape(jax.random.key_data, leaf), leaf)
+
+
+def _vector_shape(counters: Sequence[Any]) -> jax.ShapeDtypeStruct:
+    shape = jax.eval_shape(_vector, counters)
+    return _lying(shape, counters[0]) if counters else shape
+
+
+def _lying(shape: jax.ShapeDtypeStruct, beside: Any) -> jax.ShapeDtypeStruct:
+    """The shape of what lies where another does."""
+    return shape.update(sharding=beside.sharding)

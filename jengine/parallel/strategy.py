@@ -24,11 +24,13 @@ class SingleDevice:
       max_in_flight: training steps that may be dispatched and unfinished before the host waits.
       axis_name: None: the step has no mapped axis.
       replicas: None: there are none.
+      init_beside: True: the state can be made in the background, while the step is traced.
     """
 
     max_in_flight = 2
     axis_name: str | None = None
     replicas: int | None = None
+    init_beside = True
 
     def __init__(self, device: int = 0) -> None:
         devices = jax.local_devices()
@@ -53,9 +55,9 @@ class SingleDevice:
         """Starts the copy of a host batch to the device, where that is to be done."""
         return batch if self.takes_host_batches else jax.device_put(batch, self.device)
 
-    def init_state(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> PyTree:
-        """Runs `make(*args)`, compiled, and leaves its result on the device; `model` does not matter here."""
-        return jit_once(make, self.platform, jax.sharding.SingleDeviceSharding(self.device))(*args)
+    def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
+        """Compiles `make`, to be called once with `args`; the result stays on the device. `model` does not matter."""
+        return jit_once(make, self.platform, jax.sharding.SingleDeviceSharding(self.device))
 
     def compile_train_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compiles a training step; the state, its first argument, is donated."""

@@ -61,7 +61,7 @@ def start_hook_states(runner: "Runner", names: Iterable[str], params: PyTree, mo
         states = TracedHooks(runner.hooks).init(params, model_state)
         return {name: state for name, state in states.items() if name in wanted}
 
-    return runner.strategy.init_state(make, params, model_state) if wanted else {}
+    return runner.strategy.compile_init(make, params, model_state)(params, model_state) if wanted else {}
 
 
 def _hook_of(path: str) -> str:

@@ -25,13 +25,12 @@ def introduction(runner: "Runner", groups: str) -> str:
       runner: about to train.
       groups: the table of its parameter groups.
     """
-    assert runner.state is not None
     device = jax.local_devices()[0]
     return "\n".join(
         [
             f"{runner.experiment_name}: jax {jax.__version__} on {device.platform} ({device.device_kind}), "
             f"seed {runner.seed}",
-            parameter_overview(runner.state.params),
+            parameter_overview(runner.state_shapes.params),
             groups,
             "Hooks will be executed in the following order:",
             runner.get_hooks_info(),

@@ -15,7 +15,7 @@ from jengine.errors import ConfigError, place
 from jengine.hooks import Hook, Priority
 from jengine.logging import LogWriter, MessageHub, TimeAccount, build_logger
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.parallel import Agreement, InFlight, ResidentState, check_same, get_processes
+from jengine.parallel import Agreement, Coming, InFlight, ResidentState, check_same, get_processes
 from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
@@ -132,7 +132,7 @@ class Runner(Progress):
 
         self._open_logs(log_level, visualizer)
 
-        self._state: TrainState | ResidentState | None = None
+        self._state: TrainState | ResidentState | Coming | None = None
         self.hyperparams = Hyperparams()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._loaders: dict[str, Any] = {}
@@ -292,13 +292,18 @@ class Runner(Progress):
     def state(self) -> TrainState | None:
         """The training state; None before the first call of `train`, `val` or `test`. The next step takes it away."""
         state = self._state
-        if isinstance(state, ResidentState):
+        if isinstance(state, ResidentState | Coming):
             state = self._state = state.whole()
         return state
 
     @state.setter
     def state(self, state: TrainState | None) -> None:
         self._state = state
+
+    @property
+    def state_shapes(self) -> Any:
+        """The shapes and dtypes of the training state, which are known while it is still being made."""
+        return self._state.shapes if isinstance(self._state, Coming) else self.state
 
     @property
     def visualizer(self) -> Any:
@@ -388,12 +393,14 @@ class Runner(Progress):
             params, model_state = self._init_model(seed, batch)
             return create_train_state(params, model_state, wrapper, hooks, rng=_key(seed, 1))
 
-        batch = self._example_batch(mode)
-
-        def init() -> Any:
-            return self.strategy.init_state(make, np.int64(self.seed), batch, model=self.model)
-
-        self.state = jax.eval_shape(init) if abstract else init()
+        args = np.int64(self.seed), self._example_batch(mode)
+        init = self.strategy.compile_init(make, *args, model=self.model)
+        if abstract:
+            self._state = init.eval_shape(*args)
+        elif self.strategy.init_beside and not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            self._state = Coming(init, *args)
+        else:
+            self._state = init(*args)
         self._loaded = False
 
     @functools.cached_property
@@ -472,8 +479,8 @@ class Runner(Progress):
         end here, for they save together.
         """
         together = self.processes.count == 1 or self.interrupts.agreed
-        whole = not self.train_loop.in_iteration and not any(x.is_deleted() for x in jax.tree.leaves(self.state))
         try:
+            whole = not self.train_loop.in_iteration and not any(x.is_deleted() for x in jax.tree.leaves(self.state))
             if together and whole and int(self.state.step) == self.train_loop.iter:  # type: ignore[union-attr]
                 self.call_hook("on_interrupt")
             else:

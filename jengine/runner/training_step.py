@@ -10,7 +10,7 @@ import numpy as np
 
 from jengine.logging import TimeAccount
 from jengine.packed import Packed, pack_rows, unpack
-from jengine.parallel import InFlight, InterruptedRowsError, ResidentState
+from jengine.parallel import Coming, InFlight, InterruptedRowsError, ResidentState
 from jengine.runner.number_packer import NumberPacker
 from jengine.train import COMPILES, TraceOnce, TrainState, build_train_step, count_flops
 from jengine.train.flops import Flops
@@ -26,7 +26,7 @@ from jengine.train.window import (
 )
 
 PyTree = Any
-State = TrainState | ResidentState
+State = TrainState | ResidentState | Coming
 
 
 _SLOW_IN_LOOPS = ("conv_general_dilated",)  # on CPUs; https://github.com/jax-ml/jax/issues/12868
@@ -110,7 +110,7 @@ class TrainingStep:
         """Dispatches one iteration.
 
         Args:
-          state: donated; whole or in pieces, as the call before has left it.
+          state: donated; whole or in pieces, as the call before has left it, or still being made.
           batch: on its device.
           scalars: what hooks hand to the step, beside the numbers of the optimizer.
 
@@ -243,7 +243,11 @@ class TrainingStep:
         self._time.switch("step")
         compiles = COMPILES.count
         self._in_flight.wait()
-        new, outputs = self._compiled[step](state, batch, numbers)
+        program = self._compiled[step]
+        if type(state) is Coming:
+            getattr(program, "prepare", lambda *_: None)(state.shapes, batch, numbers)
+            state = state.whole()
+        new, outputs = program(state, batch, numbers)
         if COMPILES.count != compiles:
             self._time.was("compile")
             step.look(_whole(state, new), batch, numbers)

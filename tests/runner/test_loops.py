@@ -156,7 +156,7 @@ def test_a_bad_section_is_refused_with_its_place_before_any_compile(
     def no_compile(*args, **kwargs):
         raise AssertionError("the model is compiled before the config was checked")
 
-    monkeypatch.setattr(SingleDevice, "init_state", no_compile)
+    monkeypatch.setattr(SingleDevice, "compile_init", no_compile)
     with pytest.raises(error, match=message) as caught:
         make_runner(**changes).train()
     assert f"in the config at `{place}`" in caught.value.__notes__
