@@ -27,7 +27,7 @@ def jit_once(make: Callable[..., Any], platform: str, out_shardings: Any) -> Cal
 
 
 class Coming:
-    """What a program makes that runs once, while it is compiled, and then runs, in the background.
+    """What a program makes that runs once, while it is compiled in the background.
 
     Args:
       make: as `jit_once` compiles it.
@@ -41,14 +41,15 @@ class Coming:
         traced = make.trace(*args)
         lowered = traced.lower()  # as tracing, Python's work, which a thread would only take turns with
         self.shapes: PyTree = traced.out_info
+        self._args = args
         thread = concurrent.futures.ThreadPoolExecutor(1, "jengine-once")
-        self._made = thread.submit(lambda: lowered.compile()(*args))
+        self._compiled = thread.submit(lowered.compile)
         thread.shutdown(wait=False)
 
     def whole(self) -> PyTree:
-        """What was made; waits for it.
+        """What is made; once it is compiled it runs, in the caller's thread, whose settings of JAX then count.
 
         Raises:
           Exception: what compiling or running it has raised.
         """
-        return self._made.result()
+        return self._compiled.result()(*self._args)

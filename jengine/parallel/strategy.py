@@ -24,7 +24,7 @@ class SingleDevice:
       max_in_flight: training steps that may be dispatched and unfinished before the host waits.
       axis_name: None: the step has no mapped axis.
       replicas: None: there are none.
-      init_beside: True: the state can be made in the background, while the step is traced.
+      init_beside: True: what makes the state may be compiled in the background, while the step is traced.
     """
 
     max_in_flight = 2

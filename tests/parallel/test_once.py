@@ -63,17 +63,19 @@ class Program:
         return self
 
 
-def test_it_is_compiled_beside_the_caller():
-    go_on = threading.Event()
+def test_it_is_compiled_beside_the_caller_who_runs_it():
+    go_on, threads = threading.Event(), []
 
     def compile():
         assert go_on.wait(10)
-        return lambda x: x + 1
+        threads.append(threading.current_thread().name)
+        return lambda x: threads.append(threading.current_thread().name) or x + 1
 
     coming = Coming(Program(compile), 2)  # would not return if it waited
     assert coming.shapes == "shapes"
     go_on.set()
     assert coming.whole() == 3
+    assert threads == ["jengine-once_0", threading.current_thread().name]
 
 
 @pytest.mark.parametrize("stage", ["compile", "run"])

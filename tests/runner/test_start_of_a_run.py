@@ -53,3 +53,9 @@ def test_a_run_without_jit_comes_to_the_same(make_runner):
     with jax.disable_jit():
         found = make_runner().train().params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, compiled)
+
+
+def test_settings_of_jax_that_hold_in_a_thread_hold_for_the_state(make_runner):
+    with jax.enable_x64(True):
+        params = make_runner().train().params
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64)}
