@@ -29,12 +29,10 @@ class OnMesh:
       axis_name: the mapped axis of the step, None where it has none.
       replicas: into how many replicas the state is divided, None where there are none.
       max_in_flight: training steps that may be dispatched and unfinished; 1 on several CPU devices, where more hang.
-      init_beside: False: its steps cannot be traced ahead, see `ResidentStep.prepare`.
     """
 
     axis_name: str | None = None
     replicas: int | None = None
-    init_beside = False
 
     def __init__(self, placement: Placement) -> None:
         self.mesh: Mesh = placement.mesh

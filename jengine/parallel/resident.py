@@ -140,19 +140,10 @@ class ResidentStep:
         leaves, counters, outputs = self._compiled(leaves, counters, rng, batch, hyperparams)
         return ResidentState(leaves, counters, rng, form), outputs
 
-    def prepare(self, state: Any, batch: PyTree, hyperparams: PyTree) -> None:
-        """Does of the first call what needs no state but its form: tracing and lowering.
-
-        Args:
-          state: the shapes of a whole one, with where it will lie.
-          batch: of the call to come.
-          hyperparams: of the call to come.
-        """
-        jax.eval_shape(self._take_form, state)
-        self.trace(state, batch, hyperparams).lower()
-
     def trace(self, state: Any, batch: PyTree, hyperparams: PyTree) -> jax.stages.Traced:
-        """The step as it was traced last, for arguments of these shapes; `state` is whole."""
+        """The step as a call with arguments of these shapes traces it; `state` is whole."""
+        if self._form is None:
+            jax.eval_shape(self._take_form, state)
         assert self._form is not None
         leaves, counters, rng = self._form.split(state)
         shapes = list(map(_data_shape, leaves)), _vector_shape(counters), _data_shape(rng)

@@ -24,13 +24,11 @@ class SingleDevice:
       max_in_flight: training steps that may be dispatched and unfinished before the host waits.
       axis_name: None: the step has no mapped axis.
       replicas: None: there are none.
-      init_beside: True: what makes the state may be compiled in the background, while the step is traced.
     """
 
     max_in_flight = 2
     axis_name: str | None = None
     replicas: int | None = None
-    init_beside = True
 
     def __init__(self, device: int = 0) -> None:
         devices = jax.local_devices()

@@ -397,10 +397,10 @@ class Runner(Progress):
         init = self.strategy.compile_init(make, *args, model=self.model)
         if abstract:
             self._state = init.eval_shape(*args)
-        elif self.strategy.init_beside and not jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-            self._state = Coming(init, *args)
-        else:
+        elif jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             self._state = init(*args)
+        else:
+            self._state = Coming(init, *args)
         self._loaded = False
 
     @functools.cached_property

@@ -245,7 +245,8 @@ class TrainingStep:
         self._in_flight.wait()
         program = self._compiled[step]
         if type(state) is Coming:
-            getattr(program, "prepare", lambda *_: None)(state.shapes, batch, numbers)
+            if hasattr(program, "trace"):  # a pmap has none
+                program.trace(state.shapes, batch, numbers).lower()  # which the call then finds done
             state = state.whole()
         new, outputs = program(state, batch, numbers)
         if COMPILES.count != compiles:

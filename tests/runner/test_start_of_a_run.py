@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jengine.hooks import Hook
-from jengine.parallel import Coming, SingleDevice
+from jengine.parallel import Coming
 
 
 def test_the_step_is_traced_while_the_state_is_made_and_once_in_all(make_runner, monkeypatch):
@@ -21,9 +21,10 @@ def test_the_step_is_traced_while_the_state_is_made_and_once_in_all(make_runner,
     state = runner.train().params
     assert (seen, runner.update_step.traces) == ([1], 1)
 
-    monkeypatch.setattr(SingleDevice, "init_beside", False)
-    at_once = make_runner().train().params
-    jax.tree.map(np.testing.assert_array_equal, state, at_once)
+    at_once = make_runner()
+    at_once.prepare_training()
+    jax.block_until_ready(at_once.state)
+    jax.tree.map(np.testing.assert_array_equal, state, at_once.train().params)
 
 
 def test_a_hook_may_read_the_state_before_it_was_stepped(make_runner):
