@@ -9,6 +9,7 @@ from jengine.parallel.launch import LAUNCHERS as LAUNCHERS
 from jengine.parallel.launch import launch as launch
 from jengine.parallel.mesh import build_mesh as build_mesh
 from jengine.parallel.once import Coming as Coming
+from jengine.parallel.once import begin as begin
 from jengine.parallel.pjit import Pjit as Pjit
 from jengine.parallel.pjit import default_strategy as default_strategy
 from jengine.parallel.placement import Placement as Placement

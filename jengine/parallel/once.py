@@ -53,3 +53,9 @@ class Coming:
           Exception: what compiling or running it has raised.
         """
         return self._compiled.result()(*self._args)
+
+
+def begin(make: Any, *args: PyTree) -> Any:
+    """What `jit_once` compiles, in the making; or made, under `jax.disable_jit`, which compiles nothing."""
+    eager = jax.config.jax_disable_jit  # type: ignore[attr-defined]
+    return make(*args) if eager else Coming(make, *args)

@@ -15,7 +15,7 @@ from jengine.errors import ConfigError, place
 from jengine.hooks import Hook, Priority
 from jengine.logging import LogWriter, MessageHub, TimeAccount, build_logger
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.parallel import Agreement, Coming, InFlight, ResidentState, check_same, get_processes
+from jengine.parallel import Agreement, Coming, InFlight, ResidentState, begin, check_same, get_processes
 from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
@@ -395,12 +395,7 @@ class Runner(Progress):
 
         args = np.int64(self.seed), self._example_batch(mode)
         init = self.strategy.compile_init(make, *args, model=self.model)
-        if abstract:
-            self._state = init.eval_shape(*args)
-        elif jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-            self._state = init(*args)
-        else:
-            self._state = Coming(init, *args)
+        self._state = init.eval_shape(*args) if abstract else begin(init, *args)
         self._loaded = False
 
     @functools.cached_property
