@@ -76,7 +76,7 @@ class ByRunner:
         loop = self.runner.train_loop
         self._end.at, loop.stop_training = loop.iter + iters, False
         loop.run()
-        self.runner.in_flight.drain()
+        self.runner.dispatch_limiter.drain()
 
     def close(self):
         """Ends what runs in the background."""

@@ -55,7 +55,7 @@ def make_update(wrapper):
     """The compiled update of a wrapper."""
 
     def update(params, state, grads, hyperparams):
-        return wrapper.apply(grads, state, params, hyperparams)
+        return wrapper.apply_gradients(grads, state, params, hyperparams)
 
     return jax.jit(update, donate_argnums=(0, 1))
 
@@ -121,7 +121,7 @@ def accumulation(size, repeat):
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def last_step(params, state, x, hyperparams):
         _, grads = value_and_grad(params, state, x)
-        return wrapper.apply(grads, state, params, hyperparams)
+        return wrapper.apply_gradients(grads, state, params, hyperparams)
 
     bare_grads = jax.jit(jax.grad(loss))
     ours, bare = Loop(params, wrapper.init(params)), Loop(params, optax.adamw(1e-3).init(params))
@@ -190,7 +190,7 @@ def loss_scaling(size, repeat):
         @functools.partial(jax.jit, donate_argnums=(0, 1))
         def step(params, state, x, hyperparams, wrapper=wrapper):
             _, grads = wrapper.value_and_grad(loss)(params, state, x)
-            return wrapper.apply(grads, state, params, hyperparams)
+            return wrapper.apply_gradients(grads, state, params, hyperparams)
 
         loop, hyperparams = Loop(params, wrapper.init(params)), wrapper.hyperparams
         subjects[name] = lambda loop=loop, step=step, hp=hyperparams: loop.run(step, batch, hp)

@@ -42,7 +42,7 @@ def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
     @functools.partial(jax.pmap, axis_name="data", in_axes=(0, 0, 0, 0, None), donate_argnums=(0, 1, 2))
     def step(params, opt_state, averaged, batch, hyperparams):
         loss, grads = wrapper.value_and_grad(loss_fn)(params, opt_state, batch)
-        params, opt_state = wrapper.apply(grads, opt_state, params, hyperparams)
+        params, opt_state = wrapper.apply_gradients(grads, opt_state, params, hyperparams)
         return params, opt_state, average.update(averaged, params), jax.lax.pmean(loss, "data")
 
     # the state as pmap has it: a leading axis with a copy for each device

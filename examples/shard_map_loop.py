@@ -50,7 +50,7 @@ def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
     )
     def step(params, opt_state, averaged, batch, hyperparams):
         loss, grads = wrapper.value_and_grad(loss_fn)(params, opt_state, batch)
-        params, opt_state = wrapper.apply(grads, opt_state, params, hyperparams)
+        params, opt_state = wrapper.apply_gradients(grads, opt_state, params, hyperparams)
         return params, opt_state, average.update(averaged, params), jax.lax.pmean(loss, "data")
 
     params, opt_state, averaged = jax.device_put(

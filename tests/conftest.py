@@ -6,7 +6,7 @@ import sys
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JENGINE_RETRACE", "raise")  # a compile that nobody asked for fails the test
+os.environ.setdefault("JENGINE_ON_RECOMPILE", "raise")  # a compile that nobody asked for fails the test
 
 import jax
 import pytest

@@ -119,7 +119,7 @@ def read(directory: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
     args = ocp.args.PyTreeRestore(item=item, restore_args=map_with_path(restore_args, tree))
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)]
     # Unlimited, Orbax holds most of what it reads twice. One array alone must stay below the limit.
-    with _reader(in_flight=max(2 * max(sizes), sum(sizes) // 10)) as reader:
+    with _reader(dispatch_limiter=max(2 * max(sizes), sum(sizes) // 10)) as reader:
         return reader.restore(directory, args=args)
 
 
@@ -182,13 +182,13 @@ def write_alone(directory: Path, state: Any) -> None:
     handler.finalize(directory)
 
 
-def _reader(in_flight: int | None = None) -> Any:
+def _reader(dispatch_limiter: int | None = None) -> Any:
     """An Orbax checkpointer to read with, at most so many bytes at a time."""
     import orbax.checkpoint as ocp
 
     _silence_orbax()
     alone = _by_itself()
-    handler = _handler(alone, restore_concurrent_gb=None if in_flight is None else in_flight / 1e9)
+    handler = _handler(alone, restore_concurrent_gb=None if dispatch_limiter is None else dispatch_limiter / 1e9)
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 

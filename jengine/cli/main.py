@@ -102,7 +102,7 @@ def _groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
     with tempfile.TemporaryDirectory() as work_dir:  # a look at the groups leaves nothing behind
         runner = Runner.from_cfg({**_load(args, overrides), "work_dir": work_dir, "log_level": "WARNING"})
-        if runner.has_training:
+        if runner.is_training_configured:
             print(group_table(runner.build_optimizer()))
         else:
             raise ConfigError("there are no parameter groups: the config has no optim_wrapper")

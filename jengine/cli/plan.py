@@ -102,10 +102,10 @@ def _report(runner: Any) -> str:
     rows = len(jax.tree.leaves(batch)[0])
     state = _placed(runner.state, strategy.shardings(runner.state))
     inputs = (state, batch, {**runner.optim_wrapper.hyperparams, **runner.hyperparams})
-    step = runner.training_step()
-    programs = {"update": step.update}
-    if getattr(runner.optim_wrapper, "accumulative_counts", 1) > 1:
-        programs["accumulate"] = step.accumulate
+    compiled_steps = runner.build_programs()
+    programs = {"update": compiled_steps.update}
+    if runner.optim_wrapper.accumulates:
+        programs["accumulate"] = compiled_steps.accumulate
     parts = [f"{strategy.mesh.size} devices, mesh {dict(strategy.mesh.shape)}, {rows} rows a step", _placement(state)]
     for name, pure in programs.items():
         compiled = strategy.compile_train_step(pure).lower(*inputs).compile()

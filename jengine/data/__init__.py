@@ -1,7 +1,9 @@
 """Data: loaders over map-style datasets and foreign iterables, samplers, prefetch to the device."""
 
+from jengine.data.batch_stream import BatchStream as BatchStream
 from jengine.data.build import build_dataloader as build_dataloader
 from jengine.data.collate import default_collate as default_collate
+from jengine.data.collate import stack_batches as stack_batches
 from jengine.data.datasets import ArrayDataset as ArrayDataset
 from jengine.data.datasets import Digits as Digits
 from jengine.data.iterables import IterableLoader as IterableLoader

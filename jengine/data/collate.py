@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jengine import paths
@@ -27,6 +28,15 @@ def default_collate(samples: Sequence[Any]) -> Any:
         return jax.tree.map(lambda *leaves: np.stack(leaves), *samples)
     except ValueError as error:
         raise ValueError(_difference(samples)) from error
+
+
+def stack_batches(batches: Sequence[Any]) -> Any:
+    """Stack batches of equal structure and shapes along a new leading axis: real[K, B, ...]."""
+
+    def stack(*leaves: Any) -> Any:
+        return jnp.stack(leaves) if isinstance(leaves[0], jax.Array) else np.stack(leaves)
+
+    return jax.tree.map(stack, *batches)
 
 
 _ARRAY = {np.ndarray}

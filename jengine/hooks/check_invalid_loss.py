@@ -7,7 +7,6 @@ import numpy as np
 
 from jengine.hooks.hook import Hook
 from jengine.registry import HOOKS
-from jengine.train.window import WindowOutputs
 
 if TYPE_CHECKING:
     from jengine.runner import Runner
@@ -29,16 +28,16 @@ class CheckInvalidLossHook(Hook):
     def __init__(self, interval: int = 50) -> None:
         self.interval = interval
 
-    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
-        """The next check."""
-        return self.next_of_every(self.interval, start)
+    def next_step(self, runner: "Runner", step: int) -> float:
+        """Return the step of the next check."""
+        return self.next_multiple(self.interval, step)
 
     def after_train_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Checks the loss if it is time."""
         if outputs and self.every_n_train_iters(runner, self.interval):
-            loss = outputs.read("loss") if isinstance(outputs, WindowOutputs) else float(outputs["loss"])
+            loss = float(outputs["loss"])
             if not np.isfinite(loss):
                 runner.logger.error("the loss became infinite or NaN!")
                 raise AssertionError(f"the loss is {loss} in iteration {runner.iter}")

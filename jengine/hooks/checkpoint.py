@@ -164,12 +164,12 @@ class CheckpointHook(Hook):
         ):
             self._save_regular(runner, runner.iter + 1, epoch=runner.epoch, iteration=runner.iter + 1)
 
-    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
-        """The next iteration to save after; none where epochs are counted."""
+    def next_step(self, runner: "Runner", step: int) -> float:
+        """Return the next step to save after; none where epochs are counted."""
         if self.by_epoch:
             return math.inf
         last = runner.max_iters - 1 if self.save_last else -1
-        return min(self.next_of_every(self.interval, start, self.save_begin), last if last >= start else math.inf)
+        return min(self.next_multiple(self.interval, step, self.save_begin), last if last >= step else math.inf)
 
     def after_train(self, runner: "Runner") -> None:
         """Saves what an early end has left unsaved, and publishes."""

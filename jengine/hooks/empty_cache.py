@@ -45,9 +45,9 @@ class EmptyCacheHook(Hook):
         self._at_after_iter = after_iter
         self._clear_caches = clear_caches
 
-    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
-        """Each iteration, or none."""
-        return start if self._at_after_iter else math.inf
+    def next_step(self, runner: "Runner", step: int) -> float:
+        """Return each step, or none."""
+        return step if self._at_after_iter else math.inf
 
     def _before_epoch(self, runner: "Runner", mode: str = "train") -> None:
         if self._at_before_epoch:

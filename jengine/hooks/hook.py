@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sized
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.priority import Priority
 from jengine.train import StepContext
 
@@ -23,19 +24,24 @@ class Hook:
       in their traced state (see `init_traced_state`), never in an attribute: an attribute read inside a trace is
       frozen at its first value.
 
+    With `steps_per_call=K` the Runner runs chunks of K steps in one call of the compiled step, where hooks allow it:
+
+    * By default a hook acts at each step, which keeps chunks at one step. `next_step` returns the next step at which
+      it acts; no chunk crosses it.
+    * A hook whose iteration stages only set hyperparameters sets `runs_ahead`: they are called for each step of a
+      chunk before it runs, with `outputs=None`.
+    * A hook that only consumes metrics defines `after_train_chunk`, which is called once for a chunk, in the place of
+      `after_train_iter`.
+
     Attributes:
-      priority: when the hook runs among others, unless the registration says otherwise.
-      counts_dropped_steps: whether the hook's traced state goes on where a step is dropped (`StepContext.accept`).
-      in_windows: what becomes of `before_train_iter` and `after_train_iter` where several iterations share one call of
-        the compiled step (`steps_per_call`). 'cut': no call goes past an iteration at which the hook is due. 'ahead':
-        the stages look neither at the state nor at the outputs, and are called for each iteration before the call
-        (`outputs` is then None), but for the end of the last. 'last': they are called once, at the beginning of the
-        first iteration and at the end of the last, with `WindowOutputs`, which hold those of all.
+      priority: order among the hooks of a stage, unless the registration gives another.
+      update_on_skipped_steps: whether the traced state is updated at skipped steps (`StepContext.apply_update`).
+      runs_ahead: whether `before_train_iter` and `after_train_iter` see neither the state nor metrics.
     """
 
     priority: int | str | Priority = "NORMAL"
-    counts_dropped_steps: ClassVar[bool] = False
-    in_windows: ClassVar[Literal["cut", "ahead", "last"]] = "cut"
+    update_on_skipped_steps: ClassVar[bool] = False
+    runs_ahead: ClassVar[bool] = False
 
     stages: ClassVar[tuple[str, ...]] = (
         "before_run",
@@ -85,8 +91,18 @@ class Hook:
     def after_train_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """After each training step was dispatched; `outputs` are device arrays that may still be in the making."""
+        """After each training step was dispatched; `outputs` are its metrics, device arrays that may be pending."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="train")
+
+    def after_train_chunk(self, runner: "Runner", batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+        """After a chunk of steps was dispatched, if the hook defines this.
+
+        Args:
+          runner: the runner; `runner.iter` is the last step of the chunk.
+          batch_idx: index of the last batch.
+          data_batch: the last batch, on the host.
+          metrics: the metrics of all steps.
+        """
 
     def after_train_epoch(self, runner: "Runner") -> None:
         """After each training epoch; in an iteration loop once."""
@@ -176,7 +192,7 @@ class Hook:
         return ctx
 
     def traced_grads(self, ctx: StepContext) -> StepContext:
-        """Between the gradients and the update: may change `ctx.grads`, `ctx.outputs`, `ctx.hook_state`."""
+        """Between the gradients and the update: may change `ctx.grads`, `ctx.metrics`, `ctx.hook_state`."""
         return ctx
 
     def traced_update(self, ctx: StepContext) -> StepContext:
@@ -213,33 +229,28 @@ class Hook:
 
     # --- When the hook acts. ---
 
-    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
-        """The first iteration from `start` on at which `stage` does something; `math.inf` for never again.
+    def next_step(self, runner: "Runner", step: int) -> float:
+        """Return the first step from `step` on at which `before_train_iter` or `after_train_iter` acts.
 
-        The stage is not called before. Several iterations share a call of the compiled step only where no hook is due
-        between them, so a hook with work in few iterations should say in which; by default it is each. The answer
-        is asked for anew after each call of the stage, and when an epoch begins.
+        Both stages are called at these steps alone, and a chunk neither starts before nor ends after one of them.
 
         Args:
           runner: the runner.
-          stage: 'before_train_iter' or 'after_train_iter'.
-          start: counted from 0 over the whole run, as `runner.iter` is.
+          step: counted from 0 over the whole run, as `runner.iter` is.
+
+        Returns:
+          A step, by default `step` itself; `math.inf` for never again.
         """
-        return start if self.in_windows == "cut" else math.inf
+        return step
 
     # --- Helpers. ---
 
-    def next_of_every(self, n: int, start: int, begin: int = 0) -> float:
-        """The first iteration from `start` on that `every_n_train_iters(runner, n, begin)` is true for."""
+    def next_multiple(self, n: int, step: int, begin: int = 0) -> float:
+        """Return the first step from `step` on for which `every_n_train_iters(runner, n, begin)` is true."""
         if n <= 0:
             return math.inf
-        done = max(start + 1, begin)
+        done = max(step + 1, begin)
         return done - 1 + (begin - done) % n
-
-    def next_inner(self, runner: "Runner", n: int, start: int) -> float:
-        """The first iteration from `start` on that `every_n_inner_iters` is true for; `n` is at least 1."""
-        first = runner.epoch * len(runner.train_loop.dataloader) if runner.train_loop.by_epoch else 0
-        return first + self.next_of_every(n, start - first)
 
     def every_n_epochs(self, runner: "Runner", n: int, start: int = 0) -> bool:
         """Whether the epoch that ends now is one of every `n`, counted from epoch number `start` (which is one)."""
@@ -265,8 +276,18 @@ class Hook:
         """Whether the current iteration is the last."""
         return runner.iter + 1 == runner.max_iters
 
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the hook defines `next_step`."""
+        return type(self).next_step is not Hook.next_step
+
+    @property
+    def is_per_chunk(self) -> bool:
+        """Whether the hook defines `after_train_chunk`."""
+        return type(self).after_train_chunk is not Hook.after_train_chunk
+
     def get_triggered_stages(self) -> list[str]:
-        """The host stages at which this hook does something, in the order of `stages`."""
+        """Return the host stages that this hook defines, in the order of `stages`."""
         return [stage for stage in Hook.stages if self._overrides(stage)]
 
     def get_traced_points(self) -> list[str]:

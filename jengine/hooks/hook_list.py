@@ -1,10 +1,10 @@
 """The hooks of a run in their order, and the calls to them."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jengine.errors import ConfigError
-from jengine.hooks.calendar import Calendar
+from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.hook import Hook
 from jengine.hooks.level import get_level, to_priority
 from jengine.hooks.priority import Priority, get_priority, priority_name
@@ -13,28 +13,31 @@ from jengine.registry import HOOKS
 if TYPE_CHECKING:
     from jengine.runner import Runner
 
-ITERATION_STAGES = ("before_train_iter", "after_train_iter")
+_ITERATION_STAGES = ("before_train_iter", "after_train_iter")
+
+
+class _Listener(NamedTuple):
+    """A hook that defines a stage."""
+
+    hook: Hook
+    method: Callable[..., Any]
+    scheduled: bool  # called only at the steps that `Hook.next_step` returns
 
 
 class HookList:
-    """Hooks sorted by priority; among equals the one registered first runs first.
-
-    Who acts at a stage is looked up once and kept: a stage at which no hook acts costs a dictionary access. At the two
-    stages of a training iteration, which come most often, it is also known when (see `Hook.next_due`).
-    """
+    """Hooks sorted by priority; among equals the one registered first runs first."""
 
     def __init__(self) -> None:
         self._hooks: list[tuple[int, Hook]] = []
-        self._methods: dict[str, list[tuple[Hook, Callable[..., Any]]]] = {}
-        self._calendars: dict[str, Calendar] = {}
+        self._listeners: dict[str, list[_Listener]] = {}
 
     def register(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> Hook:
-        """Adds a hook, given as it is or as a config.
+        """Add a hook.
 
         Args:
-          hook: an instance, or `dict(type=..., priority=..., **arguments)`, which is left as it was. A `level` on
-            iMIX's scale may take the place of the priority.
-          priority: goes before the config's `priority`, which goes before that of the class.
+          hook: an instance, or `dict(type=..., priority=..., **arguments)`, which is not modified. `level`, on the
+            scale of iMIX, may replace `priority`.
+          priority: takes precedence over the config's `priority`, which takes precedence over that of the class.
 
         Raises:
           TypeError: neither a hook nor a config of one. ConfigError: both a priority and a level.
@@ -49,48 +52,59 @@ class HookList:
         value = get_priority(hook.priority if priority is None else priority)
         index = sum(other <= value for other, _ in self._hooks)
         self._hooks.insert(index, (value, hook))
-        self._methods.clear()
-        self._calendars.clear()
+        self._listeners.clear()
         return hook
 
     def call(self, runner: "Runner", stage: str, **arguments: Any) -> None:
-        """Calls the method `stage` of every hook that defines it, in order.
+        """Call the method `stage` of every hook that defines it, in order.
 
-        An exception keeps its type and traceback; a note says which hook, stage and iteration it came from.
+        An exception keeps its type and traceback; a note names the hook, the stage and the iteration.
         """
-        if stage in ITERATION_STAGES:
-            self.calendar(runner, stage).call(runner.iter, **arguments)
-            return
-        self._calendars.clear()  # an epoch or a validation may move what is due
-        for hook, method in self._acting(stage):
+        for hook, method, scheduled in self._get(stage):
             try:
-                method(runner, **arguments)
+                if not scheduled or hook.next_step(runner, runner.iter) <= runner.iter:
+                    method(runner, **arguments)
             except Exception as error:
-                error.add_note(f"in {type(hook).__name__}.{stage} at iteration {runner.iter} (epoch {runner.epoch})")
+                _add_note(error, hook, stage, runner)
                 raise
 
-    def window_end(self, runner: "Runner", start: int, end: int) -> int:
-        """Where a call of the step that begins with the iteration `start`, and would end before `end`, must end.
+    def call_ahead(self, runner: "Runner", stage: str, **arguments: Any) -> None:
+        """Call an iteration stage within a chunk: that of the hooks with `runs_ahead`."""
+        for hook, method, _ in self._get(stage):
+            if hook.runs_ahead and not (hook.is_per_chunk and stage == "after_train_iter"):
+                try:
+                    method(runner, **arguments)
+                except Exception as error:
+                    _add_note(error, hook, stage, runner)
+                    raise
 
-        No hook is due before a later iteration of it, nor after an earlier one than its last.
-        """
-        before, after = (self.calendar(runner, stage) for stage in ITERATION_STAGES)
-        return int(min(end, before.next_due(start + 1), after.next_due(start) + 1))
+    def call_after_chunk(self, runner: "Runner", batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+        """Call `after_train_chunk` of the hooks that define it, `after_train_iter` of the others that are due."""
+        step, last = runner.iter, None
+        for hook, method, scheduled in self._get("after_train_iter"):
+            try:
+                if hook.is_per_chunk:
+                    hook.after_train_chunk(runner, batch_idx=batch_idx, data_batch=data_batch, metrics=metrics)
+                elif not scheduled or hook.next_step(runner, step) <= step:
+                    last = metrics.last() if last is None else last
+                    method(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=last)
+            except Exception as error:
+                _add_note(error, hook, "after_train_iter", runner)
+                raise
 
-    def cutting_each(self, runner: "Runner") -> list[Hook]:
-        """The hooks that leave every iteration a call of its own."""
-        found = [hook for stage in ITERATION_STAGES for hook in self.calendar(runner, stage).cutting_each(runner.iter)]
+    def allow_chunk(self, runner: "Runner", size: int) -> bool:
+        """Return whether no hook acts between the steps of a chunk of `size` that starts at `runner.iter`."""
+        first, last = runner.iter, runner.iter + size - 1
+        before = all(hook.next_step(runner, first + 1) > last for hook in self._cutting("before_train_iter"))
+        return before and all(hook.next_step(runner, first) >= last for hook in self._cutting("after_train_iter"))
+
+    def prevent_chunks(self) -> list[Hook]:
+        """Return the hooks that act at each step, since they do not define when."""
+        found = [hook for stage in _ITERATION_STAGES for hook in self._cutting(stage) if not hook.is_scheduled]
         return list(dict.fromkeys(found))
 
-    def calendar(self, runner: "Runner", stage: str) -> Calendar:
-        """When the hooks act at one of the `ITERATION_STAGES`; up to the next call of any other stage."""
-        calendar = self._calendars.get(stage)
-        if calendar is None:
-            calendar = self._calendars[stage] = Calendar(runner, stage, self._acting(stage))
-        return calendar
-
     def describe(self) -> str:
-        """The order of calls, stage by stage, as a run prints it."""
+        """Return the order of calls, stage by stage, as a run prints it."""
         text = []
         hooks = [(value, type(hook).__name__, hook.get_triggered_stages()) for value, hook in self._hooks]
         for stage in Hook.stages:
@@ -100,7 +114,7 @@ class HookList:
         return "\n".join(text)
 
     def priority_of(self, hook: Hook) -> int:
-        """The priority with which `hook` was registered."""
+        """Return the priority with which `hook` was registered."""
         return next(value for value, other in self._hooks if other is hook)
 
     def __iter__(self) -> Iterator[Hook]:
@@ -109,23 +123,34 @@ class HookList:
     def __len__(self) -> int:
         return len(self._hooks)
 
-    def _acting(self, stage: str) -> list[tuple[Hook, Callable[..., Any]]]:
-        """The hooks that act at a stage and their methods, in order; looked up once."""
-        methods = self._methods.get(stage)
-        if methods is None:
-            methods = self._methods[stage] = self._find(stage)
-        return methods
+    def _cutting(self, stage: str) -> list[Hook]:
+        """Return the hooks whose calls of an iteration stage need a chunk to start or end there."""
+        listeners = self._get(stage)
+        return [x.hook for x in listeners if x.hook.is_scheduled or not (x.hook.runs_ahead or x.hook.is_per_chunk)]
 
-    def _find(self, stage: str) -> list[tuple[Hook, Callable[..., Any]]]:
-        if stage in Hook.stages:
-            acting = [hook for hook in self if stage in hook.get_triggered_stages()]
-        else:  # a stage of a user's own loop
-            acting = [hook for hook in self if callable(getattr(hook, stage, None))]
-        return [(hook, getattr(hook, stage)) for hook in acting]
+    def _get(self, stage: str) -> list[_Listener]:
+        """Return the hooks that define a stage, and their methods, in order."""
+        listeners = self._listeners.get(stage)
+        if listeners is None:
+            known = stage in Hook.stages
+            acting = [h for h in self if (stage in h.get_triggered_stages() if known else hasattr(h, stage))]
+            timed = stage in _ITERATION_STAGES
+            listeners = [_Listener(h, getattr(h, stage), timed and _is_called_when_due(h)) for h in acting]
+            self._listeners[stage] = listeners
+        return listeners
+
+
+def _is_called_when_due(hook: Hook) -> bool:
+    """Return whether the iteration stages are called only at the steps that `next_step` returns."""
+    return hook.is_scheduled and not (hook.runs_ahead or hook.is_per_chunk)
+
+
+def _add_note(error: Exception, hook: Hook, stage: str, runner: "Runner") -> None:
+    error.add_note(f"in {type(hook).__name__}.{stage} at iteration {runner.iter} (epoch {runner.epoch})")
 
 
 def _pop_priority(cfg: dict[str, Any]) -> int | str | Priority | None:
-    """Takes what says when the hook runs out of its config: `priority`, or `level` on iMIX's scale."""
+    """Remove `priority`, or `level` on the scale of iMIX, from the config of a hook and return the priority."""
     priority, level = cfg.pop("priority", None), cfg.pop("level", None)
     if level is None:
         return priority

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.hook import Hook
 from jengine.registry import HOOKS
 
@@ -30,21 +31,19 @@ class IterTimerHook(Hook):
     """
 
     priority = "NORMAL"
-    in_windows = "last"
 
     def __init__(self, block: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
         self._block = block
         self._clock = clock
         self._then = 0.0
         self._data_time = 0.0
-        self._waited = 0.0
         self._start_iter = 0
         self._train_total = 0.0
         self._eval_total = 0.0
 
-    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
-        """Each iteration where it waits for each; else those of a call are timed together."""
-        return start if self._block else math.inf
+    def next_step(self, runner: "Runner", step: int) -> float:
+        """Return each step with `block=True`; otherwise none, so that the steps of a chunk are timed together."""
+        return step if self._block else math.inf
 
     def before_train(self, runner: "Runner") -> None:
         """Remembers where training starts, so that a resumed run estimates from its own iterations alone."""
@@ -54,7 +53,6 @@ class IterTimerHook(Hook):
     def _before_epoch(self, runner: "Runner", mode: str = "train") -> None:
         self._then = self._clock()
         self._eval_total = 0.0
-        self._waited = _waited(runner)
 
     def _before_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
         self._data_time = self._clock() - self._then
@@ -66,27 +64,35 @@ class IterTimerHook(Hook):
             import jax
 
             jax.block_until_ready(outputs)
+        took = self._lap()
+        hub, (data_time, time_) = runner.message_hub, _NAMES[mode]
+        hub.update_scalar(data_time, self._data_time)
+        hub.update_scalar(time_, took)
+        if mode == "train":
+            self._estimate(runner, took)
+            return
+        self._eval_total += took
+        loop = runner.val_loop if mode == "val" else runner.test_loop
+        hub.update_info("eta", self._eval_total / (batch_idx + 1) * (len(loop.dataloader) - batch_idx - 1))
+
+    def after_train_chunk(self, runner: "Runner", batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+        """Record the mean time of the steps of a chunk for each of them."""
+        took, count = self._lap(), metrics.num_steps
+        for name, seconds in zip(_NAMES["train"], (self._data_time, took), strict=True):
+            runner.message_hub.update_scalar_batch(name, np.full(count, seconds / count), runner.iter - count + 1)
+        self._estimate(runner, took)
+
+    def _lap(self) -> float:
+        """Return the seconds since the last iteration."""
         now = self._clock()
         took, self._then = now - self._then, now
-        count = getattr(outputs, "count", 1)  # iterations that are taken together share the time that they took
-        if count > 1:
-            self._data_time = _waited(runner) - self._waited
-        self._waited = _waited(runner)
-        hub, names = runner.message_hub, _NAMES[mode]
-        for name, seconds in zip(names, (self._data_time, took), strict=True):
-            if count == 1:
-                hub.update_scalar(name, seconds)
-            else:
-                hub.update_series(name, np.full(count, seconds / count), range(count), runner.iter - count + 1)
-        if mode == "train":
-            self._train_total += took
-            done = runner.iter - self._start_iter + 1
-            eta = self._train_total / done * (runner.max_iters - runner.iter - 1)
-        else:
-            self._eval_total += took
-            loop = runner.val_loop if mode == "val" else runner.test_loop
-            eta = self._eval_total / (batch_idx + 1) * (len(loop.dataloader) - batch_idx - 1)
-        runner.message_hub.update_info("eta", eta)
+        return took
+
+    def _estimate(self, runner: "Runner", took: float) -> None:
+        """Estimate the time to the end of training from the iterations of this session."""
+        self._train_total += took
+        done = runner.iter - self._start_iter + 1
+        runner.message_hub.update_info("eta", self._train_total / done * (runner.max_iters - runner.iter - 1))
 
     def _after_epoch(self, runner: "Runner", mode: str = "train") -> None:
         # A validation inside training is no part of the next training iteration.
@@ -95,8 +101,3 @@ class IterTimerHook(Hook):
     def after_val(self, runner: "Runner") -> None:
         """Starts the clock of the training iteration that follows."""
         self._then = self._clock()
-
-
-def _waited(runner: "Runner") -> float:
-    """Seconds for which the training has waited for data so far."""
-    return runner.time.seconds.get("input", 0.0)

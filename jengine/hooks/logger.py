@@ -1,13 +1,13 @@
 """Writes the log: lines to the terminal and the log file, scalars to the visualizer's backends."""
 
-import functools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jengine.errors import ConfigError
+from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.hook import Hook
 from jengine.registry import HOOKS
 
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 class LoggerHook(Hook):
     """Logs every `interval` iterations and after each validation and test.
 
-    A log line is the only moment at which the numbers of past iterations leave the device: all that wait come over
-    in one transfer. A thread does that, and writes the line, while training goes on; lines that come within a
-    twentieth of a second are written together.
+    A log line is the only moment at which the metrics of past iterations leave the device, all in one transfer. A
+    background thread waits for them and writes the line while training continues.
 
     Args:
       interval: iterations between two lines, counted anew in each epoch.
@@ -39,7 +38,6 @@ class LoggerHook(Hook):
     """
 
     priority = "BELOW_NORMAL"
-    in_windows = "last"
 
     def __init__(
         self,
@@ -76,13 +74,21 @@ class LoggerHook(Hook):
     def after_train_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Logs the iteration when it is due, and those that came before it in one call of the step."""
+        """Log the iteration if it is due."""
+        self._log_train(runner, batch_idx, 1)
+
+    def after_train_chunk(self, runner: "Runner", batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+        """Log the iterations of a chunk that are due."""
+        self._log_train(runner, batch_idx, metrics.num_steps)
+
+    def _log_train(self, runner: "Runner", batch_idx: int, count: int) -> None:
+        """Log those of the last `count` iterations that are due."""
         loop = runner.train_loop
         length = len(loop.dataloader)
         # The iteration loop has no epochs: its batch index runs on, and its only end is the end of training.
         end, period = (length, length) if loop.by_epoch else (runner.max_iters, runner.max_iters)
         lines: list[tuple[int, int | None]] = []
-        for back in reversed(range(getattr(outputs, "count", 1))):
+        for back in reversed(range(count)):
             iteration, inner = runner.iter - back, batch_idx - back
             last = (inner if loop.by_epoch else iteration) + 1 == end
             if (iteration + 1) % self.interval_exp_name == 0 or (last and loop.by_epoch):
@@ -90,9 +96,8 @@ class LoggerHook(Hook):
             if (inner + 1) % self.interval == 0 or (last and (not self.ignore_last or period <= self.interval)):
                 lines.append((iteration, inner))
         if lines:
-            with runner.time.part("logging"):
-                runner.log_writer.check()
-                runner.log_writer.submit(functools.partial(_write, _RunnerThen(runner), lines))
+            with runner.phase_timer.phase("logging"):
+                runner.log_writer.submit(_write_lines, _RunnerView(runner), lines)
 
     def after_val_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Logs the progress of a validation to the terminal and the log file."""
@@ -104,8 +109,7 @@ class LoggerHook(Hook):
 
     def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
         """Logs the metrics of a validation, to the backends too."""
-        runner.log_writer.drain()
-        runner.log_writer.check()
+        runner.log_writer.flush()
         tag, text = runner.log_processor.get_log_after_epoch(runner, len(runner.val_loop.dataloader), "val")
         runner.logger.info(text)
         step = 0 if runner.train_loop is None else runner.epoch if self.log_metric_by_epoch else runner.iter
@@ -123,8 +127,7 @@ class LoggerHook(Hook):
 
     def after_run(self, runner: "Runner") -> None:
         """Closes the backends and copies the log files to `out_dir`."""
-        runner.log_writer.drain()
-        runner.log_writer.check()
+        runner.log_writer.flush()
         runner.visualizer.close()
         if self.out_dir is not None and runner.is_main_process:
             self._copy_logs(runner)
@@ -152,44 +155,32 @@ class LoggerHook(Hook):
             shutil.rmtree(runner.log_dir)
 
 
-class _RunnerThen:
-    """The runner as it was at an iteration, for who logs it later; what does not change is read through."""
+class _RunnerView:
+    """The runner at one iteration, for the thread that writes the log; what does not change is read through."""
 
     def __init__(self, runner: "Runner") -> None:
         self._runner = runner
-        self.message_hub = runner.message_hub.snapshot(runner.log_writer.drain)
+        self.message_hub = runner.message_hub.snapshot()
         self.iter, self.epoch = runner.iter, runner.epoch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def at(self, iteration: int) -> None:
-        """Goes to one of the iterations that were taken together, each later than the one before."""
-        self.iter = iteration
-        self.message_hub.at(iteration)
 
-
-def _write(then: _RunnerThen, lines: Sequence[tuple[int, int | None]]) -> Iterator[None]:
-    """Writes lines of training iterations: of each the iteration and its batch's index, or None for the name."""
-    texts: list[str] = []
-    tags: list[tuple[int, dict[str, Any]]] = []
+def _write_lines(view: _RunnerView, lines: Sequence[tuple[int, int | None]]) -> None:
+    """Write log lines of training iterations, each given as the iteration and its batch index, None for the name."""
     try:
         for iteration, batch_idx in lines:
-            then.at(iteration)
+            view.iter = iteration
             if batch_idx is None:
-                texts.append(f"Exp name: {then.experiment_name}")
-            else:
-                tag, text = then.log_processor.get_log_after_iter(then, batch_idx, "train")
-                texts.append(text)
-                tags.append((iteration + 1, tag))
-    finally:  # where a line fails, those before it are written
-        then.message_hub.close()
-        yield
-        for text in texts:
-            then.logger.info(text)
-        yield
-        for step, tag in tags:
-            then.visualizer.add_scalars(tag, step=step, file_path=f"{then.timestamp}.json")
+                view.logger.info(f"Exp name: {view.experiment_name}")
+                continue
+            view.message_hub.settle(iteration)
+            tag, text = view.log_processor.get_log_after_iter(view, batch_idx, "train")
+            view.logger.info(text)
+            view.visualizer.add_scalars(tag, step=iteration + 1, file_path=f"{view.timestamp}.json")
+    finally:
+        view.message_hub.settle()
 
 
 def _jsonable(item: tuple[str, Any]) -> tuple[str, Any]:

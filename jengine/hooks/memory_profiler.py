@@ -29,9 +29,9 @@ class MemoryProfilerHook(Hook):
     def __init__(self, interval: int = 50) -> None:
         self.interval = interval
 
-    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
-        """The next report."""
-        return self.next_of_every(self.interval, start)
+    def next_step(self, runner: "Runner", step: int) -> float:
+        """Return the step of the next report."""
+        return self.next_multiple(self.interval, step)
 
     def _after_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"

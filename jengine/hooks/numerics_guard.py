@@ -66,8 +66,8 @@ class NumericsGuardHook(Hook):
     """
 
     priority = "HIGHEST"
-    in_windows = "ahead"
-    counts_dropped_steps = True
+    runs_ahead = True
+    update_on_skipped_steps = True
 
     def __init__(
         self, max_in_row: int | None = 3, spike_factor: float | None = None, window: int = 50, interval: int = 10
@@ -106,8 +106,8 @@ class NumericsGuardHook(Hook):
         scales = _loss_scales(ctx.opt_state)
         squares, leaf = self._gradients(ctx)
         norm = jnp.sqrt(squares) / (scales[0] if len(scales) == 1 else 1.0)
-        losses = [self._mean(value) for name, value in ctx.outputs.items() if "loss" in name]
-        loss = self._mean(ctx.outputs["loss"]) if "loss" in ctx.outputs else losses[0]
+        losses = [self._mean(value) for name, value in ctx.metrics.items() if "loss" in name]
+        loss = self._mean(ctx.metrics["loss"]) if "loss" in ctx.metrics else losses[0]
         wrong = [
             jnp.any(~jnp.isfinite(jnp.stack(losses))),
             jnp.zeros((), bool) if scales else leaf >= 0,
@@ -122,9 +122,9 @@ class NumericsGuardHook(Hook):
         leaf = jnp.where(ended, own.leaf, -1 if scales else leaf)
         moved = _counted(own, ctx.step, drop, reason, leaf)
         moved = _remembered(moved, ~drop & jnp.isfinite(norm), loss, norm)
-        accept = ~drop if ctx.accept is None else ctx.accept & ~drop
-        outputs = {**ctx.outputs, "dropped_steps": moved.dropped.astype(jnp.float32)}
-        return ctx.replace(hook_state=moved, accept=accept, outputs=outputs)
+        accept = ~drop if ctx.apply_update is None else ctx.apply_update & ~drop
+        metrics = {**ctx.metrics, "dropped_steps": moved.dropped.astype(jnp.float32)}
+        return ctx.replace(hook_state=moved, apply_update=accept, metrics=metrics)
 
     def _gradients(self, ctx: StepContext) -> tuple[jax.Array, jax.Array]:
         """The square of the gradients' norm, f32[], and the place of the first that is not finite, int32[]."""
@@ -171,10 +171,10 @@ class NumericsGuardHook(Hook):
         if self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner):
             self._look(runner)
 
-    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
-        """The next look."""
+    def next_step(self, runner: "Runner", step: int) -> float:
+        """Return the next step after which the host checks."""
         last = runner.max_iters - 1
-        return min(self.next_of_every(self.interval, start), last if last >= start else math.inf)
+        return min(self.next_multiple(self.interval, step), last if last >= step else math.inf)
 
     def before_save_checkpoint(self, runner: "Runner", checkpoint: dict[str, Any]) -> None:
         """Looks as well, so that no checkpoint holds a state in which training has ended."""

@@ -19,7 +19,7 @@ class ParamSchedulerHook(Hook):
     """
 
     priority = "LOW"
-    in_windows = "ahead"
+    runs_ahead = True
 
     def after_train_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None

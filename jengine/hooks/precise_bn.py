@@ -60,9 +60,9 @@ class PreciseBNHook(Hook):
         if runner.train_loop.by_epoch and self.every_n_epochs(runner, self.interval):
             self._recompute(runner, runner.epoch)
 
-    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
-        """The next iteration after which statistics are computed; none where epochs are counted."""
-        return math.inf if runner.train_loop.by_epoch else self.next_of_every(self.interval, start)
+    def next_step(self, runner: "Runner", step: int) -> float:
+        """Return the next step after which statistics are computed; none where epochs are counted."""
+        return math.inf if runner.train_loop.by_epoch else self.next_multiple(self.interval, step)
 
     def after_train_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None

@@ -91,11 +91,11 @@ class ProfilerHook(Hook):
         if self._path is not None:
             self._finish(runner, None)
 
-    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
-        """The next iteration to trace, and the one after it, at which a trace ends."""
+    def next_step(self, runner: "Runner", step: int) -> float:
+        """Return the next step to trace, and the one after it, at which a trace ends."""
         if self._path is not None:
-            return start
-        done = start - self._start
+            return step
+        done = step - self._start
         if (plan := self.schedule) is not None:  # on to the active part of the cycle
             idle = plan["wait"] + plan["warmup"]
             done = max(done, plan["skip_first"])

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.hook import Hook
 from jengine.registry import HOOKS
 
@@ -25,7 +26,6 @@ class ProgressHook(Hook):
     """
 
     priority = "LOWEST"
-    in_windows = "last"
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -59,6 +59,10 @@ class ProgressHook(Hook):
         if now >= self._due or self.is_last_train_iter(runner):
             self._due = now + _REDRAW_SECONDS
             self._progress.update(self._task, completed=runner.iter + 1)
+
+    def after_train_chunk(self, runner: "Runner", batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+        """Move the bar."""
+        self.after_train_iter(runner, batch_idx)
 
     def after_train(self, runner: "Runner") -> None:
         """Takes the bar away."""

@@ -4,11 +4,9 @@ import numbers
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.hook import Hook
 from jengine.registry import HOOKS
-from jengine.train.window import WindowOutputs
 
 if TYPE_CHECKING:
     from jengine.runner import Runner
@@ -22,7 +20,7 @@ class RuntimeInfoHook(Hook):
     """
 
     priority = "VERY_HIGH"
-    in_windows = "last"
+    runs_ahead = True
 
     def __init__(self) -> None:
         self._stage_before_val: str | None = None
@@ -64,19 +62,16 @@ class RuntimeInfoHook(Hook):
     def after_train_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Hands over the outputs of the step, or of all the steps of a call."""
-        if isinstance(outputs, WindowOutputs):
-            hub, first = runner.message_hub, runner.iter - outputs.count + 1
-            hub.update_info("iter", runner.iter)
-            for name in outputs.rates[0]:
-                used = np.array([rates[name][0] for rates in outputs.rates])
-                hub.update_series(f"train/{name}", used, range(1, outputs.count), first)  # 0 was noted before
-            for name, (values, rows) in outputs.series.items():
-                hub.update_series(f"train/{name}", values, rows, first)
-        elif outputs:
-            update = runner.message_hub.update_scalar
-            for name, value in outputs.items():
-                update(f"train/{name}", value)
+        """Hand over the metrics of the step."""
+        update = runner.message_hub.update_scalar
+        for name, value in (outputs or {}).items():
+            update(f"train/{name}", value)
+
+    def after_train_chunk(self, runner: "Runner", batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+        """Hand over the metrics of all steps of a chunk."""
+        hub, first = runner.message_hub, runner.iter - metrics.num_steps + 1
+        for name, values in metrics.values.items():
+            hub.update_scalar_batch(f"train/{name}", values, first, metrics.reported(name))
 
     def before_val(self, runner: "Runner") -> None:
         """Marks the stage."""

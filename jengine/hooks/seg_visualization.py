@@ -95,8 +95,8 @@ class SegVisualizationHook(Hook):
         if self.show:
             visualizer.vis_backends = {}
 
-    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
-        """Never in training, of which nothing is drawn."""
+    def next_step(self, runner: "Runner", step: int) -> float:
+        """Return no step: nothing of the training is drawn."""
         return math.inf
 
     def _after_iter(

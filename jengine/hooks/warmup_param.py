@@ -26,7 +26,7 @@ class WarmupParamHook(Hook):
       ConfigError: a warm-up that is not positive; from the hook, a name that the optimizer uses.
     """
 
-    in_windows = "ahead"
+    runs_ahead = True
 
     def __init__(self, param_name: str, value: float, warmup_epochs: float) -> None:
         if not warmup_epochs > 0:

@@ -1,12 +1,13 @@
 """What a run tells: scalars and their history, the lines made of them, the logger and the tables."""
 
+from jengine.logging.async_writer import AsyncWriter as AsyncWriter
 from jengine.logging.console import build_logger as build_logger
 from jengine.logging.console import current_logger as current_logger
 from jengine.logging.console import print_log as print_log
 from jengine.logging.console import terminal as terminal
 from jengine.logging.history import HistoryBuffer as HistoryBuffer
+from jengine.logging.message_hub import HubSnapshot as HubSnapshot
 from jengine.logging.message_hub import MessageHub as MessageHub
+from jengine.logging.phase_timer import PhaseTimer as PhaseTimer
 from jengine.logging.processor import LogProcessor as LogProcessor
 from jengine.logging.tables import format_table as format_table
-from jengine.logging.time_account import TimeAccount as TimeAccount
-from jengine.logging.writer import LogWriter as LogWriter

@@ -1,13 +1,12 @@
-"""The message hub: where whatever runs puts its numbers and news, and whoever reports them finds both.
+"""The message hub: scalars with their history and other infos, written by the run and read by whatever reports them.
 
-The step's outputs are device arrays. They wait in the hub as they are, so that the loop never waits for the device;
-the first read of any scalar fetches all of them in one transfer.
+Metrics of the step are device arrays. The hub keeps them as they are, so that the loop never waits for the device; the
+first read of a scalar fetches all of them in one transfer.
 """
 
-import functools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -15,12 +14,9 @@ import numpy as np
 
 from jengine.errors import UnknownNameError, closest
 from jengine.logging.history import HistoryBuffer, check_count, to_float
-from jengine.logging.hub_snapshot import HubSnapshot
-from jengine.logging.waiting import HOST_NUMBERS, Arrivals, Series, Waiting
+from jengine.logging.pending_scalars import PendingScalars
 
-_DEVICE_ARRAYS: set[type] = (
-    set()
-)  # classes of jax.Array met so far: asking `isinstance` costs half as much as an update
+_HOST_NUMBERS = frozenset({float, int, bool, np.float32, np.float64})
 _NOT_JSON = object()
 
 
@@ -32,11 +28,13 @@ class MessageHub:
 
     Args:
       name: the name of the hub.
-      capacity: how many scalar updates may wait unfetched; one more forces a fetch, so that nothing grows with the
-        run when nobody reads.
+      capacity: number of scalar updates that may be pending; more are fetched, so that memory stays bounded when
+        nothing reads them.
 
     Attributes:
-      iteration: the training iteration to which scalars belong that are updated now.
+      fetches: number of transfers from the device so far.
+      before_read: called before a scalar is read; the Runner sets it to the `flush` of its log writer, whose pending
+        jobs hold earlier scalars (see `snapshot`).
     """
 
     _instances: ClassVar[dict[str, "MessageHub"]] = {}
@@ -44,11 +42,10 @@ class MessageHub:
     def __init__(self, name: str = "jengine", capacity: int = 10_000) -> None:
         self.name = name
         self.fetches = 0
+        self.before_read: Callable[[], None] | None = None
         self._capacity = capacity
-        self.iteration = 0
-        self._waiting: list[Waiting] = []
-        self._rows = 0  # of series that wait
-        self._read_snapshots: Callable[[], None] | None = None
+        self._iteration = 0
+        self._pending = PendingScalars()
         self._log_scalars: dict[str, HistoryBuffer] = {}
         self._runtime_info: dict[str, Any] = {}
         self._resumed: dict[str, bool] = {}
@@ -71,13 +68,10 @@ class MessageHub:
         """The hub made last; one called 'jengine' where there is none."""
         return next(reversed(cls._instances.values())) if cls._instances else cls.get_instance("jengine")
 
-    def begin(self, iteration: int) -> None:
-        """Says which iteration begins, and fetches what has gathered if that is much.
-
-        Iterations that are taken together begin as one: what they give stays together until it was logged line by line.
-        """
-        self.iteration = iteration
-        if 2 * (len(self._waiting) + self._rows) >= self._capacity:
+    def start_iteration(self, iteration: int) -> None:
+        """Set the training iteration of the scalars that follow, and fetch the pending ones if there are many."""
+        self._iteration = iteration
+        if 2 * self._pending.size >= self._capacity:
             self.flush()
 
     def update_scalar(self, key: str, value: Any, count: int = 1, resumed: bool = True) -> None:
@@ -93,18 +87,14 @@ class MessageHub:
           TypeError: not a real number, or a traced value. ValueError: not one element, or a count below 1.
           AssertionError: the key was used before with another `resumed`.
         """
-        kind = type(value)
-        if kind in _DEVICE_ARRAYS:
-            if value.shape != () and value.size != 1:
-                raise ValueError(f"scalar {key!r} must have one element, found shape {value.shape}")
-        elif kind not in HOST_NUMBERS:
+        if type(value) not in _HOST_NUMBERS:
             value = _checked(key, value)
         if count != 1:
             count = check_count(count)
         if self._resumed.setdefault(key, resumed) is not resumed:
             raise AssertionError(_resumed_changed(key, resumed))
-        self._waiting.append(Waiting(key, value, count, self.iteration))
-        if len(self._waiting) >= self._capacity:
+        self._pending.add(key, value, self._iteration, count)
+        if self._pending.size >= self._capacity:
             self.flush()
 
     def update_scalars(self, scalars: Mapping[str, Any], resumed: bool = True) -> None:
@@ -123,21 +113,21 @@ class MessageHub:
             else:
                 self.update_scalar(key, value, resumed=resumed)
 
-    def update_series(
+    def update_scalar_batch(
         self,
         key: str,
-        values: jax.Array | np.ndarray | Sequence[jax.Array],
-        rows: Sequence[int],
-        first: int,
+        values: jax.Array | np.ndarray,
+        first_iteration: int,
+        reported: np.ndarray | None = None,
         resumed: bool = True,
     ) -> None:
-        """`update_scalar` for each of several values that iterations gave together. Does not wait for the device.
+        """Append the values of several iterations to the history of `key`. Does not wait for the device.
 
         Args:
           key: the name.
-          values: real[n], on a device or the host, or a list of n device arrays: a row for each iteration.
-          rows: which of them count, in order.
-          first: the iteration of row 0.
+          values: real[K], on a device or the host, a value for each iteration.
+          first_iteration: the iteration of `values[0]`.
+          reported: bool[K], which values count; None for all.
           resumed: whether checkpoints keep this key.
 
         Raises:
@@ -145,11 +135,8 @@ class MessageHub:
         """
         if self._resumed.setdefault(key, resumed) is not resumed:
             raise AssertionError(_resumed_changed(key, resumed))
-        if rows:
-            self._waiting.append(Waiting(key, Series(values, rows), 1, first))
-            self._rows += len(rows)
-            if len(self._waiting) + self._rows >= self._capacity:
-                self.flush()
+        steps = range(first_iteration, first_iteration + values.shape[0])
+        self._pending.add_batch(key, values, steps, reported)
 
     def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
         """Sets the info `key`, of any type, over what it was.
@@ -187,9 +174,7 @@ class MessageHub:
           KeyError: no scalar has that name; the message says the closest.
         """
         self.flush()
-        if key not in self._log_scalars:
-            raise UnknownNameError(f"no scalar is called {key!r}{closest(key, self._log_scalars)}")
-        return self._log_scalars[key]
+        return _find(self._log_scalars, key)
 
     @property
     def log_scalars(self) -> dict[str, HistoryBuffer]:
@@ -203,43 +188,31 @@ class MessageHub:
         return self._runtime_info
 
     def flush(self) -> None:
-        """Moves what waits into the histories: one transfer for all device arrays, counted in `fetches`.
+        """Move pending scalars into the histories, with one transfer for all device arrays.
 
-        An error of the device comes out here; the values that waited are then dropped, so that it is told once.
+        Raises:
+          RuntimeError: the device failed. The pending values are dropped, so that it is raised once.
         """
-        read, self._read_snapshots = self._read_snapshots, None
-        if read is not None:
-            read()
-        if self._waiting:
-            self._settle(self._take(), math.inf)
+        if self.before_read is not None:
+            self.before_read()
+        self._settle(self._pending, math.inf)
 
-    def snapshot(self, read: Callable[[], None]) -> HubSnapshot:
-        """What the hub holds now, for later; it must be closed, and before those that come after. Waits for no device.
+    def _settle(self, pending: PendingScalars, iteration: float) -> None:
+        if pending.size:
+            self.fetches += pending.fetch()
+        for key, values, samples in pending.take(iteration):
+            history = self._log_scalars.get(key)
+            if history is None:
+                history = self._log_scalars[key] = HistoryBuffer()
+            history.extend(values, samples)
 
-        Args:
-          read: reads this snapshot, and all before it, and closes them. Called where somebody reads a scalar of the hub
-            itself: what came afterwards must not enter the histories before.
+    def snapshot(self) -> "HubSnapshot":
+        """Hand over the pending scalars, with a copy of the infos, to a reader in another thread.
+
+        Snapshots share the histories of the hub: settle one after the other, in their order.
         """
-        self._read_snapshots = read
-        settle = functools.partial(self._settle, self._take())
-        return HubSnapshot(self._log_scalars, settle, dict(self._runtime_info))
-
-    def _take(self) -> Arrivals:
-        waiting, self._waiting, self._rows = self._waiting, [], 0
-        return Arrivals(waiting)
-
-    def _settle(self, arrivals: Arrivals, iteration: float) -> None:
-        """Moves what arrived, up to an iteration, into the histories."""
-        if arrivals.arrays:
-            self.fetches += 1
-        for key, values, samples in arrivals.until(iteration):
-            self._history(key).extend(values, samples)
-
-    def _history(self, key: str) -> HistoryBuffer:
-        history = self._log_scalars.get(key)
-        if history is None:
-            history = self._log_scalars[key] = HistoryBuffer()
-        return history
+        pending, self._pending = self._pending, PendingScalars()
+        return HubSnapshot(self, pending, dict(self._runtime_info))
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps, as a dict that JSON can hold and that does not grow with the run.
@@ -280,9 +253,51 @@ class MessageHub:
 
     def __repr__(self) -> str:
         return (
-            f"MessageHub({self.name!r}, {len(self._log_scalars)} scalars, {len(self._waiting)} updates waiting, "
+            f"MessageHub({self.name!r}, {len(self._log_scalars)} scalars, {self._pending.size} pending updates, "
             f"{len(self._runtime_info)} infos)"
         )
+
+
+class HubSnapshot:
+    """A message hub as it was at one moment, for a reader in another thread.
+
+    Args:
+      hub: the hub, whose histories are shared.
+      pending: scalars that are not in the histories yet.
+      runtime_info: the infos at that moment.
+    """
+
+    def __init__(self, hub: MessageHub, pending: PendingScalars, runtime_info: dict[str, Any]) -> None:
+        self.runtime_info = runtime_info
+        self._hub = hub
+        self._pending = pending
+
+    def settle(self, iteration: float = math.inf) -> None:
+        """Move the scalars up to and including `iteration` into the histories; fetch those on the device."""
+        self._hub._settle(self._pending, iteration)
+
+    @property
+    def log_scalars(self) -> dict[str, HistoryBuffer]:
+        """All histories by key, with the scalars that are settled."""
+        return self._hub._log_scalars
+
+    def get_scalar(self, key: str) -> HistoryBuffer:
+        """Return the history of the scalar `key`.
+
+        Raises:
+          KeyError: no scalar has that name; the message names the closest.
+        """
+        return _find(self.log_scalars, key)
+
+    def get_info(self, key: str, default: Any = None) -> Any:
+        """Return the info `key`, or `default` where there is none."""
+        return self.runtime_info.get(key, default)
+
+
+def _find(histories: Mapping[str, HistoryBuffer], key: str) -> HistoryBuffer:
+    if key not in histories:
+        raise UnknownNameError(f"no scalar is called {key!r}{closest(key, histories)}")
+    return histories[key]
 
 
 def _checked(key: str, value: Any) -> Any:
@@ -292,7 +307,6 @@ def _checked(key: str, value: Any) -> Any:
             f"scalar {key!r} is a traced value: update the hub outside the compiled function, with what it returns"
         )
     if isinstance(value, jax.Array):
-        _DEVICE_ARRAYS.add(type(value))
         if value.size != 1:
             raise ValueError(f"scalar {key!r} must have one element, found shape {value.shape}")
         return value

@@ -1,11 +1,11 @@
-"""Which iterations update the parameters, and by what an accumulated gradient is divided. Host arithmetic."""
+"""Decide on the host which iterations update the parameters, and the divisor of accumulated gradients."""
 
 
 class Accumulation:
-    """Counts iterations and knows the windows of gradient accumulation.
+    """Count iterations and the windows of gradient accumulation.
 
-    A window is `counts` iterations; when the number of iterations is known and `counts` does not divide it, the rest
-    makes a last window of its own, so that no gradient is lost.
+    A window is `counts` iterations; when the number of iterations is known and not divisible by `counts`, the last
+    window is shorter, so that no gradient is lost.
 
     Args:
       counts: iterations in a window, at least 1.
@@ -21,20 +21,20 @@ class Accumulation:
         self.total = -1  # unknown: then there is no last window
 
     def initialize(self, done: int, total: int) -> None:
-        """Says where training stands: `done` iterations of `total`; -1 for an unknown total."""
+        """Set the position of training: `done` iterations of `total`; -1 for an unknown total."""
         self.done, self.total = int(done), int(total)
 
-    def advance(self) -> bool:
-        """Counts one iteration; True when it ends a window."""
-        self.done += 1
-        return self.ends_window(self.done)
+    def start_step(self, step: int | None = None) -> bool:
+        """Count one iteration, the one after `step` others; return whether it ends a window."""
+        self.done = (self.done if step is None else step) + 1
+        return self.is_update(self.done)
 
-    def ends_window(self, count: int) -> bool:
-        """Whether the `count`-th iteration, from 1, updates the parameters."""
+    def is_update(self, count: int) -> bool:
+        """Return whether the `count`-th iteration, from 1, updates the parameters."""
         return count % self.counts == 0 or count == self.total
 
-    def factor(self) -> int:
-        """The number of iterations in the window of the iteration that `advance` counted last (the first at start)."""
+    def window_size(self) -> int:
+        """Return the iterations in the window of the iteration that `start_step` counted last (the first at start)."""
         index = max(self.done - 1, 0)
         rest = self.total % self.counts if self.total > 0 else 0
         return rest if rest and self.total - rest <= index < self.total else self.counts

@@ -1,6 +1,6 @@
 """An optimizer with its parameter groups, on the parameters that it serves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from jengine import paths
 from jengine.optim import freeze
 from jengine.optim.core import Optimizer, Tree
 from jengine.optim.group_table import COLUMNS, group_table
-from jengine.optim.param_group import Layout, ParamGroup, bind, group_numbers, group_rows, shared_names
+from jengine.optim.param_group import Layout, ParamGroup, bind, group_numbers, shared_names
 
 
 class GroupedOptimizer:
@@ -79,14 +79,6 @@ class GroupedOptimizer:
     def numbers(self) -> dict[str, Any]:
         """The numbers of all groups as the step takes them, see `group_numbers`."""
         return group_numbers(self.param_groups, self._core.numbers, self._shared, self._dtype, self._kept)
-
-    def settings(self) -> list[dict[str, float]]:
-        """The numbers of each group, as they are now."""
-        return [self._core.numbers(group) for group in self.param_groups]
-
-    def numbers_of(self, settings: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Any]:
-        """`numbers` of several iterations from their `settings`, see `group_rows`."""
-        return group_rows(settings, self._shared, self._dtype)
 
     def number(self, value: Any) -> np.ndarray:
         """`value`, a number or several, in the dtype of the numbers."""

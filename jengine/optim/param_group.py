@@ -224,7 +224,7 @@ def group_numbers(
                 array = np.array([value], dtype)
                 if entry is not None and entry[1][0] == array[0]:
                     array = entry[1]  # what has changed is less than the dtype tells apart
-                array.setflags(write=False)  # it is handed out again: see `NumberPacker`
+                array.setflags(write=False)  # the same array is returned again
                 entry = kept[name] = [value], array
             out[name] = entry[1]
         return out
@@ -240,21 +240,4 @@ def group_numbers(
         else:
             out[name] = [np.asarray(value, dtype) for value in values]
         kept[name] = values, out[name]
-    return out
-
-
-def group_rows(rows: Sequence[Sequence[Mapping[str, float]]], shared: frozenset[str], dtype: Any) -> dict[str, Any]:
-    """`group_numbers` for several iterations at once, of the numbers of all groups at each.
-
-    Returns:
-      Name -> float[rows, G], or a list of G columns float[rows] if G is large; float[rows, 1] for a shared one.
-    """
-    out: dict[str, Any] = {}
-    groups = len(rows[0])
-    for name in rows[0][0]:
-        values = np.array([of_group[name] for row in rows for of_group in row]).reshape(len(rows), groups)
-        if groups > 1 and name in shared and (values == values[:, :1]).all():
-            values = values[:, :1]
-        table = values.astype(dtype)
-        out[name] = table if table.shape[1] <= VECTOR_LIMIT else list(table.T)
     return out

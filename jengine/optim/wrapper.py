@@ -6,7 +6,7 @@ schedule moves are in `param_groups`, on the host; `hyperparams` hands them to a
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -68,19 +68,15 @@ class OptimWrapper:
 
     # ------------------------------------------------------------------ what the step takes
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        own = {"hyperparams", "settings", "hyperparams_of"} & cls.__dict__.keys()
-        if "hyperparams" in own and len(own) < 3:
-            raise TypeError(
-                f"{cls.__name__} overrides `hyperparams`, so it must override `settings` and `hyperparams_of`, which "
-                "give the same numbers for several iterations"
-            )
-
     @property
     def accumulative_counts(self) -> int:
         """Iterations whose mean gradient makes one update."""
         return self._accumulation.counts
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether some iterations only accumulate gradients."""
+        return self.accumulative_counts > 1
 
     @property
     def hyperparams(self) -> dict[str, Any]:
@@ -92,26 +88,7 @@ class OptimWrapper:
         """
         numbers = self.grouped.numbers()
         if self.accumulative_counts > 1:
-            numbers["loss_factor"] = self.grouped.number(self._accumulation.factor())
-        return numbers
-
-    def settings(self) -> Any:
-        """What `hyperparams` is made of, as it is now; it takes a fifth of the time. For `hyperparams_of`."""
-        factor = self._accumulation.factor() if self.accumulative_counts > 1 else None
-        return self.grouped.settings(), factor
-
-    def hyperparams_of(self, settings: Sequence[Any]) -> dict[str, Any]:
-        """The `hyperparams` of several iterations at once.
-
-        Args:
-          settings: what `settings` gave at each of them.
-
-        Returns:
-          As `hyperparams`, every array with an axis in front, of the iterations.
-        """
-        numbers = self.grouped.numbers_of([groups for groups, _ in settings])
-        if self.accumulative_counts > 1:
-            numbers["loss_factor"] = self.grouped.number([factor for _, factor in settings])
+            numbers["loss_factor"] = self.grouped.number(self._accumulation.window_size())
         return numbers
 
     @property
@@ -213,7 +190,7 @@ class OptimWrapper:
         outcome = _Outcome(lambda u: layout.fill(u, zeros), None)
         return self._update(grads, opt_state, params, hyperparams, outcome, weight)
 
-    def apply(
+    def apply_gradients(
         self,
         grads: Tree,
         opt_state: OptState,
@@ -321,20 +298,24 @@ class OptimWrapper:
         """Iterations counted so far."""
         return self._accumulation.done
 
-    def advance(self) -> bool:
-        """Counts one iteration, before its step runs; True if it updates, False if it only accumulates.
+    def start_step(self, step: int | None = None) -> bool:
+        """Count one iteration before its step runs. Read `hyperparams` after it: they then belong to this iteration.
 
-        Read `hyperparams` after it: they then belong to this iteration.
+        Args:
+          step: number of iterations before this one; None for one more than at the last call.
+
+        Returns:
+          True if the step updates the parameters, False if it only accumulates gradients.
         """
-        return self._accumulation.advance()
+        return self._accumulation.start_step(step)
 
     def should_update(self) -> bool:
         """Whether the iteration counted last updates the parameters."""
-        return self._accumulation.ends_window(self.inner_count)
+        return self._accumulation.is_update(self.inner_count)
 
     def should_sync(self) -> bool:
         """Whether the next iteration to be counted updates, so that replicas must exchange gradients."""
-        return self._accumulation.ends_window(self.inner_count + 1)
+        return self._accumulation.is_update(self.inner_count + 1)
 
     def get_lr(self) -> dict[str, list[float]]:
         """Learning rates: `lr` of each group, preceded by `base_lr` when there is more than one group."""
@@ -413,7 +394,7 @@ class OptimWrapper:
         Returns:
           The new parameters, the new state, and what `loss_fn` returned.
         """
-        updates = self.advance()
+        updates = self.start_step()
         numbers = {**self.hyperparams, **(hyperparams or {})}
         return self._iteration(loss_fn, has_aux, updates)(params, opt_state, numbers, args)
 
@@ -426,7 +407,7 @@ class OptimWrapper:
             out, grads = value_and_grad(params, opt_state, *args)
             if not updates:
                 return params, self.accumulate(grads, opt_state), out
-            return *self.apply(grads, opt_state, params, numbers), out
+            return *self.apply_gradients(grads, opt_state, params, numbers), out
 
         return iteration
 
@@ -438,7 +419,7 @@ class OptimWrapper:
         Returns:
           The new state and what `loss_fn` returned.
         """
-        self.advance()
+        self.start_step()
         if opt_state.acc is None:
             zeros = zeros_like(self.grouped.layout(params).trainable(params))
             opt_state = opt_state._replace(acc=zeros, weight=jnp.zeros((), jnp.float32))

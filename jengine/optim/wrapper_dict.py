@@ -1,6 +1,6 @@
 """Several optimizer wrappers under names, for models whose parts are trained by different optimizers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from jengine.errors import UnknownNameError, closest
@@ -52,17 +52,14 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         return {name: wrapper.init(params) for name, wrapper in self.items()}
 
     @property
+    def accumulates(self) -> bool:
+        """False: phases do not accumulate gradients."""
+        return False
+
+    @property
     def hyperparams(self) -> dict[str, dict[str, Any]]:
         """The numbers of every wrapper, by name."""
         return {name: wrapper.hyperparams for name, wrapper in self.items()}
-
-    def settings(self) -> dict[str, Any]:
-        """The `settings` of every wrapper, by name."""
-        return {name: wrapper.settings() for name, wrapper in self.items()}
-
-    def hyperparams_of(self, settings: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The `hyperparams_of` every wrapper, by name."""
-        return {name: wrapper.hyperparams_of([of_all[name] for of_all in settings]) for name, wrapper in self.items()}
 
     @property
     def param_groups(self) -> dict[str, list[ParamGroup]]:
@@ -76,8 +73,8 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
     def initialize_count_status(self, init_counts: int, max_counts: int) -> None:
         """Does nothing: wrappers count their own updates, which are not the iterations of the run."""
 
-    def advance(self) -> bool:
-        """True: the phases of a step all update."""
+    def start_step(self, step: int | None = None) -> bool:
+        """Return True: all phases of a step update."""
         return True
 
     def get_lr(self) -> dict[str, list[float]]:

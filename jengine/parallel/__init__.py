@@ -8,8 +8,6 @@ from jengine.parallel.failures import ProcessError as ProcessError
 from jengine.parallel.launch import LAUNCHERS as LAUNCHERS
 from jengine.parallel.launch import launch as launch
 from jengine.parallel.mesh import build_mesh as build_mesh
-from jengine.parallel.once import Coming as Coming
-from jengine.parallel.once import begin as begin
 from jengine.parallel.pjit import Pjit as Pjit
 from jengine.parallel.pjit import default_strategy as default_strategy
 from jengine.parallel.placement import Placement as Placement
@@ -18,9 +16,8 @@ from jengine.parallel.processes import check_same as check_same
 from jengine.parallel.processes import get_processes as get_processes
 from jengine.parallel.replica import Replica as Replica
 from jengine.parallel.replica_form import reform as reform
-from jengine.parallel.resident import InterruptedRowsError as InterruptedRowsError
-from jengine.parallel.resident import ResidentState as ResidentState
 from jengine.parallel.rows import gather_lists as gather_lists
 from jengine.parallel.rows import local_rows as local_rows
-from jengine.parallel.strategy import InFlight as InFlight
+from jengine.parallel.strategy import DispatchLimiter as DispatchLimiter
 from jengine.parallel.strategy import SingleDevice as SingleDevice
+from jengine.parallel.strategy import Strategy as Strategy

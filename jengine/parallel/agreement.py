@@ -46,6 +46,11 @@ class Agreement:
                 self._processes.exchange("the end of training", self._points)
             watch.watcher = None
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are several processes."""
+        return self._processes.watch is not None
+
     def check(self, request: int | None) -> int | None:
         """Passes one point of the loop.
 

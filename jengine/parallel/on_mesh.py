@@ -11,8 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jengine import paths
 from jengine.logging import format_table
 from jengine.parallel.mesh import batch_axes, batch_parts, check_batch
-from jengine.parallel.once import jit_once
 from jengine.parallel.placement import COLUMNS, Axis, Placement, placement_table
+from jengine.parallel.strategy import jit_init
 
 PyTree = Any
 logger = logging.getLogger("jengine")
@@ -41,8 +41,6 @@ class OnMesh:
         self._state: PyTree = None  # the shardings of the training state, once it was made
         self.max_in_flight = 1 if self.platform == "cpu" and self.mesh.size > 1 else 2
 
-    takes_host_batches = False
-
     @property
     def platform(self) -> str:
         """What kind of devices they are: 'cpu', 'gpu' or 'tpu'."""
@@ -64,14 +62,14 @@ class OnMesh:
                 self.check_batch(arg)
         shapes = jax.eval_shape(make, *args)
         if not hasattr(shapes, "params"):
-            return jit_once(make, self.platform, self.shardings(shapes, under="hook_state."))
+            return jit_init(make, self.platform, self.shardings(shapes, under="hook_state."))
         self._place(shapes.params, getattr(model, "logical_axes", None))
 
         def made(*args: Any) -> PyTree:
             return self._spread(make(*args))
 
         self._state = self.shardings(jax.eval_shape(made, *args))
-        return jit_once(made, self.platform, self._state)
+        return jit_init(made, self.platform, self._state)
 
     def shardings(self, tree: PyTree, under: str = "") -> PyTree:
         """The sharding of every leaf of a state: that of the parameter whose path its own ends with, else a copy.
@@ -82,14 +80,19 @@ class OnMesh:
         """
         return paths.map_with_path(lambda path, leaf: self.sharding(*self._spec(under + path, leaf.shape)), tree)
 
-    def put_batch(self, batch: PyTree) -> PyTree:
-        """Starts the copy of a host batch to the devices, each of which gets its rows.
+    def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
+        """Start the transfer of a host batch to the devices, each of which gets its rows.
+
+        Args:
+          batch: this process's share of the batch; real[B, ...].
+          chunked: the batches of a chunk stacked, real[K, B, ...].
 
         Raises:
           ValueError: the batch does not divide.
         """
-        self.check_batch(batch)
-        sharding = self.sharding(batch_axes(self.mesh))
+        axes = batch_axes(self.mesh)
+        self.check_batch(jax.tree.map(lambda x: x[0], batch) if chunked else batch)
+        sharding = self.sharding(None, axes) if chunked else self.sharding(axes)
         if jax.process_count() == 1:
             return jax.device_put(batch, sharding)
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
@@ -102,23 +105,23 @@ class OnMesh:
         """
         check_batch(batch, max(batch_parts(self.mesh) // jax.process_count(), 1))
 
-    def compile_resident_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """As `compile_train_step`: over several devices a call costs much more than taking the state apart."""
-        return self.compile_train_step(step)
+    def put_replicated(self, tree: PyTree) -> PyTree:
+        """Copy small values, which all processes have, to every device."""
+        sharding = self.sharding()
+        if jax.process_count() == 1:
+            return jax.device_put(tree, sharding)
+        # not device_put, which would compare the values of all processes by a collective
+        return jax.tree.map(
+            lambda x: jax.make_array_from_callback(x.shape, sharding, np.asarray(x).__getitem__), tree
+        )
 
-    def compile_train_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles a training step; the state, its first argument, is donated."""
-        raise NotImplementedError(f"{type(self).__name__} must define `compile_train_step(step)`")
+    def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
+        """Compile a training step or a chunk; the state, its first argument, is donated."""
+        raise NotImplementedError(f"{type(self).__name__} must define `compile_train_step(step, chunked)`")
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles an evaluation step; the metric sums, its third argument, are donated, and every device has them."""
-        everywhere = self.sharding()
-        compiled = jax.jit(step, donate_argnums=2, out_shardings=(everywhere, None))
-
-        def evaluate(params: PyTree, model_state: PyTree, metrics: PyTree, batch: PyTree) -> Any:
-            return compiled(params, model_state, self._everywhere(metrics), batch)
-
-        return evaluate
+        """Compile an evaluation step; the metrics, its third argument, are donated, and every device has them."""
+        return jax.jit(step, donate_argnums=2, out_shardings=(self.sharding(), None))
 
     def _spread(self, state: PyTree) -> PyTree:
         """A training state as this strategy keeps it, from that of a single device."""
@@ -138,20 +141,6 @@ class OnMesh:
             if found is not None and found[0] == tuple(shape):
                 return found[1]
         return PartitionSpec()
-
-    def _everywhere(self, tree: PyTree) -> PyTree:
-        """Small values that all processes have, as arrays with a copy on every device."""
-        sharding = self.sharding()
-        if jax.process_count() == 1:
-            return jax.device_put(tree, sharding)
-
-        def place(leaf: jax.Array) -> jax.Array:
-            # device_put would compare the values of all processes, by a collective, at every call.
-            if leaf.sharding == sharding:
-                return leaf
-            return jax.make_array_from_callback(leaf.shape, sharding, np.asarray(leaf).__getitem__)
-
-        return jax.tree.map(place, tree)
 
     def sharding(self, *axes: Any) -> NamedSharding:
         """The sharding whose array axes are divided over these axes of the mesh; without any, a copy everywhere."""

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jengine.parallel.mesh import build_mesh
 from jengine.parallel.on_mesh import OnMesh
 from jengine.parallel.placement import Axis, Placement
-from jengine.parallel.strategy import SingleDevice
+from jengine.parallel.strategy import SingleDevice, Strategy
 from jengine.registry import STRATEGIES
 
 PyTree = Any
@@ -46,8 +46,8 @@ class Pjit(OnMesh):
     ) -> None:
         super().__init__(Placement(build_mesh(mesh, devices), rules, logical_axes, fsdp_min_size, strict))
 
-    def compile_train_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles a training step; the state, its first argument, is donated, and stays where it was made."""
+    def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
+        """Compile a training step or a chunk; the state is donated, and its shardings stay the same."""
         shardings = None if self._state is None else (self._state, self.sharding())
         return jax.jit(step, donate_argnums=0, out_shardings=shardings)
 
@@ -60,7 +60,7 @@ class Pjit(OnMesh):
         return model_state
 
 
-def default_strategy() -> Any:
+def default_strategy() -> Strategy:
     """The strategy of a run that names none.
 
     All devices as `data` of one mesh. On CPU the first device alone, unless there are several processes: what XLA calls

@@ -80,14 +80,14 @@ class Replica(OnMesh):
         # XLA divides the program along the axes of a replica that are left; those of size 1 leave it nothing to do.
         self._mapped = {axis for axis, size in built.shape.items() if axis == AXIS or size == 1}
 
-    def compile_train_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Compiles a training step; the state, its first argument, is donated."""
+    def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
+        """Compile a training step or a chunk; the state, its first argument, is donated."""
 
         def replica(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             new, outputs = step(state.replace(rng=self._own_key(state.rng)), batch, hyperparams)
             return new.replace(rng=state.rng), outputs
 
-        return self._pmap(replica) if self.impl == "pmap" else self._shard_map(replica)
+        return self._pmap(replica, chunked) if self.impl == "pmap" else self._shard_map(replica, chunked)
 
     def adapt_for_eval(self, model: Any) -> Any:
         """The model as an evaluation step takes it: each replica predicts its rows with its own model state."""
@@ -99,7 +99,7 @@ class Replica(OnMesh):
             return model_state
         return jax.jit(_means, out_shardings=self.shardings(model_state, under="model_state."))(model_state)
 
-    def _shard_map(self, replica: Callable[..., Any]) -> Callable[..., Any]:
+    def _shard_map(self, replica: Callable[..., Any], chunked: bool) -> Callable[..., Any]:
         def one(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             new, outputs = replica(per_replica(lambda x: x[0], state), batch, hyperparams)
             return per_replica(lambda x: x[None], new), outputs
@@ -111,7 +111,7 @@ class Replica(OnMesh):
             mapped = jax.shard_map(
                 one,
                 mesh=self.mesh,
-                in_specs=(specs, _EACH, PartitionSpec()),
+                in_specs=(specs, PartitionSpec(None, AXIS) if chunked else _EACH, PartitionSpec()),
                 out_specs=(specs, PartitionSpec()),
                 axis_names=self._mapped,
                 check_vma=False,
@@ -124,14 +124,17 @@ class Replica(OnMesh):
         begins, ends = (self._state, None, None), (self._state, self.sharding())
         return jax.jit(run, donate_argnums=0, in_shardings=begins, out_shardings=ends)
 
-    def _pmap(self, replica: Callable[..., Any]) -> Callable[..., Any]:
+    def _pmap(self, replica: Callable[..., Any], chunked: bool) -> Callable[..., Any]:
         """A pmap is told by axes, not by paths, what differs, so it is made when the state is known."""
         compiled: list[Callable[..., Any]] = []
-        parts = self.mesh.size
+        parts, axis = self.mesh.size, 1 if chunked else 0
 
         @jax.jit
         def split(batch: PyTree) -> PyTree:
-            return jax.tree.map(lambda x: x.reshape(parts, x.shape[0] // parts, *x.shape[1:]), batch)
+            def divide(x: jax.Array) -> jax.Array:
+                return x.reshape(*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
+
+            return jax.tree.map(divide, batch)
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             """Makes the pmap at the first call, and calls it."""
@@ -141,7 +144,7 @@ class Replica(OnMesh):
                     jax.pmap(
                         replica,
                         axis_name=AXIS,
-                        in_axes=(axes, 0, None),
+                        in_axes=(axes, axis, None),
                         out_axes=(axes, None),
                         devices=list(self.mesh.devices.flat),
                         donate_argnums=0,

@@ -28,6 +28,7 @@ def pack(
     """Everything that an exact resume needs: `state` (arrays) and the rest (JSON-able)."""
     from jengine import __version__
 
+    runner.log_writer.flush()  # before the sizes of the scalar files are read
     state = runner.state
     arrays = {name: getattr(state, name) for name in TrainState.__dataclass_fields__}
     if not save_optimizer:

@@ -22,11 +22,14 @@ class Interrupts:
 
     Attributes:
       agreed: whether all processes end here, after a signal.
+      raise_at_once: True while the loop waits for data, perhaps forever: a signal then ends the wait. With several
+        processes it does not, since all of them must end at the same iteration.
     """
 
     def __init__(self, agreement: "Agreement") -> None:
         self.signum: int | None = None
         self.agreed = False
+        self.raise_at_once = False
         self._agreement = agreement
         self._before: dict[int, Any] = {}
 
@@ -61,3 +64,5 @@ class Interrupts:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
         signal.signal(signum, self._before[signum])
+        if self.raise_at_once and not self._agreement.is_shared:
+            self.check()

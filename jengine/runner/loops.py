@@ -6,14 +6,13 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
-
-from jengine.data import prefetch_to_device
+from jengine.data import BatchStream, prefetch_to_device
+from jengine.errors import ConfigError
 from jengine.model import CastModel, Precision
 from jengine.parallel import gather_lists, local_rows
 from jengine.registry import LOOPS
-from jengine.runner.stepping import Stepper, StepsPerCall
-from jengine.train import COMPILES, TraceOnce, build_eval_step, check_retrace
+from jengine.runner.hyperparams import FlatHyperparams
+from jengine.train import RecompilationGuard, build_eval_step, check_on_recompile, compilation_counter
 
 if TYPE_CHECKING:
     from jengine.runner.runner import Runner
@@ -22,26 +21,27 @@ PyTree = Any
 
 
 class TrainLoop:
-    """What both training loops share: counting, one iteration, and when a validation is due.
+    """Common part of the training loops: the iterations, and when a validation is due.
 
     Args:
-      runner: whose model is trained.
-      dataloader: sized; iterating it gives host batches.
+      runner: its model is trained.
+      dataloader: sized; yields host batches.
       val_begin: first epoch (or iteration) after which a validation may run; 0 validates before training too.
       val_interval: epochs (or iterations) between validations.
-      dynamic_intervals: `(milestone, interval)` pairs; from a milestone on its interval takes the place of
-        `val_interval`.
+      dynamic_intervals: `(milestone, interval)` pairs; from a milestone on its interval replaces `val_interval`.
       phases: with several optimizers, which act in one iteration, in order, and how often: `[('disc', 2), ('gen', 1)]`.
-      steps_per_call: iterations that may share one call of the compiled step, or 'auto' for a number chosen from the
-        measured time of a step. A call ends where a hook is due, and parameters, logs and checkpoints are the same.
-      retrace: 'warn' or 'raise', where arguments of another form make a compiled step compile again; None is what the
-        environment variable `JENGINE_RETRACE` says, 'warn' by default.
+      steps_per_call: iterations in a chunk, one call of the compiled step. Where a hook acts between them, at the end
+        of an epoch and before a validation, iterations run one by one. Parameters, logs and checkpoints are the same.
+      on_recompile: 'warn' or 'raise', where arguments of another structure or shape compile a step again; None for
+        the environment variable `JENGINE_ON_RECOMPILE`, 'warn' by default.
 
     Attributes:
       by_epoch: whether the loop counts in epochs.
-      stop_training: set it to end training at the next occasion.
-      iter: training iterations done. epoch: epochs done; 0 throughout in an iteration loop.
-      in_iteration: whether an iteration is under way, so that state and counters need not agree.
+      stop_training: set it to True to end training after the current iteration.
+      iter: training iterations done; every other count of iterations is derived from it. During the stages and the step
+        of an iteration it is the index of that iteration.
+      epoch: epochs done; 0 throughout in an iteration loop.
+      is_consistent: False from the first stage of an iteration to its last: then counters, state and hooks disagree.
     """
 
     by_epoch: bool
@@ -54,19 +54,20 @@ class TrainLoop:
         val_interval: int,
         dynamic_intervals: Sequence[tuple[int, int]] | None,
         phases: Sequence[tuple[str, int]] | None,
-        retrace: str | None,
-        steps_per_call: int | str,
+        on_recompile: str | None,
+        steps_per_call: int,
     ) -> None:
-        for name, value, least in (("val_begin", val_begin, 0), ("val_interval", val_interval, 1)):
+        counts = (("val_begin", val_begin, 0), ("val_interval", val_interval, 1), ("steps_per_call", steps_per_call, 1))
+        for name, value, least in counts:
             _check_count(type(self).__name__, name, value, least)
         self.runner = runner
         self.dataloader = dataloader
         self.val_begin = val_begin
         self.phases = phases
-        self.retrace = check_retrace(retrace)
-        self.steps_per_call = StepsPerCall(steps_per_call)
+        self.on_recompile = check_on_recompile(on_recompile)
+        self.steps_per_call = int(steps_per_call)
         self.stop_training = False
-        self.in_iteration = False
+        self.is_consistent = True
         self.iter = 0
         self.epoch = 0
         milestones = sorted(dynamic_intervals or [])
@@ -74,26 +75,111 @@ class TrainLoop:
         self._intervals = [val_interval, *(interval for _, interval in milestones)]
 
     def run(self) -> None:
-        """Trains to the end."""
+        """Train to the end."""
         raise NotImplementedError(f"{type(self).__name__} must define `run()`")
 
+    # ------------------------------------------------------------------ the iterations
+
+    def run_iters(self, batches: BatchStream, batch_idx: int, stop: int) -> int:
+        """Train on `batches` up to iteration `stop`.
+
+        Args:
+          batches: from `_open`.
+          batch_idx: index of the next batch.
+          stop: number of iterations done at which to return.
+
+        Returns:
+          The number of iterations that ran: fewer where the batches ended, or a hook set `stop_training`.
+        """
+        start = self.iter
+        while self.iter < stop and not self.stop_training:
+            taken = self._take(batches, self._chunk_size(stop))
+            if not taken:
+                break
+            if len(taken) > 1 and len(taken) == self.steps_per_call:
+                self.run_chunk(batch_idx + self.iter - start, taken)
+            else:
+                for batch in taken:
+                    self.run_iter(batch_idx + self.iter - start, self._put(batch))
+        return self.iter - start
+
     def run_iter(self, batch_idx: int, batch: PyTree) -> None:
-        """One iteration. Its order is fixed: hooks see the state before the step, then the step, then its outputs."""
+        """Run one iteration: hooks see the state before the step, then the step runs, then hooks see its metrics."""
         runner = self.runner
-        runner.time.switch("hooks")
-        self.in_iteration = True
-        runner.message_hub.begin(self.iter)
+        self.is_consistent = False
+        runner.message_hub.start_iteration(self.iter)
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
-        outputs = runner.train_step(batch)
-        runner.time.switch("hooks")
-        runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=outputs)
+        metrics = runner.train_step(batch)
+        runner.phase_timer.enter("hooks")
+        runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=metrics)
         self.iter += 1
-        self.in_iteration = False
-        runner.time.switch("input")
+        self.is_consistent = True
         runner.interrupts.check()
 
+    def run_chunk(self, batch_idx: int, batches: Sequence[PyTree]) -> None:
+        """Run an iteration for each batch in one call of the compiled chunk, with hooks at its start and end."""
+        runner, hooks = self.runner, self.runner.hook_list
+        hyperparams, is_update = [], []
+        self.is_consistent = False
+        for i, batch in enumerate(batches):
+            if i == 0:
+                runner.message_hub.start_iteration(self.iter)
+                runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
+            else:  # between the steps only the hooks that set hyperparameters are called, all before the first step
+                hooks.call_ahead(runner, "after_train_iter", batch_idx=batch_idx, data_batch=batches[i - 1])
+                self.iter, batch_idx = self.iter + 1, batch_idx + 1
+                runner.message_hub.start_iteration(self.iter)
+                hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx, data_batch=batch)
+            is_update.append(runner.optim_wrapper.start_step(self.iter))
+            hyperparams.append(FlatHyperparams.ravel(runner.step_hyperparams()))
+        metrics = runner.train_chunk(batches, hyperparams, is_update)
+        runner.phase_timer.enter("hooks")
+        hooks.call_after_chunk(runner, batch_idx=batch_idx, data_batch=batches[-1], metrics=metrics)
+        self.iter += 1
+        self.is_consistent = True
+        runner.interrupts.check()
+
+    def _chunk_size(self, stop: int) -> int:
+        """Return the number of iterations for the next call: `steps_per_call`, or 1 where a hook acts between."""
+        size = self.steps_per_call
+        fits = self.iter + size <= stop and (size == 1 or self.runner.hook_list.allow_chunk(self.runner, size))
+        return size if fits else 1
+
+    def _take(self, batches: BatchStream, size: int) -> list[PyTree]:
+        """Take batches of one structure, at most `size`; a signal that comes meanwhile ends training at once."""
+        runner = self.runner
+        runner.phase_timer.enter("input")
+        runner.interrupts.raise_at_once = True
+        try:
+            taken = batches.take(size)
+        finally:
+            runner.interrupts.raise_at_once = False
+        if len(taken) > 1 and self._is_slow_in_scan(taken):
+            runner.logger.warning(
+                f"steps_per_call={self.steps_per_call} has no effect: the step has convolutions, which XLA compiles to "
+                "slow code within a loop on a CPU; iterations run one by one."
+            )
+            self.steps_per_call = 1
+        runner.phase_timer.enter("hooks")
+        return taken
+
+    def _is_slow_in_scan(self, batches: Sequence[PyTree]) -> bool:
+        runner = self.runner
+        return runner.programs.is_slow_in_scan(runner.state, batches, runner.step_hyperparams())
+
+    def _open(self, source: Iterable[PyTree]) -> BatchStream:
+        """Return the batches of `source`; those of single steps are sent to the device ahead of their use."""
+        put = self.runner.strategy.put_batch
+        if self.steps_per_call > 1:
+            self._put = put
+            return BatchStream(source)
+        self._put = lambda batch: batch
+        return BatchStream(prefetch_to_device(source, put, _depth(self.dataloader)))
+
+    # ------------------------------------------------------------------ validations
+
     def _validate_if_due(self, count: int, end: int) -> None:
-        """Validates when `count`, the epochs or iterations done, asks for it."""
+        """Validate if it is due after `count` epochs or iterations."""
         interval = self._interval(count + 1)
         due = count >= max(self.val_begin, 1) and (count % interval == 0 or count == end)
         validates = self.runner.val_loop is not None and due
@@ -103,26 +189,27 @@ class TrainLoop:
             self.stop_training = any(self.runner.processes.exchange("the end of an epoch", self.stop_training))
 
     def _interval(self, coming: int) -> int:
-        """The validation interval in force when the epoch or iteration number `coming` comes next."""
+        """Return the validation interval before epoch or iteration number `coming`."""
         return self._intervals[bisect.bisect(self._milestones, coming) - 1]
 
-    def _stepper(self, batches: Iterable[PyTree]) -> Stepper:
-        return Stepper(self, batches, self.steps_per_call, _depth(self.dataloader))
-
     def _validate_before_first(self, count: int, end: int, *, at_border: bool) -> None:
-        """Validates before the first iteration: at the start with `val_begin=0`; after a resume, what is still due.
+        """Validate before the first iteration: at the start with `val_begin=0`; after a resume, what was still due.
 
-        A checkpoint is written before the validation of the same moment, which therefore has to follow.
+        A checkpoint is written before the validation of the same moment, so that validation runs after a resume.
         """
         if self.iter > 0 and at_border:
             self._validate_if_due(count, end)
         elif self.iter == 0 and self.val_begin == 0 and self.runner.val_loop is not None:
             self.runner.val_loop.run()
 
+    def _no_batches(self, epoch: int) -> ConfigError:
+        advice = "its iterator is exhausted: give an iterable that starts a new pass" if epoch else "it is empty"
+        return ConfigError(f"train_dataloader yielded no batch in pass {epoch + 1} over the data: {advice}")
+
 
 @LOOPS.register_module()
 class EpochBasedTrainLoop(TrainLoop):
-    """Trains for a number of epochs. Arguments as in `TrainLoop`, counted in epochs.
+    """Train for a number of epochs. Arguments as in `TrainLoop`, counted in epochs.
 
     Args:
       max_epochs: epochs to train for.
@@ -139,18 +226,18 @@ class EpochBasedTrainLoop(TrainLoop):
         val_interval: int = 1,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
         phases: Sequence[tuple[str, int]] | None = None,
-        retrace: str | None = None,
-        steps_per_call: int | str = 1,
+        on_recompile: str | None = None,
+        steps_per_call: int = 1,
     ) -> None:
         _check_count("EpochBasedTrainLoop", "max_epochs", max_epochs, 1)
         super().__init__(
-            runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, retrace, steps_per_call
+            runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call
         )
         self.max_epochs = int(max_epochs)
         self.max_iters = self.max_epochs * len(dataloader)
 
     def run(self) -> None:
-        """Trains to the end, with a validation after each epoch that asks for one."""
+        """Train to the end, with a validation after each epoch for which one is due."""
         self.runner.call_hook("before_train")
         at_border = self.iter == self.epoch * len(self.dataloader)
         self._validate_before_first(self.epoch, self.max_epochs, at_border=at_border)
@@ -165,19 +252,19 @@ class EpochBasedTrainLoop(TrainLoop):
         start = self.iter - self.epoch * len(loader)
         if start:  # resumed within the epoch
             loader.set_epoch(loader.epoch, start)
-        with contextlib.closing(self._stepper(loader)) as stepper:
-            runner.time.switch("input")
-            batch_idx = start
-            while done := stepper.advance(batch_idx, len(loader) - batch_idx):
-                batch_idx += done
-        runner.time.switch("hooks")
+        with contextlib.closing(self._open(loader)) as batches:
+            done = self.run_iters(batches, start, self.iter + len(loader) - start)
+        if start + done == 0 and not self.stop_training:
+            raise self._no_batches(self.epoch)
+        self.is_consistent = False
         runner.call_hook("after_train_epoch")
         self.epoch += 1
+        self.is_consistent = True
 
 
 @LOOPS.register_module()
 class IterBasedTrainLoop(TrainLoop):
-    """Trains for a number of iterations, over the data again and again. Arguments as in `TrainLoop`, in iterations.
+    """Train for a number of iterations, over the data again and again. Arguments as in `TrainLoop`, in iterations.
 
     Args:
       max_iters: iterations to train for.
@@ -195,30 +282,30 @@ class IterBasedTrainLoop(TrainLoop):
         val_interval: int = 1000,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
         phases: Sequence[tuple[str, int]] | None = None,
-        retrace: str | None = None,
-        steps_per_call: int | str = 1,
+        on_recompile: str | None = None,
+        steps_per_call: int = 1,
     ) -> None:
         _check_count("IterBasedTrainLoop", "max_iters", max_iters, 1)
         super().__init__(
-            runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, retrace, steps_per_call
+            runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call
         )
         self.max_iters = int(max_iters)
 
     def run(self) -> None:
-        """Trains to the end, with a validation after each iteration that asks for one."""
+        """Train to the end, with a validation after each iteration for which one is due."""
         runner = self.runner
         runner.call_hook("before_train")
         self._validate_before_first(self.iter, self.max_iters, at_border=True)
         runner.call_hook("before_train_epoch")
-        with contextlib.closing(self._stepper(self._endless())) as stepper:
+        with contextlib.closing(self._open(self._endless())) as batches:
             while self.iter < self.max_iters and not self.stop_training:
-                stepper.advance(self.iter, self._until_validation() - self.iter)
+                self.run_iters(batches, self.iter, self._next_border())
                 self._validate_if_due(self.iter, self.max_iters)
         runner.call_hook("after_train_epoch")
         runner.call_hook("after_train")
 
-    def _until_validation(self) -> int:
-        """The number of iterations done after which something may come between two of them."""
+    def _next_border(self) -> int:
+        """Return the next number of iterations done after which a validation may run, or training ends."""
         if self.runner.val_loop is None:
             return self.max_iters
         interval = self._interval(self.iter + 1)
@@ -226,20 +313,24 @@ class IterBasedTrainLoop(TrainLoop):
         return min([(self.iter // interval + 1) * interval, *(border for border in borders if border > self.iter)])
 
     def _endless(self) -> Iterator[PyTree]:
-        """The data from the current iteration on: pass after pass, each in its own order."""
+        """Yield the batches from the current iteration on, pass after pass, each in its own order."""
         epoch, start = divmod(self.iter, len(self.dataloader))
         while True:
             self.dataloader.set_epoch(epoch, start)
-            yield from self.dataloader
+            batch = None
+            for batch in self.dataloader:
+                yield batch
+            if batch is None:
+                raise self._no_batches(epoch)
             epoch, start = epoch + 1, 0
 
 
 class EvalLoop:
-    """One pass over the data of a validation or a test, with the sums of the metrics kept on the device.
+    """One pass over the data of a validation or a test, with the sums of the metrics on the device.
 
     Args:
-      runner: whose model is evaluated.
-      dataloader: sized; iterating it gives host batches, the last of them padded.
+      runner: its model is evaluated.
+      dataloader: sized; yields host batches, the last of them padded.
       evaluator: the metrics.
       fp16: predict in float16.
     """
@@ -256,24 +347,24 @@ class EvalLoop:
         self.predict_with(runner.model)
 
     def predict_with(self, model: Any) -> None:
-        """Evaluates this model from now on, with the parameters of the run."""
+        """Evaluate this model from now on, with the parameters of the run."""
         strategy = self.runner.strategy
         model = strategy.adapt_for_eval(CastModel(model, Precision(compute="float16")) if self._fp16 else model)
-        self._traced = TraceOnce(
+        self._traced = RecompilationGuard(
             build_eval_step(model, self.evaluator.update),
             ("params", "model_state", "metrics", "batch"),
-            name=f"the step of the {self._part}",
-            retrace=getattr(self.runner.train_loop, "retrace", None),
+            name=f"the step of the {self._phase}",
+            on_recompile=getattr(self.runner.train_loop, "on_recompile", None),
         )
         self._step = strategy.compile_eval_step(self._traced)
 
     def run(self) -> dict[str, float]:
-        """Evaluates once and returns the metrics by name."""
-        with self.runner.time.part(self._part):
+        """Evaluate once and return the metrics by name."""
+        with self.runner.phase_timer.phase(self._phase):
             return self._run()
 
     @property
-    def _part(self) -> str:
+    def _phase(self) -> str:
         return "validation" if self.mode == "val" else self.mode
 
     def _run(self) -> dict[str, float]:
@@ -290,34 +381,33 @@ class EvalLoop:
 
     def _evaluate(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
         runner, mode = self.runner, self.mode
-        # placed as the step leaves them, or its second call would compile again
-        sums = jax.device_put(self.evaluator.init(), getattr(runner.strategy, "device", None))
+        sums = runner.strategy.put_replicated(self.evaluator.init())
         with contextlib.closing(
             prefetch_to_device(self.dataloader, runner.strategy.put_batch, _depth(self.dataloader))
         ) as batches:
             for batch_idx, batch in enumerate(batches):
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
-                runner.in_flight.wait()
+                runner.dispatch_limiter.wait()
                 sums, predictions = self._call(params, model_state, sums, batch)
-                runner.in_flight.add(predictions)
+                runner.dispatch_limiter.add(predictions)
                 self._process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()
         return self.evaluator.evaluate(sums, functools.partial(gather_lists, processes=runner.processes))
 
     def _call(self, *args: PyTree) -> Any:
-        """The step; that it compiled something is told to the account of time and to the watch on its forms."""
-        time, compiles = self.runner.time, COMPILES.count
-        before = time.switch(self._part)
+        """Run the evaluation step and record compile time."""
+        timer, compiled = self.runner.phase_timer, compilation_counter.count
+        before = timer.enter(self._phase)
         found = self._step(*args)
-        if COMPILES.count != compiles:
-            time.was("compile")
-            self._traced.look(*args)
-        time.switch(before)
+        if compilation_counter.count != compiled:
+            timer.relabel("compile")
+            self._traced.check_shardings(*args)
+        timer.enter(before)
         return found
 
     def _process_host(self, predictions: PyTree, batch: PyTree) -> None:
-        """Hands the rows that this process read to the metrics on the host, if there are any."""
+        """Pass the rows that this process read to the metrics on the host, if there are any."""
         if self.evaluator.host_metrics:
             if self.runner.processes.count > 1:
                 predictions, batch = local_rows((predictions, batch), batch)
@@ -331,9 +421,9 @@ class ValLoop(EvalLoop):
     mode = "val"
 
     def run(self) -> dict[str, float]:
-        """Validates once; the metrics are kept for the run's validation table."""
+        """Validate once and record the metrics for the validation table of the run."""
         metrics = super().run()
-        self.runner.note_validation(metrics)
+        self.runner.record_validation(metrics)
         return metrics
 
 
@@ -346,7 +436,7 @@ class TestLoop(EvalLoop):
 
 
 def _depth(loader: Any) -> int:
-    """How many batches go to the device ahead."""
+    """Return the number of batches that are sent to the device ahead."""
     return getattr(loader, "device_prefetch", 2)
 
 

@@ -9,11 +9,11 @@ import jax
 
 from jengine.logging import format_table
 from jengine.paths import flatten
+from jengine.runner.programs import TrainPrograms
 from jengine.runner.speed import speed_of, speed_table
 
 if TYPE_CHECKING:
     from jengine.runner.runner import Runner
-    from jengine.runner.training_step import TrainingStep
 
 _MOST_ROWS = 40
 
@@ -30,7 +30,7 @@ def introduction(runner: "Runner", groups: str) -> str:
         [
             f"{runner.experiment_name}: jax {jax.__version__} on {device.platform} ({device.device_kind}), "
             f"seed {runner.seed}",
-            parameter_overview(runner.state_shapes.params),
+            parameter_overview(runner.state.params),
             groups,
             "Hooks will be executed in the following order:",
             runner.get_hooks_info(),
@@ -38,22 +38,22 @@ def introduction(runner: "Runner", groups: str) -> str:
     )
 
 
-def conclude(runner: "Runner", step: "TrainingStep", checkpointer: Any) -> None:
+def conclude(runner: "Runner", programs: TrainPrograms, checkpointer: Any) -> None:
     """Logs what the run found, where its time went, and where everything lies; the numbers go to hub and backends too.
 
     Args:
       runner: after training.
-      step: what it trained with.
+      programs: of the training.
       checkpointer: what it saved with, which may still be writing; None where nothing was saved.
     """
-    with runner.time.part("step"):
-        runner.in_flight.drain()
-    with runner.time.part("checkpoint"):
+    with runner.phase_timer.phase("step"):
+        runner.dispatch_limiter.drain()
+    with runner.phase_timer.phase("checkpoint"):
         if checkpointer is not None:
             checkpointer.wait()
-    with runner.time.part("logging"):
-        runner.log_writer.drain()
-    scalars = speed_of(runner, step)
+    with runner.phase_timer.phase("logging"):
+        runner.log_writer.flush()
+    scalars = speed_of(runner, programs)
     runner.message_hub.update_scalars(scalars, resumed=False)
     runner.visualizer.add_scalars(scalars, step=runner.iter, file_path=f"{runner.timestamp}.json")
     table = [validation_table(runner.validations)] if runner.validations else []

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,24 +13,24 @@ from jengine.config import check_keys, dump_config, resolve, write_config
 from jengine.data import build_dataloader
 from jengine.errors import ConfigError, place
 from jengine.hooks import Hook, Priority
-from jengine.logging import LogWriter, MessageHub, TimeAccount, build_logger
+from jengine.hooks.chunk import ChunkMetrics
+from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, build_logger
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.parallel import Agreement, Coming, InFlight, ResidentState, begin, check_same, get_processes
+from jengine.parallel import Agreement, DispatchLimiter, check_same, get_processes
 from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
-from jengine.runner.hyperparams import Hyperparams
+from jengine.runner.hyperparams import FlatHyperparams, Hyperparams
 from jengine.runner.interrupts import Interrupts
-from jengine.runner.progress import Progress
+from jengine.runner.programs import TrainPrograms
 from jengine.runner.together import ending_together, share
-from jengine.runner.training_step import TrainingStep
 from jengine.runner.workdir import LoadFrom, identify, set_aside
 from jengine.train import TrainState, create_train_state
 
 PyTree = Any
 
 
-class Runner(Progress):
-    """Trains, validates and tests a model, with hooks around one compiled step.
+class Runner:
+    """Train, validate and test a model, with hooks around one compiled step.
 
     Everything can be given built or as a config (`dict(type=..., ...)`); the arguments are MMEngine's. Bad arguments
     are refused here, before anything is compiled; what depends on the data is built by `train`, `val` and `test`.
@@ -63,7 +63,10 @@ class Runner(Progress):
         'config' brings every value to where the config's schedules have it by then.
 
     Attributes:
-      state: the `TrainState`; None before the first call of `train`, `val` or `test`.
+      state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it.
+      train_loop, val_loop, test_loop: the loops; None before `train`, `val` or `test` builds them.
+      optim_wrapper, param_schedulers: built with the training loop.
+      programs: the compiled programs of training; None before `train`.
       hyperparams: scalars that hooks hand to the step beside those of the optimizer; set a key before training begins,
         change its value at any time: nothing is traced again.
 
@@ -121,33 +124,39 @@ class Runner(Progress):
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
 
         use_compilation_cache()
-        self.time = TimeAccount()
+        self.phase_timer = PhaseTimer()
         self.interrupts = Interrupts(Agreement(self.processes))
         self._lock = WorkDirLock(self.work_dir)
         self.strategy = build.build_strategy(parallel)
-        self.in_flight = InFlight(self.strategy.max_in_flight)
+        self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
         self.model = build.build_model(model, precision)
         self.hook_list = build.build_hooks(default_hooks, custom_hooks)
         self.log_processor = build.build_log_processor(log_processor, by_epoch=build.counts_epochs(train_cfg))
 
         self._open_logs(log_level, visualizer)
 
-        self._state: TrainState | ResidentState | Coming | None = None
+        self.state: TrainState | None = None
+        self.train_loop: Any = None
+        self.val_loop: Any = None
+        self.test_loop: Any = None
+        self.optim_wrapper: Any = None
+        self.param_schedulers: Any = None
+        self.programs: TrainPrograms | None = None
         self.hyperparams = Hyperparams()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._loaders: dict[str, Any] = {}
         self._checkpointer: Any = None
         self._loaded = False
         self._first_iter = 0
+        self._failure = ""  # where training stopped with an error
 
     def _open_logs(self, level: int | str, visualizer: Any) -> None:
         os.makedirs(self.log_dir, exist_ok=True)
         self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=level)
-        self.log_writer = LogWriter(waits=self.strategy.platform != "cpu")
-        for handler in self.logger.handlers:
-            handler.addFilter(self.log_writer)
+        self.log_writer = AsyncWriter()
         self.message_hub = MessageHub.new_instance(self.experiment_name)
-        self._visualizer = build.build_visualizer(visualizer, self.log_dir)
+        self.message_hub.before_read = self.log_writer.flush
+        self.visualizer = build.build_visualizer(visualizer, self.log_dir)
         if self.cfg and self.is_main_process:
             write_config(self.cfg, os.path.join(self.work_dir, "config.py"))
             self.visualizer.add_config(self.cfg_text)
@@ -177,11 +186,17 @@ class Runner(Progress):
         """Trains to the end and returns the final state.
 
         Raises:
-          RuntimeError: the Runner was made without the sections of a training.
+          RuntimeError: the Runner was made without the sections of a training, or an earlier call stopped within an
+            iteration, so that counters, state and hooks disagree.
         """
-        if not self.has_training:
+        if not self.is_training_configured:
             raise RuntimeError("there is nothing to train: give train_dataloader, train_cfg and optim_wrapper")
-        self.time.start("setup")
+        if not self._is_consistent():
+            raise RuntimeError(
+                f"training cannot continue: it stopped {self._failure}, and counters, state and hooks disagree; "
+                "start from a checkpoint: Runner(..., resume=True)"
+            )
+        self.phase_timer.start("setup")
         self.prepare_training()
         try:
             with ending_together(self.processes, self.interrupts):
@@ -223,29 +238,32 @@ class Runner(Progress):
     # --- What hooks and loops use. ---
 
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
-        """One training iteration on a batch that is on its device; returns the outputs, which stay there."""
-        assert self._state is not None
-        self._state, outputs = self.step(self._state, batch, self.hyperparams)
-        return outputs
+        """Run one training step on a batch that is on its device; return the metrics, which stay there."""
+        is_update = self.optim_wrapper.start_step(self.iter)
+        self.state, metrics = self.programs.run_step(self.state, batch, self.step_hyperparams(), is_update)
+        return metrics
 
-    def take_steps(
-        self, call: Callable[..., tuple[Any, Mapping[str, jax.Array]]], *plan: Any
-    ) -> Mapping[str, jax.Array]:
-        """Several training iterations, by one of the calls of `step`: `call(state, *plan) -> (state, outputs)`."""
-        assert self._state is not None
-        self._state, outputs = call(self._state, *plan)
-        return outputs
+    def train_chunk(
+        self, batches: Sequence[PyTree], hyperparams: Sequence[FlatHyperparams], is_update: Sequence[bool]
+    ) -> ChunkMetrics:
+        """Run a training step for each host batch in one call; see `TrainPrograms.run_chunk`."""
+        self.state, metrics = self.programs.run_chunk(self.state, batches, hyperparams, is_update)
+        return metrics
+
+    def step_hyperparams(self) -> dict[str, Any]:
+        """Return all numbers that the step takes from the host: the optimizer's and those that hooks set."""
+        return {**self.optim_wrapper.hyperparams, **self.hyperparams}
 
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
-        """What validation and test evaluate: suffix of the metrics' names -> `(params, model_state)`."""
+        """Return the variables to evaluate: suffix of the metric names -> `(params, model_state)`."""
         assert self.state is not None
         variables = {"": (self.state.params, self.state.model_state)}
         for hook in self.hook_list:
             variables = hook.eval_variables(self, variables)
         return variables
 
-    def note_validation(self, metrics: dict[str, float]) -> None:
-        """Keeps the metrics of a validation for the table at the end of the run."""
+    def record_validation(self, metrics: dict[str, float]) -> None:
+        """Record the metrics of a validation for the table at the end of the run."""
         self.validations.append((self.epoch, self.iter, metrics))
 
     def save_checkpoint(
@@ -269,14 +287,14 @@ class Runner(Progress):
           by_epoch: whether the checkpoint counts as one of an epoch border.
           **options: for `Checkpointer.save`.
         """
-        before = self.time.switch("checkpoint")
+        before = self.phase_timer.enter("checkpoint")
         packed = bundle.pack(self, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta)
         packed["meta"]["by_epoch"] = by_epoch
         self.call_hook("before_save_checkpoint", checkpoint=packed)
         path = os.path.join(out_dir or self.work_dir, filename)
         state = packed.pop("state")
         self.checkpointer.save(path, state, packed, **options)
-        self.time.switch(before)
+        self.phase_timer.enter(before)
         return path
 
     @property
@@ -289,32 +307,59 @@ class Runner(Progress):
         return self._checkpointer
 
     @property
-    def state(self) -> TrainState | None:
-        """The training state; None before the first call of `train`, `val` or `test`. The next step takes it away."""
-        state = self._state
-        if isinstance(state, ResidentState | Coming):
-            state = self._state = state.whole()
-        return state
-
-    @state.setter
-    def state(self, state: TrainState | None) -> None:
-        self._state = state
-
-    @property
-    def state_shapes(self) -> Any:
-        """The shapes and dtypes of the training state, which are known while it is still being made."""
-        return self._state.shapes if isinstance(self._state, Coming) else self.state
-
-    @property
-    def visualizer(self) -> Any:
-        """Where scalars and images go; all that was to be logged before has then gone there."""
-        self.log_writer.drain()
-        return self._visualizer
-
-    @property
     def hooks(self) -> list[Hook]:
         """The hooks in the order in which they run."""
         return list(self.hook_list)
+
+    @property
+    def iter(self) -> int:
+        """Training iterations done."""
+        return 0 if self.train_loop is None else self.train_loop.iter
+
+    @property
+    def epoch(self) -> int:
+        """Training epochs done; 0 throughout in an iteration loop."""
+        return 0 if self.train_loop is None else self.train_loop.epoch
+
+    @property
+    def max_iters(self) -> int:
+        """Training iterations of the whole run."""
+        return 0 if self.train_loop is None else self.train_loop.max_iters
+
+    @property
+    def max_epochs(self) -> int:
+        """Training epochs of the whole run; 1 in an iteration loop."""
+        return 0 if self.train_loop is None else self.train_loop.max_epochs
+
+    @property
+    def train_dataloader(self) -> Any:
+        """The loader of the training data, built at its first use."""
+        return self._loader("train")
+
+    @property
+    def val_dataloader(self) -> Any:
+        """The loader of the validation data, built at its first use."""
+        return self._loader("val")
+
+    @property
+    def test_dataloader(self) -> Any:
+        """The loader of the test data, built at its first use."""
+        return self._loader("test")
+
+    @property
+    def iters_this_session(self) -> int:
+        """Training iterations since `train` was called, without those of the run that it resumed."""
+        return self.iter - self._first_iter
+
+    @property
+    def is_training_configured(self) -> bool:
+        """Whether the sections of a training were given."""
+        return self._sections["train_cfg"] is not None
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this process writes the logs."""
+        return jax.process_index() == 0
 
     # --- The parts of the story. ---
 
@@ -336,29 +381,46 @@ class Runner(Progress):
         self.call_hook("before_run")
         self._load_or_resume()
         self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
-        self.step = self.training_step()
-        self.update_step, self.accumulate_step = self.step.update, self.step.accumulate
+        self.programs = self.build_programs()
         self.logger.info(report.introduction(self, self._group_table))
+        self._warn_of_single_steps()
         self._first_iter = self.train_loop.iter
         with self.interrupts:
             try:
                 self.train_loop.run()
             except BaseException as error:
+                self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
                 if not any("at iteration" in note for note in getattr(error, "__notes__", ())):
                     error.add_note(f"in training, at iteration {self.iter} (epoch {self.epoch})")
                 self._save_what_is_done()
                 self.call_hook("on_failure")
                 raise
-        report.conclude(self, self.step, self._checkpointer)
+        report.conclude(self, self.programs, self._checkpointer)
         self.call_hook("after_run")
 
-    def training_step(self) -> TrainingStep:
-        """The step of the training loop, for this run's devices; compiled when it is called."""
+    def build_programs(self) -> TrainPrograms:
+        """Return the programs of the training loop for the devices of this run; each is compiled at its first call."""
         loop = self.train_loop
-        return TrainingStep(
-            self.model, self.optim_wrapper, self.hooks, self.strategy, self.in_flight, self.time,
-            phases=getattr(loop, "phases", None), retrace=getattr(loop, "retrace", None),
+        return TrainPrograms(
+            self.model, self.optim_wrapper, self.hooks, self.strategy, self.dispatch_limiter, self.phase_timer,
+            phases=loop.phases, on_recompile=loop.on_recompile,
         )  # fmt: skip
+
+    def _warn_of_single_steps(self) -> None:
+        hooks = self.hook_list.prevent_chunks()
+        if self.train_loop.steps_per_call > 1 and hooks:
+            names = ", ".join(type(hook).__name__ for hook in hooks)
+            self.logger.warning(
+                f"steps_per_call={self.train_loop.steps_per_call} has no effect: {names} may act at each step "
+                "(define `Hook.next_step`, or `after_train_chunk`); iterations run one by one."
+            )
+
+    def _is_consistent(self) -> bool:
+        """Return whether counters, state and hooks agree, so that training can continue or be saved."""
+        if self.train_loop is None or self.state is None:
+            return True
+        usable = self.train_loop.is_consistent and not any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))
+        return usable and (not isinstance(self.state.step, jax.Array) or int(self.state.step) == self.train_loop.iter)
 
     def prepare_training(self, abstract: bool = False) -> None:
         """Builds what depends on the data: loops, optimizer, schedulers, and the state.
@@ -395,7 +457,7 @@ class Runner(Progress):
 
         args = np.int64(self.seed), self._example_batch(mode)
         init = self.strategy.compile_init(make, *args, model=self.model)
-        self._state = init.eval_shape(*args) if abstract else begin(init, *args)
+        self.state = init.eval_shape(*args) if abstract else init(*args)
         self._loaded = False
 
     @functools.cached_property
@@ -467,16 +529,15 @@ class Runner(Progress):
         return self._loaders.get(mode)
 
     def _save_what_is_done(self) -> None:
-        """After an error or a signal: saves the iterations that are done, if the state still is that of all of them.
+        """After an error or a signal: save the iterations that are done, if counters, state and hooks agree.
 
-        An error within an iteration leaves counters, schedules and state at odds, or the state donated to a step that
-        failed; then the newest checkpoint is what there is to resume from. So it is with several processes, unless all
-        end here, for they save together.
+        They disagree after an error within an iteration; then nothing is saved. With several processes it is saved only
+        if all end here, since they save together.
         """
         together = self.processes.count == 1 or self.interrupts.agreed
         try:
-            whole = not self.train_loop.in_iteration and not any(x.is_deleted() for x in jax.tree.leaves(self.state))
-            if together and whole and int(self.state.step) == self.train_loop.iter:  # type: ignore[union-attr]
+            self.log_writer.flush()
+            if together and self._is_consistent():
                 self.call_hook("on_interrupt")
             else:
                 self.logger.error(f"Training ended within iteration {self.iter}, which is not saved.")
@@ -485,11 +546,11 @@ class Runner(Progress):
 
     def _close(self) -> None:
         """Finishes what runs in the background, also when the run failed."""
-        with self.time.part("checkpoint"):
+        with self.phase_timer.phase("checkpoint"):
             if self._checkpointer is not None and not self.processes.failing:
                 self._checkpointer.wait()
         self.log_writer.close()
-        self._visualizer.close()
+        self.visualizer.close()
 
 
 def _key(seed: Any, purpose: int) -> jax.Array:

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any
 from jengine.logging import format_table
 from jengine.runner.compilation_cache import cache_counts
 from jengine.runner.peaks import utilisation
+from jengine.runner.programs import TrainPrograms
 
 if TYPE_CHECKING:
     from jengine.runner.runner import Runner
-    from jengine.runner.training_step import TrainingStep
 
 _TRAINING = ("input", "hooks", "step", "logging")  # without compiling, validation, checkpoints and setup
 
 
-def speed_of(runner: "Runner", step: "TrainingStep") -> dict[str, float]:
+def speed_of(runner: "Runner", programs: TrainPrograms) -> dict[str, float]:
     """The account of a run up to now, as scalars.
 
     Args:
       runner: after training.
-      step: what it trained with.
+      programs: of the training.
 
     Returns:
       'seconds/<part>' for each part, which add up to the time since training began; and, over the time of training
@@ -27,16 +27,16 @@ def speed_of(runner: "Runner", step: "TrainingStep") -> dict[str, float]:
       'speed/flops_per_second' over all devices where the step has products to count, and
       'speed/model_flops_utilisation' where the peak of the devices is known.
     """
-    seconds = runner.time.report()
+    seconds = runner.phase_timer.report()
     scalars = {f"seconds/{part}": took for part, took in seconds.items()}
     training = sum(seconds.get(part, 0.0) for part in _TRAINING)
-    if runner.iters_done_here == 0 or training == 0.0:
+    if runner.iters_this_session == 0 or training == 0.0:
         return scalars
-    speed = runner.iters_done_here / training
+    speed = runner.iters_this_session / training
     scalars["speed/iterations_per_second"] = speed
     if batch_size := getattr(runner.train_dataloader, "batch_size", None):
         scalars["speed/examples_per_second"] = speed * batch_size * runner.processes.count
-    flops = step.flops()
+    flops = programs.flops()
     if flops:
         scalars["speed/flops_per_second"] = speed * sum(flops.values())
     assert runner.state is not None

@@ -1,16 +1,18 @@
-"""The training step: its state, its builder, and what traced hooks see of it."""
+"""The training step: its state, its builders, and the context of traced hooks."""
 
-from jengine.train.compiles import COMPILES as COMPILES
+from jengine.train.compilation_counter import compilation_counter as compilation_counter
 from jengine.train.context import StepContext as StepContext
 from jengine.train.flops import count_flops as count_flops
 from jengine.train.losses import total_loss as total_loss
+from jengine.train.recompilation import RecompilationError as RecompilationError
+from jengine.train.recompilation import RecompilationGuard as RecompilationGuard
+from jengine.train.recompilation import check_on_recompile as check_on_recompile
 from jengine.train.replay import Findings as Findings
 from jengine.train.replay import replay_step as replay_step
+from jengine.train.scanned_step import ScannedMetrics as ScannedMetrics
+from jengine.train.scanned_step import build_scanned_step as build_scanned_step
 from jengine.train.state import TrainState as TrainState
 from jengine.train.state import create_train_state as create_train_state
 from jengine.train.step import build_eval_step as build_eval_step
 from jengine.train.step import build_train_step as build_train_step
-from jengine.train.trace_once import RetraceError as RetraceError
-from jengine.train.trace_once import TraceOnce as TraceOnce
-from jengine.train.trace_once import check_retrace as check_retrace
 from jengine.train.traced_hooks import hook_names as hook_names

@@ -1,4 +1,4 @@
-"""What a traced hook sees of the step that it is compiled into."""
+"""The context of traced hooks: the values of the step that they are compiled into."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,22 +10,22 @@ PyTree = Any
 
 
 class StepContext(struct.PyTreeNode):
-    """The step in the making. Hooks get one and return one, changed by `ctx.replace(...)`.
+    """Values of the current step. Hooks receive one and return one, changed by `ctx.replace(...)`.
 
     Attributes:
       step: int32[], iterations done before this one.
       rng: key<fry>[], a key for this hook in this iteration (for the model's at `loss`).
       batch: the batch.
-      hyperparams: what the host handed to this step, f32 arrays by name.
+      hyperparams: f32 arrays by name, passed by the host.
       params: parameters; before the update at `traced_batch` and `traced_grads`, after it at `traced_update`.
-      model_state: the model's state; after the loss it is the new one.
-      opt_state: the optimizer wrapper's state, the new one at `traced_update`.
+      model_state: state of the model; the new one after the loss.
+      opt_state: state of the optimizer wrapper; the new one at `traced_update`.
       grads: the gradients of the total loss, None before there are any.
-      loss_weight: f32[], what the gradients count with in a mean over iterations or replicas; None: all alike.
-      outputs: what the step reports, scalars by name.
-      hook_state: the calling hook's own state, see `Hook.init_traced_state`.
-      accept: bool[] or None, whether this iteration counts. A hook may set it at `traced_batch` or `traced_grads`;
-        where it is False the step changes nothing but `step` and the states of hooks with `counts_dropped_steps`.
+      loss_weight: f32[], weight of the gradients in a mean over iterations or replicas; None for equal weights.
+      metrics: f32[] by name, returned by the step.
+      hook_state: state of the hook that is called, see `Hook.init_traced_state`.
+      apply_update: bool[], or None for True. A hook may set it at `traced_batch` or `traced_grads`; where it is False
+        the step changes nothing but `step` and the states of hooks with `update_on_skipped_steps`.
     """
 
     step: jax.Array
@@ -37,6 +37,6 @@ class StepContext(struct.PyTreeNode):
     opt_state: PyTree
     grads: PyTree = None
     loss_weight: jax.Array | None = None
-    outputs: dict[str, jax.Array] = struct.field(default_factory=dict)
+    metrics: dict[str, jax.Array] = struct.field(default_factory=dict)
     hook_state: PyTree = None
-    accept: jax.Array | None = None
+    apply_update: jax.Array | None = None

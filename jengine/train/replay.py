@@ -48,7 +48,7 @@ def replay_step(
       hyperparams: its numbers.
       compile_step: compiles it; a step with a mapped axis needs that of its strategy.
     """
-    hooks = [hook for hook in hooks if not getattr(hook, "counts_dropped_steps", False)]
+    hooks = [hook for hook in hooks if not getattr(hook, "update_on_skipped_steps", False)]
     wrappers = list(optim_wrapper.values()) if isinstance(optim_wrapper, Mapping) else [optim_wrapper]
     axis = wrappers[0].axis_name
     step = build_train_step(model, optim_wrapper, [*hooks, _Probe(axis)], update=update, phases=phases)
@@ -86,7 +86,7 @@ class _Probe:
         counts = {f"{_MARK}{path}": n for path, n in _counts(name, tree).items()}
         if self._axis is not None:
             counts = jax.lax.psum(counts, self._axis)
-        return ctx.replace(outputs={**ctx.outputs, **counts})
+        return ctx.replace(metrics={**ctx.metrics, **counts})
 
 
 def _counts(name: str, tree: PyTree) -> dict[str, jax.Array]:

@@ -1,30 +1,28 @@
-"""The training state: one donated pytree that holds whatever changes in a run and is used inside the step."""
+"""The training state: one donated pytree with everything that the step reads and changes."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.train.traced_hooks import TracedHooks
-
-if TYPE_CHECKING:
-    from jengine.optim import OptimWrapper
 
 PyTree = Any
 
 
 class TrainState(struct.PyTreeNode):
-    """Everything that a training step reads and writes.
+    """State of a training run, in this one form from the first step to the checkpoint.
 
     Attributes:
       step: int32[], training iterations done (micro-batches under gradient accumulation).
-      params: the model's parameters.
-      model_state: what the model carries besides (running statistics), {} for none.
-      opt_state: the optimizer wrapper's state, moments in float32.
-      hook_state: traced hooks' states by hook name.
-      rng: key<fry>[], the run's key; constant: each step folds its own number in.
+      params: parameters of the model.
+      model_state: other variables of the model (running statistics), {} for none.
+      opt_state: state of the optimizer wrapper, moments in float32.
+      hook_state: states of traced hooks, by name of the hook.
+      rng: key<fry>[], the key of the run. It stays the same: each step folds its own number in.
     """
 
     step: jax.Array
@@ -36,16 +34,21 @@ class TrainState(struct.PyTreeNode):
 
 
 def create_train_state(
-    params: PyTree, model_state: PyTree, optim_wrapper: "OptimWrapper", hooks: Sequence[Any] = (), *, rng: jax.Array
+    params: PyTree,
+    model_state: PyTree,
+    optim_wrapper: OptimWrapper | OptimWrapperDict,
+    hooks: Sequence[Any] = (),
+    *,
+    rng: jax.Array,
 ) -> TrainState:
-    """The state before the first iteration, strongly typed: a step is compiled again for arrays that were not.
+    """Create the state before the first iteration, without weak types, which would compile the step twice.
 
     Args:
-      params: parameters; taken into the state as they are, so they must not be used elsewhere once a step was run.
-      model_state: the model's other state.
-      optim_wrapper: makes the optimizer's state.
+      params: parameters. The state holds these very arrays, and the first step donates them.
+      model_state: other variables of the model.
+      optim_wrapper: initializes the optimizer state.
       hooks: those with traced state add theirs.
-      rng: key<fry>[], the run's key.
+      rng: key<fry>[], the key of the run.
     """
     params, model_state = strongly_typed(params), strongly_typed(model_state)
     return TrainState(
@@ -59,7 +62,7 @@ def create_train_state(
 
 
 def strongly_typed(tree: PyTree) -> PyTree:
-    """The arrays with dtypes that hold against others, where a Python number had lent its own (`jnp.full(3, 0.5)`).
+    """Return the arrays without weak types, which come from Python numbers (`jnp.full(3, 0.5)`).
 
     Args:
       tree: arrays; keys and strongly typed arrays are passed through.

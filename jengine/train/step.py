@@ -2,60 +2,57 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jengine.errors import closest
-from jengine.model import CastModel, Precision
+from jengine.model import CastModel, Model, Precision
+from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.train.context import StepContext
 from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
 from jengine.train.state import TrainState, strongly_typed
 from jengine.train.traced_hooks import TracedHooks
 
-if TYPE_CHECKING:
-    from jengine.model import Model
-    from jengine.optim import OptimWrapper, OptimWrapperDict
-
 PyTree = Any
-Outputs = dict[str, jax.Array]
-TrainStep = Callable[[TrainState, PyTree, Mapping[str, Any]], tuple[TrainState, Outputs]]
+Metrics = dict[str, jax.Array]
+TrainStep = Callable[[TrainState, PyTree, Mapping[str, Any]], tuple[TrainState, Metrics]]
 EvalStep = Callable[[PyTree, PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
 class Phase(NamedTuple):
-    """A part of the training step: one optimizer and the loss that it minimises."""
+    """Part of the training step: one optimizer and the loss that it minimizes."""
 
     name: str  # '' when there is one optimizer alone
-    optim_wrapper: "OptimWrapper"
+    optim_wrapper: OptimWrapper
     loss: Callable[..., Any]  # (params, model_state, batch, *, rng, hyperparams) -> (losses, model_state)
 
 
 def build_train_step(
-    model: "Model",
-    optim_wrapper: "OptimWrapper | OptimWrapperDict",
+    model: Model,
+    optim_wrapper: OptimWrapper | OptimWrapperDict,
     hooks: Sequence[Any] = (),
     *,
     update: bool = True,
     phases: Sequence[tuple[str, int]] | None = None,
 ) -> TrainStep:
-    """Builds `step(state, batch, hyperparams) -> (state, outputs)`.
+    """Build `step(state, batch, hyperparams) -> (state, metrics)`.
 
-    The step is pure and not compiled: `jax.jit(step, donate_argnums=0)` is what the Runner does with it. Whatever
-    changes from one iteration to the next comes in through the arguments, so it is traced once.
+    The step is pure and not compiled; the Runner calls `jax.jit(step, donate_argnums=0)`. Whatever changes from one
+    iteration to the next is an argument, so that it is traced once.
 
     Args:
-      model: gives the losses.
+      model: computes the losses.
       optim_wrapper: turns gradients into updates; several by name for a model with `phase_loss`.
       hooks: their traced points are compiled in, in this order.
-      update: False builds the step of an iteration that only accumulates gradients (see `accumulative_counts`): the
-        optimizer is left out, and `traced_accumulate` takes the place of `traced_update`.
+      update: False builds the step of an iteration that only accumulates gradients (see `accumulative_counts`), without
+        the optimizer, and with `traced_accumulate` instead of `traced_update`.
       phases: with several optimizers, which act in one step, in order, and how often: `[('disc', 2), ('gen', 1)]`; by
         default each once. All see the same batch, each time with a key of its own.
 
     Returns:
-      The step. Its outputs are scalars f32[] by name: 'loss' (the total), each loss of the model, 'grad_norm' where
+      The step. Its metrics are scalars f32[] by name: 'loss' (the total), each loss of the model, 'grad_norm' where
       gradients are clipped by norm, and what hooks add. With phases, 'loss_<phase>' are their totals.
 
     Raises:
@@ -64,8 +61,8 @@ def build_train_step(
     traced = TracedHooks(hooks)
     parts = _plan(model, optim_wrapper, phases)
 
-    def step(state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any]) -> tuple[TrainState, Outputs]:
-        """One iteration."""
+    def step(state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any]) -> tuple[TrainState, Metrics]:
+        """Run one iteration."""
         rng = jax.random.fold_in(state.rng, state.step)
         ctx = StepContext(
             step=state.step,
@@ -85,24 +82,25 @@ def build_train_step(
             if i + 1 < len(parts):
                 ctx = _update(phase, ctx, model_state)
 
-        def finish(ctx: StepContext, hook_state: Mapping[str, PyTree]) -> tuple[TrainState, Outputs]:
+        def finish(ctx: StepContext, hook_state: Mapping[str, PyTree]) -> tuple[TrainState, Metrics]:
             ctx = _update(parts[-1], ctx, model_state) if update else _accumulate(parts[-1], ctx)
-            ctx = ctx.replace(rng=rng, outputs=_with_total(ctx.outputs, parts))
+            ctx = ctx.replace(rng=rng, metrics=_with_total(ctx.metrics, parts))
             ctx, hook_state = traced.run("traced_update" if update else "traced_accumulate", ctx, hook_state)
-            return _moved(state, ctx, hook_state), ctx.outputs
+            return _next_state(state, ctx, hook_state), ctx.metrics
 
-        if ctx.accept is None:
+        if ctx.apply_update is None:
             return finish(ctx, hook_state)
         if (axis := parts[-1].optim_wrapper.axis_name) is not None:  # replicas must take the same branch
-            ctx = ctx.replace(accept=jax.lax.pmin(ctx.accept.astype(jnp.int32), axis) > 0)
-        left = _left(state, optim_wrapper if update else None, traced.after_a_drop(state.hook_state, hook_state))
-        return _finish_if_accepted(finish, ctx, hook_state, left)
+            ctx = ctx.replace(apply_update=jax.lax.pmin(ctx.apply_update.astype(jnp.int32), axis) > 0)
+        hook_state_if_skipped = traced.after_skip(state.hook_state, hook_state)
+        skipped = _skipped_state(state, optim_wrapper if update else None, hook_state_if_skipped)
+        return _finish_unless_skipped(finish, ctx, hook_state, skipped)
 
     return step
 
 
-def _plan(model: "Model", optim_wrapper: Any, phases: Sequence[tuple[str, int]] | None) -> list[Phase]:
-    """The phases of a step, each as often as it acts."""
+def _plan(model: Model, optim_wrapper: Any, phases: Sequence[tuple[str, int]] | None) -> list[Phase]:
+    """Return the phases of a step, each as often as it acts."""
     if not isinstance(optim_wrapper, Mapping):
         if phases is not None:
             raise ValueError(f"phases {list(phases)} are for several optimizers; there is one")
@@ -118,37 +116,37 @@ def _plan(model: "Model", optim_wrapper: Any, phases: Sequence[tuple[str, int]] 
     return plan
 
 
-def _under_amp(model: "Model", optim_wrapper: Any) -> "Model":
-    """The model in the wrapper's compute dtype, if it has one: it then sees the batch in it too."""
+def _under_amp(model: Model, optim_wrapper: Any) -> Model:
+    """Return the model in the compute dtype of the wrapper, if it has one."""
     dtype = getattr(optim_wrapper, "dtype", None)
     return model if dtype is None else CastModel(model, Precision(compute=dtype))
 
 
 def _differentiate(phase: Phase, ctx: StepContext, *, update: bool) -> StepContext:
-    """Adds losses, new model state and gradients to the context."""
+    """Add losses, new model state and gradients to the context."""
     wrapper = phase.optim_wrapper
     averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None
 
-    def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Outputs, PyTree, jax.Array | None]]:
+    def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree, jax.Array | None]]:
         losses, model_state = phase.loss(params, ctx.model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
-        total, outputs = total_loss(losses, ctx.batch)
+        total, metrics = total_loss(losses, ctx.batch)
         weight = loss_weight(losses, ctx.batch if wrapper.axis_name else None) if averaged else None
-        return total, (outputs, model_state, weight)
+        return total, (metrics, model_state, weight)
 
     own = ctx.opt_state[phase.name] if phase.name else ctx.opt_state
-    (_, (outputs, model_state, weight)), grads = wrapper.value_and_grad(loss_fn, has_aux=True)(ctx.params, own)
-    if wrapper.axis_name is not None and update:  # what only accumulates exchanges nothing
-        outputs = mean_over_replicas(outputs, weight, wrapper.axis_name)
+    (_, (metrics, model_state, weight)), grads = wrapper.value_and_grad(loss_fn, has_aux=True)(ctx.params, own)
+    if wrapper.axis_name is not None and update:  # a step that only accumulates has no collectives
+        metrics = mean_over_replicas(metrics, weight, wrapper.axis_name)
     if phase.name:
-        outputs = {f"loss_{phase.name}" if k == "loss" else k: v for k, v in outputs.items()}
-    return ctx.replace(model_state=model_state, grads=grads, loss_weight=weight, outputs={**ctx.outputs, **outputs})
+        metrics = {f"loss_{phase.name}" if k == "loss" else k: v for k, v in metrics.items()}
+    return ctx.replace(model_state=model_state, grads=grads, loss_weight=weight, metrics={**ctx.metrics, **metrics})
 
 
 def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepContext:
-    """Lets the phase's optimizer change the parameters."""
+    """Apply the optimizer of the phase to the parameters."""
     name, wrapper = phase.name, phase.optim_wrapper
-    own, numbers = (ctx.opt_state[name], ctx.hyperparams[name]) if name else (ctx.opt_state, ctx.hyperparams)
-    params, own = wrapper.apply(ctx.grads, own, ctx.params, numbers, ctx.loss_weight)
+    own, hyperparams = (ctx.opt_state[name], ctx.hyperparams[name]) if name else (ctx.opt_state, ctx.hyperparams)
+    params, own = wrapper.apply_gradients(ctx.grads, own, ctx.params, hyperparams, ctx.loss_weight)
     model_state = ctx.model_state
     if own.loss_scale is not None:  # an overflow leaves the model's state as it was, like everything else
         finite = own.loss_scale.finite
@@ -158,62 +156,62 @@ def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepCont
         params=params,
         model_state=model_state,
         opt_state={**ctx.opt_state, name: own} if name else own,
-        outputs={**ctx.outputs, **metrics},
+        metrics={**ctx.metrics, **metrics},
     )
 
 
 def _accumulate(phase: Phase, ctx: StepContext) -> StepContext:
-    """Keeps the gradients for a later update."""
+    """Add the gradients to those that a later update uses."""
     return ctx.replace(opt_state=phase.optim_wrapper.accumulate(ctx.grads, ctx.opt_state, ctx.loss_weight))
 
 
-def _moved(state: TrainState, ctx: StepContext, hook_state: Mapping[str, PyTree]) -> TrainState:
-    """The state after an iteration that counts."""
+def _next_state(state: TrainState, ctx: StepContext, hook_state: Mapping[str, PyTree]) -> TrainState:
+    """Return the state after an iteration."""
     return state.replace(
         step=state.step + 1,
         params=ctx.params,
-        model_state=strongly_typed(ctx.model_state),  # or the next call, which gets it back, would be traced again
+        model_state=strongly_typed(ctx.model_state),  # a weak type would make the next call trace again
         opt_state=ctx.opt_state,
         hook_state=strongly_typed(dict(hook_state)),
     )
 
 
-def _left(state: TrainState, updating: Any, hook_state: dict[str, PyTree]) -> TrainState:
-    """The state after an iteration that does not; dropping one that updates clears the window that it was to end."""
+def _skipped_state(state: TrainState, updating: Any, hook_state: dict[str, PyTree]) -> TrainState:
+    """Return the state after a skipped iteration; skipping an update clears its accumulated gradients."""
     opt_state = state.opt_state if updating is None else updating.zero_grad(state.opt_state)
     return state.replace(step=state.step + 1, opt_state=opt_state, hook_state=hook_state)
 
 
-def _finish_if_accepted(
-    finish: Callable[..., tuple[TrainState, Outputs]],
+def _finish_unless_skipped(
+    finish: Callable[..., tuple[TrainState, Metrics]],
     ctx: StepContext,
     hook_state: Mapping[str, PyTree],
-    left: TrainState,
-) -> tuple[TrainState, Outputs]:
-    """`finish(ctx, hook_state)` where the step is accepted, else `left`; what was not computed is reported as NaN."""
+    skipped: TrainState,
+) -> tuple[TrainState, Metrics]:
+    """Return `finish(ctx, hook_state)` where `ctx.apply_update`, else `skipped`, with missing metrics as NaN."""
     names = jax.eval_shape(finish, ctx, hook_state)[1]
 
-    def leave(ctx: StepContext, hook_state: Mapping[str, PyTree]) -> tuple[TrainState, Outputs]:
-        return left, {
-            name: ctx.outputs.get(name, jnp.full(like.shape, jnp.nan, like.dtype)) for name, like in names.items()
+    def skip(ctx: StepContext, hook_state: Mapping[str, PyTree]) -> tuple[TrainState, Metrics]:
+        return skipped, {
+            name: ctx.metrics.get(name, jnp.full(like.shape, jnp.nan, like.dtype)) for name, like in names.items()
         }
 
     # a branch, not a selection on every leaf: that costs four times the update
-    return jax.lax.cond(ctx.accept, finish, leave, ctx, hook_state)
+    return jax.lax.cond(ctx.apply_update, finish, skip, ctx, hook_state)
 
 
-def _with_total(outputs: Outputs, parts: Sequence[Phase]) -> Outputs:
-    """The outputs with 'loss', the sum of the phases' totals, where there are phases."""
-    totals = [outputs[f"loss_{name}"] for name in dict.fromkeys(part.name for part in parts) if name]
-    return {**outputs, "loss": sum(totals[1:], start=totals[0])} if totals else outputs
+def _with_total(metrics: Metrics, parts: Sequence[Phase]) -> Metrics:
+    """Return the metrics with 'loss', the sum over the phases, where there are phases."""
+    totals = [metrics[f"loss_{name}"] for name in dict.fromkeys(part.name for part in parts) if name]
+    return {**metrics, "loss": sum(totals[1:], start=totals[0])} if totals else metrics
 
 
-def build_eval_step(model: "Model", update_metrics: Callable[[PyTree, PyTree, PyTree], PyTree]) -> EvalStep:
-    """Builds `step(params, model_state, metrics, batch) -> (metrics, predictions)`, pure and not compiled.
+def build_eval_step(model: Model, update_metrics: Callable[[PyTree, PyTree, PyTree], PyTree]) -> EvalStep:
+    """Build `step(params, model_state, metrics, batch) -> (metrics, predictions)`, pure and not compiled.
 
     Args:
-      model: gives the predictions.
-      update_metrics: `(metrics, predictions, batch) -> metrics`, an evaluator's sums (see `Evaluator.update`).
+      model: computes the predictions.
+      update_metrics: `(metrics, predictions, batch) -> metrics`, the sums of an evaluator (see `Evaluator.update`).
     """
 
     def step(params: PyTree, model_state: PyTree, metrics: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:

@@ -1,4 +1,4 @@
-"""Runs the traced points of hooks inside the step, each hook with its own state and key."""
+"""Run the traced points of hooks inside the step, each hook with its own state and key."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -13,31 +13,31 @@ POINTS = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")
 
 
 class TracedHooks:
-    """The hooks that act inside the step, in the order given, under names that survive a restart.
+    """Hooks with traced points or state, in the order given, under names that survive a restart.
 
-    A hook's name is its class name; the second of a class is called `Name_1`, and so on.
+    The name of a hook is its class name; the second of a class is called `Name_1`, and so on.
     """
 
     def __init__(self, hooks: Sequence[Any]) -> None:
         self._hooks = hook_names([hook for hook in hooks if hook.get_traced_points() or _has_state(hook)])
 
     def init(self, params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
-        """The state of each hook that has one, by name."""
+        """Return the state of each hook that has one, by name."""
         states = {name: hook.init_traced_state(params, model_state) for name, hook in self._hooks.items()}
         return {name: state for name, state in states.items() if state is not None}
 
     def run(
         self, point: str, ctx: StepContext, states: Mapping[str, PyTree]
     ) -> tuple[StepContext, Mapping[str, PyTree]]:
-        """Passes the context through `point` of each hook, in order.
+        """Pass the context through `point` of each hook, in order.
 
         Args:
           point: one of `POINTS`.
-          ctx: the step in the making.
-          states: every hook's state by name.
+          ctx: context of the step.
+          states: state of each hook, by name.
 
         Returns:
-          The context and the states as the hooks left them.
+          The context and the states that the hooks returned.
 
         Raises:
           TypeError: a hook returned no context.
@@ -57,14 +57,14 @@ class TracedHooks:
                 states = {**states, name: ctx.hook_state}
         return ctx.replace(rng=rng, hook_state=None), states
 
-    def after_a_drop(self, before: Mapping[str, PyTree], now: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """The states that a dropped iteration leaves: those from `before` it, but `now`'s of hooks that count drops."""
-        counting = {name for name, hook in self._hooks.items() if getattr(hook, "counts_dropped_steps", False)}
+    def after_skip(self, before: Mapping[str, PyTree], now: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        """Return the states after a skipped step: `before`, but `now` for hooks with `update_on_skipped_steps`."""
+        counting = {name for name, hook in self._hooks.items() if getattr(hook, "update_on_skipped_steps", False)}
         return {name: now[name] if name in counting else state for name, state in before.items()}
 
 
 def hook_names(hooks: Sequence[Any]) -> dict[str, Any]:
-    """The hooks by name: the class name, numbered from the second of a class on."""
+    """Return the hooks by class name, numbered from the second of a class on."""
     named: dict[str, Any] = {}
     for hook in hooks:
         base = type(hook).__name__

@@ -67,7 +67,7 @@ def test_the_nnx_example(tmp_path):
 def test_the_functions_example_raises_its_penalty_and_averages(tmp_path):
     runner = load_example("plain_functions").main(work_dir=tmp_path, **EXAMPLES["plain_functions"])
     assert runner.hyperparams["l2"] == pytest.approx(1e-3 * 29 / 30)
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
     average = runner.state.hook_state["Average"]["kernel"]
     assert 0 < float(abs(average).sum()) < float(abs(runner.state.params["kernel"]).sum())
 
@@ -79,7 +79,7 @@ def test_the_own_loop_example():
 def test_the_gan_example_trains_both_networks_in_one_program(tmp_path):
     gan = load_example("gan")
     runner = gan.main(work_dir=tmp_path, **EXAMPLES["gan"])
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
     assert {name: int(state.count) for name, state in runner.state.opt_state.items()} == {"disc": 60, "gen": 30}
     assert runner.optim_wrapper.get_lr() == {"disc.lr": [4e-4], "gen.lr": [1e-3]}  # the warm-up is over
     text = next(tmp_path.glob("*/*.log")).read_text()
@@ -96,7 +96,7 @@ def test_the_segmentation_example_draws_what_it_has_learnt(tmp_path):
 
 def test_the_simsiam_example_fixes_the_predictor_and_learns_features(tmp_path):
     runner, learned, random = load_example("simsiam").main(work_dir=tmp_path, **EXAMPLES["simsiam"])
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
     rates = {bool(group.get("fix_lr")): group["lr"] for group in runner.optim_wrapper.param_groups}
     assert rates[True] == 0.1
     assert rates[False] == pytest.approx(0.0146447, abs=1e-6)  # 0.1 * (1 + cos(3 pi / 4)) / 2 in the fourth epoch
@@ -106,7 +106,7 @@ def test_the_simsiam_example_fixes_the_predictor_and_learns_features(tmp_path):
 
 def test_the_densecl_example_lets_the_dense_loss_in_without_a_new_trace(tmp_path):
     runner, learned, _ = load_example("densecl").main(work_dir=tmp_path, **EXAMPLES["densecl"])
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
     assert float(runner.hyperparams["loss_lambda"]) == 0.5
     assert 0.8 < learned <= 1.0
 
@@ -117,7 +117,7 @@ def features_that_pass_the_projections(tmp_path):
 
     def run(name):
         runner, learned, random = load_example(name).main(work_dir=tmp_path, **EXAMPLES[name])
-        assert runner.update_step.traces == 1
+        assert runner.programs.update.traces == 1
         assert random == pytest.approx(0.929, abs=0.005)
         assert learned > random + 0.03
         return runner

@@ -72,7 +72,7 @@ def scalars(work_dir):
 
 def test_one_compiled_step_serves_all_hooks(many_hooks):
     runner, *_ = many_hooks
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
     assert len(runner.hooks) == 24
 
 
@@ -138,7 +138,7 @@ def test_hooks_of_imix_that_look_closely(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     runner = load_example("imix_debug").main(total_epochs=2, work_dir=tmp_path)
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
     assert len(list(tmp_path.glob("traces/profiler-trace-iter2/plugins/profile/*/*.xplane.pb"))) == 1
     log = next(tmp_path.glob("*/*.log")).read_text()
     assert log.count("after_train_iter: all other hooks have run") == 22  # two epochs of eleven

@@ -2,7 +2,7 @@ import types
 
 import pytest
 
-from jengine.logging import MessageHub, TimeAccount
+from jengine.logging import MessageHub, PhaseTimer
 
 
 @pytest.fixture
@@ -11,5 +11,5 @@ def fake_runner():
     loop = types.SimpleNamespace(dataloader=range(10), by_epoch=True)
     return types.SimpleNamespace(
         message_hub=MessageHub("fake"), iter=0, epoch=0, max_iters=10, max_epochs=1, param_schedulers=None,
-        train_loop=loop, val_loop=loop, test_loop=loop, log_lines=[], time=TimeAccount(),
+        train_loop=loop, val_loop=loop, test_loop=loop, log_lines=[], phase_timer=PhaseTimer(),
     )  # fmt: skip

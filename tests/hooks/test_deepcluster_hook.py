@@ -80,7 +80,7 @@ def train(work_dir, **changes):
     look = Look()
     runner = make(work_dir, look, **changes)
     runner.train()
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
     return runner, look
 
 

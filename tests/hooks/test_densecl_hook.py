@@ -55,7 +55,7 @@ def test_the_dense_loss_comes_in_at_its_iteration_without_a_new_trace(tmp_path):
     runner.train()
     off, on = (0.0, 2.0, 0.0), (0.5, 1.0, 2.0)  # lambda, 2 * (1 - lambda), 4 * lambda
     assert watch.seen == {0: off, 499: off, 500: on, 501: on}
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
 
 
 def test_after_a_resume_the_number_is_the_models_and_not_the_one_saved(tmp_path):

@@ -10,7 +10,7 @@ from jengine.hooks import EMAHook
 from jengine.model import FunctionalModel
 from jengine.optim import OptimWrapper
 from jengine.registry import HOOKS
-from jengine.train import StepContext, TraceOnce, build_train_step, create_train_state
+from jengine.train import RecompilationGuard, StepContext, build_train_step, create_train_state
 
 
 def replay(hook, weights, seen=None):
@@ -106,14 +106,14 @@ def accumulated(hook, iters, counts):
     state = create_train_state(params, model_state, wrapper, [hook], rng=jax.random.key(1))
     steps = {
         update: jax.jit(
-            TraceOnce(build_train_step(model, wrapper, [hook], update=update), ("state", "batch", "hyperparams")),
+            RecompilationGuard(build_train_step(model, wrapper, [hook], update=update), ("state", "batch", "hyperparams")),
             donate_argnums=0,
         )
         for update in (True, False)
     }
     found = []
     for _ in range(iters):
-        state, _ = steps[wrapper.advance()](state, {"x": np.zeros(1, np.float32)}, wrapper.hyperparams)
+        state, _ = steps[wrapper.start_step()](state, {"x": np.zeros(1, np.float32)}, wrapper.hyperparams)
         found.append((float(state.params["w"]), float(state.hook_state["EMAHook"].params["w"])))
     return found, int(state.hook_state["EMAHook"].steps)
 

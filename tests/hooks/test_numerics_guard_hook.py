@@ -39,7 +39,7 @@ def steps(batches, hook=None, wrapper=None, model=None, hooks=()):
     }
     found = []
     for each in batches:
-        state, outputs = compiled[wrapper.advance()](state, each, wrapper.hyperparams)
+        state, outputs = compiled[wrapper.start_step()](state, each, wrapper.hyperparams)
         found.append((jax.device_get(state), jax.device_get(outputs)))
     assert all(step._cache_size() <= 1 for step in compiled.values())
     return found

@@ -100,7 +100,7 @@ def test_each_task_is_done_at_its_interval(tmp_path, monkeypatch):
     runner.train()
     assert runner.iter == 100
     assert count.calls == dict(update_centroids=10, deal_with_small_clusters=100, evaluate=2)
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
     bank, weights = runner.state.model_state["bank"], runner.state.model_state["loss_weight"]
     inverse = 1 / np.sqrt(np.bincount(bank.labels, minlength=K))
     np.testing.assert_allclose(weights, inverse / inverse.sum(), rtol=1e-6)
@@ -156,7 +156,7 @@ def test_on_several_devices_the_memory_is_the_same(tmp_path):
     four = make(tmp_path / "four", SETTINGS, parallel=dict(type="Pjit", devices=4))
     for runner in (one, four):
         runner.train()
-    assert four.update_step.traces == 1
+    assert four.programs.update.traces == 1
     banks = [runner.state.model_state["bank"] for runner in (one, four)]
     assert len(banks[1].features.sharding.device_set) == 4
     np.testing.assert_array_equal(banks[0].labels, banks[1].labels)

@@ -11,4 +11,4 @@ def test_the_first_example_lets_its_dense_loss_in(tmp_path, monkeypatch):
     names = {}
     exec(compile(block, "selfsup.md", "exec"), names)
     assert float(names["runner"].hyperparams["loss_lambda"]) == 0.5
-    assert names["runner"].update_step.traces == 1
+    assert names["runner"].programs.update.traces == 1

@@ -41,7 +41,7 @@ def train(tmp_path, hook, marks, **changes):
     )
     runner = Runner(model, tmp_path, **{**arguments, **changes})
     runner.train()
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
     return rates
 
 

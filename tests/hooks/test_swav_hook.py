@@ -66,7 +66,7 @@ def train(tmp_path, epochs=2, look=None, swav=None, **changes):
     )
     runner = Runner(swav_model(), tmp_path, **{**arguments, **changes})
     runner.train()
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
     return runner, look
 
 

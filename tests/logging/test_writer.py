@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.logging import LogWriter, MessageHub
+from jengine.logging import AsyncWriter, MessageHub
 
 
 @pytest.fixture
 def writer():
-    writer = LogWriter()
+    writer = AsyncWriter()
     yield writer
     writer.close()
 
@@ -56,7 +56,7 @@ def test_who_submits_one_job_too_many_runs_them_all(writer):
 def test_jobs_that_wait_for_nothing_are_run_by_who_submits(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("jengine.logging.writer.time.perf_counter", lambda: clock[0])
-    writer = LogWriter(waits=False)
+    writer = AsyncWriter(waits=False)
     done = []
 
     def submit(name):
@@ -183,9 +183,9 @@ def test_a_snapshot_of_an_earlier_iteration_leaves_out_what_came_later():
     hub.update_scalar("lr", 0.0)
     hub.iteration = 3
     hub.update_scalar("due", 7.0)
-    hub.update_series("lr", np.arange(4.0), range(1, 4), first=0)
-    hub.update_series("loss", jnp.arange(5.0), range(4), first=0)
-    hub.update_series("grad_norm", [jnp.float32(i) for i in range(4)], [1, 3], first=0)
+    hub.update_scalar_batch("lr", np.arange(4.0), range(1, 4), first=0)
+    hub.update_scalar_batch("loss", jnp.arange(5.0), range(4), first=0)
+    hub.update_scalar_batch("grad_norm", [jnp.float32(i) for i in range(4)], [1, 3], first=0)
     found, snapshot = [], hub.snapshot(lambda: None)
     for iteration in (0, 2, math.inf):
         snapshot.at(iteration)
@@ -200,7 +200,7 @@ def test_a_snapshot_of_an_earlier_iteration_leaves_out_what_came_later():
 
 def test_a_series_adds_the_rows_that_count():
     hub = MessageHub("test")
-    hub.update_series("train/loss", jnp.arange(5.0), [0, 2, 3], first=0)
+    hub.update_scalar_batch("train/loss", jnp.arange(5.0), [0, 2, 3], first=0)
     hub.update_scalar("train/loss", jnp.float32(9.0))
     assert hub.get_scalar("train/loss").data[0].tolist() == [0.0, 2.0, 3.0, 9.0]
     assert hub.fetches == 1
@@ -209,7 +209,7 @@ def test_a_series_adds_the_rows_that_count():
 def test_series_that_nobody_reads_do_not_pile_up():
     hub = MessageHub("test", capacity=8)
     for i in range(20):
-        hub.update_series("x", jnp.arange(3.0), range(3), first=3 * i)
+        hub.update_scalar_batch("x", jnp.arange(3.0), range(3), first=3 * i)
         assert len(hub._waiting) < 4
     assert hub.get_scalar("x").updates == 60
 
@@ -219,7 +219,7 @@ def test_what_has_gathered_is_fetched_when_an_iteration_begins_and_not_among_tho
     for start, fetches in ((0, 0), (15, 0), (30, 1)):
         hub.begin(start)
         assert hub.fetches == fetches  # from half of the capacity on
-        hub.update_series("x", jnp.arange(15.0), range(15), first=start)
+        hub.update_scalar_batch("x", jnp.arange(15.0), range(15), first=start)
     snapshot = hub.snapshot(lambda: None)
     snapshot.at(34)
     assert snapshot.get_scalar("x").updates == 35

@@ -47,7 +47,7 @@ def test_factor_and_updates_of_ten_iterations_by_four():
     wrapper.initialize_count_status(0, 10)
     updates, factors = [], []
     for _ in range(10):
-        updates.append(wrapper.advance())
+        updates.append(wrapper.start_step())
         factors.append(float(wrapper.hyperparams["loss_factor"]))
     assert [i + 1 for i, update in enumerate(updates) if update] == [4, 8, 10]
     assert factors == [4.0] * 8 + [2.0] * 2
@@ -56,7 +56,7 @@ def test_factor_and_updates_of_ten_iterations_by_four():
 def test_counting_continues_after_a_restart():
     wrapper = OptimWrapper(SGD(lr=1.0), accumulative_counts=4)
     wrapper.initialize_count_status(6, 10)
-    assert [wrapper.advance() for _ in range(4)] == [False, True, False, True]
+    assert [wrapper.start_step() for _ in range(4)] == [False, True, False, True]
     assert wrapper.inner_count == 10
 
 
@@ -64,7 +64,7 @@ def test_more_iterations_than_announced_make_whole_windows():
     wrapper = OptimWrapper(SGD(lr=1.0), accumulative_counts=3)
     wrapper.initialize_count_status(0, 4)
     for _ in range(6):
-        wrapper.advance()
+        wrapper.start_step()
     assert (wrapper.should_update(), float(wrapper.hyperparams["loss_factor"])) == (True, 3.0)
 
 
@@ -136,7 +136,7 @@ def test_replicas_of_pmap_train_on_the_mean_gradient():
 
     def step(params, opt_state, x, hyperparams):
         _, grads = wrapper.value_and_grad(lambda p, x: jnp.mean(x @ p["w"]))(params, opt_state, x)
-        return wrapper.apply(grads, opt_state, params, hyperparams)[0]
+        return wrapper.apply_gradients(grads, opt_state, params, hyperparams)[0]
 
     step = jax.pmap(step, axis_name="data", in_axes=(None, None, 0, None), out_axes=None)
     new = step(params, wrapper.init(params), x, wrapper.hyperparams)
@@ -176,7 +176,7 @@ def test_forward_context_says_whether_gradients_are_used_at_once():
     for _ in range(4):
         with wrapper.optim_context() as syncs:
             seen.append(syncs)
-        wrapper.advance()
+        wrapper.start_step()
     assert seen == [False, True, False, True]
 
 

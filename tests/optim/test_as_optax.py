@@ -23,7 +23,7 @@ def test_chain_trains_as_the_wrapper(counts):
     wrapper = build_optim_wrapper(PARAMS, {**CFG, "accumulative_counts": counts})
     params, state = PARAMS, wrapper.init(PARAMS)
     for grads in GRADS:
-        if wrapper.advance():
+        if wrapper.start_step():
             updates, state = wrapper.update(grads, state, params)
             params = optax.apply_updates(params, updates)
         else:

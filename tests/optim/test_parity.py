@@ -67,7 +67,7 @@ def test_trajectory_is_that_of_mmengine(name):
     state = wrapper.init(params)
     for t in range(recorded["iters"]):
         grads = tree(arrays, f"grad/{t}/")
-        if wrapper.advance():
+        if wrapper.start_step():
             params, state = update(params, state, grads, wrapper.hyperparams)
         else:
             state = accumulate(grads, state)

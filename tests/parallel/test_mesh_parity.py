@@ -54,7 +54,7 @@ def train(work_dir, parallel, optimizer, dtype="float32", loss_scale=OVERFLOWS, 
         log_level="ERROR",
     )
     state = runner.train()
-    assert (runner.update_step.traces, runner.accumulate_step.traces) == (1, 1)
+    assert (runner.programs.update.traces, runner.programs.accumulate.traces) == (1, 1)
     return state
 
 

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jengine.parallel.once import jit_once
 
 from jengine.model import SmallCNN
 from jengine.parallel import Coming, SingleDevice
-from jengine.parallel.once import jit_once
 
 
 def init_cnn(seed, image):

@@ -47,7 +47,7 @@ def test_twenty_steps_end_as_on_one_device(make_run, assert_close, impl, devices
     expected = make_run(work_dir="one", **changes).train()
     runner = make_run(dict(type="Replica", impl=impl, devices=devices), work_dir="many", **changes)
     state = runner.train()
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
     for part in ("params", "hook_state"):
         assert_close(getattr(state, part), getattr(expected, part))
     for part in ("inner", "loss_scale", "metrics"):
@@ -307,7 +307,7 @@ def test_weights_of_one_device_start_replicas(make_run, tmp_path):
 def test_an_iteration_that_one_replica_drops_is_dropped_by_all(make_run):
     class Drop(Hook):
         def traced_grads(self, ctx):
-            return ctx.replace(accept=ctx.batch["x"].max() < X.max())  # false on one replica alone
+            return ctx.replace(apply_update=ctx.batch["x"].max() < X.max())  # false on one replica alone
 
     runner = make_run(
         dict(type="Replica", devices=4),

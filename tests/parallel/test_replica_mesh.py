@@ -33,8 +33,8 @@ def test_twenty_steps_end_as_one_program_on_the_same_mesh(make_run, assert_close
     expected = make_run(dict(type="Pjit", **MESHES[mesh]), work_dir="one", **changes).train()
     runner = make_run(dict(type="Replica", **MESHES[mesh]), work_dir="many", **changes)
     state = runner.train()
-    assert runner.update_step.traces == 1
-    assert runner.accumulate_step.traces == 1
+    assert runner.programs.update.traces == 1
+    assert runner.programs.accumulate.traces == 1
     for part in ("params", "hook_state"):
         assert_close(getattr(state, part), getattr(expected, part), atol=1e-6)
     for part in ("inner", "loss_scale", "metrics"):

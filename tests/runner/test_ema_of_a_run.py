@@ -97,7 +97,7 @@ def test_the_average_follows_its_formula_and_begins_without_a_new_trace(make_run
         expected.append(0.8 * expected[-1] + 0.2 * params)
     np.testing.assert_allclose(watch.averages, expected, rtol=1e-5)
     assert own(state).steps == 6  # of 8 iterations, from the third on
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
 
 
 def test_validation_and_test_read_the_averages_and_leave_the_state_alone(make_runner):

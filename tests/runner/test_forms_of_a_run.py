@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from jengine.train import RetraceError, TraceOnce
+from jengine.train import RecompilationError, RecompilationGuard
 
 
 def batch(features=2):
@@ -28,12 +28,12 @@ def log_of(runner):
 def test_a_run_warns_once_of_another_form_and_trains_on_with_it(make_runner):
     runner = make_runner(
         train_dataloader=[batch(), Renamed(batch()), batch(), Renamed(batch())],
-        train_cfg=dict(max_epochs=2, retrace="warn"),
+        train_cfg=dict(max_epochs=2, on_recompile="warn"),
         val_dataloader=[batch(), Renamed(batch())],
     )
     runner.train()
     assert runner.iter == 8
-    assert runner.update_step.traces == 2
+    assert runner.programs.update.traces == 2
     log = log_of(runner)
     assert log.count("the training step is compiled for one form of its arguments, and they changed") == 1
     # the padded batches of a validation are dicts again
@@ -43,25 +43,25 @@ def test_a_run_warns_once_of_another_form_and_trains_on_with_it(make_runner):
 
 def test_a_run_that_is_to_raise_stops_before_the_compile(make_runner):
     batches = [batch(), Renamed(batch())]
-    with pytest.raises(RetraceError, match="batch: was a dict, is a Renamed"):
-        make_runner(train_dataloader=batches, train_cfg=dict(max_epochs=1, retrace="raise")).train()
-    with pytest.raises(ValueError, match="retrace is 'warn' or 'raise', found 'Warn'; did you mean 'warn'"):
-        make_runner(train_cfg=dict(max_epochs=1, retrace="Warn")).train()
+    with pytest.raises(RecompilationError, match="batch: was a dict, is a Renamed"):
+        make_runner(train_dataloader=batches, train_cfg=dict(max_epochs=1, on_recompile="raise")).train()
+    with pytest.raises(ValueError, match="on_recompile is 'warn' or 'raise', found 'Warn'; did you mean 'warn'"):
+        make_runner(train_cfg=dict(max_epochs=1, on_recompile="Warn")).train()
 
 
 def test_training_and_validation_are_compiled_once_each(make_runner, monkeypatch):
     looks = []
-    monkeypatch.setattr(TraceOnce, "look", lambda self, *args: looks.append(self._name))
+    monkeypatch.setattr(RecompilationGuard, "look", lambda self, *args: looks.append(self._name))
     make_runner(train_cfg=dict(max_epochs=3)).train()
     assert looks == ["the training step", "the step of the validation"]  # it looks where something was compiled
 
 
 def test_every_compile_counts_as_such_in_the_account_of_time(make_runner, monkeypatch):
     runner = make_runner(
-        train_dataloader=[batch(), Renamed(batch())], train_cfg=dict(max_epochs=3, retrace="warn"), val_dataloader=None,
+        train_dataloader=[batch(), Renamed(batch())], train_cfg=dict(max_epochs=3, on_recompile="warn"), val_dataloader=None,
         val_cfg=None, val_evaluator=None,
     )  # fmt: skip
     parts = []
-    monkeypatch.setattr(runner.time, "was", parts.append)
+    monkeypatch.setattr(runner.phase_timer, "was", parts.append)
     runner.train()
     assert parts == ["compile", "compile"]

@@ -7,14 +7,14 @@ import time
 import jax
 import numpy as np
 import pytest
+from jengine.logging.fetch import fetch_arrays
+from jengine.runner.stepping import StepsPerCall
+from jengine.train.window import WindowOutputs
 
 from jengine.hooks import Hook, LoggerHook
-from jengine.logging import LogWriter, MessageHub, TimeAccount, waiting
-from jengine.logging.fetch import fetch_arrays
+from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, waiting
 from jengine.parallel import SingleDevice
-from jengine.runner.stepping import StepsPerCall
-from jengine.train import RetraceError
-from jengine.train.window import WindowOutputs
+from jengine.train import RecompilationError
 
 
 class Spy(Hook):
@@ -104,7 +104,7 @@ def fake_logging_runner():
         runner = types.SimpleNamespace(
             iter=0, epoch=0, max_iters=length, max_epochs=1, scalars=[], timestamp="t", experiment_name="e",
             train_loop=types.SimpleNamespace(dataloader=range(length), by_epoch=True),
-            logger=types.SimpleNamespace(info=lambda text: None), time=TimeAccount(), log_writer=LogWriter(),
+            logger=types.SimpleNamespace(info=lambda text: None), phase_timer=PhaseTimer(), log_writer=AsyncWriter(),
             message_hub=MessageHub("fake"),
             log_processor=types.SimpleNamespace(get_log_after_iter=lambda *args: ({}, "")),
         )  # fmt: skip
@@ -129,7 +129,7 @@ def test_lines_before_one_that_fails_are_written(fake_logging_runner):
     runner.iter = 18
     hook = LoggerHook(interval=5)
     hook.after_train_iter(runner, batch_idx=18, outputs=WindowOutputs({}, [{}] * 19))
-    runner.log_writer.drain()
+    runner.log_writer.flush()
     assert texts == ["line of 5", "line of 10"]
     assert [step for step, _ in runner.scalars] == [5, 10]
     with pytest.raises(ValueError, match="no such statistic"):
@@ -214,8 +214,8 @@ def test_the_step_is_traced_once_over_logging_validation_and_schedules(make_runn
     runner.model.loss = lambda *args, **kwargs: traces.append(1) or original(*args, **kwargs)
     runner.train()
     assert len(traces) == 1
-    assert runner.update_step.traces == 1
-    assert runner.accumulate_step.traces == 0
+    assert runner.programs.update.traces == 1
+    assert runner.programs.accumulate.traces == 0
 
 
 def test_a_hundred_iterations_with_ten_lines_read_at_most_ten_times_and_never_in_the_loop(make_runner, monkeypatch):
@@ -329,13 +329,13 @@ def test_an_error_within_iterations_that_are_taken_together_loses_no_line_before
     other = {"x": np.ones((4, 2), np.float16), "y": np.ones(4, np.float32)}
     runner = make_runner(
         train_dataloader=[batch] * 56 + [other] * 4,
-        train_cfg=dict(by_epoch=False, max_iters=60, retrace="raise"),
+        train_cfg=dict(by_epoch=False, max_iters=60, on_recompile="raise"),
         val_dataloader=None,
         val_cfg=None,
         val_evaluator=None,
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=5)),
     )
-    with pytest.raises(RetraceError) as error:
+    with pytest.raises(RecompilationError) as error:
         runner.train()
     assert [line["iter"] for line in scalar_lines(runner)] == list(range(5, 60, 5))
     assert runner.message_hub.get_scalar("train/loss").updates == 56

@@ -171,11 +171,11 @@ def test_half_a_section_is_refused(make_runner, tmp_path):
 
 
 def test_a_batch_that_changes_its_shape_stops_the_run_and_says_what_changed(make_runner):
-    from jengine.train import RetraceError
+    from jengine.train import RecompilationError
 
     batches = [{"x": np.ones((n, 2), np.float32), "y": np.ones(n, np.float32)} for n in (4, 4)]
     batches[1]["x"] = np.ones((4, 3), np.float32)
-    with pytest.raises(RetraceError, match=r"batch\.x: was float32\[4,2\], is float32\[4,3\]"):
+    with pytest.raises(RecompilationError, match=r"batch\.x: was float32\[4,2\], is float32\[4,3\]"):
         make_runner(train_dataloader=batches).train()
 
 

@@ -44,7 +44,7 @@ def test_the_epoch_reaches_the_loss_without_a_new_trace(make_runner):
     )
     runner.train()
     assert [out["epoch"] for out in watch.outputs] == [0] * 4 + [1] * 4 + [2] * 4
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
 
 
 def test_a_parameter_warms_up_without_a_new_trace(make_runner):
@@ -56,7 +56,7 @@ def test_a_parameter_warms_up_without_a_new_trace(make_runner):
     np.testing.assert_allclose(
         [out["loss_lambda"] for out in watch.outputs], [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5], rtol=1e-6
     )
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
 
 
 def test_a_number_of_the_optimizer_is_not_warmed_up_here(make_runner):
@@ -92,7 +92,7 @@ def test_loss_and_numbers_change_in_their_epochs_without_a_new_trace(make_runner
     runner.train()
     assert [out["loss"] for out in watch.outputs] == [0] * 4 + [1] * 8
     assert [out["seen"] for out in watch.outputs] == [0.75] * 8 + [0.25] * 4
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
 
 
 def test_a_resumed_run_has_the_recipe_of_its_epoch(make_runner):
@@ -145,7 +145,7 @@ def test_pipeline_and_augmentation_change_in_their_epochs_without_a_new_trace(ma
         hooks = [dict(type="SwitchRecipeHook", schedule=schedule), watch]
         runner = make_runner(custom_hooks=hooks, train_cfg=dict(max_epochs=epochs), **settings, **changes)
         runner.train()
-        assert runner.update_step.traces == 1
+        assert runner.programs.update.traces == 1
         return [out["seen"] for out in watch.outputs]
 
     assert train(3) == [3.0, 3.0, 2.0, 2.0, 10.0, 10.0]
@@ -264,7 +264,7 @@ def test_statistics_are_the_mean_of_those_of_the_batches(make_runner, tmp_path, 
     parts = x.reshape(4, 4, 2)[:batches]
     np.testing.assert_allclose(found["mean"], parts.mean(axis=1).mean(axis=0), atol=2e-6)
     np.testing.assert_allclose(found["var"], parts.var(axis=1).mean(axis=0), rtol=1e-5)
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
 
 
 def test_replicas_all_get_the_statistics_of_whole_batches(make_runner, tmp_path):
@@ -299,7 +299,7 @@ def test_a_training_by_iterations_recomputes_them_every_so_many(make_runner, tmp
     for i in range(done, 6):  # the running means go on from there
         expected = 0.9 * expected + 0.1 * means[i % 4]
     np.testing.assert_allclose(found["mean"], expected, atol=2e-6)
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
@@ -428,7 +428,7 @@ def test_a_run_with_the_host_hooks_traces_once_and_draws_its_test(make_runner, c
     )  # fmt: skip
     runner.logger.addHandler(caplog.handler)
     runner.train()
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
     assert "Memory " in caplog.text
     runner.test()
     pictures = pathlib.Path(runner.log_dir, "vis_data", "vis_image")

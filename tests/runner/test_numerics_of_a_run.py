@@ -72,7 +72,7 @@ def test_a_run_with_the_guard_equals_one_that_never_saw_the_bad_batches(make_run
     assert int(state.hook_state["NumericsGuardHook"].dropped) == 3
     assert int(state.step) == 12
     assert int(state.opt_state.count) == 9
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
 
 
 class PassOver(Hook):

@@ -51,7 +51,7 @@ def test_accumulation_in_a_run_equals_multisteps_in_anybodys_loop(make_runner):
     expected = one_optax_loop(runner.model, build_optim_wrapper(params, cfg).as_optax(), data)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, expected)
     assert state.opt_state.count == 4
-    assert (runner.update_step.traces, runner.accumulate_step.traces) == (1, 1)
+    assert (runner.programs.update.traces, runner.programs.accumulate.traces) == (1, 1)
 
 
 def test_the_last_window_is_as_long_as_what_is_left(make_runner):
@@ -179,7 +179,7 @@ def test_mixed_precision_skips_an_overflow_whole_and_logs_it(make_runner):
     assert counts == (1, 2, 3, 3, 4, 5)
     assert weights[3] == weights[2]
     assert weights[4] != weights[3]
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
 
 
 def test_float32_under_the_mixed_precision_wrapper_is_the_plain_run(make_runner):
@@ -225,7 +225,7 @@ def test_several_optimizers_act_in_their_phases(make_runner):
     assert state.params["a"]["w"] == 6.0
     assert state.params["b"]["w"] == pytest.approx(3.6)
     assert rates == [{"a.lr": [1.0], "b.lr": [0.5]}, {"a.lr": [1.0], "b.lr": [pytest.approx(0.05)]}]
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
 
 
 @pytest.mark.parametrize(

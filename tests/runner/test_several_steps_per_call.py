@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jengine.runner.stepping import StepsPerCall
 
 from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.runner import stepping
-from jengine.runner.stepping import StepsPerCall
 
 FULL = dict(
     optim_wrapper=dict(optimizer=dict(type="AdamW", lr=0.1), clip_grad=dict(max_norm=1.0)),

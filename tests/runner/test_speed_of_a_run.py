@@ -5,7 +5,7 @@ import re
 import jax
 import pytest
 
-from jengine.logging import TimeAccount
+from jengine.logging import PhaseTimer
 from jengine.runner import speed
 from jengine.runner.speed import speed_of, speed_table
 
@@ -26,7 +26,7 @@ def last_scalars(runner):
 def trained(make_runner, **changes):
     runner = make_runner(default_hooks={}, **changes)
     ticks = itertools.count()
-    runner.time = TimeAccount(lambda: float(next(ticks)))  # a second for each look at the clock
+    runner.phase_timer = PhaseTimer(lambda: float(next(ticks)))  # a second for each look at the clock
     runner.train()
     return runner, next(ticks)
 
@@ -53,7 +53,7 @@ def test_speed_counts_what_is_done_in_the_time_of_training_alone(make_runner):
     assert logged["speed/iterations_per_second"] == pytest.approx(8 / training)
     assert logged["speed/examples_per_second"] == pytest.approx(8 * 4 / training)
     assert logged["speed/flops_per_second"] == pytest.approx(8 * FLOPS / training)
-    assert runner.update_step.traces == 1  # counting them traced nothing
+    assert runner.programs.update.traces == 1  # counting them traced nothing
     text = f"{8 / training:,.1f} iterations/s, {32 / training:,.0f} examples/s, {8 * FLOPS / training:,.0f} FLOP/s, without"
     assert text in log_of(runner)
 
@@ -83,7 +83,7 @@ def test_operations_are_counted_over_all_devices(make_runner, parallel):
     runner = make_runner(parallel=parallel, train_cfg=dict(max_epochs=1))
     runner.train()
     assert runner.step.flops() == {"float32": FLOPS}
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
 
 
 def test_several_iterations_in_a_call_count_as_so_many(make_runner):

@@ -13,13 +13,13 @@ def test_the_step_is_traced_while_the_state_is_made_and_once_in_all(make_runner,
     waited = Coming.whole
 
     def whole(coming):
-        seen.append(runner.update_step.traces)
+        seen.append(runner.programs.update.traces)
         return waited(coming)
 
     monkeypatch.setattr(Coming, "whole", whole)
-    runner = make_runner(train_cfg=dict(by_epoch=True, max_epochs=2, retrace="raise"))
+    runner = make_runner(train_cfg=dict(by_epoch=True, max_epochs=2, on_recompile="raise"))
     state = runner.train().params
-    assert (seen, runner.update_step.traces) == ([1], 1)
+    assert (seen, runner.programs.update.traces) == ([1], 1)
 
     at_once = make_runner()
     at_once.prepare_training()

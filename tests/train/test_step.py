@@ -6,7 +6,14 @@ import pytest
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.optim import OptimWrapper
-from jengine.train import RetraceError, TraceOnce, build_eval_step, build_train_step, create_train_state, total_loss
+from jengine.train import (
+    RecompilationError,
+    RecompilationGuard,
+    build_eval_step,
+    build_train_step,
+    create_train_state,
+    total_loss,
+)
 
 BATCH = {"x": np.array([1.0, 3.0], np.float32)}
 
@@ -51,7 +58,7 @@ def test_the_key_of_an_iteration_is_a_function_of_the_run_key_and_the_step():
 
 def test_numbers_of_the_host_change_without_a_new_trace():
     model, wrapper = make_model(), OptimWrapper(dict(type="SGD", lr=0.5))
-    traced = TraceOnce(build_train_step(model, wrapper), ("state", "batch", "hyperparams"))
+    traced = RecompilationGuard(build_train_step(model, wrapper), ("state", "batch", "hyperparams"))
     step = jax.jit(traced, donate_argnums=0)
     state, weights, scales = start(model, wrapper), [], []
     for lr, scale in ((0.5, 1.0), (0.25, 2.0)):
@@ -74,7 +81,7 @@ class Count(Hook):
         return ctx.replace(
             grads=jax.tree.map(lambda g: 2 * g, ctx.grads),
             hook_state={"calls": ctx.hook_state["calls"] + 1},
-            outputs={**ctx.outputs, "calls": ctx.hook_state["calls"]},
+            metrics={**ctx.metrics, "calls": ctx.hook_state["calls"]},
         )
 
 
@@ -140,7 +147,7 @@ def test_accumulation_in_two_programs_equals_the_large_batch():
     wrapper.initialize_count_status(0, 2)
     state = start(model, wrapper)
     for x in (1.0, 3.0):
-        update = wrapper.advance()
+        update = wrapper.start_step()
         step = jax.jit(build_train_step(model, wrapper, update=update))
         state, _ = step(state, {"x": np.array([x], np.float32)}, wrapper.hyperparams)
     assert state.step == 2
@@ -180,14 +187,14 @@ def test_nothing_to_minimise_is_an_error():
 
 
 def test_a_second_trace_names_what_changed():
-    fn = jax.jit(TraceOnce(lambda state, batch: state + batch["x"].sum(), ("state", "batch")))
+    fn = jax.jit(RecompilationGuard(lambda state, batch: state + batch["x"].sum(), ("state", "batch")))
     fn(1.0, {"x": jnp.zeros((4, 2))})
     fn(2.0, {"x": jnp.ones((4, 2))})
-    with pytest.raises(RetraceError, match=r"batch\.x: was float32\[4,2\], is float32\[3,2\]"):
+    with pytest.raises(RecompilationError, match=r"batch\.x: was float32\[4,2\], is float32\[3,2\]"):
         fn(1.0, {"x": jnp.zeros((3, 2))})
-    with pytest.raises(RetraceError, match=r"batch\.mask: was absent, is bool\[4\]"):
+    with pytest.raises(RecompilationError, match=r"batch\.mask: was absent, is bool\[4\]"):
         fn(1.0, {"x": jnp.zeros((4, 2)), "mask": jnp.zeros(4, bool)})
-    with pytest.raises(RetraceError, match=r"state: was .*weakly typed.*, is float32\[\]"):
+    with pytest.raises(RecompilationError, match=r"state: was .*weakly typed.*, is float32\[\]"):
         fn(jnp.float32(1.0), {"x": jnp.zeros((4, 2))})
 
 
@@ -197,7 +204,7 @@ def test_arrays_whose_dtype_was_lent_by_a_number_do_not_have_the_step_compiled_a
 
     model = FunctionalModel(init=lambda: ({"w": jnp.full((), 0.5)}, {"rate": jnp.full(2, 0.5)}), loss=loss)
     wrapper = OptimWrapper(dict(type="SGD", lr=0.5))
-    traced = TraceOnce(build_train_step(model, wrapper), ("state", "batch", "hyperparams"))
+    traced = RecompilationGuard(build_train_step(model, wrapper), ("state", "batch", "hyperparams"))
     step, state = jax.jit(traced), start(model, wrapper)
     for _ in range(2):
         state, _ = step(state, BATCH, wrapper.hyperparams)

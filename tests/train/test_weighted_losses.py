@@ -41,7 +41,7 @@ def train(model, counts):
     seen = []
     for i in range(2 * counts):
         rows = slice(i % counts * 8 // counts, (i % counts + 1) * 8 // counts)
-        step = update if wrapper.advance() else accumulate
+        step = update if wrapper.start_step() else accumulate
         state, outputs = step(state, {k: v[rows] for k, v in BATCH.items()}, wrapper.hyperparams)
         if step is update:
             seen.append((np.asarray(state.params["w"]), float(outputs["grad_norm"])))

@@ -28,7 +28,7 @@ class LRSchedulerHook(HookBase):
     """
 
     default_level = PriorityStatus.HIGH
-    in_windows = "ahead"
+    runs_ahead = True
 
     def __init__(self, is_lr_accumulation: bool = True) -> None:
         self.is_lr_accumulation = is_lr_accumulation

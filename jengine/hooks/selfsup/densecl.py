@@ -24,7 +24,7 @@ class DenseCLHook(Hook):
       AssertionError: at the beginning of training, if the model has no `loss_lambda`.
     """
 
-    in_windows = "ahead"
+    runs_ahead = True
 
     def __init__(self, start_iters: int = 1000) -> None:
         self.start_iters = start_iters

@@ -80,12 +80,12 @@ class ODCHook(Hook):
         if self.reweight:
             state_entry(runner.state.model_state, "loss_weight", type(self).__name__)
 
-    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
-        """The next iteration with something to do."""
+    def next_step(self, runner: "Runner", step: int) -> float:
+        """Return the next step with something to do."""
         if self.reweight:
-            return start
+            return step
         intervals = (self.centroids_update_interval, self.deal_with_small_clusters_interval, self.evaluate_interval)
-        return min(self.next_of_every(n, start) for n in intervals)
+        return min(self.next_multiple(n, step) for n in intervals)
 
     def after_train_iter(
         self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None

@@ -26,7 +26,7 @@ class SimSiamHook(Hook):
       AssertionError: at the beginning of the run, if no group is marked.
     """
 
-    in_windows = "ahead"
+    runs_ahead = True
 
     def __init__(self, fix_pred_lr: bool, lr: float, adjust_by_epoch: bool = True) -> None:
         self.fix_pred_lr = fix_pred_lr

@@ -48,7 +48,7 @@ class SwAVHook(Hook):
       ValueError: a queue shorter than a batch, or a stored queue of another form.
     """
 
-    in_windows = "ahead"
+    runs_ahead = True
 
     def __init__(
         self,

@@ -257,7 +257,7 @@ def test_tensorboard_gets_images_and_histograms_of_each_iteration_when_a_line_is
         (0.0, 1.0, 3.0, pytest.approx(1 + level / 4, abs=1e-6)) for level in range(4)
     ]
     assert len(bins[0].bucket_limit) <= 800
-    assert runner.update_step.traces == 1
+    assert runner.programs.update.traces == 1
 
 
 def test_tensorboard_gets_the_results_of_validations_the_last_one_too(imix_runner, run_dir, test_data):

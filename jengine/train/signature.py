@@ -1,4 +1,4 @@
-"""The form of a function's arguments: all that JAX compiles for, by path, and what is told of a difference."""
+"""Signatures of call arguments: all that JAX compiles for, by dotted path, and their differences."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ import jax
 from jengine.paths import dotted
 
 PyTree = Any
-Form = dict[str, Any]
+Signature = dict[str, Any]
 
 _PLAIN = (dict, list, tuple, type(None))  # containers that are their children and nothing else
 _MOST, _LONGEST = 5, 200
@@ -17,7 +17,7 @@ _MOST, _LONGEST = 5, 200
 
 @dataclasses.dataclass(frozen=True)
 class _Static:
-    """A value that is compiled in: a field outside the leaves, or what a container says of itself."""
+    """A static value: a field outside of the leaves, or the auxiliary data of a container."""
 
     value: Any
 
@@ -26,26 +26,26 @@ class _Static:
         return f"{text if len(text) <= _LONGEST else text[:_LONGEST] + '…'} (static)"
 
 
-def form_of(args: Sequence[PyTree], names: Sequence[str]) -> Form:
-    """What is traced: the shape, dtype and weak type of every leaf, every container's type, and static values.
+def abstract_signature(args: Sequence[PyTree], names: Sequence[str]) -> Signature:
+    """Return what a trace depends on: shape, dtype and weak type of each leaf, container types, static values.
 
     Args:
       args: the arguments, arrays or their tracers.
-      names: what they are called.
+      names: names of the arguments.
 
     Returns:
-      Entries by dotted path; equal entries are compiled alike.
+      Entries by dotted path; equal signatures share a compiled program.
     """
-    form: Form = {}
+    signature: Signature = {}
     for name, arg in zip(names, args, strict=True):
-        form.update(_entries(arg, name))
-    return form
+        signature.update(_entries(arg, name))
+    return signature
 
 
-def placement_of(args: Sequence[PyTree], names: Sequence[str]) -> Form:
-    """What is compiled for without a new trace: on which devices the leaves lie, and how they are divided.
+def sharding_signature(args: Sequence[PyTree], names: Sequence[str]) -> Signature:
+    """Return what a recompilation without a trace depends on: devices and shardings of the leaves.
 
-    Host arrays, and device arrays that nobody tied to a device, go where the others are: they count as alike.
+    Host arrays and uncommitted device arrays follow the others, so they all compare equal.
     """
     return {
         f"{name}.{dotted(path)}" if path else name: _place(leaf)
@@ -55,14 +55,14 @@ def placement_of(args: Sequence[PyTree], names: Sequence[str]) -> Form:
 
 
 def differences(first: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A line for each entry that is not as it was, at most five."""
+    """Return a line for each entry that changed, at most five."""
     changed = [path for path in {**first, **now} if first.get(path, "absent") != now.get(path, "absent")]
     lines = [f"  {path}: was {first.get(path, 'absent')}, is {now.get(path, 'absent')}" for path in changed[:_MOST]]
     return lines + ([f"  and {len(changed) - _MOST} more"] if len(changed) > _MOST else [])
 
 
 def _entries(tree: PyTree, path: str) -> Iterator[tuple[str, Any]]:
-    # one level at a time: only so are the containers seen, and what they hold beside their leaves
+    # one level at a time, to see the containers and their static data
     children, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
     node = structure.node_data()  # type: ignore[attr-defined]
     if node is None:
@@ -88,13 +88,13 @@ def _leaf(leaf: Any) -> str:
 
 def _place(leaf: Any) -> str:
     if not isinstance(leaf, jax.Array) or not leaf.committed:
-        return "tied to no device"
+        return "uncommitted"
     sharding = leaf.sharding
     memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"
     devices = ", ".join(sorted(str(device) for device in sharding.device_set))
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return f"on {devices}{memory}"
-    # axes of one device say nothing, nor do undivided dimensions at the end
+    # axes of one device and unsharded trailing dimensions have no effect
     mesh = {axis: size for axis, size in sharding.mesh.shape.items() if size > 1}
     spec = [_axes(part, mesh) for part in sharding.spec]
     while spec and spec[-1] == "-":

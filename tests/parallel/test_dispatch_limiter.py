@@ -1,6 +1,6 @@
 """How far the host runs ahead of the device."""
 
-from jengine.parallel import InFlight
+from jengine.parallel import DispatchLimiter
 
 
 class Token:
@@ -18,15 +18,15 @@ class Token:
 
 def waits(limit, steps):
     """step -> the step that the host has waited for before it was dispatched."""
-    in_flight, found = InFlight(limit), {}
+    dispatch_limiter, found = DispatchLimiter(limit), {}
     for step in range(steps):
         waited = []
-        for token in in_flight._tokens:
+        for token in dispatch_limiter._tokens:
             token.waited = waited
-        in_flight.wait()
+        dispatch_limiter.wait()
         if waited:
             (found[step],) = waited
-        in_flight.add(Token(step, waited))
+        dispatch_limiter.add(Token(step, waited))
     return found
 
 
@@ -45,8 +45,8 @@ def test_of_one_the_one_before_is_waited_for():
 def test_draining_waits_for_all():
     import numpy as np
 
-    in_flight = InFlight(4)
+    dispatch_limiter = DispatchLimiter(4)
     for _ in range(3):
-        in_flight.add({"x": np.zeros(2)})  # a pytree will do
-    in_flight.drain()
-    assert not in_flight._tokens
+        dispatch_limiter.add({"x": np.zeros(2)})  # a pytree will do
+    dispatch_limiter.drain()
+    assert not dispatch_limiter._tokens

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jengine.train import COMPILES, RetraceError, TraceOnce
+from jengine.train import RecompilationError, RecompilationGuard, compilation_counter
 
 ARGUMENTS = ("state", "batch")
 
@@ -23,14 +23,14 @@ def total(state, batch):
     return sum(jnp.sum(leaf) for leaf in jax.tree.leaves((state, batch)))
 
 
-def watched(retrace=None):
-    traced = TraceOnce(total, ARGUMENTS, retrace=retrace)
+def watched(on_recompile=None):
+    traced = RecompilationGuard(total, ARGUMENTS, on_recompile=on_recompile)
     compiled = jax.jit(traced)
 
     def call(*args):
-        before = COMPILES.count
+        before = compilation_counter.count
         result = compiled(*args)
-        if COMPILES.count != before:
+        if compilation_counter.count != before:
             traced.look(*args)
         return result
 
@@ -75,7 +75,7 @@ def test_another_form_names_the_path_and_what_changed(first, second, message):
     traced, call = watched("raise")
     call(1.0, first)
     call(2.0, first)
-    with pytest.raises(RetraceError, match=message):
+    with pytest.raises(RecompilationError, match=message):
         call(1.0, second)
     call(3.0, first)  # goes on
     assert traced.traces == 1
@@ -91,7 +91,7 @@ def test_a_warning_is_given_once_a_form_and_the_function_goes_on(warnings_of):
         "  batch.x: was float32[4,2], is float32[2,2]",
     ]
     assert "compiled once more" in warnings_of()[0]
-    assert "retrace='raise'" in warnings_of()[0]
+    assert "on_recompile='raise'" in warnings_of()[0]
 
 
 def mesh():
@@ -110,12 +110,12 @@ def mesh():
     ids=["device", "sharding"],
 )
 def test_another_place_is_told_though_the_form_is_the_same(place, message, warnings_of):
-    for retrace in ("warn", "raise"):
-        _, call = watched(retrace)
+    for on_recompile in ("warn", "raise"):
+        _, call = watched(on_recompile)
         call(0.0, {"x": jax.device_put(X, jax.devices()[0])})
         moved = {"x": place(X)}
-        if retrace == "raise":
-            with pytest.raises(RetraceError, match=message):
+        if on_recompile == "raise":
+            with pytest.raises(RecompilationError, match=message):
                 call(0.0, moved)
         else:
             call(0.0, moved)
@@ -135,13 +135,13 @@ def test_arrays_that_are_tied_to_no_device_are_as_good_as_host_arrays(warnings_o
 
 
 def test_the_mode_comes_from_the_argument_else_from_the_environment_else_it_warns(monkeypatch):
-    with pytest.raises(RetraceError):
-        both_forms(watched()[1])  # the tests set JENGINE_RETRACE=raise
+    with pytest.raises(RecompilationError):
+        both_forms(watched()[1])  # the tests set JENGINE_ON_RECOMPILE=raise
     both_forms(watched("warn")[1])
-    monkeypatch.delenv("JENGINE_RETRACE")
+    monkeypatch.delenv("JENGINE_ON_RECOMPILE")
     both_forms(watched()[1])
-    with pytest.raises(ValueError, match="retrace is 'warn' or 'raise', found 'rise'.*'raise'"):
-        TraceOnce(total, ARGUMENTS, retrace="rise")
+    with pytest.raises(ValueError, match="on_recompile is 'warn' or 'raise', found 'rise'.*'raise'"):
+        RecompilationGuard(total, ARGUMENTS, on_recompile="rise")
 
 
 def both_forms(call):
@@ -152,5 +152,5 @@ def both_forms(call):
 def test_at_most_five_changes_are_shown():
     _, call = watched("raise")
     call(0.0, {f"x{i}": X for i in range(8)})
-    with pytest.raises(RetraceError, match=r"x4: was .*\n  and 3 more"):
+    with pytest.raises(RecompilationError, match=r"x4: was .*\n  and 3 more"):
         call(0.0, {f"x{i}": X[:3] for i in range(8)})

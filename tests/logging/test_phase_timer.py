@@ -1,6 +1,6 @@
 import pytest
 
-from jengine.logging import TimeAccount
+from jengine.logging import PhaseTimer
 
 
 class Clock:
@@ -13,19 +13,19 @@ class Clock:
 
 def test_every_second_falls_into_one_part():
     clock = Clock()
-    account = TimeAccount(clock)
+    account = PhaseTimer(clock)
     clock.now = 5.0  # before the start
     account.start("setup")
     clock.now = 6.0
-    assert account.switch("step") == "setup"
+    assert account.enter("step") == "setup"
     clock.now = 9.0
 
     def failing_save():
-        with account.part("checkpoint"):
+        with account.phase("checkpoint"):
             clock.now = 11.0
             raise KeyError
 
-    with account.part("logging"):
+    with account.phase("logging"):
         clock.now = 9.5
         with pytest.raises(KeyError):
             failing_save()
@@ -38,12 +38,12 @@ def test_every_second_falls_into_one_part():
 
 def test_what_a_piece_of_work_was_may_be_told_afterwards():
     clock = Clock()
-    account = TimeAccount(clock)
+    account = PhaseTimer(clock)
     account.start("input")
     clock.now = 1.0
-    before = account.switch("step")
+    before = account.enter("step")
     clock.now = 4.0
-    account.was("compile")
-    account.switch(before)
+    account.relabel("compile")
+    account.enter(before)
     clock.now = 4.5
     assert account.report() == {"compile": 3.0, "input": 1.5}

@@ -1,0 +1,159 @@
+"""The compiled programs of training: update, accumulate, and a chunk of both."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine.data import stack_batches
+from jengine.hooks.chunk import ChunkMetrics
+from jengine.logging import PhaseTimer
+from jengine.model import Model
+from jengine.optim import OptimWrapper, OptimWrapperDict
+from jengine.parallel import DispatchLimiter, Strategy
+from jengine.runner.hyperparams import FlatHyperparams
+from jengine.train import (
+    RecompilationGuard,
+    TrainState,
+    build_scanned_step,
+    build_train_step,
+    compilation_counter,
+    count_flops,
+)
+from jengine.train.flops import Flops
+
+PyTree = Any
+
+_SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
+
+
+class TrainPrograms:
+    """Compile and dispatch training steps. Each program is compiled at its first call.
+
+    Args:
+      model: computes the losses.
+      optim_wrapper: applies the gradients.
+      hooks: their traced points are compiled in.
+      strategy: places arrays and compiles.
+      limiter: bounds the number of steps in flight.
+      timer: attributes the time of calls to 'step' and 'compile'.
+      phases: see `build_train_step`.
+      on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
+
+    Attributes:
+      update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
+      accumulate: the step that only accumulates gradients.
+      chunk: several steps, see `build_scanned_step`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        optim_wrapper: OptimWrapper | OptimWrapperDict,
+        hooks: Sequence[Any],
+        strategy: Strategy,
+        limiter: DispatchLimiter,
+        timer: PhaseTimer,
+        phases: Sequence[tuple[str, int]] | None = None,
+        on_recompile: str | None = None,
+    ) -> None:
+        def guard(step: Callable[..., Any]) -> RecompilationGuard:
+            return RecompilationGuard(step, ("state", "batch", "hyperparams"), on_recompile=on_recompile)
+
+        update = build_train_step(model, optim_wrapper, hooks, phases=phases)
+        accumulate = build_train_step(model, optim_wrapper, hooks, update=False, phases=phases)
+        accumulating = _unraveling(accumulate) if optim_wrapper.accumulates else None
+        scanned = build_scanned_step(_unraveling(update), accumulating)
+        self.update, self.accumulate = guard(update), guard(accumulate)
+        self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
+        self._compiled = {
+            self.update: strategy.compile_train_step(_unraveling(self.update)),
+            self.accumulate: strategy.compile_train_step(_unraveling(self.accumulate)),
+            self.chunk: strategy.compile_train_step(self.chunk, chunked=True),
+        }
+        self._strategy = strategy
+        self._limiter = limiter
+        self._timer = timer
+        self._slow_in_scan: bool | None = None
+
+    def run_step(
+        self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Dispatch one step.
+
+        Args:
+          state: donated.
+          batch: on its device.
+          hyperparams: host arrays.
+          is_update: whether the step updates or only accumulates gradients.
+
+        Returns:
+          The new state and the metrics, both pending on the device.
+        """
+        step = self.update if is_update else self.accumulate
+        return self._call(step, state, batch, FlatHyperparams.ravel(hyperparams))
+
+    def run_chunk(
+        self,
+        state: TrainState,
+        batches: Sequence[PyTree],
+        hyperparams: Sequence[FlatHyperparams],
+        is_update: Sequence[bool],
+    ) -> tuple[TrainState, ChunkMetrics]:
+        """Dispatch the steps of a chunk in one call.
+
+        Args:
+          state: donated.
+          batches: K host batches of equal structure, shapes and dtypes.
+          hyperparams: of each step.
+          is_update: of each step.
+
+        Returns:
+          The new state and the metrics, both pending on the device.
+        """
+        updates = np.asarray(is_update)
+        batch = self._strategy.put_batch(stack_batches(batches), chunked=True)
+        state, metrics = self._call(self.chunk, state, batch, (FlatHyperparams.stack(hyperparams), updates))
+        return state, ChunkMetrics(metrics.values, updates, metrics.update_only)
+
+    def is_slow_in_scan(
+        self, state: TrainState, batches: Sequence[PyTree], hyperparams: Mapping[str, Any]
+    ) -> bool:
+        """Return whether the step has convolutions, which XLA compiles to slow code within a loop on a CPU."""
+        if self._slow_in_scan is None:
+            program = self._compiled[self.chunk]
+            self._slow_in_scan = False
+            if self._strategy.platform == "cpu" and hasattr(program, "trace"):  # a pmap has none
+                size = len(batches)
+                inputs = FlatHyperparams.stack([FlatHyperparams.ravel(hyperparams)] * size), np.ones(size, bool)
+                self._slow_in_scan = _SLOW_IN_SCAN in str(program.trace(state, stack_batches(batches), inputs).jaxpr)
+        return self._slow_in_scan
+
+    def flops(self) -> Flops:
+        """Return the operations of an iteration over all devices, see `count_flops`; {} before the first."""
+        for step, program in self._compiled.items():
+            if step.shapes is not None and step is not self.chunk and hasattr(program, "trace"):  # a pmap has none
+                return count_flops(program.trace(*step.shapes).jaxpr)
+        return {}
+
+    def _call(self, step: RecompilationGuard, state: TrainState, batch: PyTree, inputs: PyTree) -> Any:
+        """Call a program; the timer runs for 'step' from then on."""
+        self._timer.enter("step")
+        compiled = compilation_counter.count
+        self._limiter.wait()
+        new_state, metrics = self._compiled[step](state, batch, inputs)
+        if compilation_counter.count != compiled:
+            self._timer.relabel("compile")
+            step.check_shardings(state, batch, inputs)
+        self._limiter.add(jax.tree.leaves(metrics)[0])
+        return new_state, metrics
+
+
+def _unraveling(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the step for hyperparameters that are passed as one array."""
+
+    def run(state: TrainState, batch: PyTree, hyperparams: FlatHyperparams) -> Any:
+        return step(state, batch, hyperparams.unravel())
+
+    return run
