@@ -57,5 +57,5 @@ class Coming:
 
 def begin(make: Any, *args: PyTree) -> Any:
     """What `jit_once` compiles, in the making; or made, under `jax.disable_jit`, which compiles nothing."""
-    eager = jax.config.jax_disable_jit  # type: ignore[attr-defined]
-    return make(*args) if eager else Coming(make, *args)
+    config: Any = jax.config  # not every version of JAX declares the flags
+    return make(*args) if config.jax_disable_jit else Coming(make, *args)
