@@ -1,10 +1,15 @@
 # Every target makes the environment that it needs; nothing has to be installed by hand.
+# PYTHON and VENV choose the interpreter and where its environment goes: make test PYTHON=python3.13 VENV=.venv313
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/digits_cnn.py
 
-.PHONY: demo test lint types pytest bench bench-peers clean
+# The tested versions of all packages for the Python of the environment; none (PINS=) installs the newest.
+PYTHON_TAG := import sys; print("py%d%d" % sys.version_info[:2])
+PINS = $(wildcard constraints/$(shell $(BIN)/python -c '$(PYTHON_TAG)').txt)
+
+.PHONY: demo test test-newest lint types pytest lock bench bench-peers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/jengine train $(CONFIG)
@@ -20,6 +25,19 @@ types: $(VENV)/.installed
 pytest: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+# The same with the newest version of every package, in an environment from scratch: what `make lock` would bring.
+test-newest:
+	rm -rf $(VENV)-newest
+	$(MAKE) test VENV=$(VENV)-newest PINS=
+
+# Pins the newest version of every package for $(PYTHON); `make test` then installs and tries them.
+lock:
+	venv=$$(mktemp -d) && trap 'rm -rf "$$venv"' EXIT && \
+	$(MAKE) VENV="$$venv" PINS= "$$venv/.installed" && \
+	pins=constraints/$$("$$venv/bin/python" -c '$(PYTHON_TAG)').txt && \
+	echo '# Written by `make lock`.' > $$pins && \
+	"$$venv/bin/python" -m pip freeze --exclude-editable >> $$pins
+
 # Fails if a ratio is worse than the accepted one by over a tenth; ARGS=--accept makes the ratios found the accepted ones.
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -28,11 +46,14 @@ bench: $(VENV)/.installed
 bench-peers: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
-$(VENV)/.installed: pyproject.toml
+$(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jengine needs Python 3.11 or newer; set PYTHON=")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml $(wildcard constraints/*.txt) | $(BIN)/python
+	$(if $(PINS),,@echo "Installing the newest versions; constraints/ pins those tested with $(basename $(notdir $(wildcard constraints/*.txt))).")
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(PINS:%=-c %)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .cache work_dirs build *.egg-info
+	rm -rf $(VENV) $(VENV)-newest .cache work_dirs build *.egg-info

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from jengine.checkpoint import arrays
 from jengine.checkpoint.layout import INCOMING, STATE, resolve
@@ -25,7 +26,7 @@ from jengine.checkpoint.torch_forms import (
 )
 from jengine.paths import flatten
 
-_DTYPES = {
+_DTYPES: dict[str, DTypeLike] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,

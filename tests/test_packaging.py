@@ -1,0 +1,71 @@
+"""The pinned versions in constraints/, and how `make` installs them."""
+
+import os
+import pathlib
+import subprocess
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = pathlib.Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+FILES = sorted((ROOT / "constraints").glob("*.txt"))
+
+
+def _requirements(extra):
+    """The requirements of the project and of an extra, with those of the extras of the project that it names."""
+    found = [Requirement(line) for line in PROJECT["dependencies"]]
+    for requirement in map(Requirement, PROJECT["optional-dependencies"][extra]):
+        if requirement.name == PROJECT["name"]:
+            found += [inner for name in sorted(requirement.extras) for inner in _requirements(name)]
+        else:
+            found.append(requirement)
+    return {str(requirement): requirement for requirement in found}.values()
+
+
+def _pins(path):
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def _dry_run(tmp_path, tag, *arguments):
+    """The commands with which `make` would install into an environment whose Python is `tag`, as py312."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho {tag}\n")
+    python.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "--dry-run", f"VENV={tmp_path}/venv", f"{tmp_path}/venv/.installed", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout
+
+
+def test_every_supported_python_has_a_file_of_pins():
+    prefix = "Programming Language :: Python :: 3."
+    minors = [line.removeprefix(prefix) for line in PROJECT["classifiers"] if line.startswith(prefix)]
+    assert [path.stem for path in FILES] == sorted(f"py3{minor}" for minor in minors)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_pins_satisfy_every_requirement(path):
+    pins = _pins(path)
+    for requirement in _requirements("dev"):
+        name = canonicalize_name(requirement.name)
+        assert name in pins, f"{path.name} does not pin {requirement}"
+        assert pins[name] in requirement.specifier, f"{path.name} pins {name}=={pins[name]}, required is {requirement}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_make_installs_the_pins_for_the_python_of_the_environment(path, tmp_path):
+    assert f"-e '.[dev]' -c constraints/{path.name}" in _dry_run(tmp_path, path.stem)
+
+
+def test_make_installs_the_newest_versions_on_request(tmp_path):
+    assert " -c " not in _dry_run(tmp_path, FILES[0].stem, "PINS=").partition("pip install")[2]
+
+
+def test_make_reports_a_python_without_pins_and_installs_the_newest(tmp_path):
+    commands = _dry_run(tmp_path, "py399")
+    assert f"tested with {' '.join(path.stem for path in FILES)}" in commands
+    assert " -c " not in commands.partition("pip install")[2]
