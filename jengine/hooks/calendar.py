@@ -2,12 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.hooks.hook import Hook
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
+from jengine.hooks.runner_protocol import Runner
 
 
 class _Entry:

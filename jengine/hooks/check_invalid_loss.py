@@ -1,16 +1,14 @@
 """Ends training when the loss is no longer a finite number."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.train.window import WindowOutputs
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -29,12 +27,12 @@ class CheckInvalidLossHook(Hook):
     def __init__(self, interval: int = 50) -> None:
         self.interval = interval
 
-    def next_due(self, runner: "Runner", stage: str, start: int) -> float:
+    def next_due(self, runner: Runner, stage: str, start: int) -> float:
         """The next check."""
         return self.next_of_every(self.interval, start)
 
     def after_train_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Checks the loss if it is time."""
         if outputs and self.every_n_train_iters(runner, self.interval):

@@ -2,13 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sized
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from jengine.hooks.priority import Priority
+from jengine.hooks.runner_protocol import Runner
 from jengine.train import StepContext
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 class Hook:

@@ -1,17 +1,15 @@
 """The hooks of a run in their order, and the calls to them."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.errors import ConfigError
 from jengine.hooks.calendar import Calendar
 from jengine.hooks.hook import Hook
 from jengine.hooks.level import get_level, to_priority
 from jengine.hooks.priority import Priority, get_priority, priority_name
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 ITERATION_STAGES = ("before_train_iter", "after_train_iter")
 

@@ -3,15 +3,13 @@
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 _NAMES = {mode: (f"{mode}/data_time", f"{mode}/time") for mode in ("train", "val", "test")}
 

@@ -5,14 +5,12 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -129,7 +127,7 @@ class LoggerHook(Hook):
         if self.out_dir is not None and runner.is_main_process:
             self._copy_logs(runner)
 
-    def _log_eval_iter(self, runner: "Runner", batch_idx: int, mode: str) -> None:
+    def _log_eval_iter(self, runner: "Runner", batch_idx: int, mode: Literal["val", "test"]) -> None:
         if self.every_n_inner_iters(batch_idx, self.interval):
             _, text = runner.log_processor.get_log_after_iter(runner, batch_idx, mode)
             runner.logger.info(text)

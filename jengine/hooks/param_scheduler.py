@@ -1,13 +1,11 @@
 """Steps the parameter schedulers."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()

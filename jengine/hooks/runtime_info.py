@@ -2,16 +2,14 @@
 
 import numbers
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.train.window import WindowOutputs
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
