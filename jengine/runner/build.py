@@ -1,7 +1,7 @@
 """From the sections of a config to the objects of a run, each built inside `place(section)`."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.errors import ConfigError, place
 from jengine.hooks import Hook
@@ -10,9 +10,7 @@ from jengine.model import CastModel, Model, get_precision
 from jengine.optim.schedulers import build_param_schedulers
 from jengine.parallel import default_strategy
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, check_arguments
-
-if TYPE_CHECKING:
-    from jengine.runner.runner import Runner
+from jengine.runner.runner_protocol import Runner
 
 _SECTIONS = {
     "train": ("train_dataloader", "train_cfg", "optim_wrapper"),

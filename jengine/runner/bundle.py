@@ -4,7 +4,7 @@ import functools
 import importlib.metadata
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,11 +12,9 @@ import numpy as np
 from jengine.optim.schedulers import load_schedulers_state_dict, schedulers_state_dict
 from jengine.parallel import reform
 from jengine.runner.hook_states import Placement, place_hook_states, start_hook_states
+from jengine.runner.runner_protocol import Runner
+from jengine.runner.workdir import LoadFrom
 from jengine.train import TrainState, hook_names
-
-if TYPE_CHECKING:
-    from jengine.runner.runner import Runner
-    from jengine.runner.workdir import LoadFrom
 
 Bundle = dict[str, Any]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")

@@ -3,10 +3,9 @@
 import signal
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from jengine.parallel import Agreement
+from jengine.parallel import Agreement
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -24,7 +23,7 @@ class Interrupts:
       agreed: whether all processes end here, after a signal.
     """
 
-    def __init__(self, agreement: "Agreement") -> None:
+    def __init__(self, agreement: Agreement) -> None:
         self.signum: int | None = None
         self.agreed = False
         self._agreement = agreement

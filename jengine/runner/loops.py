@@ -4,7 +4,7 @@ import bisect
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -12,11 +12,9 @@ from jengine.data import prefetch_to_device
 from jengine.model import CastModel, Precision
 from jengine.parallel import gather_lists, local_rows
 from jengine.registry import LOOPS
+from jengine.runner.runner_protocol import Runner
 from jengine.runner.stepping import Stepper, StepsPerCall
 from jengine.train import COMPILES, TraceOnce, build_eval_step, check_retrace
-
-if TYPE_CHECKING:
-    from jengine.runner.runner import Runner
 
 PyTree = Any
 
@@ -45,6 +43,8 @@ class TrainLoop:
     """
 
     by_epoch: bool
+    max_epochs: int
+    max_iters: int
 
     def __init__(
         self,

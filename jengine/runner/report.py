@@ -3,17 +3,15 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from jengine.logging import format_table
 from jengine.paths import flatten
+from jengine.runner.runner_protocol import Runner
 from jengine.runner.speed import speed_of, speed_table
-
-if TYPE_CHECKING:
-    from jengine.runner.runner import Runner
-    from jengine.runner.training_step import TrainingStep
+from jengine.runner.training_step import TrainingStep
 
 _MOST_ROWS = 40
 

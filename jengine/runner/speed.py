@@ -1,15 +1,13 @@
 """Where the time of a run went, and how fast it was."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.logging import format_table
 from jengine.runner.compilation_cache import cache_counts
 from jengine.runner.peaks import utilisation
-
-if TYPE_CHECKING:
-    from jengine.runner.runner import Runner
-    from jengine.runner.training_step import TrainingStep
+from jengine.runner.runner_protocol import Runner
+from jengine.runner.training_step import TrainingStep
 
 _TRAINING = ("input", "hooks", "step", "logging")  # without compiling, validation, checkpoints and setup
 

@@ -12,7 +12,7 @@ import math
 import operator
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,11 +21,9 @@ from jengine.data import prefetch_to_device
 from jengine.data.collate import is_flat
 from jengine.errors import ConfigError
 from jengine.hooks.hook_list import ITERATION_STAGES
+from jengine.runner.runner_protocol import TrainLoop
 from jengine.runner.training_step import PlannedStep
 from jengine.train.window import WindowOutputs
-
-if TYPE_CHECKING:
-    from jengine.runner.loops import TrainLoop
 
 PyTree = Any
 
