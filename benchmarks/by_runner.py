@@ -24,9 +24,9 @@ class EndOfBlock(Hook):
         """Ends it."""
         runner.train_loop.stop_training = True
 
-    def next_due(self, runner, stage, start):
-        """After the last iteration of the block."""
-        return self.at - 1 if start < self.at else math.inf
+    def next_step(self, runner, step):
+        """Return the last iteration of the block."""
+        return self.at - 1 if step < self.at else math.inf
 
 
 class ByRunner:

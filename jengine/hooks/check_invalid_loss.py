@@ -1,15 +1,13 @@
 """Ends training when the loss is no longer a finite number."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -28,12 +26,12 @@ class CheckInvalidLossHook(Hook):
     def __init__(self, interval: int = 50) -> None:
         self.interval = interval
 
-    def next_step(self, runner: "Runner", step: int) -> float:
+    def next_step(self, runner: Runner, step: int) -> float:
         """Return the step of the next check."""
         return self.next_multiple(self.interval, step)
 
     def after_train_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Checks the loss if it is time."""
         if outputs and self.every_n_train_iters(runner, self.interval):

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -12,10 +12,8 @@ from jengine.checkpoint.ranking import GREATER_KEYS, LESS_KEYS, check_rule
 from jengine.checkpoint.retention import keep_best, keep_regular
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -123,7 +121,7 @@ class CheckpointHook(Hook):
 
     # --- Regular checkpoints. ---
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Finds its directory and removes what a resumed run has too many of."""
         self._directory = str(runner.work_dir)
         if self.out_dir is not None:
@@ -145,7 +143,7 @@ class CheckpointHook(Hook):
                 "set by_epoch=False and an interval in iterations"
             )
 
-    def after_train_epoch(self, runner: "Runner") -> None:
+    def after_train_epoch(self, runner: Runner) -> None:
         """Saves if an epoch that is due has ended."""
         self._epoch_end_iter = runner.iter
         if self.by_epoch and (
@@ -155,7 +153,7 @@ class CheckpointHook(Hook):
             self._save_regular(runner, runner.epoch + 1, epoch=runner.epoch + 1, iteration=runner.iter)
 
     def after_train_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Saves if the iteration is due."""
         if not self.by_epoch and (
@@ -164,14 +162,14 @@ class CheckpointHook(Hook):
         ):
             self._save_regular(runner, runner.iter + 1, epoch=runner.epoch, iteration=runner.iter + 1)
 
-    def next_step(self, runner: "Runner", step: int) -> float:
+    def next_step(self, runner: Runner, step: int) -> float:
         """Return the next step to save after; none where epochs are counted."""
         if self.by_epoch:
             return math.inf
         last = runner.max_iters - 1 if self.save_last else -1
         return min(self.next_multiple(self.interval, step, self.save_begin), last if last >= step else math.inf)
 
-    def after_train(self, runner: "Runner") -> None:
+    def after_train(self, runner: Runner) -> None:
         """Saves what an early end has left unsaved, and publishes."""
         if self.save_last:
             self._save_unsaved(runner)
@@ -179,11 +177,11 @@ class CheckpointHook(Hook):
         if self.published_keys:
             self._publish(runner)
 
-    def on_interrupt(self, runner: "Runner") -> None:
+    def on_interrupt(self, runner: Runner) -> None:
         """Saves what a signal or an error would lose; called by the Runner between two iterations."""
         self._save_unsaved(runner)
 
-    def _save_unsaved(self, runner: "Runner") -> None:
+    def _save_unsaved(self, runner: Runner) -> None:
         if runner.iter > self._saved_iter:
             if not self.by_epoch:
                 self._save_regular(runner, runner.iter, epoch=runner.epoch, iteration=runner.iter)
@@ -194,7 +192,7 @@ class CheckpointHook(Hook):
                 self._last = f"iter_{runner.iter}"
                 self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=[])
 
-    def _save_regular(self, runner: "Runner", number: int, *, epoch: int, iteration: int) -> None:
+    def _save_regular(self, runner: Runner, number: int, *, epoch: int, iteration: int) -> None:
         runner.logger.info(f"Saving checkpoint at {number} {'epochs' if self.by_epoch else 'iterations'}")
         self._kept, surplus = self._sort_out([*(kept for kept in self._kept if kept != number), number])
         self._last = self._name(number)
@@ -212,7 +210,7 @@ class CheckpointHook(Hook):
 
     # --- Best checkpoints. ---
 
-    def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Saves for each metric that has improved; outside training there is nothing new to save."""
         if not self._training or not (self._rules or self._auto_rule):
             return
@@ -230,7 +228,7 @@ class CheckpointHook(Hook):
             if 0 in stay:
                 self._save_best(runner, key, score, stay)
 
-    def _save_best(self, runner: "Runner", key: str, score: float, stay: list[int]) -> None:
+    def _save_best(self, runner: Runner, key: str, score: float, stay: list[int]) -> None:
         """Saves with `score` in the place that position 0 has in `stay`; the others there are those kept before."""
         epochs = self.by_epoch and runner.train_loop.by_epoch
         number = runner.epoch if epochs else runner.iter
@@ -274,7 +272,7 @@ class CheckpointHook(Hook):
     # --- Both. ---
 
     def _write(
-        self, runner: "Runner", name: str, *, epoch: int, iteration: int, evict: list[str], latest: bool = True
+        self, runner: Runner, name: str, *, epoch: int, iteration: int, evict: list[str], latest: bool = True
     ) -> None:
         # What is about to go is in the state that is saved: a run that dies before it went removes it when resumed.
         self._evicting = evict
@@ -291,7 +289,7 @@ class CheckpointHook(Hook):
         )
         self._evicting = []
 
-    def _tell(self, runner: "Runner") -> None:
+    def _tell(self, runner: Runner) -> None:
         """Puts what others may want to know into the message hub."""
         hub = runner.message_hub
         if self._last is not None:
@@ -303,7 +301,7 @@ class CheckpointHook(Hook):
             hub.update_info(f"best_score{suffix}", best[0]["score"])
             hub.update_info(f"best_ckpt{suffix}", self._path(best[0]["name"]))
 
-    def _publish(self, runner: "Runner") -> None:
+    def _publish(self, runner: Runner) -> None:
         runner.checkpointer.wait()
         names = [self._last] if self.save_last and self._last else []
         names += [best[0]["name"] for best in self._best.values()]

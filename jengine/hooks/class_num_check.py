@@ -2,14 +2,12 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module("NumClassCheckHook")
@@ -31,19 +29,19 @@ class ClassNumCheckHook(Hook):
     def __init__(self, skip: tuple[str, ...] | list[str] = ("rpn_head",)) -> None:
         self.skip = tuple(skip)
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Checks the training data."""
         self._check(runner, "train")
 
-    def before_val(self, runner: "Runner") -> None:
+    def before_val(self, runner: Runner) -> None:
         """Checks the validation data."""
         self._check(runner, "val")
 
-    def before_test(self, runner: "Runner") -> None:
+    def before_test(self, runner: Runner) -> None:
         """Checks the test data."""
         self._check(runner, "test")
 
-    def _check(self, runner: "Runner", mode: str) -> None:
+    def _check(self, runner: Runner, mode: str) -> None:
         meta = getattr(getattr(runner, f"{mode}_dataloader"), "metainfo", None) or {}
         classes = meta.get("classes")
         if classes is None:

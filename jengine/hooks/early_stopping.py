@@ -1,16 +1,14 @@
 """Ends training when a metric no longer improves."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.checkpoint import infer_rule, is_better, pick_metric
 from jengine.checkpoint.ranking import RULES
 from jengine.errors import ConfigError, closest
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 _MIN_DELTA = 0.1  # MMEngine's default, whose documentation says 0.01
 
@@ -68,7 +66,7 @@ class EarlyStoppingHook(Hook):
         self._says_min_delta = min_delta is not None
         self._training = False
 
-    def before_run(self, runner: "Runner") -> None:
+    def before_run(self, runner: Runner) -> None:
         """Checks that the training loop can be stopped.
 
         Raises:
@@ -81,7 +79,7 @@ class EarlyStoppingHook(Hook):
                 "is True"
             )
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Warns if the least improvement was left to its default."""
         self._training = True
         if not self._says_min_delta:
@@ -90,11 +88,11 @@ class EarlyStoppingHook(Hook):
                 f"{_MIN_DELTA} count; for a metric between 0 and 1 give a smaller one"
             )
 
-    def after_train(self, runner: "Runner") -> None:
+    def after_train(self, runner: Runner) -> None:
         """Validations outside training count no more."""
         self._training = False
 
-    def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Looks at the metric and ends training if it is time.
 
         Raises:

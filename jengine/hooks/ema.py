@@ -1,7 +1,7 @@
 """Averages the parameters inside the training step, and has the averages evaluated and deployed."""
 
 import inspect
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +9,9 @@ import jax.numpy as jnp
 from jengine.averaging import AVERAGES, Average, AverageState
 from jengine.errors import ConfigError, closest
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.train import StepContext
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 PyTree = Any
 _COUNTS = ("iter", "update")
@@ -127,7 +125,7 @@ class EMAHook(Hook):
 
     # --- Around it. ---
 
-    def before_run(self, runner: "Runner") -> None:
+    def before_run(self, runner: Runner) -> None:
         """Refuses a second average and warns if nothing would be evaluated.
 
         Raises:
@@ -140,7 +138,7 @@ class EMAHook(Hook):
                 "EMAHook: evaluate_on_ema and evaluate_on_origin are both False; the raw parameters are evaluated"
             )
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Settles, from the length of the run, when the average begins and how its weight falls.
 
         Raises:
@@ -159,7 +157,7 @@ class EMAHook(Hook):
         window = getattr(runner.optim_wrapper, "accumulative_counts", 1) if self.count_by == "update" else 1
         self.average = self.average.for_run(-(-runner.max_iters // window))
 
-    def eval_variables(self, runner: "Runner", variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
         """Puts the averages, in the dtypes of the parameters, in the place of what is evaluated."""
         # Where nothing was trained there is no average: what a checkpoint has as its parameters is one already.
         own = _states(runner).get(type(self).__name__)
@@ -172,7 +170,7 @@ class EMAHook(Hook):
         origin = {"_origin": variables[""]} if self.evaluate_on_origin else {}
         return {**variables, "": averages, **origin}
 
-    def before_save_checkpoint(self, runner: "Runner", checkpoint: dict[str, Any]) -> None:
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """Exchanges the parameters and the averages, and notes it under `exchanged`, which `resume` reads."""
         name, state = type(self).__name__, checkpoint["state"]
         own = state["hook_state"].get(name)
@@ -184,7 +182,7 @@ class EMAHook(Hook):
         state["hook_state"] = {**state["hook_state"], name: raw}
         checkpoint["exchanged"] = {item: f"hook_state.{name}.{item}" for item in items}
 
-    def after_load_checkpoint(self, runner: "Runner", checkpoint: dict[str, Any]) -> None:
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """Refuses, if `strict_load`, to resume without an average.
 
         Raises:
@@ -219,7 +217,7 @@ def _check_begin(name: str, value: Any) -> None:
         raise AssertionError(f"EMAHook: {name} is at least 0, found {value}")
 
 
-def _states(runner: "Runner") -> dict[str, Any]:
+def _states(runner: Runner) -> dict[str, Any]:
     return {} if runner.state is None else runner.state.hook_state
 
 

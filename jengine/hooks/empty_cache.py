@@ -2,16 +2,14 @@
 
 import gc
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -45,25 +43,25 @@ class EmptyCacheHook(Hook):
         self._at_after_iter = after_iter
         self._clear_caches = clear_caches
 
-    def next_step(self, runner: "Runner", step: int) -> float:
+    def next_step(self, runner: Runner, step: int) -> float:
         """Return each step, or none."""
         return step if self._at_after_iter else math.inf
 
-    def _before_epoch(self, runner: "Runner", mode: str = "train") -> None:
+    def _before_epoch(self, runner: Runner, mode: str = "train") -> None:
         if self._at_before_epoch:
             self._empty(runner)
 
-    def _after_epoch(self, runner: "Runner", mode: str = "train") -> None:
+    def _after_epoch(self, runner: Runner, mode: str = "train") -> None:
         if self._at_after_epoch:
             self._empty(runner)
 
     def _after_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
     ) -> None:
         if self._at_after_iter:
             self._empty(runner)
 
-    def _empty(self, runner: "Runner") -> None:
+    def _empty(self, runner: Runner) -> None:
         gc.collect()
         if self._clear_caches:
             jax.clear_caches()

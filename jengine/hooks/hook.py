@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sized
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.priority import Priority
+from jengine.hooks.runner_protocol import Runner
 from jengine.train import StepContext
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 class Hook:
@@ -71,30 +69,30 @@ class Hook:
 
     # --- Host stages, in the order of a run. ---
 
-    def before_run(self, runner: "Runner") -> None:
+    def before_run(self, runner: Runner) -> None:
         """Once before training, validation or testing begins."""
 
-    def after_load_checkpoint(self, runner: "Runner", checkpoint: dict[str, Any]) -> None:
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """After a checkpoint was read and before it is used; `checkpoint` may be edited in place."""
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Before the first training iteration."""
 
-    def before_train_epoch(self, runner: "Runner") -> None:
+    def before_train_epoch(self, runner: Runner) -> None:
         """Before each training epoch; in an iteration loop once."""
         self._before_epoch(runner, mode="train")
 
-    def before_train_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Before each training step, with the batch on its device."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="train")
 
     def after_train_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """After each training step was dispatched; `outputs` are its metrics, device arrays that may be pending."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="train")
 
-    def after_train_chunk(self, runner: "Runner", batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """After a chunk of steps was dispatched, if the hook defines this.
 
         Args:
@@ -104,76 +102,76 @@ class Hook:
           metrics: the metrics of all steps.
         """
 
-    def after_train_epoch(self, runner: "Runner") -> None:
+    def after_train_epoch(self, runner: Runner) -> None:
         """After each training epoch; in an iteration loop once."""
         self._after_epoch(runner, mode="train")
 
-    def before_val(self, runner: "Runner") -> None:
+    def before_val(self, runner: Runner) -> None:
         """Before a validation."""
 
-    def before_val_epoch(self, runner: "Runner") -> None:
+    def before_val_epoch(self, runner: Runner) -> None:
         """Before the first batch of a validation."""
         self._before_epoch(runner, mode="val")
 
-    def before_val_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
+    def before_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Before each validation step."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="val")
 
-    def after_val_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """After each validation step; `outputs` are the predictions, on the device."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="val")
 
-    def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """After a validation, with its metrics as host numbers."""
         self._after_epoch(runner, mode="val")
 
-    def after_val(self, runner: "Runner") -> None:
+    def after_val(self, runner: Runner) -> None:
         """After a validation and its `after_val_epoch`."""
 
-    def before_save_checkpoint(self, runner: "Runner", checkpoint: dict[str, Any]) -> None:
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """Before a checkpoint is written; `checkpoint` may be edited in place."""
 
-    def after_train(self, runner: "Runner") -> None:
+    def after_train(self, runner: Runner) -> None:
         """After the last training iteration."""
 
-    def before_test(self, runner: "Runner") -> None:
+    def before_test(self, runner: Runner) -> None:
         """Before a test."""
 
-    def before_test_epoch(self, runner: "Runner") -> None:
+    def before_test_epoch(self, runner: Runner) -> None:
         """Before the first batch of a test."""
         self._before_epoch(runner, mode="test")
 
-    def before_test_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
+    def before_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Before each test step."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="test")
 
-    def after_test_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """After each test step; `outputs` are the predictions, on the device."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="test")
 
-    def after_test_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+    def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """After a test, with its metrics as host numbers."""
         self._after_epoch(runner, mode="test")
 
-    def after_test(self, runner: "Runner") -> None:
+    def after_test(self, runner: Runner) -> None:
         """After a test and its `after_test_epoch`."""
 
-    def after_run(self, runner: "Runner") -> None:
+    def after_run(self, runner: Runner) -> None:
         """Once when training, validation or testing has ended."""
 
     # --- One method for the three modes: override these to act in training, validation and test alike. ---
 
-    def _before_epoch(self, runner: "Runner", mode: str = "train") -> None:
+    def _before_epoch(self, runner: Runner, mode: str = "train") -> None:
         """Before each epoch of any mode ('train', 'val', 'test')."""
 
-    def _after_epoch(self, runner: "Runner", mode: str = "train") -> None:
+    def _after_epoch(self, runner: Runner, mode: str = "train") -> None:
         """After each epoch of any mode."""
 
-    def _before_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
+    def _before_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
         """Before each iteration of any mode."""
 
     def _after_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
     ) -> None:
         """After each iteration of any mode."""
 
@@ -205,7 +203,7 @@ class Hook:
 
     # --- What validation and test look at. ---
 
-    def eval_variables(self, runner: "Runner", variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
         """What is evaluated: suffix of the metrics' names -> `(params, model_state)`.
 
         Args:
@@ -229,7 +227,7 @@ class Hook:
 
     # --- When the hook acts. ---
 
-    def next_step(self, runner: "Runner", step: int) -> float:
+    def next_step(self, runner: Runner, step: int) -> float:
         """Return the first step from `step` on at which `before_train_iter` or `after_train_iter` acts.
 
         Both stages are called at these steps alone, and a chunk neither starts before nor ends after one of them.
@@ -252,7 +250,7 @@ class Hook:
         done = max(step + 1, begin)
         return done - 1 + (begin - done) % n
 
-    def every_n_epochs(self, runner: "Runner", n: int, start: int = 0) -> bool:
+    def every_n_epochs(self, runner: Runner, n: int, start: int = 0) -> bool:
         """Whether the epoch that ends now is one of every `n`, counted from epoch number `start` (which is one)."""
         return n > 0 and runner.epoch + 1 >= start and (runner.epoch + 1 - start) % n == 0
 
@@ -260,7 +258,7 @@ class Hook:
         """Whether this is one of every `n` iterations of the epoch."""
         return n > 0 and (batch_idx + 1) % n == 0
 
-    def every_n_train_iters(self, runner: "Runner", n: int, start: int = 0) -> bool:
+    def every_n_train_iters(self, runner: Runner, n: int, start: int = 0) -> bool:
         """Whether this is one of every `n` training iterations, counted from iteration number `start`."""
         return n > 0 and runner.iter + 1 >= start and (runner.iter + 1 - start) % n == 0
 
@@ -268,11 +266,11 @@ class Hook:
         """Whether this is the last batch of the loader."""
         return batch_idx + 1 == len(dataloader)
 
-    def is_last_train_epoch(self, runner: "Runner") -> bool:
+    def is_last_train_epoch(self, runner: Runner) -> bool:
         """Whether the current epoch is the last."""
         return runner.epoch + 1 == runner.max_epochs
 
-    def is_last_train_iter(self, runner: "Runner") -> bool:
+    def is_last_train_iter(self, runner: Runner) -> bool:
         """Whether the current iteration is the last."""
         return runner.iter + 1 == runner.max_iters
 

@@ -1,17 +1,15 @@
 """The hooks of a run in their order, and the calls to them."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jengine.errors import ConfigError
 from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.hook import Hook
 from jengine.hooks.level import get_level, to_priority
 from jengine.hooks.priority import Priority, get_priority, priority_name
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 _ITERATION_STAGES = ("before_train_iter", "after_train_iter")
 
@@ -55,7 +53,7 @@ class HookList:
         self._listeners.clear()
         return hook
 
-    def call(self, runner: "Runner", stage: str, **arguments: Any) -> None:
+    def call(self, runner: Runner, stage: str, **arguments: Any) -> None:
         """Call the method `stage` of every hook that defines it, in order.
 
         An exception keeps its type and traceback; a note names the hook, the stage and the iteration.
@@ -68,7 +66,7 @@ class HookList:
                 _add_note(error, hook, stage, runner)
                 raise
 
-    def call_ahead(self, runner: "Runner", stage: str, **arguments: Any) -> None:
+    def call_ahead(self, runner: Runner, stage: str, **arguments: Any) -> None:
         """Call an iteration stage within a chunk: that of the hooks with `runs_ahead`."""
         for hook, method, _ in self._get(stage):
             if hook.runs_ahead and not (hook.is_per_chunk and stage == "after_train_iter"):
@@ -78,7 +76,7 @@ class HookList:
                     _add_note(error, hook, stage, runner)
                     raise
 
-    def call_after_chunk(self, runner: "Runner", batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def call_after_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Call `after_train_chunk` of the hooks that define it, `after_train_iter` of the others that are due."""
         step, last = runner.iter, None
         for hook, method, scheduled in self._get("after_train_iter"):
@@ -92,16 +90,16 @@ class HookList:
                 _add_note(error, hook, "after_train_iter", runner)
                 raise
 
-    def allow_chunk(self, runner: "Runner", size: int) -> bool:
+    def allow_chunk(self, runner: Runner, size: int) -> bool:
         """Return whether no hook acts between the steps of a chunk of `size` that starts at `runner.iter`."""
         first, last = runner.iter, runner.iter + size - 1
         before = all(hook.next_step(runner, first + 1) > last for hook in self._cutting("before_train_iter"))
         return before and all(hook.next_step(runner, first) >= last for hook in self._cutting("after_train_iter"))
 
-    def prevent_chunks(self) -> list[Hook]:
-        """Return the hooks that act at each step, since they do not define when."""
-        found = [hook for stage in _ITERATION_STAGES for hook in self._cutting(stage) if not hook.is_scheduled]
-        return list(dict.fromkeys(found))
+    def prevent_chunks(self, runner: Runner) -> list[Hook]:
+        """Return the hooks that act at this step and at the next, so that no chunk has more than one step."""
+        hooks = dict.fromkeys(hook for stage in _ITERATION_STAGES for hook in self._cutting(stage))
+        return [h for h in hooks if all(h.next_step(runner, i) == i for i in (runner.iter, runner.iter + 1))]
 
     def describe(self) -> str:
         """Return the order of calls, stage by stage, as a run prints it."""
@@ -145,7 +143,7 @@ def _is_called_when_due(hook: Hook) -> bool:
     return hook.is_scheduled and not (hook.runs_ahead or hook.is_per_chunk)
 
 
-def _add_note(error: Exception, hook: Hook, stage: str, runner: "Runner") -> None:
+def _add_note(error: Exception, hook: Hook, stage: str, runner: Runner) -> None:
     error.add_note(f"in {type(hook).__name__}.{stage} at iteration {runner.iter} (epoch {runner.epoch})")
 
 

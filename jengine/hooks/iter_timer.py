@@ -3,16 +3,14 @@
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 _NAMES = {mode: (f"{mode}/data_time", f"{mode}/time") for mode in ("train", "val", "test")}
 
@@ -41,24 +39,24 @@ class IterTimerHook(Hook):
         self._train_total = 0.0
         self._eval_total = 0.0
 
-    def next_step(self, runner: "Runner", step: int) -> float:
+    def next_step(self, runner: Runner, step: int) -> float:
         """Return each step with `block=True`; otherwise none, so that the steps of a chunk are timed together."""
         return step if self._block else math.inf
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Remembers where training starts, so that a resumed run estimates from its own iterations alone."""
         self._start_iter = runner.iter
         self._train_total = 0.0
 
-    def _before_epoch(self, runner: "Runner", mode: str = "train") -> None:
+    def _before_epoch(self, runner: Runner, mode: str = "train") -> None:
         self._then = self._clock()
         self._eval_total = 0.0
 
-    def _before_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
+    def _before_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
         self._data_time = self._clock() - self._then
 
     def _after_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
     ) -> None:
         if self._block:
             import jax
@@ -75,7 +73,7 @@ class IterTimerHook(Hook):
         loop = runner.val_loop if mode == "val" else runner.test_loop
         hub.update_info("eta", self._eval_total / (batch_idx + 1) * (len(loop.dataloader) - batch_idx - 1))
 
-    def after_train_chunk(self, runner: "Runner", batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Record the mean time of the steps of a chunk for each of them."""
         took, count = self._lap(), metrics.num_steps
         for name, seconds in zip(_NAMES["train"], (self._data_time, took), strict=True):
@@ -88,16 +86,16 @@ class IterTimerHook(Hook):
         took, self._then = now - self._then, now
         return took
 
-    def _estimate(self, runner: "Runner", took: float) -> None:
+    def _estimate(self, runner: Runner, took: float) -> None:
         """Estimate the time to the end of training from the iterations of this session."""
         self._train_total += took
         done = runner.iter - self._start_iter + 1
         runner.message_hub.update_info("eta", self._train_total / done * (runner.max_iters - runner.iter - 1))
 
-    def _after_epoch(self, runner: "Runner", mode: str = "train") -> None:
+    def _after_epoch(self, runner: Runner, mode: str = "train") -> None:
         # A validation inside training is no part of the next training iteration.
         self._then = self._clock()
 
-    def after_val(self, runner: "Runner") -> None:
+    def after_val(self, runner: Runner) -> None:
         """Starts the clock of the training iteration that follows."""
         self._then = self._clock()

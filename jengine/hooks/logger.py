@@ -4,15 +4,13 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from jengine.errors import ConfigError
 from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -72,16 +70,16 @@ class LoggerHook(Hook):
         self.log_metric_by_epoch = log_metric_by_epoch
 
     def after_train_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Log the iteration if it is due."""
         self._log_train(runner, batch_idx, 1)
 
-    def after_train_chunk(self, runner: "Runner", batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Log the iterations of a chunk that are due."""
         self._log_train(runner, batch_idx, metrics.num_steps)
 
-    def _log_train(self, runner: "Runner", batch_idx: int, count: int) -> None:
+    def _log_train(self, runner: Runner, batch_idx: int, count: int) -> None:
         """Log those of the last `count` iterations that are due."""
         loop = runner.train_loop
         length = len(loop.dataloader)
@@ -99,15 +97,15 @@ class LoggerHook(Hook):
             with runner.phase_timer.phase("logging"):
                 runner.log_writer.submit(_write_lines, _RunnerView(runner), lines)
 
-    def after_val_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Logs the progress of a validation to the terminal and the log file."""
         self._log_eval_iter(runner, batch_idx, "val")
 
-    def after_test_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Logs the progress of a test to the terminal and the log file."""
         self._log_eval_iter(runner, batch_idx, "test")
 
-    def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Logs the metrics of a validation, to the backends too."""
         runner.log_writer.flush()
         tag, text = runner.log_processor.get_log_after_epoch(runner, len(runner.val_loop.dataloader), "val")
@@ -115,7 +113,7 @@ class LoggerHook(Hook):
         step = 0 if runner.train_loop is None else runner.epoch if self.log_metric_by_epoch else runner.iter
         runner.visualizer.add_scalars(tag, step=step, file_path=f"{runner.timestamp}.json")
 
-    def after_test_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+    def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Logs the metrics of a test, and writes them to `<timestamp>.json` in the log directory."""
         tag, text = runner.log_processor.get_log_after_epoch(
             runner, len(runner.test_loop.dataloader), "test", with_non_scalar=True
@@ -125,19 +123,19 @@ class LoggerHook(Hook):
             with open(os.path.join(runner.log_dir, f"{runner.timestamp}.json"), "w") as file:
                 json.dump({k: v for k, v in map(_jsonable, tag.items()) if v is not None}, file)
 
-    def after_run(self, runner: "Runner") -> None:
+    def after_run(self, runner: Runner) -> None:
         """Closes the backends and copies the log files to `out_dir`."""
         runner.log_writer.flush()
         runner.visualizer.close()
         if self.out_dir is not None and runner.is_main_process:
             self._copy_logs(runner)
 
-    def _log_eval_iter(self, runner: "Runner", batch_idx: int, mode: str) -> None:
+    def _log_eval_iter(self, runner: Runner, batch_idx: int, mode: Literal["val", "test"]) -> None:
         if self.every_n_inner_iters(batch_idx, self.interval):
             _, text = runner.log_processor.get_log_after_iter(runner, batch_idx, mode)
             runner.logger.info(text)
 
-    def _copy_logs(self, runner: "Runner") -> None:
+    def _copy_logs(self, runner: Runner) -> None:
         from etils import epath
 
         assert self.out_dir is not None
@@ -158,7 +156,7 @@ class LoggerHook(Hook):
 class _RunnerView:
     """The runner at one iteration, for the thread that writes the log; what does not change is read through."""
 
-    def __init__(self, runner: "Runner") -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.message_hub = runner.message_hub.snapshot()
         self.iter, self.epoch = runner.iter, runner.epoch

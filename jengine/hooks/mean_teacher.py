@@ -1,16 +1,14 @@
 """Keeps a slowly following copy of the model, the teacher, that the loss may read."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from jengine.averaging import AverageState, ExponentialMovingAverage
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.train import StepContext
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 PyTree = Any
 
@@ -78,7 +76,7 @@ class MeanTeacherHook(Hook):
         """As after an update: every iteration counts."""
         return self.traced_update(ctx)
 
-    def eval_variables(self, runner: "Runner", variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
         """Puts the teacher in the place of the model."""
         states = {} if runner.state is None else runner.state.hook_state
         own = states.get(type(self).__name__)

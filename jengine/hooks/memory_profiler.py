@@ -2,15 +2,13 @@
 
 import resource
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 _MB = 2**20
 
@@ -29,12 +27,12 @@ class MemoryProfilerHook(Hook):
     def __init__(self, interval: int = 50) -> None:
         self.interval = interval
 
-    def next_step(self, runner: "Runner", step: int) -> float:
+    def next_step(self, runner: Runner, step: int) -> float:
         """Return the step of the next report."""
         return self.next_multiple(self.interval, step)
 
     def _after_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
     ) -> None:
         due = self.every_n_train_iters(runner, self.interval) if mode == "train" else None
         if due or (due is None and self.every_n_inner_iters(batch_idx, self.interval)):

@@ -2,17 +2,15 @@
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -53,15 +51,15 @@ class NaiveVisualizationHook(Hook):
         self.image = image
         self._drawn = 0
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Writes the model's graph."""
         runner.visualizer.add_graph(runner.model)
 
-    def before_test_epoch(self, runner: "Runner") -> None:
+    def before_test_epoch(self, runner: Runner) -> None:
         """Begins to count samples."""
         self._drawn = 0
 
-    def after_test_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+    def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Draws the samples of a batch if it is one's turn; padding is not drawn."""
         if not isinstance(data_batch, Mapping) or self.image not in data_batch:
             found = sorted(data_batch) if isinstance(data_batch, Mapping) else type(data_batch).__name__

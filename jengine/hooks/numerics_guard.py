@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,11 @@ import numpy as np
 
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.hooks.step_dump import write_dump
 from jengine.paths import flatten
 from jengine.registry import HOOKS
 from jengine.train import StepContext, hook_names
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 PyTree = Any
 _REASONS = ("", "the loss is not finite", "a gradient is not finite", "the loss spikes", "the gradient norm spikes")
@@ -147,7 +145,7 @@ class NumericsGuardHook(Hook):
 
     # --- Around it. ---
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Takes note of replicas and of what was dropped before a restart.
 
         Raises:
@@ -161,7 +159,7 @@ class NumericsGuardHook(Hook):
         self._told = int(self._own(runner).dropped)
 
     def after_train_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Keeps the batch, and looks at the judgements every `interval` iterations."""
         wrapper = runner.optim_wrapper
@@ -171,16 +169,16 @@ class NumericsGuardHook(Hook):
         if self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner):
             self._look(runner)
 
-    def next_step(self, runner: "Runner", step: int) -> float:
+    def next_step(self, runner: Runner, step: int) -> float:
         """Return the next step after which the host checks."""
         last = runner.max_iters - 1
         return min(self.next_multiple(self.interval, step), last if last >= step else math.inf)
 
-    def before_save_checkpoint(self, runner: "Runner", checkpoint: dict[str, Any]) -> None:
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """Looks as well, so that no checkpoint holds a state in which training has ended."""
         self._look(runner)
 
-    def _look(self, runner: "Runner") -> None:
+    def _look(self, runner: Runner) -> None:
         """Tells what was dropped since the last look, and ends training if it was too much in a row."""
         own = self._own(runner)
         found = own._replace(**jax.device_get({name: getattr(own, name) for name in _TOLD}))
@@ -190,7 +188,7 @@ class NumericsGuardHook(Hook):
             return
         why = _REASONS[found.reason]
         if found.leaf >= 0:
-            paths = list(flatten(runner.state.params))  # type: ignore[union-attr]
+            paths = list(flatten(runner.state.params))
             why += f"; the first gradient that is not finite is that of {paths[found.leaf]!r}"
         if self.max_in_row is None or found.in_row < self.max_in_row:
             runner.logger.warning(
@@ -205,7 +203,7 @@ class NumericsGuardHook(Hook):
         if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch)):
             # of a call of several iterations, which hooks get as this process has read it: its rows alone
             batch = runner.strategy.put_batch(batch)
-        state = runner.state.replace(step=np.int32(last))  # type: ignore[union-attr]
+        state = runner.state.replace(step=np.int32(last))
         write_dump(path, state=state, batch=batch, hyperparams=numbers, update=updates)
         raise FloatingPointError(
             f"NumericsGuardHook: the steps of the iterations {first} to {last} were dropped: {why}. Parameters and "
@@ -213,9 +211,9 @@ class NumericsGuardHook(Hook):
             f"its numbers go wrong:\n  jengine replay CONFIG {path}"
         )
 
-    def _own(self, runner: "Runner") -> NumericsGuardState:
+    def _own(self, runner: Runner) -> NumericsGuardState:
         name = next(name for name, hook in hook_names(runner.hooks).items() if hook is self)
-        return runner.state.hook_state[name]  # type: ignore[union-attr]
+        return runner.state.hook_state[name]
 
 
 def _counted(

@@ -1,13 +1,11 @@
 """Steps the parameter schedulers."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -22,7 +20,7 @@ class ParamSchedulerHook(Hook):
     runs_ahead = True
 
     def after_train_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Steps what counts iterations."""
         schedulers = runner.param_schedulers
@@ -30,20 +28,20 @@ class ParamSchedulerHook(Hook):
             if not scheduler.by_epoch:
                 scheduler.step()
 
-    def after_train_epoch(self, runner: "Runner") -> None:
+    def after_train_epoch(self, runner: Runner) -> None:
         """Steps what counts epochs."""
         for scheduler in _all(runner):
             if scheduler.by_epoch:
                 scheduler.step()
 
-    def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Hands the metrics to what follows one."""
         for scheduler in _all(runner):
             if scheduler.by_epoch and getattr(scheduler, "need_val_args", False):
                 scheduler.step(metrics)
 
 
-def _all(runner: "Runner") -> Iterator[Any]:
+def _all(runner: Runner) -> Iterator[Any]:
     """Every scheduler of the runner, of all optimizers."""
     schedulers = runner.param_schedulers
     if schedulers is None:

@@ -1,14 +1,12 @@
 """Reads the training data through another pipeline from some epoch on."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.data import Pipeline
 from jengine.errors import ConfigError, place
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -32,12 +30,12 @@ class PipelineSwitchHook(Hook):
             self.switch_pipeline = Pipeline(switch_pipeline)
         self._switched = False
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Checks that epochs are counted."""
         if not runner.train_loop.by_epoch:
             raise ConfigError("PipelineSwitchHook acts when an epoch begins, and the training loop counts iterations")
 
-    def before_train_epoch(self, runner: "Runner") -> None:
+    def before_train_epoch(self, runner: Runner) -> None:
         """Switches if it is time."""
         if runner.epoch >= self.switch_epoch and not self._switched:
             set_pipeline(runner.train_loop.dataloader, self.switch_pipeline)

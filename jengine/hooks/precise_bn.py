@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,12 @@ import jax.numpy as jnp
 from jengine.data import prefetch_to_device
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.parallel.replica_form import per_replica
 from jengine.paths import flatten, map_with_path
 from jengine.registry import HOOKS
 from jengine.train import StepContext
 from jengine.train.traced_hooks import TracedHooks
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 PyTree = Any
 
@@ -50,34 +48,35 @@ class PreciseBNHook(Hook):
         self.interval = interval
         self._statistics: Any = None  # the compiled function
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Looks for batch norms."""
         if not _batch_norms(runner):
             runner.logger.warning("PreciseBNHook: the model has no batch norm with running statistics")
 
-    def after_train_epoch(self, runner: "Runner") -> None:
+    def after_train_epoch(self, runner: Runner) -> None:
         """Recomputes the statistics if it is time, in a training by epochs."""
         if runner.train_loop.by_epoch and self.every_n_epochs(runner, self.interval):
             self._recompute(runner, runner.epoch)
 
-    def next_step(self, runner: "Runner", step: int) -> float:
+    def next_step(self, runner: Runner, step: int) -> float:
         """Return the next step after which statistics are computed; none where epochs are counted."""
         return math.inf if runner.train_loop.by_epoch else self.next_multiple(self.interval, step)
 
     def after_train_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Recomputes the statistics if it is time, in a training by iterations."""
         if not runner.train_loop.by_epoch and self.every_n_train_iters(runner, self.interval):
             self._recompute(runner, runner.iter // len(runner.train_dataloader))
 
-    def _recompute(self, runner: "Runner", epoch: int) -> None:
+    def _recompute(self, runner: Runner, epoch: int) -> None:
         paths = _batch_norms(runner)
         if not paths:
             return
         assert runner.state is not None
         state = runner.state if runner.strategy.replicas is None else per_replica(lambda x: x[0], runner.state)
         loader = runner.train_dataloader.another(epoch)
+        assert loader.batch_size is not None  # an iterable loader knows it from its first batch
         count = min(max(self.num_samples // loader.batch_size, 1), len(loader))
         if self._statistics is None:
             hooks = TracedHooks(runner.hooks)
@@ -103,7 +102,7 @@ class PreciseBNHook(Hook):
         runner.state = runner.state.replace(model_state=_replaced(runner.state.model_state, total, count))
 
 
-def _batch_norms(runner: "Runner") -> list[str]:
+def _batch_norms(runner: Runner) -> list[str]:
     """The paths, in the model state, of the running statistics."""
     modules = [path for path, kind in runner.model.module_types.items() if "BatchNorm" in kind]
     assert runner.state is not None

@@ -1,14 +1,12 @@
 """Tests with predictions over several views of each batch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.errors import place
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.model import BaseTTAModel
 from jengine.registry import HOOKS, MODELS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -25,7 +23,7 @@ class PrepareTTAHook(Hook):
     def __init__(self, tta_cfg: Any) -> None:
         self.tta_cfg = tta_cfg
 
-    def before_test(self, runner: "Runner") -> None:
+    def before_test(self, runner: Runner) -> None:
         """Has the test predict with the augmented model."""
         with place("tta_cfg"):
             model = MODELS.build(self.tta_cfg, module=runner.model)

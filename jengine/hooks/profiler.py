@@ -3,16 +3,14 @@
 import math
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from jengine.errors import ConfigError, closest
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 _SCHEDULE = {"skip_first": 0, "wait": 0, "warmup": 0, "active": 1, "repeat": 1}
 
@@ -61,37 +59,37 @@ class ProfilerHook(Hook):
         self._path: str | None = None  # of the trace under way
         self._start = 0
 
-    def before_run(self, runner: "Runner") -> None:
+    def before_run(self, runner: Runner) -> None:
         """Checks that the run is long enough."""
         most = runner.max_epochs if self.by_epoch else runner.max_iters
         if runner.train_loop is not None and self.profile_times > most:
             unit = "epochs" if self.by_epoch else "iterations"
             raise ConfigError(f"ProfilerHook: profile_times={self.profile_times}, and the run has {most} {unit}")
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Notes where this run begins: what is traced is counted from there."""
         self._start = runner.iter
 
-    def before_train_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Begins a trace if it is time."""
         if self._path is None and self._is_traced(runner, runner.iter - self._start):
             self._path = os.path.join(runner.log_dir, self._dir_name, f"iter_{runner.iter}")
             jax.profiler.start_trace(self._path)
 
     def after_train_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Ends the trace after its last iteration, which it waits for."""
         last = self._path is not None and not self._is_traced(runner, runner.iter + 1 - self._start)
         if last or (self._path is not None and self._ends_cycle(runner.iter - self._start)):
             self._finish(runner, outputs)
 
-    def after_train(self, runner: "Runner") -> None:
+    def after_train(self, runner: Runner) -> None:
         """Ends a trace that training ended in."""
         if self._path is not None:
             self._finish(runner, None)
 
-    def next_step(self, runner: "Runner", step: int) -> float:
+    def next_step(self, runner: Runner, step: int) -> float:
         """Return the next step to trace, and the one after it, at which a trace ends."""
         if self._path is not None:
             return step
@@ -102,7 +100,7 @@ class ProfilerHook(Hook):
             done += max(idle - (done - plan["skip_first"]) % (idle + plan["active"]), 0)
         return self._start + done if self._is_traced(runner, done) else math.inf
 
-    def _is_traced(self, runner: "Runner", done: int) -> bool:
+    def _is_traced(self, runner: Runner, done: int) -> bool:
         """Whether the iteration after `done` of them is one to trace."""
         if self.schedule is None:
             return done < (len(runner.train_loop.dataloader) if self.by_epoch else self.profile_times)
@@ -116,7 +114,7 @@ class ProfilerHook(Hook):
         length = self.schedule["wait"] + self.schedule["warmup"] + self.schedule["active"]
         return (done - self.schedule["skip_first"] + 1) % length == 0
 
-    def _finish(self, runner: "Runner", outputs: Any) -> None:
+    def _finish(self, runner: Runner, outputs: Any) -> None:
         jax.block_until_ready(runner.state if outputs is None else outputs)
         jax.profiler.stop_trace()
         path, self._path = self._path, None

@@ -2,14 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 _REDRAW_SECONDS = 0.1
 
@@ -33,7 +31,7 @@ class ProgressHook(Hook):
         self._progress: Any = None
         self._task: Any = None
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Draws the bar."""
         from rich import progress
 
@@ -52,7 +50,7 @@ class ProgressHook(Hook):
         self._task = self._progress.add_task("training", total=runner.max_iters, completed=runner.iter)
 
     def after_train_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Moves the bar."""
         now = self._clock()
@@ -60,11 +58,11 @@ class ProgressHook(Hook):
             self._due = now + _REDRAW_SECONDS
             self._progress.update(self._task, completed=runner.iter + 1)
 
-    def after_train_chunk(self, runner: "Runner", batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Move the bar."""
         self.after_train_iter(runner, batch_idx)
 
-    def after_train(self, runner: "Runner") -> None:
+    def after_train(self, runner: Runner) -> None:
         """Takes the bar away."""
         self.close()
 

@@ -2,14 +2,12 @@
 
 import numbers
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -25,7 +23,7 @@ class RuntimeInfoHook(Hook):
     def __init__(self) -> None:
         self._stage_before_val: str | None = None
 
-    def before_run(self, runner: "Runner") -> None:
+    def before_run(self, runner: Runner) -> None:
         """Notes the config, the seed, the experiment's name and the version."""
         from jengine import __version__
 
@@ -38,7 +36,7 @@ class RuntimeInfoHook(Hook):
             )
         )
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Notes where training starts and how far it goes."""
         hub = runner.message_hub
         hub.update_info("loop_stage", "train")
@@ -49,64 +47,64 @@ class RuntimeInfoHook(Hook):
         if (meta := getattr(runner.train_dataloader, "metainfo", None)) is not None:
             hub.update_info("dataset_meta", meta)
 
-    def before_train_epoch(self, runner: "Runner") -> None:
+    def before_train_epoch(self, runner: Runner) -> None:
         """Notes the epoch."""
         runner.message_hub.update_info("epoch", runner.epoch)
 
-    def before_train_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Notes the iteration and the learning rate that it uses: of the first group, under each name of `get_lr`."""
         runner.message_hub.update_info("iter", runner.iter)
         for name, values in runner.optim_wrapper.get_lr().items():
             runner.message_hub.update_scalar(f"train/{name}", values[0])
 
     def after_train_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Hand over the metrics of the step."""
         update = runner.message_hub.update_scalar
         for name, value in (outputs or {}).items():
             update(f"train/{name}", value)
 
-    def after_train_chunk(self, runner: "Runner", batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+    def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Hand over the metrics of all steps of a chunk."""
         hub, first = runner.message_hub, runner.iter - metrics.num_steps + 1
         for name, values in metrics.values.items():
             hub.update_scalar_batch(f"train/{name}", values, first, metrics.reported(name))
 
-    def before_val(self, runner: "Runner") -> None:
+    def before_val(self, runner: Runner) -> None:
         """Marks the stage."""
         self._stage_before_val = runner.message_hub.get_info("loop_stage")
         runner.message_hub.update_info("loop_stage", "val")
 
-    def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Notes the metrics as `val/…`."""
         self._note_metrics(runner, "val", metrics)
 
-    def after_val(self, runner: "Runner") -> None:
+    def after_val(self, runner: Runner) -> None:
         """Restores the stage that the validation interrupted."""
         if self._stage_before_val is None:
             runner.message_hub.pop_info("loop_stage")
         else:
             runner.message_hub.update_info("loop_stage", self._stage_before_val)
 
-    def after_train(self, runner: "Runner") -> None:
+    def after_train(self, runner: Runner) -> None:
         """Forgets the stage."""
         runner.message_hub.pop_info("loop_stage")
 
-    def before_test(self, runner: "Runner") -> None:
+    def before_test(self, runner: Runner) -> None:
         """Marks the stage."""
         runner.message_hub.update_info("loop_stage", "test")
 
-    def after_test_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+    def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Notes the metrics as `test/…`."""
         self._note_metrics(runner, "test", metrics)
 
-    def after_test(self, runner: "Runner") -> None:
+    def after_test(self, runner: Runner) -> None:
         """Forgets the stage."""
         runner.message_hub.pop_info("loop_stage")
 
     @staticmethod
-    def _note_metrics(runner: "Runner", mode: str, metrics: dict[str, float] | None) -> None:
+    def _note_metrics(runner: Runner, mode: str, metrics: dict[str, float] | None) -> None:
         for name, value in (metrics or {}).items():
             if isinstance(value, numbers.Number) or getattr(value, "size", None) == 1:
                 runner.message_hub.update_scalar(f"{mode}/{name}", value)

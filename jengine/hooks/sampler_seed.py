@@ -1,12 +1,8 @@
 """Gives each epoch its own order of the data."""
 
-from typing import TYPE_CHECKING
-
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -19,7 +15,7 @@ class DistSamplerSeedHook(Hook):
 
     priority = "NORMAL"
 
-    def before_train_epoch(self, runner: "Runner") -> None:
+    def before_train_epoch(self, runner: Runner) -> None:
         """Hands the epoch to the data."""
         loader = runner.train_loop.dataloader
         batch_sampler = getattr(loader, "batch_sampler", None)

@@ -4,7 +4,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,10 +12,8 @@ import numpy as np
 from jengine.errors import ConfigError, closest
 from jengine.evaluation.metric import MASK
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -78,7 +76,7 @@ class SegVisualizationHook(Hook):
         self.label = label
         self.prediction = prediction
 
-    def before_run(self, runner: "Runner") -> None:
+    def before_run(self, runner: Runner) -> None:
         """Checks that the visualizer can draw.
 
         Raises:
@@ -95,19 +93,19 @@ class SegVisualizationHook(Hook):
         if self.show:
             visualizer.vis_backends = {}
 
-    def next_step(self, runner: "Runner", step: int) -> float:
+    def next_step(self, runner: Runner, step: int) -> float:
         """Return no step: nothing of the training is drawn."""
         return math.inf
 
     def _after_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "val"
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "val"
     ) -> None:
         if not self.draw or mode == "train":
             return
         if self.every_n_inner_iters(batch_idx, self.interval) and jax.process_index() == 0:
             self._draw(runner, batch_idx, data_batch, outputs, mode)
 
-    def _draw(self, runner: "Runner", batch_idx: int, data_batch: Any, outputs: Any, mode: str) -> None:
+    def _draw(self, runner: Runner, batch_idx: int, data_batch: Any, outputs: Any, mode: str) -> None:
         """Draws the real rows of a batch; what is on the device comes over in one transfer."""
         wanted = {name: data_batch[name] for name in (self.image, self.label, "sample_idx", MASK) if name in data_batch}
         batch, predictions = jax.device_get(jax.tree.map(_own_rows, (wanted, self._predictions(outputs))))

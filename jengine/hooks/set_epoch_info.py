@@ -1,12 +1,8 @@
 """Tells the model which epoch it is."""
 
-from typing import TYPE_CHECKING
-
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -16,10 +12,10 @@ class SetEpochInfoHook(Hook):
     A traced number: the next epoch is not a new trace. In a loop that counts iterations it stays 0.
     """
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Makes the number known before the step is traced."""
         runner.hyperparams["epoch"] = runner.epoch
 
-    def before_train_epoch(self, runner: "Runner") -> None:
+    def before_train_epoch(self, runner: Runner) -> None:
         """Sets it."""
         runner.hyperparams["epoch"] = runner.epoch

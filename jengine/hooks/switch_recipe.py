@@ -1,7 +1,7 @@
 """Trains by another recipe from some epochs on."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,9 @@ from jengine.errors import ConfigError, closest, place
 from jengine.hooks.batch_augments import BatchAugment, build_batch_augment, unchanged
 from jengine.hooks.hook import Hook
 from jengine.hooks.pipeline_switch import set_pipeline
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.train import StepContext
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 _KEYS = ("action_epoch", "train_pipeline", "batch_augments", "loss", "hyperparams")
 _AUGMENT = "augment_index"  # the number of the host that says which augmentation is in force; 0 for none
@@ -81,7 +79,7 @@ class SwitchRecipeHook(Hook):
             read["batch_augments"] = len(self._augments)
         return read
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Puts the recipe of the current epoch in force, after a restart as well."""
         if not runner.train_loop.by_epoch and self.schedule[-1]["action_epoch"] > 1:
             raise ConfigError("SwitchRecipeHook acts when epochs begin, and the training loop counts iterations")
@@ -93,7 +91,7 @@ class SwitchRecipeHook(Hook):
             if item["action_epoch"] <= runner.epoch + 1:
                 self._apply(runner, item)
 
-    def before_train_epoch(self, runner: "Runner") -> None:
+    def before_train_epoch(self, runner: Runner) -> None:
         """Changes the recipe if it is time."""
         for item in self.schedule:
             if 1 < item["action_epoch"] == runner.epoch + 1:
@@ -110,7 +108,7 @@ class SwitchRecipeHook(Hook):
         index = jnp.asarray(ctx.hyperparams[_AUGMENT]).astype(jnp.int32)
         return ctx.replace(batch=jax.lax.switch(index, [unchanged, *self._augments], ctx.batch, ctx.rng))
 
-    def _apply(self, runner: "Runner", item: Mapping[str, Any]) -> None:
+    def _apply(self, runner: Runner, item: Mapping[str, Any]) -> None:
         if "train_pipeline" in item:
             set_pipeline(runner.train_loop.dataloader, item["train_pipeline"])
         if "batch_augments" in item and self._augments:

@@ -1,12 +1,8 @@
 """Averages over replicas what the model keeps beside its parameters, such as the statistics of BatchNorm."""
 
-from typing import TYPE_CHECKING
-
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -23,18 +19,18 @@ class SyncBuffersHook(Hook):
     def __init__(self) -> None:
         self._done = False
 
-    def after_train_epoch(self, runner: "Runner") -> None:
+    def after_train_epoch(self, runner: Runner) -> None:
         """Averages."""
         self._average(runner)
         self._done = True
 
-    def before_val_epoch(self, runner: "Runner") -> None:
+    def before_val_epoch(self, runner: Runner) -> None:
         """Averages, unless the end of an epoch has just done so."""
         if not self._done:
             self._average(runner)
         self._done = False
 
-    def _average(self, runner: "Runner") -> None:
+    def _average(self, runner: Runner) -> None:
         assert runner.state is not None
         averaged = runner.strategy.mean_over_replicas(runner.state.model_state)
         if averaged is not runner.state.model_state:

@@ -1,13 +1,11 @@
 """Raises a number of the loss from 0 to its value over the first epochs."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -35,7 +33,7 @@ class WarmupParamHook(Hook):
         self.value = value
         self.warmup_epochs = warmup_epochs
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Makes the number known before the step is traced."""
         if self.param_name in runner.optim_wrapper.hyperparams:
             raise ConfigError(
@@ -43,10 +41,10 @@ class WarmupParamHook(Hook):
             )
         self._set(runner)
 
-    def before_train_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Sets it."""
         self._set(runner)
 
-    def _set(self, runner: "Runner") -> None:
+    def _set(self, runner: Runner) -> None:
         length = self.warmup_epochs * len(runner.train_loop.dataloader)
         runner.hyperparams[self.param_name] = self.value * min(1.0, runner.iter / length)

@@ -32,6 +32,7 @@ class MessageHub:
         nothing reads them.
 
     Attributes:
+      iteration: the training iteration of the scalars that are updated now.
       fetches: number of transfers from the device so far.
       before_read: called before a scalar is read; the Runner sets it to the `flush` of its log writer, whose pending
         jobs hold earlier scalars (see `snapshot`).
@@ -44,7 +45,7 @@ class MessageHub:
         self.fetches = 0
         self.before_read: Callable[[], None] | None = None
         self._capacity = capacity
-        self._iteration = 0
+        self.iteration = 0
         self._pending = PendingScalars()
         self._log_scalars: dict[str, HistoryBuffer] = {}
         self._runtime_info: dict[str, Any] = {}
@@ -70,7 +71,7 @@ class MessageHub:
 
     def start_iteration(self, iteration: int) -> None:
         """Set the training iteration of the scalars that follow, and fetch the pending ones if there are many."""
-        self._iteration = iteration
+        self.iteration = iteration
         if 2 * self._pending.size >= self._capacity:
             self.flush()
 
@@ -93,7 +94,7 @@ class MessageHub:
             count = check_count(count)
         if self._resumed.setdefault(key, resumed) is not resumed:
             raise AssertionError(_resumed_changed(key, resumed))
-        self._pending.add(key, value, self._iteration, count)
+        self._pending.add(key, value, self.iteration, count)
         if self._pending.size >= self._capacity:
             self.flush()
 

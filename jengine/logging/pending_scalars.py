@@ -63,7 +63,7 @@ class PendingScalars:
         entries, self._entries, self.size = self._entries, [], 0
         arrays = [entry.value for entry in entries if isinstance(entry.value, jax.Array)]
         try:
-            fetched = iter(jax.device_get(arrays))
+            fetched = iter(jax.device_get(arrays) if arrays else ())
         except RuntimeError as error:
             if any(array.is_deleted() for array in arrays):
                 keys = {e.key for e in entries if isinstance(e.value, jax.Array) and e.value.is_deleted()}

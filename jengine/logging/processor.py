@@ -3,8 +3,8 @@
 import datetime
 import functools
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
@@ -17,6 +17,50 @@ from jengine.registry import LOG_PROCESSORS, check_arguments
 Mode = Literal["train", "val", "test"]
 
 _BYTES_PER_MB = 1024**2
+
+
+class LoggedLoop(Protocol):
+    """Describe the loop that a log line is about."""
+
+    @property
+    def dataloader(self) -> Sized:
+        """Return the batches of one pass."""
+
+
+class LoggedRun(Protocol):
+    """Describe what a log line needs of the Runner."""
+
+    @property
+    def iter(self) -> int:
+        """Return the number of completed training iterations."""
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of completed epochs."""
+
+    @property
+    def max_iters(self) -> int:
+        """Return the number of training iterations of the whole run."""
+
+    @property
+    def max_epochs(self) -> int:
+        """Return the number of epochs of the whole run."""
+
+    @property
+    def message_hub(self) -> MessageHub:
+        """Return the histories of scalars."""
+
+    @property
+    def train_loop(self) -> LoggedLoop | Any:
+        """Return the training loop; None in runs that do not train."""
+
+    @property
+    def val_loop(self) -> LoggedLoop | Any:
+        """Return the validation loop; None in runs that do not validate."""
+
+    @property
+    def test_loop(self) -> LoggedLoop | Any:
+        """Return the test loop; None in runs that do not test."""
 
 
 @LOG_PROCESSORS.register_module()
@@ -64,7 +108,7 @@ class LogProcessor:
         self._is_averaged = functools.cache(self.mean_pattern.search)
         _check_custom_cfg(self.custom_cfg, by_epoch)
 
-    def get_log_after_iter(self, runner: Any, batch_idx: int, mode: Mode) -> tuple[dict[str, Any], str]:
+    def get_log_after_iter(self, runner: LoggedRun, batch_idx: int, mode: Mode) -> tuple[dict[str, Any], str]:
         """Formats what an iteration reports.
 
         Args:
@@ -102,7 +146,7 @@ class LogProcessor:
         return tag, line + "  ".join(f"{name}: {self._text(value)}" for name, value in rest.items())
 
     def get_log_after_epoch(
-        self, runner: Any, batch_idx: int, mode: Mode, with_non_scalar: bool = False
+        self, runner: LoggedRun, batch_idx: int, mode: Mode, with_non_scalar: bool = False
     ) -> tuple[dict[str, Any], str]:
         """Formats what a validation or test pass found; `time` and `data_time` are means over the pass and come last.
 
@@ -166,7 +210,7 @@ class LogProcessor:
     def _named(self, values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
         return {f"{mode}/{name}": value for name, value in values.items()} if self.log_with_hierarchy else dict(values)
 
-    def _iter_header(self, runner: Any, batch_idx: int, mode: Mode) -> str:
+    def _iter_header(self, runner: LoggedRun, batch_idx: int, mode: Mode) -> str:
         inner = self.by_epoch or mode != "train"
         done, total = (batch_idx + 1, _loader_size(runner, mode)) if inner else (runner.iter + 1, runner.max_iters)
         progress = f"[{done:>{len(str(total))}}/{total}]  "
@@ -201,20 +245,21 @@ def _of_mode(values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
 
-def _untrained(runner: Any) -> bool:
+def _untrained(runner: LoggedRun) -> bool:
     """Whether the runner only validates or tests."""
-    return getattr(runner, "train_loop", None) is None
+    return runner.train_loop is None
 
 
-def _epoch(runner: Any, mode: Mode) -> int:
+def _epoch(runner: LoggedRun, mode: Mode) -> int:
     """The epoch as shown: from 1 in training; validation comes after the count went up; 0 without training."""
     if mode == "train":
         return runner.epoch + 1
     return 0 if _untrained(runner) else runner.epoch
 
 
-def _loader_size(runner: Any, mode: Mode) -> int:
-    return len(getattr(runner, f"{mode}_loop").dataloader)
+def _loader_size(runner: LoggedRun, mode: Mode) -> int:
+    loops = {"train": runner.train_loop, "val": runner.val_loop, "test": runner.test_loop}
+    return len(loops[mode].dataloader)
 
 
 def _check_mode(mode: str, legal: Sequence[str]) -> None:

@@ -280,7 +280,7 @@ class OptimWrapper:
 
     def as_optax(self) -> optax.GradientTransformationExtraArgs:
         """The same training as a plain optax chain, see `jengine.optim.as_optax.as_optax`."""
-        return as_optax(self)
+        return as_optax(self.grouped, self.clip_grad, self.accumulative_counts, lambda: self.hyperparams)
 
     # ------------------------------------------------------------------ host: counting, numbers, checkpoints
 

@@ -1,7 +1,7 @@
 """From the sections of a config to the objects of a run, each built inside `place(section)`."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.errors import ConfigError, place
 from jengine.hooks import Hook
@@ -10,9 +10,7 @@ from jengine.model import CastModel, Model, get_precision
 from jengine.optim.schedulers import build_param_schedulers
 from jengine.parallel import default_strategy
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, check_arguments
-
-if TYPE_CHECKING:
-    from jengine.runner.runner import Runner
+from jengine.runner.runner_protocol import Runner
 
 _SECTIONS = {
     "train": ("train_dataloader", "train_cfg", "optim_wrapper"),
@@ -131,7 +129,7 @@ def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
         return log_processor
 
 
-def build_train_loop(runner: "Runner", cfg: Any, dataloader: Any) -> Any:
+def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
     """The training loop: by `type`, or by `by_epoch` (True unless said otherwise)."""
     if not hasattr(cfg, "items"):
         return cfg
@@ -170,7 +168,7 @@ def check_train_loop(cfg: Any) -> None:
             check_arguments(entry, {"runner": None, "dataloader": None, **arguments})
 
 
-def build_eval_loop(runner: "Runner", mode: str, cfg: Any, dataloader: Any, evaluator: Any) -> Any:
+def build_eval_loop(runner: Runner, mode: str, cfg: Any, dataloader: Any, evaluator: Any) -> Any:
     """The validation or test loop; `type` may be left out."""
     from jengine.evaluation import build_evaluator
 

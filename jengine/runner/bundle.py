@@ -4,7 +4,7 @@ import functools
 import importlib.metadata
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,18 +12,16 @@ import numpy as np
 from jengine.optim.schedulers import load_schedulers_state_dict, schedulers_state_dict
 from jengine.parallel import reform
 from jengine.runner.hook_states import Placement, place_hook_states, start_hook_states
+from jengine.runner.runner_protocol import Runner
+from jengine.runner.workdir import LoadFrom
 from jengine.train import TrainState, hook_names
-
-if TYPE_CHECKING:
-    from jengine.runner.runner import Runner
-    from jengine.runner.workdir import LoadFrom
 
 Bundle = dict[str, Any]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 def pack(
-    runner: "Runner", *, save_optimizer: bool, save_param_scheduler: bool, meta: Mapping[str, Any] | None
+    runner: Runner, *, save_optimizer: bool, save_param_scheduler: bool, meta: Mapping[str, Any] | None
 ) -> Bundle:
     """Everything that an exact resume needs: `state` (arrays) and the rest (JSON-able)."""
     from jengine import __version__
@@ -66,7 +64,7 @@ def _versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
-def resume(runner: "Runner", path: str) -> None:
+def resume(runner: Runner, path: str) -> None:
     """Puts the run where the checkpoint at `path` was written."""
     from jengine.checkpoint import read_meta, restore, stored_arrays
 
@@ -102,7 +100,7 @@ def resume(runner: "Runner", path: str) -> None:
     runner.logger.info(f"Resumed from {path}: epoch {loop.epoch}, iteration {loop.iter}.")
 
 
-def load_weights(runner: "Runner", source: "LoadFrom") -> None:
+def load_weights(runner: Runner, source: "LoadFrom") -> None:
     """Takes parameters and model state, and nothing else, from a checkpoint."""
     from jengine.checkpoint import load_params, read_meta, stored_arrays
 
@@ -143,7 +141,7 @@ def load_weights(runner: "Runner", source: "LoadFrom") -> None:
     runner.logger.info(f"Loaded the {averaged}weights of {source.path}.")
 
 
-def _with_missing_hooks(runner: "Runner", state: TrainState, placed: Placement, path: str) -> TrainState:
+def _with_missing_hooks(runner: Runner, state: TrainState, placed: Placement, path: str) -> TrainState:
     """`state` with the first states of the hooks that the checkpoint does not know."""
     for name in placed.left_out:
         runner.logger.warning(f"{path} has a state of {name}, which is no hook of this run: it is left out.")
@@ -153,7 +151,7 @@ def _with_missing_hooks(runner: "Runner", state: TrainState, placed: Placement, 
     return state.replace(hook_state={**first, **state.hook_state})
 
 
-def _load_schedulers(runner: "Runner", saved: Any) -> None:
+def _load_schedulers(runner: Runner, saved: Any) -> None:
     """Goes on with the schedules, and says whose settings hold where config and checkpoint differ."""
     loop, choice = runner.train_loop, runner.param_scheduler_on_resume
     differences = load_schedulers_state_dict(

@@ -1,14 +1,12 @@
 """Traced states of hooks and checkpoints: whose is stored where, and whose starts anew from the weights."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
+from jengine.runner.runner_protocol import Runner
 from jengine.train.traced_hooks import TracedHooks
-
-if TYPE_CHECKING:
-    from jengine.runner.runner import Runner
 
 PyTree = Any
 
@@ -53,7 +51,7 @@ def place_hook_states(own: Mapping[str, PyTree], stored: Iterable[str], exchange
     )
 
 
-def start_hook_states(runner: "Runner", names: Iterable[str], params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
+def start_hook_states(runner: Runner, names: Iterable[str], params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
     """The first states of the hooks called `names`, made from the weights given, on the device."""
     wanted = set(names)
 

@@ -3,10 +3,9 @@
 import signal
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from jengine.parallel import Agreement
+from jengine.parallel import Agreement
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -26,7 +25,7 @@ class Interrupts:
         processes it does not, since all of them must end at the same iteration.
     """
 
-    def __init__(self, agreement: "Agreement") -> None:
+    def __init__(self, agreement: Agreement) -> None:
         self.signum: int | None = None
         self.agreed = False
         self.raise_at_once = False

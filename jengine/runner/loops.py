@@ -3,8 +3,8 @@
 import bisect
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from jengine.data import BatchStream, prefetch_to_device
 from jengine.errors import ConfigError
@@ -12,10 +12,8 @@ from jengine.model import CastModel, Precision
 from jengine.parallel import gather_lists, local_rows
 from jengine.registry import LOOPS
 from jengine.runner.hyperparams import FlatHyperparams
+from jengine.runner.runner_protocol import Runner
 from jengine.train import RecompilationGuard, build_eval_step, check_on_recompile, compilation_counter
-
-if TYPE_CHECKING:
-    from jengine.runner.runner import Runner
 
 PyTree = Any
 
@@ -45,10 +43,12 @@ class TrainLoop:
     """
 
     by_epoch: bool
+    max_epochs: int
+    max_iters: int
 
     def __init__(
         self,
-        runner: "Runner",
+        runner: Runner,
         dataloader: Any,
         val_begin: int,
         val_interval: int,
@@ -73,6 +73,7 @@ class TrainLoop:
         milestones = sorted(dynamic_intervals or [])
         self._milestones = [0, *(milestone for milestone, _ in milestones)]
         self._intervals = [val_interval, *(interval for _, interval in milestones)]
+        self._put: Callable[[PyTree], PyTree] = runner.strategy.put_batch
 
     def run(self) -> None:
         """Train to the end."""
@@ -128,7 +129,7 @@ class TrainLoop:
             else:  # between the steps only the hooks that set hyperparameters are called, all before the first step
                 hooks.call_ahead(runner, "after_train_iter", batch_idx=batch_idx, data_batch=batches[i - 1])
                 self.iter, batch_idx = self.iter + 1, batch_idx + 1
-                runner.message_hub.start_iteration(self.iter)
+                runner.message_hub.iteration = self.iter
                 hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx, data_batch=batch)
             is_update.append(runner.optim_wrapper.start_step(self.iter))
             hyperparams.append(FlatHyperparams.ravel(runner.step_hyperparams()))
@@ -219,7 +220,7 @@ class EpochBasedTrainLoop(TrainLoop):
 
     def __init__(
         self,
-        runner: "Runner",
+        runner: Runner,
         dataloader: Any,
         max_epochs: int,
         val_begin: int = 1,
@@ -275,7 +276,7 @@ class IterBasedTrainLoop(TrainLoop):
 
     def __init__(
         self,
-        runner: "Runner",
+        runner: Runner,
         dataloader: Any,
         max_iters: int,
         val_begin: int = 1,
@@ -337,7 +338,7 @@ class EvalLoop:
 
     mode: str
 
-    def __init__(self, runner: "Runner", dataloader: Any, evaluator: Any, fp16: bool = False) -> None:
+    def __init__(self, runner: Runner, dataloader: Any, evaluator: Any, fp16: bool = False) -> None:
         self.runner = runner
         self.dataloader = dataloader
         self.evaluator = evaluator

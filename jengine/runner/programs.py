@@ -133,8 +133,10 @@ class TrainPrograms:
     def flops(self) -> Flops:
         """Return the operations of an iteration over all devices, see `count_flops`; {} before the first."""
         for step, program in self._compiled.items():
-            if step.shapes is not None and step is not self.chunk and hasattr(program, "trace"):  # a pmap has none
-                return count_flops(program.trace(*step.shapes).jaxpr)
+            if step.shapes is not None and hasattr(program, "trace"):  # a pmap has none
+                flops = count_flops(program.trace(*step.shapes).jaxpr)
+                steps = len(step.shapes[2][1]) if step is self.chunk else 1
+                return {kind: count / steps for kind, count in flops.items()}
         return {}
 
     def _call(self, step: RecompilationGuard, state: TrainState, batch: PyTree, inputs: PyTree) -> Any:

@@ -3,22 +3,19 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 from jengine.logging import format_table
 from jengine.paths import flatten
-from jengine.runner.programs import TrainPrograms
+from jengine.runner.runner_protocol import Runner
 from jengine.runner.speed import speed_of, speed_table
-
-if TYPE_CHECKING:
-    from jengine.runner.runner import Runner
 
 _MOST_ROWS = 40
 
 
-def introduction(runner: "Runner", groups: str) -> str:
+def introduction(runner: Runner, groups: str) -> str:
     """What is about to run: the device, the parameters, the groups, the hooks.
 
     Args:
@@ -38,22 +35,19 @@ def introduction(runner: "Runner", groups: str) -> str:
     )
 
 
-def conclude(runner: "Runner", programs: TrainPrograms, checkpointer: Any) -> None:
-    """Logs what the run found, where its time went, and where everything lies; the numbers go to hub and backends too.
+def conclude(runner: Runner) -> None:
+    """Log the results of a training, where its time went, and where its files are; record the numbers in the hub too.
 
     Args:
-      runner: after training.
-      programs: of the training.
-      checkpointer: what it saved with, which may still be writing; None where nothing was saved.
+      runner: after training; its last checkpoint may still be pending.
     """
     with runner.phase_timer.phase("step"):
         runner.dispatch_limiter.drain()
     with runner.phase_timer.phase("checkpoint"):
-        if checkpointer is not None:
-            checkpointer.wait()
+        runner.checkpointer.wait()
     with runner.phase_timer.phase("logging"):
         runner.log_writer.flush()
-    scalars = speed_of(runner, programs)
+    scalars = speed_of(runner)
     runner.message_hub.update_scalars(scalars, resumed=False)
     runner.visualizer.add_scalars(scalars, step=runner.iter, file_path=f"{runner.timestamp}.json")
     table = [validation_table(runner.validations)] if runner.validations else []
@@ -91,7 +85,7 @@ def validation_table(history: Sequence[tuple[int, int, Mapping[str, float]]]) ->
     return format_table(["epoch", "iter", *names], rows, title="Validations")
 
 
-def closing_lines(runner: "Runner") -> str:
+def closing_lines(runner: Runner) -> str:
     """Where checkpoints, logs and TensorBoard files lie."""
     lines = [f"checkpoints:  {runner.work_dir}"]
     last = os.path.join(runner.work_dir, "last_checkpoint")

@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.checkpoint import WorkDirLock
+from jengine.checkpoint import Checkpointer, WorkDirLock
 from jengine.config import check_keys, dump_config, resolve, write_config
 from jengine.data import build_dataloader
 from jengine.errors import ConfigError, place
 from jengine.hooks import Hook, Priority
 from jengine.hooks.chunk import ChunkMetrics
+from jengine.hooks.runner_protocol import MaybeNone
 from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, build_logger
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.parallel import Agreement, DispatchLimiter, check_same, get_processes
@@ -135,17 +136,17 @@ class Runner:
 
         self._open_logs(log_level, visualizer)
 
-        self.state: TrainState | None = None
+        self.state: TrainState | MaybeNone = None
         self.train_loop: Any = None
         self.val_loop: Any = None
         self.test_loop: Any = None
         self.optim_wrapper: Any = None
         self.param_schedulers: Any = None
-        self.programs: TrainPrograms | None = None
+        self.programs: TrainPrograms | MaybeNone = None
         self.hyperparams = Hyperparams()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._loaders: dict[str, Any] = {}
-        self._checkpointer: Any = None
+        self.checkpointer = Checkpointer(self.work_dir)
         self._loaded = False
         self._first_iter = 0
         self._failure = ""  # where training stopped with an error
@@ -298,15 +299,6 @@ class Runner:
         return path
 
     @property
-    def checkpointer(self) -> Any:
-        """Writes this run's checkpoints in the background."""
-        if self._checkpointer is None:
-            from jengine.checkpoint import Checkpointer
-
-            self._checkpointer = Checkpointer(self.work_dir)
-        return self._checkpointer
-
-    @property
     def hooks(self) -> list[Hook]:
         """The hooks in the order in which they run."""
         return list(self.hook_list)
@@ -395,7 +387,7 @@ class Runner:
                 self._save_what_is_done()
                 self.call_hook("on_failure")
                 raise
-        report.conclude(self, self.programs, self._checkpointer)
+        report.conclude(self)
         self.call_hook("after_run")
 
     def build_programs(self) -> TrainPrograms:
@@ -407,12 +399,12 @@ class Runner:
         )  # fmt: skip
 
     def _warn_of_single_steps(self) -> None:
-        hooks = self.hook_list.prevent_chunks()
+        hooks = self.hook_list.prevent_chunks(self)
         if self.train_loop.steps_per_call > 1 and hooks:
             names = ", ".join(type(hook).__name__ for hook in hooks)
             self.logger.warning(
                 f"steps_per_call={self.train_loop.steps_per_call} has no effect: {names} may act at each step "
-                "(define `Hook.next_step`, or `after_train_chunk`); iterations run one by one."
+                "(`Hook.next_step` can say when); iterations run one by one."
             )
 
     def _is_consistent(self) -> bool:
@@ -547,8 +539,8 @@ class Runner:
     def _close(self) -> None:
         """Finishes what runs in the background, also when the run failed."""
         with self.phase_timer.phase("checkpoint"):
-            if self._checkpointer is not None and not self.processes.failing:
-                self._checkpointer.wait()
+            if not self.processes.failing:
+                self.checkpointer.wait()
         self.log_writer.close()
         self.visualizer.close()
 

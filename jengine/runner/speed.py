@@ -1,25 +1,21 @@
 """Where the time of a run went, and how fast it was."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.logging import format_table
 from jengine.runner.compilation_cache import cache_counts
 from jengine.runner.peaks import utilisation
-from jengine.runner.programs import TrainPrograms
-
-if TYPE_CHECKING:
-    from jengine.runner.runner import Runner
+from jengine.runner.runner_protocol import Runner
 
 _TRAINING = ("input", "hooks", "step", "logging")  # without compiling, validation, checkpoints and setup
 
 
-def speed_of(runner: "Runner", programs: TrainPrograms) -> dict[str, float]:
+def speed_of(runner: Runner) -> dict[str, float]:
     """The account of a run up to now, as scalars.
 
     Args:
       runner: after training.
-      programs: of the training.
 
     Returns:
       'seconds/<part>' for each part, which add up to the time since training began; and, over the time of training
@@ -36,7 +32,7 @@ def speed_of(runner: "Runner", programs: TrainPrograms) -> dict[str, float]:
     scalars["speed/iterations_per_second"] = speed
     if batch_size := getattr(runner.train_dataloader, "batch_size", None):
         scalars["speed/examples_per_second"] = speed * batch_size * runner.processes.count
-    flops = programs.flops()
+    flops = runner.programs.flops()
     if flops:
         scalars["speed/flops_per_second"] = speed * sum(flops.values())
     assert runner.state is not None

@@ -293,7 +293,7 @@ def test_iterations_are_traced_by_a_schedule(tracing, arguments, calls):
 )
 def test_the_profiler_says_when_it_traces_next(schedule, first):
     hook = ProfilerHook(by_epoch=False, profile_times=2, schedule=schedule)
-    assert [hook.next_due(None, "before_train_iter", i) for i in range(12)] == first
+    assert [hook.next_step(None, i) for i in range(12)] == first
 
 
 def test_each_trace_is_handed_over(tracing):

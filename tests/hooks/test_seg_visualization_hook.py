@@ -66,7 +66,7 @@ def test_training_draws_nothing_and_a_hook_that_is_off_neither():
     runner = runner_with()
     hook = SegVisualizationHook(draw=True, interval=1)
     run(hook, runner, "train")
-    assert hook.next_due(runner, "after_train_iter", 3) == math.inf  # nor keeps it iterations apart
+    assert hook.next_step(runner, 3) == math.inf  # nor keeps it iterations apart
     with pytest.warns(UserWarning, match="draw=False: nothing will be drawn"):
         off = SegVisualizationHook(interval=1)
     run(off, runner, "val")

@@ -1,10 +1,12 @@
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jengine.data import DataLoader
-from jengine.hooks.selfsup import extract_features, knn_accuracy, projection_accuracy, random_view
+from jengine.hooks.selfsup import compare_features, extract_features, knn_accuracy, projection_accuracy, random_view
 from jengine.model import FunctionalModel
 
 STILL = dict(shift=0, rotate=0, scale=0, contrast=0, noise=0)
@@ -85,3 +87,8 @@ def test_projections_are_judged_by_their_mean_over_several():
     found = projection_accuracy(samples[:30], mixed[:30], samples[30:], mixed[30:], size=4, repeats=3)
     assert found == pytest.approx(np.mean(single))
     assert len(set(single)) > 1
+
+
+def test_comparing_features_needs_a_trained_runner():
+    with pytest.raises(ValueError, match="the runner must be trained"):
+        compare_features(types.SimpleNamespace(state=None), train=None, test=None)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,7 @@ def hub():
 
 @pytest.fixture
 def transfers(monkeypatch):
-    """The arguments of each jax.device_get, on a device whose memory is not the host's."""
-    monkeypatch.setattr("jengine.logging.fetch.on_host", lambda array: False)
+    """The arguments of each jax.device_get."""
     calls = []
     fetch = jax.device_get
     monkeypatch.setattr(jax, "device_get", lambda arrays: calls.append(arrays) or fetch(arrays))
@@ -106,7 +106,6 @@ def test_a_full_queue_forces_a_fetch(transfers):
     hub = MessageHub("test", capacity=4)
     for value in range(10):
         hub.update_scalar("x", jnp.float32(value))
-        assert len(hub._waiting) < 4
     assert len(transfers) == hub.fetches == 2
     np.testing.assert_array_equal(hub.get_scalar("x").data[0], np.arange(10))
 
@@ -262,3 +261,73 @@ def test_a_new_run_of_the_same_name_starts_without_history():
     assert hub is not earlier
     assert hub.log_scalars == {}
     assert MessageHub.get_instance("test_new") is MessageHub.get_current_instance() is hub
+
+
+def test_a_snapshot_keeps_the_infos_and_scalars_of_its_moment():
+    hub = MessageHub("test")
+    hub.update_scalar("train/loss", jnp.float32(1.0))
+    hub.update_info("eta", 5)
+    snapshot = hub.snapshot()
+    hub.update_scalar("train/loss", jnp.float32(2.0))
+    hub.update_info("eta", 4)
+    snapshot.settle()
+    assert (snapshot.get_scalar("train/loss").current(), snapshot.get_info("eta")) == (1.0, 5)
+    assert hub.get_scalar("train/loss").data[0].tolist() == [1.0, 2.0]
+
+
+def test_the_reader_of_snapshots_is_awaited_before_the_hub_is_read():
+    hub = MessageHub("test")
+    hub.update_scalar("x", jnp.float32(1.0))
+    snapshot = hub.snapshot()
+    hub.before_read = snapshot.settle
+    hub.update_scalar("x", 2.0)
+    assert hub.get_scalar("x").data[0].tolist() == [1.0, 2.0]
+
+
+def test_an_unknown_scalar_of_a_snapshot_names_the_closest():
+    hub = MessageHub("test")
+    hub.update_scalar("train/loss", 1.0)
+    snapshot = hub.snapshot()
+    snapshot.settle()
+    with pytest.raises(KeyError, match="did you mean 'train/loss'"):
+        snapshot.get_scalar("train/los")
+
+
+def test_a_snapshot_is_settled_iteration_by_iteration_with_one_transfer():
+    hub = MessageHub("test")
+    for iteration in range(4):
+        hub.iteration = iteration
+        hub.update_scalar("lr", float(iteration))
+    hub.update_scalar_batch("loss", jnp.arange(4.0), first_iteration=0)
+    hub.update_scalar_batch("grad_norm", jnp.arange(4.0), 0, reported=np.array([False, True, False, True]))
+    found, snapshot = [], hub.snapshot()
+    for iteration in (0, 2, math.inf):
+        snapshot.settle(iteration)
+        found.append({key: history.data[0].tolist() for key, history in snapshot.log_scalars.items()})
+    assert hub.fetches == 1
+    assert found == [
+        {"lr": [0.0], "loss": [0.0]},
+        {"lr": [0.0, 1.0, 2.0], "loss": [0.0, 1.0, 2.0], "grad_norm": [1.0]},
+        {"lr": [0.0, 1.0, 2.0, 3.0], "loss": [0.0, 1.0, 2.0, 3.0], "grad_norm": [1.0, 3.0]},
+    ]
+
+
+def test_values_of_several_iterations_are_appended_in_order():
+    hub = MessageHub("test")
+    hub.update_scalar_batch("train/loss", jnp.arange(4.0), 0, reported=np.array([True, False, True, True]))
+    hub.iteration = 4
+    hub.update_scalar("train/loss", jnp.float32(9.0))
+    hub.update_scalar_batch("train/loss", np.array([10.0]), 5)  # a chunk of one step
+    assert hub.get_scalar("train/loss").data[0].tolist() == [0.0, 2.0, 3.0, 9.0, 10.0]
+    assert hub.fetches == 1
+
+
+def test_many_pending_scalars_are_fetched_when_an_iteration_starts():
+    hub = MessageHub("test", capacity=40)
+    for start, fetches in ((0, 0), (15, 0), (30, 1)):
+        hub.start_iteration(start)
+        assert hub.fetches == fetches  # from half of the capacity on
+        hub.update_scalar_batch("x", jnp.arange(15.0), first_iteration=start)
+    snapshot = hub.snapshot()
+    snapshot.settle(34)
+    assert snapshot.get_scalar("x").updates == 35

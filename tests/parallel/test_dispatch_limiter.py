@@ -1,10 +1,12 @@
 """How far the host runs ahead of the device."""
 
+import numpy as np
+
 from jengine.parallel import DispatchLimiter
 
 
 class Token:
-    """An output of a step that says when somebody waits for it."""
+    """An output of a step that records when it is waited for."""
 
     waited: list[int]
 
@@ -14,19 +16,21 @@ class Token:
 
     def block_until_ready(self):
         self.waited.append(self.step)
+        return self
 
 
 def waits(limit, steps):
-    """step -> the step that the host has waited for before it was dispatched."""
-    dispatch_limiter, found = DispatchLimiter(limit), {}
+    """step -> the step that the host waited for before it was dispatched."""
+    limiter, tokens, found = DispatchLimiter(limit), [], {}
     for step in range(steps):
         waited = []
-        for token in dispatch_limiter._tokens:
+        for token in tokens:
             token.waited = waited
-        dispatch_limiter.wait()
+        limiter.wait()
         if waited:
             (found[step],) = waited
-        dispatch_limiter.add(Token(step, waited))
+        tokens.append(Token(step, waited))
+        limiter.add(tokens[-1])
     return found
 
 
@@ -43,10 +47,10 @@ def test_of_one_the_one_before_is_waited_for():
 
 
 def test_draining_waits_for_all():
-    import numpy as np
-
-    dispatch_limiter = DispatchLimiter(4)
-    for _ in range(3):
-        dispatch_limiter.add({"x": np.zeros(2)})  # a pytree will do
-    dispatch_limiter.drain()
-    assert not dispatch_limiter._tokens
+    waited, limiter = [], DispatchLimiter(4)
+    limiter.add({"x": np.zeros(2)})  # a pytree will do
+    for step in range(2):
+        limiter.add(Token(step, waited))
+    limiter.drain()
+    limiter.drain()
+    assert waited == [0, 1]

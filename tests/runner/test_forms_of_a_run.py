@@ -35,9 +35,9 @@ def test_a_run_warns_once_of_another_form_and_trains_on_with_it(make_runner):
     assert runner.iter == 8
     assert runner.programs.update.traces == 2
     log = log_of(runner)
-    assert log.count("the training step is compiled for one form of its arguments, and they changed") == 1
+    assert log.count("the training step is compiled again, since its arguments changed") == 1
     # the padded batches of a validation are dicts again
-    assert log.count("the step of the validation is compiled for one form") == 0
+    assert log.count("the step of the validation is compiled again") == 0
     assert "  batch: was a dict, is a Renamed" in log
 
 
@@ -45,13 +45,13 @@ def test_a_run_that_is_to_raise_stops_before_the_compile(make_runner):
     batches = [batch(), Renamed(batch())]
     with pytest.raises(RecompilationError, match="batch: was a dict, is a Renamed"):
         make_runner(train_dataloader=batches, train_cfg=dict(max_epochs=1, on_recompile="raise")).train()
-    with pytest.raises(ValueError, match="on_recompile is 'warn' or 'raise', found 'Warn'; did you mean 'warn'"):
+    with pytest.raises(ValueError, match="on_recompile must be 'warn' or 'raise', got 'Warn'; did you mean 'warn'"):
         make_runner(train_cfg=dict(max_epochs=1, on_recompile="Warn")).train()
 
 
 def test_training_and_validation_are_compiled_once_each(make_runner, monkeypatch):
     looks = []
-    monkeypatch.setattr(RecompilationGuard, "look", lambda self, *args: looks.append(self._name))
+    monkeypatch.setattr(RecompilationGuard, "check_shardings", lambda self, *args: looks.append(self._name))
     make_runner(train_cfg=dict(max_epochs=3)).train()
     assert looks == ["the training step", "the step of the validation"]  # it looks where something was compiled
 
@@ -62,6 +62,6 @@ def test_every_compile_counts_as_such_in_the_account_of_time(make_runner, monkey
         val_cfg=None, val_evaluator=None,
     )  # fmt: skip
     parts = []
-    monkeypatch.setattr(runner.phase_timer, "was", parts.append)
+    monkeypatch.setattr(runner.phase_timer, "relabel", parts.append)
     runner.train()
     assert parts == ["compile", "compile"]

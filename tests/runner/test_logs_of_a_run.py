@@ -7,13 +7,10 @@ import time
 import jax
 import numpy as np
 import pytest
-from jengine.logging.fetch import fetch_arrays
-from jengine.runner.stepping import StepsPerCall
-from jengine.train.window import WindowOutputs
 
 from jengine.hooks import Hook, LoggerHook
-from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, waiting
-from jengine.parallel import SingleDevice
+from jengine.hooks.chunk import ChunkMetrics
+from jengine.logging import AsyncWriter, MessageHub, PhaseTimer
 from jengine.train import RecompilationError
 
 
@@ -85,13 +82,15 @@ def test_val_alone_leaves_no_stage_behind(make_runner):
 )
 def test_when_the_log_is_due(fake_logging_runner, length, interval, ignore_last, expected):
     hook = LoggerHook(interval=interval, ignore_last=ignore_last)
-    for together in (1, 7):  # iterations that share a call of the step
+    for size in (1, 7):  # of a chunk
         runner = fake_logging_runner(length)
-        for start in range(0, length, together):
-            count = min(together, length - start)
+        for start in range(0, length, size):
+            count = min(size, length - start)
             runner.iter = start + count - 1
-            outputs = WindowOutputs({}, [{}] * count) if count > 1 else {}
-            hook.after_train_iter(runner, batch_idx=runner.iter, outputs=outputs)
+            if count > 1:
+                hook.after_train_chunk(runner, runner.iter, None, ChunkMetrics({}, np.ones(count, bool)))
+            else:
+                hook.after_train_iter(runner, batch_idx=runner.iter, outputs={})
         runner.log_writer.close()
         assert [step for step, _ in runner.scalars] == expected
 
@@ -128,12 +127,11 @@ def test_lines_before_one_that_fails_are_written(fake_logging_runner):
     runner.logger.info = texts.append
     runner.iter = 18
     hook = LoggerHook(interval=5)
-    hook.after_train_iter(runner, batch_idx=18, outputs=WindowOutputs({}, [{}] * 19))
-    runner.log_writer.flush()
+    hook.after_train_chunk(runner, 18, None, ChunkMetrics({}, np.ones(19, bool)))
+    with pytest.raises(ValueError, match="no such statistic"):
+        runner.log_writer.flush()
     assert texts == ["line of 5", "line of 10"]
     assert [step for step, _ in runner.scalars] == [5, 10]
-    with pytest.raises(ValueError, match="no such statistic"):
-        runner.log_writer.check()
 
 
 def test_the_lines_of_a_run(make_runner):
@@ -218,19 +216,22 @@ def test_the_step_is_traced_once_over_logging_validation_and_schedules(make_runn
     assert runner.programs.accumulate.traces == 0
 
 
-def test_a_hundred_iterations_with_ten_lines_read_at_most_ten_times_and_never_in_the_loop(make_runner, monkeypatch):
-    fetches, reads = [], []
-    array_type = type(jax.numpy.zeros(()))
+@pytest.mark.parametrize("steps_per_call", [1, 50])
+def test_a_hundred_iterations_with_ten_lines_transfer_at_most_ten_times_and_never_in_the_loop(
+    make_runner, monkeypatch, steps_per_call
+):
+    transfers, reads, main = [], [], threading.current_thread()
+    array_type, device_get = type(jax.numpy.zeros(())), jax.device_get
     value = array_type._value
-    monkeypatch.setattr(array_type, "_value", property(lambda self: reads.append(1) or value.fget(self)))
-    monkeypatch.setattr(SingleDevice, "platform", "gpu")  # as of a device with its own memory
-    monkeypatch.setattr(
-        waiting,
-        "fetch_arrays",
-        lambda arrays: fetches.append((len(arrays), threading.current_thread())) or fetch_arrays(arrays),
-    )
+
+    def read(array):
+        reads.append(threading.current_thread())
+        return value.fget(array)
+
+    monkeypatch.setattr(array_type, "_value", property(read))
+    monkeypatch.setattr(jax, "device_get", lambda x: transfers.append(threading.current_thread()) or device_get(x))
     runner = make_runner(
-        train_cfg=dict(by_epoch=False, max_iters=100, val_begin=999),
+        train_cfg=dict(by_epoch=False, max_iters=100, val_begin=999, steps_per_call=steps_per_call),
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=10)),
     )
 
@@ -238,21 +239,21 @@ def test_a_hundred_iterations_with_ten_lines_read_at_most_ten_times_and_never_in
         priority = "HIGHEST"
 
         def before_train(self, runner):
+            transfers.clear()
             reads.clear()
 
         def after_train(self, runner):
-            while sum(number for number, _ in fetches) < 100:
-                time.sleep(0.01)
-            self.reads = len(reads)
+            runner.log_writer.flush()
+            self.transfers, self.reads = list(transfers), list(reads)
 
     count = Count()
     runner.register_hook(count)
     runner.train()
-    assert sum(number for number, _ in fetches) == 100
-    assert 1 < len(fetches) <= 10
+    assert len(count.transfers) == (10 if steps_per_call == 1 else 2)
     assert len(messages(runner, "Iter(train)")) == 10
-    assert threading.current_thread() not in [thread for _, thread in fetches]
-    assert count.reads == 0  # nothing else reads an array
+    assert main not in count.transfers
+    assert main not in count.reads  # nothing else reads an array
+    assert runner.message_hub.get_scalar("train/loss").updates == 100
 
 
 class Clock:
@@ -323,13 +324,13 @@ def test_a_test_writes_its_metrics(make_runner):
     assert written["loss"] == pytest.approx(metrics["loss"])
 
 
-def test_an_error_within_iterations_that_are_taken_together_loses_no_line_before_it(make_runner, monkeypatch):
-    monkeypatch.setattr(StepsPerCall, "choose", lambda self, *_, **__: setattr(self, "size", 64))
+@pytest.mark.parametrize("steps_per_call", [1, 10])
+def test_an_error_of_a_step_loses_no_line_before_it(make_runner, steps_per_call):
     batch = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
     other = {"x": np.ones((4, 2), np.float16), "y": np.ones(4, np.float32)}
     runner = make_runner(
         train_dataloader=[batch] * 56 + [other] * 4,
-        train_cfg=dict(by_epoch=False, max_iters=60, on_recompile="raise"),
+        train_cfg=dict(by_epoch=False, max_iters=60, on_recompile="raise", steps_per_call=steps_per_call),
         val_dataloader=None,
         val_cfg=None,
         val_evaluator=None,
@@ -343,10 +344,7 @@ def test_an_error_within_iterations_that_are_taken_together_loses_no_line_before
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 8])
-def test_the_data_time_of_iterations_taken_together_is_that_of_all_their_batches(
-    make_runner, monkeypatch, steps_per_call
-):
-    monkeypatch.setattr(StepsPerCall, "choose", lambda self, *_, **__: setattr(self, "size", 8))
+def test_the_data_time_of_a_chunk_is_that_of_all_its_batches(make_runner, steps_per_call):
     batch = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
 
     class SlowData(list):
@@ -370,21 +368,20 @@ def test_the_data_time_of_iterations_taken_together_is_that_of_all_their_batches
     assert (waited <= took).all()
 
 
-def test_an_error_of_a_hook_that_acts_ahead_loses_no_line_either(make_runner, monkeypatch):
-    monkeypatch.setattr(StepsPerCall, "choose", lambda self, *_, **__: setattr(self, "size", 64))
-
+def test_an_error_of_a_hook_that_runs_ahead_loses_no_line_of_an_earlier_chunk(make_runner):
     class Failing(Hook):
-        in_windows = "ahead"
+        runs_ahead = True
 
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            if runner.iter == 29:
+            if runner.iter == 27:
                 raise RuntimeError("enough")
 
     runner = make_runner(
-        train_cfg=dict(by_epoch=False, max_iters=60, val_begin=99),
+        train_cfg=dict(by_epoch=False, max_iters=60, val_begin=99, steps_per_call=10),
         custom_hooks=[Failing()],
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=5)),
     )
     with pytest.raises(RuntimeError, match="enough"):
         runner.train()
-    assert [line["iter"] for line in scalar_lines(runner)] == [5, 10, 15, 20, 25, 30]
+    assert [line["iter"] for line in scalar_lines(runner)] == [5, 10, 15, 20]
+    assert int(runner.state.step) == 20

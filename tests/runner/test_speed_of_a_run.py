@@ -69,7 +69,7 @@ def test_utilisation_is_told_for_devices_whose_peak_is_known(make_runner, monkey
         return FLOPS / seconds / 1000 if flops == {"float32": FLOPS} else None
 
     monkeypatch.setattr(speed, "utilisation", utilisation)
-    scalars = speed_of(runner, runner.step)
+    scalars = speed_of(runner)
     assert kinds == [("cpu", 1)]
     share = scalars["speed/model_flops_utilisation"]
     assert share == pytest.approx(scalars["speed/flops_per_second"] / 1000)
@@ -82,14 +82,14 @@ def test_utilisation_is_told_for_devices_whose_peak_is_known(make_runner, monkey
 def test_operations_are_counted_over_all_devices(make_runner, parallel):
     runner = make_runner(parallel=parallel, train_cfg=dict(max_epochs=1))
     runner.train()
-    assert runner.step.flops() == {"float32": FLOPS}
+    assert runner.programs.flops() == {"float32": FLOPS}
     assert runner.programs.update.traces == 1
 
 
 def test_several_iterations_in_a_call_count_as_so_many(make_runner):
     runner, _ = trained(make_runner, train_cfg=dict(max_epochs=2, steps_per_call=4))
-    assert runner.step.flops() == {"float32": FLOPS}
-    assert runner.step.window.traces == 1
+    assert runner.programs.flops() == {"float32": FLOPS}
+    assert runner.programs.chunk.traces == 1
     logged = last_scalars(runner)
     training = sum(logged[f"seconds/{part}"] for part in ("input", "hooks", "step", "logging"))
     assert logged["speed/iterations_per_second"] == pytest.approx(8 / training)
@@ -99,7 +99,7 @@ def test_several_iterations_in_a_call_count_as_so_many(make_runner):
 def test_a_pmap_tells_no_operations_and_the_run_ends_all_the_same(make_runner):
     runner = make_runner(parallel=dict(type="Replica", devices=4, impl="pmap"), train_cfg=dict(max_epochs=1))
     runner.train()
-    assert runner.step.flops() == {}
+    assert runner.programs.flops() == {}
     assert "speed/flops_per_second" not in last_scalars(runner)
 
 

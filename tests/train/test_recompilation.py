@@ -31,7 +31,7 @@ def watched(on_recompile=None):
         before = compilation_counter.count
         result = compiled(*args)
         if compilation_counter.count != before:
-            traced.look(*args)
+            traced.check_shardings(*args)
         return result
 
     return traced, call
@@ -90,7 +90,7 @@ def test_a_warning_is_given_once_a_form_and_the_function_goes_on(warnings_of):
         "  batch.x: was float32[4,2], is float32[3,2]",
         "  batch.x: was float32[4,2], is float32[2,2]",
     ]
-    assert "compiled once more" in warnings_of()[0]
+    assert "is compiled again" in warnings_of()[0]
     assert "on_recompile='raise'" in warnings_of()[0]
 
 
@@ -121,7 +121,7 @@ def test_another_place_is_told_though_the_form_is_the_same(place, message, warni
             call(0.0, moved)
             call(0.0, moved)
     (text,) = warnings_of()
-    assert "compiled once more" in text
+    assert "is compiled again" in text
     assert message.split(":")[0].replace("\\", "") in text
 
 
@@ -129,7 +129,7 @@ def test_arrays_that_are_tied_to_no_device_are_as_good_as_host_arrays(warnings_o
     traced, call = watched("raise")
     call(0.0, {"x": X})
     call(0.0, {"x": jnp.asarray(X)})
-    traced.look(0.0, {"x": jnp.asarray(X)})
+    traced.check_shardings(0.0, {"x": jnp.asarray(X)})
     assert warnings_of() == []
     assert traced.shapes[1]["x"] == jax.ShapeDtypeStruct((4, 2), jnp.float32)
 
@@ -140,7 +140,7 @@ def test_the_mode_comes_from_the_argument_else_from_the_environment_else_it_warn
     both_forms(watched("warn")[1])
     monkeypatch.delenv("JENGINE_ON_RECOMPILE")
     both_forms(watched()[1])
-    with pytest.raises(ValueError, match="on_recompile is 'warn' or 'raise', found 'rise'.*'raise'"):
+    with pytest.raises(ValueError, match="on_recompile must be 'warn' or 'raise', got 'rise'.*'raise'"):
         RecompilationGuard(total, ARGUMENTS, on_recompile="rise")
 
 

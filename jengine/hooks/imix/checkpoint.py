@@ -1,14 +1,12 @@
 """Saves by epochs and by iterations, under iMIX's names."""
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.errors import ConfigError
 from jengine.hooks.imix.hook_base import HookBase
+from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -89,10 +87,10 @@ class CheckPointHook(HookBase):
         """Saves the end."""
         self._save("model_final", self.trainer.epoch, self.trainer.iter, final=True)
 
-    def on_failure(self, runner: "Runner") -> None:
+    def on_failure(self, runner: Runner) -> None:
         """An error is no end to save; `on_interrupt` has saved what there was."""
 
-    def on_interrupt(self, runner: "Runner") -> None:
+    def on_interrupt(self, runner: Runner) -> None:
         """Saves what a signal or an error would lose; called by the Runner between two iterations."""
         self.bind(runner)
         if runner.iter > 0 and self.name_at(runner.iter) is None:

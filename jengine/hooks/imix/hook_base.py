@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jengine.hooks.hook import Hook
 from jengine.hooks.imix.log_buffer import LogBuffer
 from jengine.hooks.level import PriorityStatus, get_level, to_priority
+from jengine.hooks.runner_protocol import Runner
 
 if TYPE_CHECKING:
-    from jengine.runner import Runner
-
     _Base = Any  # subclasses define the six methods without arguments, which the signatures of Hook do not allow
 else:
     _Base = Hook
@@ -67,7 +66,7 @@ class HookBase(_Base):
         self._level = get_level(level)
         self.priority = to_priority(self._level)
 
-    def bind(self, runner: "Runner") -> None:
+    def bind(self, runner: Runner) -> None:
         """Puts the run within reach, without keeping it alive."""
         self.trainer = weakref.proxy(runner)
 
@@ -91,7 +90,7 @@ class HookBase(_Base):
         found = [getattr(hook, "buffer", None) for hook in self.trainer.hooks]
         return [buffer for buffer in found if isinstance(buffer, LogBuffer)]
 
-    def on_failure(self, runner: "Runner") -> None:
+    def on_failure(self, runner: Runner) -> None:
         """Training has ended with an error, which goes on: `after_train` is called all the same."""
         if "after_train" in self.get_triggered_stages():
             try:
@@ -111,7 +110,7 @@ def _with_arguments(cls: type, stage: str, method: Callable[[Any], None]) -> Cal
     @functools.wraps(method)
     def call(
         self: HookBase,
-        runner: Any = None,
+        runner: Runner | None = None,
         batch_idx: int | None = None,
         data_batch: Any = None,
         outputs: Mapping[str, Any] | None = None,
@@ -129,7 +128,7 @@ def _with_arguments(cls: type, stage: str, method: Callable[[Any], None]) -> Cal
     return call
 
 
-def register_hooks(runner: "Runner", hooks: Iterable[HookBase | None]) -> None:
+def register_hooks(runner: Runner, hooks: Iterable[HookBase | None]) -> None:
     """Adds built hooks to a run and gives each its `trainer`; None among them is skipped.
 
     Raises:

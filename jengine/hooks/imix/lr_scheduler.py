@@ -2,15 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from jengine.hooks.imix.hook_base import HookBase
 from jengine.hooks.level import PriorityStatus
+from jengine.hooks.runner_protocol import Runner
 from jengine.optim.schedulers import ParamScheduler, flatten_schedulers
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 _MOMENTUM = "momentum"
 
@@ -51,7 +48,7 @@ class LRSchedulerHook(HookBase):
         """Steps what counts epochs."""
         self._step(by_epoch=True)
 
-    def after_val_epoch(self, runner: "Runner", metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Hands the metrics to what follows one."""
         for scheduler in self._schedulers(runner):
             if scheduler.by_epoch and scheduler.need_val_args:
@@ -67,7 +64,7 @@ class LRSchedulerHook(HookBase):
         """What is recorded, and the value that the iteration has used."""
         return "train/lr", self.trainer.optim_wrapper.param_groups[self._group]["lr"]
 
-    def _schedulers(self, runner: "Runner") -> Iterator[ParamScheduler]:
+    def _schedulers(self, runner: Runner) -> Iterator[ParamScheduler]:
         """The schedulers that this hook steps."""
         shared = any(isinstance(hook, MomentumSchedulerHook) for hook in runner.hooks)
         for scheduler in flatten_schedulers(runner.param_schedulers):

@@ -10,6 +10,7 @@ import jax
 
 from jengine.hooks.imix.lines import open_lines, write_line
 from jengine.hooks.imix.log_buffer import Bins, Image, Result, as_pixels
+from jengine.hooks.runner_protocol import Runner
 from jengine.logging import HistoryBuffer
 from jengine.registry import Registry
 
@@ -30,10 +31,10 @@ class LogBufferWriter:
 
     takes_more: ClassVar[bool] = False
 
-    def begin(self, trainer: Any) -> None:
+    def begin(self, trainer: Runner) -> None:
         """Training starts, at `trainer.iter`."""
 
-    def write(self, trainer: Any) -> None:
+    def write(self, trainer: Runner) -> None:
         """Writes what the current iteration stands at."""
         raise NotImplementedError(f"{type(self).__name__} must define `write(trainer)`")
 
@@ -44,7 +45,7 @@ class LogBufferWriter:
         """Finishes what is open. Closing twice is fine."""
 
 
-def histories(trainer: Any) -> dict[str, HistoryBuffer]:
+def histories(trainer: Runner) -> dict[str, HistoryBuffer]:
     """The histories of training by name; the sum of the losses is `total_loss`."""
     found = {
         key.removeprefix(_PREFIX): history
@@ -54,7 +55,7 @@ def histories(trainer: Any) -> dict[str, HistoryBuffer]:
     return {_TOTAL if name == "loss" else name: history for name, history in found.items()}
 
 
-def smoothed(trainer: Any, window_size: int) -> dict[str, float]:
+def smoothed(trainer: Runner, window_size: int) -> dict[str, float]:
     """The numbers of training by name: the median of the newest `window_size`, of learning rates the newest."""
     return {
         name: history.current() if name in _UNSMOOTHED else median(history, window_size)
@@ -90,7 +91,7 @@ class CommonMetricLoggerHook(LogBufferWriter):
         self._clock = clock
         self._last: tuple[int, float] | None = None
 
-    def write(self, trainer: Any) -> None:
+    def write(self, trainer: Runner) -> None:
         """Logs the line."""
         found = histories(trainer)
         max_iter = self.max_iter or trainer.max_iters
@@ -144,14 +145,14 @@ class JSONLoggerHook(LogBufferWriter):
         self.window_size = window_size
         self._file: TextIO | None = None
 
-    def begin(self, trainer: Any) -> None:
+    def begin(self, trainer: Runner) -> None:
         """Opens the file, without the lines of iterations that are done again."""
         self.close()
         self._file = open_lines(
             self.json_file or os.path.join(trainer.work_dir, "training_status.json"), "iteration", trainer.iter
         )
 
-    def write(self, trainer: Any) -> None:
+    def write(self, trainer: Runner) -> None:
         """Appends the line."""
         row: dict[str, Any] = {"iteration": trainer.iter}
         if trainer.train_loop.by_epoch:
@@ -186,7 +187,7 @@ class TensorboardLoggerHook(LogBufferWriter):
         self.window_size = window_size
         self._backend: Any = None
 
-    def begin(self, trainer: Any) -> None:
+    def begin(self, trainer: Runner) -> None:
         """Names the event file; TensorBoard forgets what an earlier one holds of iterations that are done again."""
         from jengine.visualization import TensorboardVisBackend
 
@@ -194,7 +195,7 @@ class TensorboardLoggerHook(LogBufferWriter):
         if trainer.iter > 0:
             self._backend.load_state_dict({}, trainer.iter - 1)
 
-    def write(self, trainer: Any) -> None:
+    def write(self, trainer: Runner) -> None:
         """Writes the numbers."""
         if self._backend is None:
             raise RuntimeError("TensorboardLoggerHook: `begin` comes before `write`")

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +11,13 @@ import numpy as np
 from jengine.data import build_dataloader
 from jengine.errors import place
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.hooks.selfsup.clustering import build_clustering, class_weights, describe_clusters
 from jengine.hooks.selfsup.entries import memory_bank, put_beside, state_entry, with_memory_bank, with_state_entry
 from jengine.hooks.selfsup.features import FeatureExtractor
 from jengine.hooks.selfsup.memory_bank import fill_bank
 from jengine.hooks.selfsup.reset import build_reset
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -77,15 +75,16 @@ class DeepClusterHook(Hook):
 
     # --- When. ---
 
-    def before_run(self, runner: "Runner") -> None:
+    def before_run(self, runner: Runner) -> None:
         """Builds what a clustering needs, and holds that everything is there."""
         if runner.train_loop is None:
             return
         name = type(self).__name__
         if not runner.train_loop.by_epoch:
             raise AssertionError(f"{name} clusters between epochs; train with train_cfg=dict(by_epoch=True, ...)")
-        self._data = runner.train_dataloader
-        for part, method in ((self._data.dataset, "assign_labels"), (self._data.sampler, "set_uniform_indices")):
+        self._data: Any = runner.train_dataloader
+        sampler = getattr(self._data, "sampler", None)  # which an iterable loader lacks
+        for part, method in ((self._data.dataset, "assign_labels"), (sampler, "set_uniform_indices")):
             needed = method == "assign_labels" or self.unif_sampling
             if needed and not hasattr(part, method):
                 kinds = {"assign_labels": "PseudoLabelDataset", "set_uniform_indices": "DeepClusterSampler"}
@@ -102,7 +101,7 @@ class DeepClusterHook(Hook):
         self._example = next(iter(self._data))
         self._data.set_epoch(0)
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Clusters, or goes on with the labels of the clustering before a restart."""
         if self._clustered is not None:
             path = self._path(runner, self._clustered)
@@ -114,14 +113,14 @@ class DeepClusterHook(Hook):
         elif self.initial:
             self._cluster(runner, runner.epoch)
 
-    def after_train_epoch(self, runner: "Runner") -> None:
+    def after_train_epoch(self, runner: Runner) -> None:
         """Clusters for the next epochs when it is time."""
         if self.every_n_epochs(runner, self.interval):
             self._cluster(runner, runner.epoch + 1)
 
     # --- What. ---
 
-    def _cluster(self, runner: "Runner", epoch: int) -> None:
+    def _cluster(self, runner: Runner, epoch: int) -> None:
         """One clustering, whose labels hold from epoch number `epoch` on."""
         state = runner.state
         assert state is not None
@@ -157,7 +156,7 @@ class DeepClusterHook(Hook):
             self._data.close()  # what was read ahead has the labels of before
 
     @staticmethod
-    def _path(runner: "Runner", epoch: int) -> str:
+    def _path(runner: Runner, epoch: int) -> str:
         return os.path.join(runner.work_dir, f"cluster_epoch_{epoch}.npy")
 
     # --- Over a restart. ---

@@ -1,13 +1,11 @@
 """Lets the dense loss of DenseCL in after a number of iterations."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.hooks.selfsup.entries import model_attribute
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -29,14 +27,14 @@ class DenseCLHook(Hook):
     def __init__(self, start_iters: int = 1000) -> None:
         self.start_iters = start_iters
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Names the number before the step is traced, and holds that the model has a value for it."""
         self._set(runner)
 
-    def before_train_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Sets the number of this iteration."""
         self._set(runner)
 
-    def _set(self, runner: "Runner") -> None:
+    def _set(self, runner: Runner) -> None:
         value = model_attribute(runner.model, "loss_lambda", type(self).__name__)
         runner.hyperparams["loss_lambda"] = value if runner.iter >= self.start_iters else 0.0

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.hooks.runner_protocol import Runner
+
 PyTree = Any
 
 
@@ -107,7 +109,7 @@ def _features(model: Any, params: PyTree, model_state: PyTree, batch: PyTree) ->
     return features.reshape(features.shape[0], -1).astype(jnp.float32)
 
 
-def compare_features(runner: Any, train: Any, test: Any) -> tuple[float, float]:
+def compare_features(runner: Runner, train: Any, test: Any) -> tuple[float, float]:
     """What a trained model's features are worth: the accuracy of their neighbours, and that of random projections.
 
     Args:
@@ -117,10 +119,15 @@ def compare_features(runner: Any, train: Any, test: Any) -> tuple[float, float]:
 
     Returns:
       `knn_accuracy` of the features, and `projection_accuracy` of the pixels in as many dimensions.
+
+    Raises:
+      ValueError: the runner has no state.
     """
     from jengine.data import DataLoader
 
     state = runner.state
+    if state is None:
+        raise ValueError("compare_features: the runner must be trained, found no state; call runner.train() first")
     known, asked = (
         extract_features(runner.model, state.params, state.model_state, DataLoader(data, 256)) for data in (train, test)
     )

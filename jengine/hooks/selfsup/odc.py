@@ -3,19 +3,17 @@
 import functools
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.hooks.selfsup.clustering import class_weights, describe_clusters
 from jengine.hooks.selfsup.entries import memory_bank, put_beside, state_entry, with_memory_bank, with_state_entry
 from jengine.hooks.selfsup.memory_bank import MemoryBank, count_labels, deal_with_small_clusters, update_centroids
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 _SAVE_INTERVAL = 10  # epochs between files of labels, as in MMSelfSup
 
@@ -67,7 +65,7 @@ class ODCHook(Hook):
         self._weigh = jax.jit(lambda bank: class_weights(count_labels(bank), reweight_pow))
         self._count = jax.jit(count_labels)
 
-    def before_run(self, runner: "Runner") -> None:
+    def before_run(self, runner: Runner) -> None:
         """Holds that the model has what is needed."""
         if runner.train_loop is None or runner.state is None:
             return
@@ -80,7 +78,7 @@ class ODCHook(Hook):
         if self.reweight:
             state_entry(runner.state.model_state, "loss_weight", type(self).__name__)
 
-    def next_step(self, runner: "Runner", step: int) -> float:
+    def next_step(self, runner: Runner, step: int) -> float:
         """Return the next step with something to do."""
         if self.reweight:
             return step
@@ -88,7 +86,7 @@ class ODCHook(Hook):
         return min(self.next_multiple(n, step) for n in intervals)
 
     def after_train_iter(
-        self, runner: "Runner", batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Does what is due after this iteration."""
         if self.every_n_train_iters(runner, self.centroids_update_interval):
@@ -100,23 +98,23 @@ class ODCHook(Hook):
         if self.every_n_train_iters(runner, self.evaluate_interval):
             self.evaluate(runner)
 
-    def after_train_epoch(self, runner: "Runner") -> None:
+    def after_train_epoch(self, runner: Runner) -> None:
         """Writes the labels every ten epochs."""
         if self.every_n_epochs(runner, _SAVE_INTERVAL) and runner.is_main_process:
             path = os.path.join(runner.work_dir, f"cluster_epoch_{runner.epoch + 1}.npy")
             np.save(path, np.asarray(self._bank(runner).labels).astype(np.int64))
 
-    def update_centroids(self, runner: "Runner") -> None:
+    def update_centroids(self, runner: Runner) -> None:
         """Moves the centroids to the means of their features."""
         self._set_bank(runner, self._update_centroids(self._bank(runner)))
 
-    def deal_with_small_clusters(self, runner: "Runner") -> None:
+    def deal_with_small_clusters(self, runner: Runner) -> None:
         """Empties small clusters and fills them with halves of large ones."""
         assert runner.state is not None
         rng = jax.random.fold_in(runner.state.rng, runner.iter)
         self._set_bank(runner, self._deal(self._bank(runner), rng))
 
-    def set_reweight(self, runner: "Runner") -> None:
+    def set_reweight(self, runner: Runner) -> None:
         """Sets the weights of classes from the sizes of clusters."""
         assert runner.state is not None
         model_state = runner.state.model_state
@@ -124,15 +122,15 @@ class ODCHook(Hook):
         weights = put_beside(self._weigh(self._bank(runner)), old)
         runner.state = runner.state.replace(model_state=with_state_entry(model_state, "loss_weight", weights))
 
-    def evaluate(self, runner: "Runner") -> None:
+    def evaluate(self, runner: Runner) -> None:
         """Writes a line on the sizes of clusters to the log."""
         runner.logger.info(describe_clusters(np.asarray(self._count(self._bank(runner)))))
 
-    def _bank(self, runner: "Runner") -> MemoryBank:
+    def _bank(self, runner: Runner) -> MemoryBank:
         assert runner.state is not None
         return memory_bank(runner.state.model_state, type(self).__name__)
 
-    def _set_bank(self, runner: "Runner", bank: MemoryBank) -> None:
+    def _set_bank(self, runner: Runner, bank: MemoryBank) -> None:
         assert runner.state is not None
         placed = put_beside(bank, self._bank(runner))
         runner.state = runner.state.replace(model_state=with_memory_bank(runner.state.model_state, placed))

@@ -1,13 +1,11 @@
 """Keeps the learning rate of SimSiam's predictor where it is while the others follow their schedule."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.optim.schedulers import flatten_schedulers
 from jengine.registry import HOOKS
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 
 @HOOKS.register_module()
@@ -33,7 +31,7 @@ class SimSiamHook(Hook):
         self.lr = lr
         self.adjust_by_epoch = adjust_by_epoch
 
-    def before_run(self, runner: "Runner") -> None:
+    def before_run(self, runner: Runner) -> None:
         """Holds that there is something to fix, or hands the groups back to the schedules."""
         if runner.optim_wrapper is None:
             return
@@ -49,22 +47,22 @@ class SimSiamHook(Hook):
                 "paramwise_cfg=dict(custom_keys={'predictor': dict(fix_lr=True)})"
             )
 
-    def before_train_epoch(self, runner: "Runner") -> None:
+    def before_train_epoch(self, runner: Runner) -> None:
         """Sets the rate."""
         self._fix(runner)
 
-    def before_train_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Sets the rate, unless once an epoch is enough."""
         if not self.adjust_by_epoch:
             self._fix(runner)
 
-    def _fix(self, runner: "Runner") -> None:
+    def _fix(self, runner: Runner) -> None:
         if self.fix_pred_lr:
             for group in self._marked(runner):
                 group["lr"] = self.lr
 
     @staticmethod
-    def _marked(runner: "Runner") -> list[Any]:
+    def _marked(runner: Runner) -> list[Any]:
         groups = runner.optim_wrapper.param_groups
         if isinstance(groups, dict):  # several optimizers, by name
             groups = [group for of_one in groups.values() for group in of_one]

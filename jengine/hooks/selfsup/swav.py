@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +11,11 @@ import numpy as np
 from jengine import paths
 from jengine.errors import closest
 from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import Runner
 from jengine.hooks.selfsup.entries import put_beside
 from jengine.hooks.selfsup.swav_loss import SwAVQueue, empty_queue
 from jengine.registry import HOOKS
 from jengine.train import StepContext
-
-if TYPE_CHECKING:
-    from jengine.runner import Runner
 
 PyTree = Any
 
@@ -105,7 +103,7 @@ class SwAVHook(Hook):
 
     # --- Around it. ---
 
-    def before_run(self, runner: "Runner") -> None:
+    def before_run(self, runner: Runner) -> None:
         """Holds that there is what is to be frozen, and reads the queue that an earlier run left."""
         if runner.state is None or runner.optim_wrapper is None:
             return
@@ -127,11 +125,11 @@ class SwAVHook(Hook):
             runner.logger.info(f"SwAVHook: starts with the queue of {path}.")
             self._set(runner, queue._replace(rows=rows, active=jnp.ones((), jnp.bool_)))
 
-    def before_train(self, runner: "Runner") -> None:
+    def before_train(self, runner: Runner) -> None:
         """Names the flags that freeze before the step is traced."""
         self._freeze(runner)
 
-    def before_train_epoch(self, runner: "Runner") -> None:
+    def before_train_epoch(self, runner: Runner) -> None:
         """Begins the queue when it is time; whether it is full is found out anew."""
         queue = self._queue(runner)
         if queue is not None:
@@ -139,11 +137,11 @@ class SwAVHook(Hook):
             active = jnp.logical_or(queue.active, runner.epoch >= self.epoch_queue_starts)
             self._set(runner, queue._replace(active=active, use_queue=jnp.zeros((), jnp.bool_)))
 
-    def before_train_iter(self, runner: "Runner", batch_idx: int, data_batch: Any = None) -> None:
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Sets the flags of this iteration."""
         self._freeze(runner)
 
-    def after_train_epoch(self, runner: "Runner") -> None:
+    def after_train_epoch(self, runner: Runner) -> None:
         """Writes the queue to its file."""
         queue = self._queue(runner)
         if queue is None or not runner.is_main_process or not self.every_n_epochs(runner, self.interval):
@@ -153,22 +151,22 @@ class SwAVHook(Hook):
             np.save(f"{path}.tmp.npy", np.asarray(queue.rows))
             os.replace(f"{path}.tmp.npy", path)
 
-    def _freeze(self, runner: "Runner") -> None:
+    def _freeze(self, runner: Runner) -> None:
         for pattern, iters in self.frozen_layers_cfg.items():
             runner.hyperparams[f"frozen:{pattern}"] = runner.iter < iters
 
-    def _queue(self, runner: "Runner") -> SwAVQueue | None:
+    def _queue(self, runner: Runner) -> SwAVQueue | None:
         assert runner.state is not None
         return runner.state.hook_state.get(type(self).__name__)
 
-    def _set(self, runner: "Runner", queue: SwAVQueue) -> None:
+    def _set(self, runner: Runner, queue: SwAVQueue) -> None:
         assert runner.state is not None
         name = type(self).__name__
         placed = put_beside(queue, self._queue(runner))
         runner.state = runner.state.replace(hook_state={**runner.state.hook_state, name: placed})
 
     @staticmethod
-    def _path(runner: "Runner") -> str:
+    def _path(runner: Runner) -> str:
         return os.path.join(runner.work_dir, "queue.npy")
 
 

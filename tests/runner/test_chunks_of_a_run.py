@@ -1,4 +1,4 @@
-"""Several iterations in one call of the step: the same parameters, logs, checkpoints and hooks as one by one."""
+"""Chunks of steps in one call: the same parameters, logs, checkpoints and hooks as single steps."""
 
 import json
 import pathlib
@@ -8,13 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jengine.runner.stepping import StepsPerCall
 
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.runner import stepping
 
 FULL = dict(
     optim_wrapper=dict(optimizer=dict(type="AdamW", lr=0.1), clip_grad=dict(max_norm=1.0)),
@@ -94,12 +91,17 @@ def assert_same_run(one, several):
     )
 
 
+def traces(runner):
+    programs = runner.programs
+    return programs.chunk.traces, programs.update.traces, programs.accumulate.traces
+
+
 @pytest.mark.parametrize("by_epoch", [True, False])
 def test_parameters_logs_and_checkpoints_are_those_of_one_by_one(train, by_epoch):
     one, four = train(1, by_epoch), train(4, by_epoch)
     assert_same_run(one, four)
-    assert (four.step.window.traces, four.step.update.traces) == (1, 0)
-    assert one.step.window.traces == 0
+    assert traces(four) == (1, 1, 0)  # what does not fill a chunk runs as single steps
+    assert traces(one) == (0, 1, 0)
 
 
 def test_gradients_accumulate_over_calls(train):
@@ -109,7 +111,7 @@ def test_gradients_accumulate_over_calls(train):
     one, five = train(1, optim_wrapper=wrapper), train(5, optim_wrapper=wrapper)
     assert_same_run(one, five)
     assert five.message_hub.get_scalar("train/grad_norm").updates == 8  # of 24 iterations those that update
-    assert (five.step.window.traces, five.step.update.traces, five.step.accumulate.traces) == (1, 0, 0)
+    assert traces(five) == (1, 1, 1)  # chunks of 5 in epochs of 8 iterations, whose ends are single steps
 
 
 @pytest.mark.parametrize(
@@ -144,8 +146,8 @@ class Every(Hook):
 class Third(Every):
     """The same at every third iteration."""
 
-    def next_due(self, runner, stage, start):
-        return self.next_of_every(3, start)
+    def next_step(self, runner, step):
+        return self.next_multiple(3, step)
 
 
 def test_a_hook_sees_the_same_at_every_iteration(train):
@@ -165,28 +167,25 @@ def test_a_hook_that_says_when_it_is_due_is_called_only_then_and_cuts_there(trai
     assert [iteration for when, iteration, *_ in hooks[1].seen if when == "after"] == [2, 5, 8, 11, 14, 17, 20, 23]
 
 
-def test_calls_end_where_hooks_epochs_and_validations_are_due(train, monkeypatch):
+def test_chunks_are_whole_and_other_iterations_single_steps(train, monkeypatch):
     calls = []
-
-    def note(runner):
-        take = runner.take_steps
-        monkeypatch.setattr(
-            runner, "take_steps", lambda call, plan, size: calls.append(len(plan)) or take(call, plan, size)
-        )
 
     class Watch(Hook):
         def before_train(self, runner):
-            note(runner)
+            single, chunk = runner.train_step, runner.train_chunk
+            monkeypatch.setattr(runner, "train_step", lambda batch: calls.append(1) or single(batch))
+            monkeypatch.setattr(runner, "train_chunk", lambda b, *args: calls.append(len(b)) or chunk(b, *args))
 
     invalid = dict(type="CheckInvalidLossHook", interval=5)
-    train(6, custom_hooks=[invalid, Watch()], default_hooks=dict(checkpoint=None))
-    assert calls == [5, 3, 2, 5, 1, 4, 4]  # 8 iterations an epoch, looked at after each 5
+    train(3, custom_hooks=[invalid, Watch()], default_hooks=dict(checkpoint=None))
+    # epochs of 8 iterations; no chunk crosses the iterations 5, 10, 15 and 20
+    assert calls == [3, 1, 1, 3, *[1, 1, 3, 1, 1, 1], *[3, 1, 3, 1]]
     calls.clear()
     train(
         6, by_epoch=False, custom_hooks=[Watch()],
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=100)),
     )  # fmt: skip
-    assert calls == [6, 1, 6, 1, 6, 1, 3]  # a validation after each 7
+    assert calls == [6, 1, 6, 1, 6, 1, 1, 1, 1]  # a validation after each 7
 
 
 def test_a_smaller_last_batch_has_a_call_of_its_own(train):
@@ -197,75 +196,21 @@ def test_a_smaller_last_batch_has_a_call_of_its_own(train):
 
 def test_a_resumed_run_goes_on_in_the_middle_of_what_was_a_call(train, make_runner):
     whole, start = train(4), train(1)
-    resumed = train("auto", resume=str(pathlib.Path(start.work_dir) / "iter_10"))
+    resumed = train(3, resume=str(pathlib.Path(start.work_dir) / "iter_10"))
     for a, b in zip(jax.tree.leaves(whole.state.params), jax.tree.leaves(resumed.state.params), strict=True):
         np.testing.assert_allclose(a, b, **ROUNDING)
 
 
-def test_auto_measures_a_step_and_then_fills_a_call(train):
-    one = train(1)
-    auto = train("auto")
-    assert_same_run(one, auto)
-    assert auto.train_loop.steps_per_call.size >= 2  # a step of microseconds
-    log = next(pathlib.Path(auto.log_dir).glob("*.log")).read_text()
-    assert "steps_per_call='auto': " in log
-
-
-def test_auto_has_two_programs_where_gradients_accumulate(train):
-    wrapper = dict(
-        optimizer=dict(type="SGD", lr=0.1, momentum=0.9), accumulative_counts=3, clip_grad=dict(max_norm=1.0)
-    )
-    one, auto = train(1, optim_wrapper=wrapper), train("auto", optim_wrapper=wrapper)
-    assert_same_run(one, auto)
-    programs = [auto.step.update, auto.step.accumulate, auto.step.either, auto.step.window]
-    assert [program.traces for program in programs] == [0, 0, 1, 1]
-    apart = train("auto", optim_wrapper=wrapper, custom_hooks=[Every()])
-    assert_same_run(train(1, optim_wrapper=wrapper, custom_hooks=[Every()]), apart)
-    programs = [apart.step.update, apart.step.accumulate, apart.step.either, apart.step.window]
-    assert [program.traces for program in programs] == [0, 0, 1, 0]
-
-
-def test_auto_copies_no_large_state_where_gradients_accumulate(train, monkeypatch):
-    monkeypatch.setattr(stepping, "_SMALL_STATE", 8)
-    wrapper = dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=3, clip_grad=dict(max_norm=1.0))
-    auto = train("auto", optim_wrapper=wrapper)
-    assert_same_run(train(1, optim_wrapper=wrapper), auto)
-    programs = [auto.step.update, auto.step.accumulate, auto.step.either, auto.step.window]
-    assert [program.traces for program in programs] == [1, 1, 0, 0]
-    log = next(pathlib.Path(auto.log_dir).glob("*.log")).read_text()
-    assert "steps_per_call='auto': 1, since accumulating and updating in one program would take half" in log
-
-
-def test_auto_says_which_hook_keeps_iterations_apart(train):
-    auto = train("auto", custom_hooks=[Every()])
-    assert auto.train_loop.steps_per_call.size == 1
-    log = next(pathlib.Path(auto.log_dir).glob("*.log")).read_text()
-    assert "steps_per_call='auto': 1, since Every acts at each iteration" in log
-
-
-@pytest.mark.parametrize(("seconds", "size"), [(20e-6, 64), (1e-3, 10), (4.9e-3, 2)])
-def test_auto_fills_ten_milliseconds(seconds, size):
-    steps = StepsPerCall("auto")
-    steps.choose(seconds, lambda most: most)
-    assert (steps.fused, steps.size) == (True, size)
-
-
-@pytest.mark.parametrize(("seconds", "size"), [(5.1e-3, 9), (1.0, 1)])
-def test_auto_leaves_longer_steps_as_they_are_by_default(seconds, size):
-    auto, one = StepsPerCall("auto"), StepsPerCall(1)
-    for steps in (auto, one):
-        steps.choose(seconds, lambda most: most)
-        assert (steps.fused, steps.size) == (False, size)
-
-
-def test_auto_compiles_for_no_more_iterations_than_hooks_leave_together(train):
-    hooks = dict(default_hooks=dict(checkpoint=None), custom_hooks=[dict(type="CheckInvalidLossHook", interval=3)])
-    assert train("auto", **hooks).train_loop.steps_per_call.size == 3
+def test_hooks_that_keep_chunks_at_one_step_are_named_once(train):
+    runner = train(4, custom_hooks=[Every(), dict(type="EmptyCacheHook", after_iter=True)])
+    log = next(pathlib.Path(runner.log_dir).glob("*.log")).read_text()
+    assert log.count("steps_per_call=4 has no effect: Every, EmptyCacheHook may act at each step") == 1
+    assert traces(runner) == (0, 1, 0)
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, True, "many"])
 def test_another_number_of_steps_is_refused(make_runner, value):
-    with pytest.raises(ConfigError, match="steps_per_call is a number of iterations, at least 1, or 'auto'; found"):
+    with pytest.raises((TypeError, ValueError), match="steps_per_call is"):
         make_runner(train_cfg=dict(by_epoch=True, max_epochs=1, steps_per_call=value)).train()
 
 
@@ -283,5 +228,5 @@ def test_convolutions_are_run_one_by_one_on_a_cpu(train):
 
     one, four = train(1, model=convolution()), train(4, model=convolution())
     assert_same_run(one, four)
-    assert four.step.unfit
-    assert "convolutions" in next(pathlib.Path(four.log_dir).glob("*.log")).read_text()
+    assert four.programs.update.traces == 1
+    assert "steps_per_call=4 has no effect: the step has convolutions" in next(pathlib.Path(four.log_dir).glob("*.log")).read_text()

@@ -1,0 +1,109 @@
+"""The Runner and its training loop as the other modules of this package see them.
+
+The Runner imports these modules; they annotate it with the protocols below, which add to those of the hooks what only
+this package uses.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+
+from jengine.hooks import runner_protocol
+from jengine.hooks.chunk import ChunkMetrics
+from jengine.hooks.hook_list import HookList
+from jengine.hooks.runner_protocol import MaybeNone
+from jengine.parallel import DispatchLimiter, Strategy
+from jengine.parallel.processes import Alone, Processes
+from jengine.runner.hyperparams import FlatHyperparams
+from jengine.runner.interrupts import Interrupts
+from jengine.runner.programs import TrainPrograms
+
+PyTree = Any
+
+
+class TrainLoop(runner_protocol.TrainLoop, Protocol):
+    """Describe the training loop for the code that steps it.
+
+    Attributes:
+      iter: the number of completed training iterations.
+      epoch: the number of completed epochs; 0 throughout in an iteration loop.
+      steps_per_call: the number of iterations in a chunk.
+      is_consistent: False within an iteration, while counters, state and hooks disagree.
+    """
+
+    iter: int
+    epoch: int
+    is_consistent: bool
+
+    steps_per_call: int
+
+
+class Runner(runner_protocol.Runner, Protocol):
+    """Describe the run for loops, checkpoints and reports."""
+
+    @property
+    def train_loop(self) -> TrainLoop | MaybeNone:
+        """Return the training loop; None in runs that do not train."""
+
+    @property
+    def hook_list(self) -> HookList:
+        """Return the hooks with their priorities and calls."""
+
+    def get_hooks_info(self) -> str:
+        """Return a listing of the hooks of each stage, in order."""
+
+    # --- Processes and devices ---
+
+    @property
+    def processes(self) -> Alone | Processes:
+        """Return the processes of the run."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """Return the strategy: placement and compilation."""
+
+    @property
+    def dispatch_limiter(self) -> DispatchLimiter:
+        """Return the limit on unfinished dispatched steps."""
+
+    @property
+    def interrupts(self) -> Interrupts:
+        """Return the handler of signals that end training between two iterations."""
+
+    # --- Steps ---
+
+    @property
+    def programs(self) -> TrainPrograms | MaybeNone:
+        """Return the compiled programs of training; None before training."""
+
+    def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
+        """Run one training step on a batch that is on its device, and return its metrics, which stay there."""
+
+    def train_chunk(
+        self, batches: Sequence[PyTree], hyperparams: Sequence[FlatHyperparams], is_update: Sequence[bool]
+    ) -> ChunkMetrics:
+        """Run a training step for each host batch in one call, and return the metrics of all of them."""
+
+    def step_hyperparams(self) -> dict[str, Any]:
+        """Return all numbers that the step takes from the host."""
+
+    def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
+        """Return what validation and test evaluate: suffix of the metric names -> `(params, model_state)`."""
+
+    # --- Checkpoints and reports ---
+
+    @property
+    def validations(self) -> list[tuple[int, int, dict[str, float]]]:
+        """Return the epoch, iteration and metrics of each validation."""
+
+    def record_validation(self, metrics: dict[str, float]) -> None:
+        """Record the metrics of a validation."""
+
+    @property
+    def iters_this_session(self) -> int:
+        """Return the number of training iterations since `train` was called."""
+
+    @property
+    def param_scheduler_on_resume(self) -> str:
+        """Return whose schedules hold after a resume where they differ: 'checkpoint' or 'config'."""

@@ -1,0 +1,53 @@
+"""Batches are taken several at a time where they are alike, and an error of the source comes after those before it."""
+
+import numpy as np
+import pytest
+
+from jengine.data import BatchStream
+
+
+def batch(value, rows=2, dtype=np.float32):
+    return {"x": np.full(rows, value, dtype)}
+
+
+def values(batches):
+    return [int(one["x"][0]) for one in batches]
+
+
+def test_batches_come_in_order_and_fewer_at_the_end():
+    stream = BatchStream(batch(i) for i in range(5))
+    assert [values(stream.take(2)) for _ in range(4)] == [[0, 1], [2, 3], [4], []]
+
+
+def test_batches_of_another_shape_dtype_or_key_are_taken_apart():
+    others = [batch(2, rows=3), batch(3, dtype=np.int32), {"x": np.zeros(2, np.int32), "y": np.zeros(2)}]
+    stream = BatchStream([batch(0), batch(1), *others])
+    assert [len(stream.take(4)) for _ in range(5)] == [2, 1, 1, 1, 0]
+
+
+def test_an_error_of_the_source_comes_after_the_batches_before_it():
+    def source():
+        yield batch(0)
+        yield batch(1)
+        raise OSError("the disk is gone")
+
+    stream = BatchStream(source())
+    assert values(stream.take(4)) == [0, 1]
+    with pytest.raises(OSError, match="the disk is gone"):
+        stream.take(4)
+
+
+def test_the_source_is_closed_with_the_stream():
+    closed = []
+
+    def source():
+        try:
+            yield batch(0)
+            yield batch(1)
+        finally:
+            closed.append(True)
+
+    stream = BatchStream(source())
+    stream.take(1)
+    stream.close()
+    assert closed == [True]

@@ -1,0 +1,73 @@
+"""The writer of logs in the background: order, bound and errors."""
+
+import threading
+
+import pytest
+
+from jengine.logging import AsyncWriter
+
+
+@pytest.fixture
+def writer():
+    writer = AsyncWriter()
+    yield writer
+    writer.close()
+
+
+def test_jobs_run_in_order_in_another_thread(writer):
+    done = []
+    for i in range(20):
+        writer.submit(lambda i=i: done.append((i, threading.current_thread())))
+    writer.flush()
+    assert [i for i, _ in done] == list(range(20))
+    assert threading.current_thread() not in [thread for _, thread in done]
+
+
+def test_a_full_queue_makes_submit_wait(writer):
+    done, started, go = [], threading.Event(), threading.Event()
+    writer.submit(lambda: (started.set(), go.wait(60)))
+    assert started.wait(60)
+    for _ in range(255):
+        writer.submit(done.append, 1)
+    other = threading.Thread(target=writer.submit, args=(done.append, 2))
+    other.start()
+    other.join(0.2)
+    assert other.is_alive()
+    go.set()
+    other.join(60)
+    writer.flush()
+    assert done == [1] * 255 + [2]
+
+
+def test_a_job_may_flush(writer):
+    done = []
+    writer.submit(lambda: (writer.flush(), done.append(1)))
+    writer.submit(done.append, 2)
+    writer.flush()
+    assert done == [1, 2]
+
+
+def test_an_error_of_a_job_is_raised_once_by_the_next_call_and_later_jobs_run(writer):
+    done, submitted = [], threading.Event()
+    writer.submit(lambda: (submitted.wait(60), 1 / 0))
+    writer.submit(done.append, 1)
+    submitted.set()
+    with pytest.raises(ZeroDivisionError):
+        writer.flush()
+    writer.flush()
+    assert done == [1]
+    failed = threading.Event()
+    writer.submit(lambda: failed.set() or 1 / 0)
+    writer.close()
+    with pytest.raises(ZeroDivisionError):
+        writer.submit(done.append, 2)
+
+
+def test_a_closed_writer_starts_again(writer):
+    done = []
+    writer.submit(done.append, 1)
+    writer.close()
+    assert done == [1]
+    writer.submit(done.append, 2)
+    writer.close()
+    assert done == [1, 2]
