@@ -1,7 +1,6 @@
 """The same training through the Runner, run on block by block."""
 
 import functools
-import inspect
 import math
 import os
 
@@ -9,9 +8,6 @@ from benchmarks.by_hand import EMA_MOMENTUM
 from benchmarks.cases import SCHEDULE
 from jengine import Runner
 from jengine.hooks import Hook
-from jengine.runner import IterBasedTrainLoop
-
-CAN_FUSE = "steps_per_call" in inspect.signature(IterBasedTrainLoop.__init__).parameters
 
 
 class EndOfBlock(Hook):
@@ -38,22 +34,21 @@ class ByRunner:
       log_every: iterations between two lines of the log, 0 for none.
       ema: keep an average of the parameters.
       save_every: iterations between two checkpoints, 0 for none.
-      fused: let the Runner put several iterations into one call.
+      steps_per_call: iterations in a chunk.
       hooks: further hooks.
       optim_wrapper: changes to the optimizer's wrapper.
     """
 
-    def __init__(self, case, work_dir, log_every=0, ema=False, save_every=0, fused=False, hooks=(), optim_wrapper=None):
+    def __init__(self, case, work_dir, log_every=0, ema=False, save_every=0, steps_per_call=1, hooks=(), optim_wrapper=None):
         _terminal()
         self._end = EndOfBlock()
         custom = [dict(type="EMAHook", momentum=EMA_MOMENTUM)] if ema else []
         saving = dict(type="CheckpointHook", by_epoch=False, interval=save_every, max_keep_ckpts=2, save_last=False)
-        calls = dict(steps_per_call="auto" if fused else 1) if CAN_FUSE else {}
         self.runner = Runner(
             case.model(),
             work_dir,
             train_dataloader=case.batches(),
-            train_cfg=dict(by_epoch=False, max_iters=SCHEDULE, **calls),
+            train_cfg=dict(by_epoch=False, max_iters=SCHEDULE, steps_per_call=steps_per_call),
             optim_wrapper=dict(optimizer=case.optimizer, **(optim_wrapper or {})),
             param_scheduler=dict(type="CosineAnnealingLR", by_epoch=False, end=SCHEDULE),
             default_hooks=dict(
@@ -77,6 +72,7 @@ class ByRunner:
         self._end.at, loop.stop_training = loop.iter + iters, False
         loop.run()
         self.runner.dispatch_limiter.drain()
+        self.runner.log_writer.flush()
 
     def close(self):
         """Ends what runs in the background."""

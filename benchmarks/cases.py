@@ -42,6 +42,7 @@ class Case:
       make_tx: schedule -> the same optimizer in optax.
       block: iterations between two looks at the clock.
       turns: blocks of each loop in a round.
+      chunks: numbers of iterations in a call to look at besides one.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Case:
     make_tx: Callable[[Any], optax.GradientTransformation]
     block: int
     turns: int
+    chunks: tuple[int, ...] = ()
 
     def batches(self, count=16):
         """Host batches, enough that none is hot in a cache by chance."""
@@ -93,7 +95,7 @@ def momentum(schedule):
 
 ADAMW = dict(type="AdamW", lr=1e-4, weight_decay=0.01)
 CASES = [
-    Case("mlp", TinyMLP(), (32,), 32, dict(type="SGD", lr=1e-3, momentum=0.9), momentum, block=1000, turns=5),
+    Case("mlp", TinyMLP(), (32,), 32, dict(type="SGD", lr=1e-3, momentum=0.9), momentum, block=1000, turns=5, chunks=(10, 100)),
     Case("cnn", SmallCNN(widths=(16, 32)), (16, 16, 3), 32, ADAMW, adamw, block=50, turns=15),
-    Case("vit", SmallViT(patch=8, width=192, depth=12, heads=3, mlp_ratio=4), (32, 32, 3), 4, ADAMW, adamw, 10, 9),
+    Case("vit", SmallViT(patch=8, width=192, depth=12, heads=3, mlp_ratio=4), (32, 32, 3), 4, ADAMW, adamw, 10, 9, chunks=(10,)),
 ]

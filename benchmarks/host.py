@@ -14,7 +14,7 @@ import tempfile
 import jax
 
 from benchmarks.by_hand import ByHand
-from benchmarks.by_runner import CAN_FUSE, ByRunner
+from benchmarks.by_runner import ByRunner
 from benchmarks.cases import CASES
 from benchmarks.report import table, write_ratios
 from benchmarks.timing import compare
@@ -55,8 +55,7 @@ def main(argv=None):
     case = CASES[0]
     with tempfile.TemporaryDirectory() as work_dir:
         loops = {"Runner": ByRunner(case, f"{work_dir}/runner", **SETTINGS, hooks=HOOKS)}
-        if CAN_FUSE:
-            loops["Runner, fused"] = ByRunner(case, f"{work_dir}/fused", **SETTINGS, hooks=HOOKS, fused=True)
+        loops["Runner, chunks of 10"] = ByRunner(case, f"{work_dir}/10", **SETTINGS, hooks=HOOKS, steps_per_call=10)
         hooks = len(loops["Runner"].runner.hooks)
         hand = ByHand(case, f"{work_dir}/hand")
         runs = {"bare calls": bare_calls(hand), **{name: loop.run for name, loop in loops.items()}}

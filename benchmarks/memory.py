@@ -21,11 +21,11 @@ import jax
 import numpy as np
 
 from benchmarks.by_hand import ByHand
-from benchmarks.by_runner import CAN_FUSE, ByRunner
+from benchmarks.by_runner import ByRunner
 from benchmarks.cases import CASES
 from benchmarks.report import table, write_ratios
 
-LOOPS = {"by hand": (ByHand, {}), "Runner": (ByRunner, {}), "fused": (ByRunner, dict(fused=True))}
+LOOPS = {"by hand": (ByHand, {}), "Runner": (ByRunner, {}), "chunks of 10": (ByRunner, dict(steps_per_call=10))}
 SAMPLES = 20
 MEBI = 2**20
 
@@ -89,8 +89,7 @@ def main(argv=None):
     rows, ratios = [], {}
     for case in CASES:
         iters = args.iters if case is CASES[0] else 0
-        names = [name for name in LOOPS if name != "fused" or CAN_FUSE]
-        found = {name: measure_apart(name, case, iters) for name in names}
+        found = {name: measure_apart(name, case, iters) for name in LOOPS}
         hand = found["by hand"]["device"]
         for name, own in found.items():
             growth = f"{own['growth'] / MEBI:+.2f}" if iters else ""

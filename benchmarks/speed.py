@@ -13,7 +13,7 @@ import os
 import tempfile
 
 from benchmarks.by_hand import ByHand
-from benchmarks.by_runner import CAN_FUSE, ByRunner
+from benchmarks.by_runner import ByRunner
 from benchmarks.cases import CASES
 from benchmarks.report import table, write_ratios
 from benchmarks.timing import compare
@@ -28,13 +28,13 @@ WARM_UP = 2  # blocks: the first calls compile, the next ones tell the Runner ho
 
 
 def measure(case, variant, work_dir, rounds):
-    """name of the loop -> `Times`: by hand, through the Runner, and through the Runner with fused steps."""
+    """name of the loop -> `Times`: by hand, through the Runner, and through the Runner with chunks of steps."""
     settings = VARIANTS[variant]
     block = max(case.block, settings.get("save_every", 0))
     loops = {"by hand": ByHand(case, os.path.join(work_dir, "hand"), **settings)}
     loops["Runner"] = ByRunner(case, os.path.join(work_dir, "runner"), **settings)
-    if CAN_FUSE:
-        loops["fused"] = ByRunner(case, os.path.join(work_dir, "fused"), **settings, fused=True)
+    for size in case.chunks:
+        loops[f"chunks of {size}"] = ByRunner(case, os.path.join(work_dir, str(size)), **settings, steps_per_call=size)
     try:
         for loop in loops.values():
             loop.run(WARM_UP * case.block)
@@ -62,15 +62,11 @@ def main(argv=None):
             with tempfile.TemporaryDirectory() as work_dir:
                 times = measure(case, variant, work_dir, args.rounds)
             hand = times.pop("by hand")
-            row = [case.name, variant, f"{hand.wall:,.1f}"]
             for name, own in times.items():
-                row += [f"{own.wall:,.1f}", own.ratio, own.cpu_ratio, f"{own.thread_more:+,.1f}"]
+                row = [case.name, variant, f"{hand.wall:,.1f}", name, f"{own.wall:,.1f}"]
+                rows.append([*row, own.ratio, own.cpu_ratio, f"{own.thread_more:+,.1f}"])
                 ratios[f"{case.name}, {variant}, {name}"] = own.ratio.median
-            rows.append(row)
-    columns = ["network", "variant", "by hand"]
-    for name in times:
-        columns += [name, "ratio", "CPU ratio", "main"]
-    print(table(columns, rows))
+    print(table(["network", "variant", "by hand", "", "us", "ratio", "CPU ratio", "main"], rows))
     write_ratios(args.json, ratios)
 
 

@@ -1,6 +1,7 @@
 """Batches of a source, taken one or several at a time."""
 
 import collections
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -33,6 +34,8 @@ class BatchStream:
         Raises:
           Exception: from the source, after the batches before it were taken.
         """
+        if count == 1 and not self._drawn and self._error is None:
+            return list(itertools.islice(self._source, 1))
         try:
             while len(self._drawn) < count and self._error is None:
                 self._drawn.append(next(self._source))

@@ -85,7 +85,7 @@ class PreciseBNHook(Hook):
         total: dict[str, jax.Array] = {}
         with contextlib.closing(prefetch_to_device(loader, runner.strategy.put_batch)) as batches:
             for i, batch in enumerate(itertools.islice(batches, count)):
-                rng = jax.random.fold_in(state.rng, i)
+                rng = jax.random.fold_in(state.key, i)
                 ctx = StepContext(
                     step=state.step,
                     rng=rng,

@@ -14,9 +14,8 @@ import numpy as np
 
 from jengine.errors import UnknownNameError, closest
 from jengine.logging.history import HistoryBuffer, check_count, to_float
-from jengine.logging.pending_scalars import PendingScalars
+from jengine.logging.pending_scalars import HOST_NUMBERS, PendingScalars
 
-_HOST_NUMBERS = frozenset({float, int, bool, np.float32, np.float64})
 _NOT_JSON = object()
 
 
@@ -88,7 +87,7 @@ class MessageHub:
           TypeError: not a real number, or a traced value. ValueError: not one element, or a count below 1.
           AssertionError: the key was used before with another `resumed`.
         """
-        if type(value) not in _HOST_NUMBERS:
+        if type(value) not in HOST_NUMBERS:
             value = _checked(key, value)
         if count != 1:
             count = check_count(count)
@@ -301,8 +300,13 @@ def _find(histories: Mapping[str, HistoryBuffer], key: str) -> HistoryBuffer:
     return histories[key]
 
 
+_ARRAY_TYPES: set[type] = set()  # of device arrays: `isinstance(value, jax.Array)` takes longer than an update
+
+
 def _checked(key: str, value: Any) -> Any:
-    """`value` as a Python float, or as it is when it is a device array of one element."""
+    """Return `value` as a Python float, or as it is when it is a device array of one element."""
+    if type(value) in _ARRAY_TYPES and value.shape == ():
+        return value
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"scalar {key!r} is a traced value: update the hub outside the compiled function, with what it returns"
@@ -310,6 +314,7 @@ def _checked(key: str, value: Any) -> Any:
     if isinstance(value, jax.Array):
         if value.size != 1:
             raise ValueError(f"scalar {key!r} must have one element, found shape {value.shape}")
+        _ARRAY_TYPES.add(type(value))
         return value
     try:
         return to_float(value)

@@ -2,18 +2,12 @@
 
 import bisect
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-
-class _Entry(NamedTuple):
-    key: str
-    value: Any  # a number, a device array of one element, or an array [K] for `steps`
-    steps: Sequence[int]  # the iterations that gave the value, or its elements
-    reported: np.ndarray | None  # bool[K], which elements count; None for all
-    samples: int  # that each value stands for
+HOST_NUMBERS = frozenset({float, int, bool, np.float32, np.float64})
 
 
 class _Run:
@@ -37,18 +31,20 @@ class PendingScalars:
     """Buffer of scalars, on the host and on the device, in the order in which they were added."""
 
     def __init__(self) -> None:
-        self._entries: list[_Entry] = []
+        # key; number, device array of one element, or array [K]; steps that gave its elements; which of them count
+        # (None for all); samples that each element stands for. Plain tuples: this runs several times an iteration.
+        self._entries: list[tuple[str, Any, Sequence[int], np.ndarray | None, int]] = []
         self._runs: dict[str, list[_Run]] = {}  # what was fetched and not taken
         self.size = 0
 
     def add(self, key: str, value: Any, step: int, samples: int = 1) -> None:
         """Append a number or a device array of one element."""
-        self._entries.append(_Entry(key, value, (step,), None, samples))
+        self._entries.append((key, value, (step,), None, samples))
         self.size += 1
 
     def add_batch(self, key: str, values: Any, steps: Sequence[int], reported: np.ndarray | None) -> None:
         """Append an array real[K] with a value for each of `steps`; `reported`: bool[K], which of them count."""
-        self._entries.append(_Entry(key, values, steps, reported, 1))
+        self._entries.append((key, values, steps, reported, 1))
         self.size += len(steps)
 
     def fetch(self) -> bool:
@@ -61,27 +57,26 @@ class PendingScalars:
           RuntimeError: the device failed, or an array was donated. The values are dropped.
         """
         entries, self._entries, self.size = self._entries, [], 0
-        arrays = [entry.value for entry in entries if isinstance(entry.value, jax.Array)]
+        arrays = [e[1] for e in entries if type(e[1]) not in HOST_NUMBERS and isinstance(e[1], jax.Array)]
         try:
             fetched = iter(jax.device_get(arrays) if arrays else ())
         except RuntimeError as error:
             if any(array.is_deleted() for array in arrays):
-                keys = {e.key for e in entries if isinstance(e.value, jax.Array) and e.value.is_deleted()}
+                keys = {e[0] for e in entries if isinstance(e[1], jax.Array) and e[1].is_deleted()}
                 error.add_note(f"{sorted(keys)} were logged from donated arrays: log what the step returns instead")
             raise
         for key, value, steps, reported, samples in entries:
-            host = next(fetched) if isinstance(value, jax.Array) else value
-            values = [float(host.item())] if hasattr(host, "item") and host.size == 1 else host
+            host = value if type(value) in HOST_NUMBERS else next(fetched) if isinstance(value, jax.Array) else value
             runs = self._runs.setdefault(key, [])
             if not runs or runs[-1].samples != samples:
                 runs.append(_Run(samples))
-            if isinstance(values, np.ndarray):
+            if len(steps) == 1:
+                runs[-1].values.append(float(host if type(host) in HOST_NUMBERS else host.item()))
+                runs[-1].steps += steps
+            else:
                 chosen = slice(None) if reported is None else reported
-                values, steps = values[chosen].tolist(), np.asarray(steps)[chosen].tolist()
-            elif not isinstance(values, list):
-                values = [float(values)]
-            runs[-1].values += values
-            runs[-1].steps += steps
+                runs[-1].values += host[chosen].tolist()
+                runs[-1].steps += np.asarray(steps)[chosen].tolist()
         return bool(arrays)
 
     def take(self, step: float) -> Iterator[tuple[str, list[float], int]]:

@@ -17,7 +17,7 @@ class OptState(NamedTuple):
     acc: Tree  # float32, like the trainable parameters: summed gradients, if pending; None without accumulation
     loss_scale: LossScaleState | None  # None without loss scaling
     metrics: dict[str, jax.Array]  # float32[], what the last update reports for the log
-    pending: jax.Array  # int32[], iterations summed in acc; at 0 it holds what is left of the last window
+    pending: jax.Array | None  # int32[], iterations summed in acc, which counts for nothing at 0; None without
     weight: jax.Array | None  # float32[], the weights of what is summed in acc; None without accumulation
 
 

@@ -114,7 +114,7 @@ class OptimWrapper:
             acc=zeros_like(trainable) if self.accumulative_counts > 1 else None,
             loss_scale=None,
             metrics={name: jnp.zeros((), jnp.float32) for name in self._metric_names()},
-            pending=step_zero(),
+            pending=step_zero() if self.accumulates else None,
             weight=jnp.zeros((), jnp.float32) if self.accumulative_counts > 1 else None,
         )
 
@@ -157,7 +157,7 @@ class OptimWrapper:
           opt_state: the state.
           weight: see `update`.
         """
-        if opt_state.acc is None:
+        if opt_state.acc is None or opt_state.pending is None:
             raise ValueError("nothing accumulates here: build the wrapper with accumulative_counts above 1")
         acc = added(opt_state, weighted(self.grouped.known_layout().trainable(grads), weight))
         return opt_state._replace(acc=acc, pending=opt_state.pending + 1, weight=total(opt_state, weight))
@@ -239,7 +239,7 @@ class OptimWrapper:
             grads = jax.tree.map(lambda g: g / hyperparams["loss_factor"], grads)
         if opt_state.acc is not None:
             # what acc holds does not count any more, so it may as well hold these: zeros would have to be written
-            opt_state = opt_state._replace(acc=grads, pending=jnp.zeros_like(opt_state.pending))
+            opt_state = opt_state._replace(acc=grads, pending=step_zero())
         return self._step(grads, opt_state, params, hyperparams, outcome, weight)
 
     def _step(
@@ -422,7 +422,7 @@ class OptimWrapper:
         self.start_step()
         if opt_state.acc is None:
             zeros = zeros_like(self.grouped.layout(params).trainable(params))
-            opt_state = opt_state._replace(acc=zeros, weight=jnp.zeros((), jnp.float32))
+            opt_state = opt_state._replace(acc=zeros, pending=step_zero(), weight=jnp.zeros((), jnp.float32))
         out, grads = self.value_and_grad(loss_fn, has_aux)(params, opt_state, *args)
         return self.accumulate(grads, opt_state), out
 
@@ -442,7 +442,9 @@ class OptimWrapper:
 
     def zero_grad(self, opt_state: OptState) -> OptState:
         """Clears the summed gradients."""
-        return opt_state._replace(pending=jnp.zeros_like(opt_state.pending))
+        if opt_state.pending is None:
+            return opt_state
+        return opt_state._replace(pending=step_zero())
 
     @contextlib.contextmanager
     def optim_context(self, model: Any = None) -> Iterator[bool]:

@@ -165,7 +165,9 @@ class Replica(OnMesh):
 
     def _own_key(self, rng: jax.Array) -> jax.Array:
         """Replicas draw different numbers; a single one those of a single device."""
-        return rng if self.replicas == 1 else jax.random.fold_in(rng, jax.lax.axis_index(AXIS))
+        if self.replicas == 1:
+            return rng
+        return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(rng), jax.lax.axis_index(AXIS)))
 
 
 class _EachReplica:

@@ -149,7 +149,7 @@ class DispatchLimiter:
     """
 
     def __init__(self, limit: int) -> None:
-        self._tokens: collections.deque[Any] = collections.deque()
+        self._tokens: collections.deque[jax.Array] = collections.deque()
         self.limit = limit
 
     def wait(self) -> None:
@@ -159,13 +159,13 @@ class DispatchLimiter:
             return
         while len(tokens) > self.limit // 2:
             token = tokens.popleft()  # steps finish in order
-        jax.block_until_ready(token)
+        token.block_until_ready()
 
-    def add(self, token: Any) -> None:
+    def add(self, token: jax.Array) -> None:
         """Call after a dispatch, with an output of the step that is not donated."""
         self._tokens.append(token)
 
     def drain(self) -> None:
         """Block until every dispatched step is finished."""
         while self._tokens:
-            jax.block_until_ready(self._tokens.popleft())
+            self._tokens.popleft().block_until_ready()

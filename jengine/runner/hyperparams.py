@@ -27,49 +27,64 @@ class Hyperparams(dict[str, np.float32]):
         super().__setitem__(name, np.float32(array.item()))
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class _Layout:
+    """Structure of hyperparameters, and shape and dtype of each leaf."""
+
+    treedef: Any
+    leaves: tuple[tuple[tuple[int, ...], np.dtype], ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
 class FlatHyperparams:
     """Hyperparameters of a step, or of each step of a chunk, as one array: each further array costs a transfer a call.
 
     Attributes:
       vector: float[n]; float[K, n] for a chunk.
-      treedef: structure of the dict.
-      leaves: shape and dtype of each of its leaves.
+      layout: static; what `unravel` makes of the vector.
     """
 
     vector: Any
-    treedef: Any = dataclasses.field(metadata=dict(static=True))
-    leaves: tuple[tuple[tuple[int, ...], np.dtype], ...] = dataclasses.field(metadata=dict(static=True))
-
-    @classmethod
-    def ravel(cls, hyperparams: Mapping[str, Any]) -> "FlatHyperparams":
-        """Concatenate host arrays, by name or in nested containers."""
-        leaves, treedef = jax.tree.flatten(hyperparams)
-        vector = np.concatenate([np.ravel(leaf) for leaf in leaves])
-        return cls(vector, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
-
-    @classmethod
-    def stack(cls, steps: Sequence["FlatHyperparams"]) -> "FlatHyperparams":
-        """Stack the hyperparameters of the steps of a chunk.
-
-        Raises:
-          ValueError: a name was added or removed between two steps.
-        """
-        first = steps[0]
-        for other in steps[1:]:
-            if (other.treedef, other.leaves) != (first.treedef, first.leaves):
-                raise ValueError(
-                    f"the steps of a chunk need the same hyperparams, found {first.treedef} and then {other.treedef}: "
-                    "set new ones before training, or in a hook that acts at each step"
-                )
-        return dataclasses.replace(first, vector=np.stack([step.vector for step in steps]))
+    layout: _Layout = dataclasses.field(metadata=dict(static=True))
 
     def unravel(self) -> Any:
         """Return the arrays in their containers, within a compiled step."""
         arrays, start = [], 0
-        for shape, dtype in self.leaves:
+        for shape, dtype in self.layout.leaves:
             stop = start + math.prod(shape)
             arrays.append(self.vector[start:stop].reshape(shape).astype(dtype))
             start = stop
-        return self.treedef.unflatten(arrays)
+        return self.layout.treedef.unflatten(arrays)
+
+
+class Raveler:
+    """Concatenate the hyperparameters of steps; the layout is shared, so that JAX compares it by identity."""
+
+    def __init__(self) -> None:
+        self._layout: _Layout | None = None
+        self._size = 0
+
+    def __call__(self, hyperparams: Mapping[str, Any]) -> FlatHyperparams:
+        """Return the host arrays of a step, by name or in nested containers, as one array."""
+        leaves, treedef = jax.tree.flatten(hyperparams)
+        vector = np.concatenate(leaves, axis=None)
+        if self._layout is None or treedef != self._layout.treedef or vector.size != self._size:
+            self._layout = _Layout(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+            self._size = vector.size
+        return FlatHyperparams(vector, self._layout)
+
+    def stack(self, steps: Sequence[Mapping[str, Any]]) -> FlatHyperparams:
+        """Return the hyperparameters of the steps of a chunk as one array, float[K, n].
+
+        Raises:
+          ValueError: a name was added or removed between two steps.
+        """
+        flat = [self(hyperparams) for hyperparams in steps]
+        if any(one.layout is not flat[0].layout for one in flat):
+            names = sorted({tuple(sorted(hyperparams)) for hyperparams in steps})
+            raise ValueError(
+                f"the steps of a chunk need the same hyperparams, found {names}: set new ones before training, or in a "
+                "hook that acts at each step"
+            )
+        return FlatHyperparams(np.stack([one.vector for one in flat]), flat[0].layout)

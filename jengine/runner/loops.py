@@ -6,12 +6,13 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
+
 from jengine.data import BatchStream, prefetch_to_device
 from jengine.errors import ConfigError
 from jengine.model import CastModel, Precision
 from jengine.parallel import gather_lists, local_rows
 from jengine.registry import LOOPS
-from jengine.runner.hyperparams import FlatHyperparams
 from jengine.runner.runner_protocol import Runner
 from jengine.train import RecompilationGuard, build_eval_step, check_on_recompile, compilation_counter
 
@@ -132,7 +133,7 @@ class TrainLoop:
                 runner.message_hub.iteration = self.iter
                 hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx, data_batch=batch)
             is_update.append(runner.optim_wrapper.start_step(self.iter))
-            hyperparams.append(FlatHyperparams.ravel(runner.step_hyperparams()))
+            hyperparams.append(runner.step_hyperparams())
         metrics = runner.train_chunk(batches, hyperparams, is_update)
         runner.phase_timer.enter("hooks")
         hooks.call_after_chunk(runner, batch_idx=batch_idx, data_batch=batches[-1], metrics=metrics)
@@ -390,7 +391,7 @@ class EvalLoop:
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
                 runner.dispatch_limiter.wait()
                 sums, predictions = self._call(params, model_state, sums, batch)
-                runner.dispatch_limiter.add(predictions)
+                runner.dispatch_limiter.add(jax.tree.leaves(predictions)[0])
                 self._process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()

@@ -12,7 +12,7 @@ from jengine.logging import PhaseTimer
 from jengine.model import Model
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.parallel import DispatchLimiter, Strategy
-from jengine.runner.hyperparams import FlatHyperparams
+from jengine.runner.hyperparams import FlatHyperparams, Raveler
 from jengine.train import (
     RecompilationGuard,
     TrainState,
@@ -75,6 +75,7 @@ class TrainPrograms:
         self._strategy = strategy
         self._limiter = limiter
         self._timer = timer
+        self._ravel = Raveler()
         self._slow_in_scan: bool | None = None
 
     def run_step(
@@ -92,13 +93,15 @@ class TrainPrograms:
           The new state and the metrics, both pending on the device.
         """
         step = self.update if is_update else self.accumulate
-        return self._call(step, state, batch, FlatHyperparams.ravel(hyperparams))
+        new_state, metrics = self._call(step, state, batch, self._ravel(hyperparams))
+        self._limiter.add(metrics["loss"])
+        return new_state, metrics
 
     def run_chunk(
         self,
         state: TrainState,
         batches: Sequence[PyTree],
-        hyperparams: Sequence[FlatHyperparams],
+        hyperparams: Sequence[Mapping[str, Any]],
         is_update: Sequence[bool],
     ) -> tuple[TrainState, ChunkMetrics]:
         """Dispatch the steps of a chunk in one call.
@@ -114,8 +117,9 @@ class TrainPrograms:
         """
         updates = np.asarray(is_update)
         batch = self._strategy.put_batch(stack_batches(batches), chunked=True)
-        state, metrics = self._call(self.chunk, state, batch, (FlatHyperparams.stack(hyperparams), updates))
-        return state, ChunkMetrics(metrics.values, updates, metrics.update_only)
+        new_state, metrics = self._call(self.chunk, state, batch, (self._ravel.stack(hyperparams), updates))
+        self._limiter.add(metrics.values["loss"])
+        return new_state, ChunkMetrics(metrics.values, updates, metrics.update_only)
 
     def is_slow_in_scan(
         self, state: TrainState, batches: Sequence[PyTree], hyperparams: Mapping[str, Any]
@@ -126,7 +130,7 @@ class TrainPrograms:
             self._slow_in_scan = False
             if self._strategy.platform == "cpu" and hasattr(program, "trace"):  # a pmap has none
                 size = len(batches)
-                inputs = FlatHyperparams.stack([FlatHyperparams.ravel(hyperparams)] * size), np.ones(size, bool)
+                inputs = self._ravel.stack([hyperparams] * size), np.ones(size, bool)
                 self._slow_in_scan = _SLOW_IN_SCAN in str(program.trace(state, stack_batches(batches), inputs).jaxpr)
         return self._slow_in_scan
 
@@ -148,7 +152,6 @@ class TrainPrograms:
         if compilation_counter.count != compiled:
             self._timer.relabel("compile")
             step.check_shardings(state, batch, inputs)
-        self._limiter.add(jax.tree.leaves(metrics)[0])
         return new_state, metrics
 
 

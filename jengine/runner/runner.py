@@ -20,7 +20,7 @@ from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.parallel import Agreement, DispatchLimiter, check_same, get_processes
 from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
-from jengine.runner.hyperparams import FlatHyperparams, Hyperparams
+from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.programs import TrainPrograms
 from jengine.runner.together import ending_together, share
@@ -245,7 +245,7 @@ class Runner:
         return metrics
 
     def train_chunk(
-        self, batches: Sequence[PyTree], hyperparams: Sequence[FlatHyperparams], is_update: Sequence[bool]
+        self, batches: Sequence[PyTree], hyperparams: Sequence[Mapping[str, Any]], is_update: Sequence[bool]
     ) -> ChunkMetrics:
         """Run a training step for each host batch in one call; see `TrainPrograms.run_chunk`."""
         self.state, metrics = self.programs.run_chunk(self.state, batches, hyperparams, is_update)

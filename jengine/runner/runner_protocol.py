@@ -4,7 +4,7 @@ The Runner imports these modules; they annotate it with the protocols below, whi
 this package uses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -15,7 +15,6 @@ from jengine.hooks.hook_list import HookList
 from jengine.hooks.runner_protocol import MaybeNone
 from jengine.parallel import DispatchLimiter, Strategy
 from jengine.parallel.processes import Alone, Processes
-from jengine.runner.hyperparams import FlatHyperparams
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.programs import TrainPrograms
 
@@ -81,7 +80,7 @@ class Runner(runner_protocol.Runner, Protocol):
         """Run one training step on a batch that is on its device, and return its metrics, which stay there."""
 
     def train_chunk(
-        self, batches: Sequence[PyTree], hyperparams: Sequence[FlatHyperparams], is_update: Sequence[bool]
+        self, batches: Sequence[PyTree], hyperparams: Sequence[Mapping[str, Any]], is_update: Sequence[bool]
     ) -> ChunkMetrics:
         """Run a training step for each host batch in one call, and return the metrics of all of them."""
 

@@ -22,7 +22,8 @@ class TrainState(struct.PyTreeNode):
       model_state: other variables of the model (running statistics), {} for none.
       opt_state: state of the optimizer wrapper, moments in float32.
       hook_state: states of traced hooks, by name of the hook.
-      rng: key<fry>[], the key of the run. It stays the same: each step folds its own number in.
+      rng: uint32[2], data of the run's key, which stays the same: each step folds its own number in. (A typed key
+        would be wrapped by Python code at each call.)
     """
 
     step: jax.Array
@@ -31,6 +32,11 @@ class TrainState(struct.PyTreeNode):
     opt_state: PyTree
     hook_state: dict[str, PyTree]
     rng: jax.Array
+
+    @property
+    def key(self) -> jax.Array:
+        """The key of the run, key<fry>[]."""
+        return jax.random.wrap_key_data(self.rng)
 
 
 def create_train_state(
@@ -49,7 +55,12 @@ def create_train_state(
       optim_wrapper: initializes the optimizer state.
       hooks: those with traced state add theirs.
       rng: key<fry>[], the key of the run.
+
+    Raises:
+      ValueError: a key of another implementation than JAX's default (`jax_default_prng_impl`).
     """
+    if jax.random.key_impl(rng) != jax.random.key_impl(jax.random.key(0)):
+        raise ValueError(f"rng must be a key of JAX's default implementation, got {jax.random.key_impl(rng)}")
     params, model_state = strongly_typed(params), strongly_typed(model_state)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
@@ -57,7 +68,7 @@ def create_train_state(
         model_state=model_state,
         opt_state=optim_wrapper.init(params),
         hook_state=TracedHooks(hooks).init(params, model_state),
-        rng=rng,
+        rng=jax.random.key_data(rng),
     )
 
 

@@ -63,7 +63,7 @@ def build_train_step(
 
     def step(state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any]) -> tuple[TrainState, Metrics]:
         """Run one iteration."""
-        rng = jax.random.fold_in(state.rng, state.step)
+        rng = jax.random.fold_in(state.key, state.step)
         ctx = StepContext(
             step=state.step,
             rng=rng,

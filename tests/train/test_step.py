@@ -125,7 +125,7 @@ def test_a_hook_may_change_the_batch_and_draws_from_a_key_of_its_own():
     state = start(model, wrapper, [Noise()])
     _, outputs = build_train_step(model, wrapper, [Noise()])(state, BATCH, wrapper.hyperparams)
     assert outputs["loss"] == 20.0
-    model_key = jax.random.fold_in(state.rng, 0)
+    model_key = jax.random.fold_in(state.key, 0)
     assert not np.array_equal(jax.random.key_data(keys["hook"]), jax.random.key_data(model_key))
     np.testing.assert_allclose(outputs["noise"], jax.random.normal(model_key), rtol=1e-6)
 

@@ -111,7 +111,7 @@ class ODCHook(Hook):
     def deal_with_small_clusters(self, runner: Runner) -> None:
         """Empties small clusters and fills them with halves of large ones."""
         assert runner.state is not None
-        rng = jax.random.fold_in(runner.state.rng, runner.iter)
+        rng = jax.random.fold_in(runner.state.key, runner.iter)
         self._set_bank(runner, self._deal(self._bank(runner), rng))
 
     def set_reweight(self, runner: Runner) -> None:
