@@ -39,7 +39,9 @@ class ByRunner:
       optim_wrapper: changes to the optimizer's wrapper.
     """
 
-    def __init__(self, case, work_dir, log_every=0, ema=False, save_every=0, steps_per_call=1, hooks=(), optim_wrapper=None):
+    def __init__(
+        self, case, work_dir, log_every=0, ema=False, save_every=0, steps_per_call=1, hooks=(), optim_wrapper=None
+    ):
         _terminal()
         self._end = EndOfBlock()
         custom = [dict(type="EMAHook", momentum=EMA_MOMENTUM)] if ema else []

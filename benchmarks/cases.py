@@ -94,8 +94,10 @@ def momentum(schedule):
 
 
 ADAMW = dict(type="AdamW", lr=1e-4, weight_decay=0.01)
+SGD = dict(type="SGD", lr=1e-3, momentum=0.9)
+VIT = SmallViT(patch=8, width=192, depth=12, heads=3, mlp_ratio=4)
 CASES = [
-    Case("mlp", TinyMLP(), (32,), 32, dict(type="SGD", lr=1e-3, momentum=0.9), momentum, block=1000, turns=5, chunks=(10, 100)),
+    Case("mlp", TinyMLP(), (32,), 32, SGD, momentum, block=1000, turns=5, chunks=(10, 100)),
     Case("cnn", SmallCNN(widths=(16, 32)), (16, 16, 3), 32, ADAMW, adamw, block=50, turns=15),
-    Case("vit", SmallViT(patch=8, width=192, depth=12, heads=3, mlp_ratio=4), (32, 32, 3), 4, ADAMW, adamw, 10, 9, chunks=(10,)),
+    Case("vit", VIT, (32, 32, 3), 4, ADAMW, adamw, block=10, turns=9, chunks=(10,)),
 ]

@@ -58,7 +58,7 @@ def programs(parallel, work_dir, width, batch_size):
     batch, hyperparams = runner.strategy.put_batch(data), runner.optim_wrapper.hyperparams
     texts = [
         runner.strategy.compile_train_step(step.__wrapped__).lower(state, batch, hyperparams).compile().as_text()
-        for step in (runner.accumulate_step, runner.update_step)
+        for step in (runner.programs.accumulate, runner.programs.update)
     ]
     held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves((state.params, state.opt_state)))
     return texts, sum(leaf.nbytes for leaf in jax.tree.leaves(state.params)), held

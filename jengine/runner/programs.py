@@ -131,7 +131,8 @@ class TrainPrograms:
             if self._strategy.platform == "cpu" and hasattr(program, "trace"):  # a pmap has none
                 size = len(batches)
                 inputs = self._ravel.stack([hyperparams] * size), np.ones(size, bool)
-                self._slow_in_scan = _SLOW_IN_SCAN in str(program.trace(state, stack_batches(batches), inputs).jaxpr)
+                batch = self._strategy.put_batch(stack_batches(batches), chunked=True)
+                self._slow_in_scan = _SLOW_IN_SCAN in str(program.trace(state, batch, inputs).jaxpr)
         return self._slow_in_scan
 
     def flops(self) -> Flops:

@@ -211,7 +211,7 @@ def test_logical_axes_of_an_nnx_model_are_honoured(make_run):
 def test_copies_exchange_gradients_losses_and_statistics_at_once(make_run):
     runner = make_run(dict(type="Pjit", devices=4), train_cfg=dict(by_epoch=False, max_iters=1))
     params = runner.train().params
-    found = exchanges(runner, runner.update_step)
+    found = exchanges(runner, runner.programs.update)
     assert {one.kind for one in found} == {"all-reduce"}
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     # beside the gradients: mean and mean square of 16 features, their gradients, and the loss
@@ -241,7 +241,7 @@ def test_a_divided_parameter_is_gathered_once_and_its_gradient_scattered_once(ma
     )
     params = sum(leaf.nbytes for leaf in jax.tree.leaves(runner.train().params))
     arrays, sizes = Counter(), Counter()
-    for one in exchanges(runner, runner.update_step, data):
+    for one in exchanges(runner, runner.programs.update, data):
         if one.size > 4 * one.arrays:  # the loss and the norms are scalars
             arrays[one.kind] += one.arrays
             sizes[one.kind] += one.size

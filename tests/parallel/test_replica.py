@@ -57,8 +57,8 @@ def test_twenty_steps_end_as_on_one_device(make_run, assert_close, impl, devices
 def test_accumulating_exchanges_nothing_and_an_update_once(make_run):
     runner = make_run(dict(type="Replica"), optim_wrapper=AMP, train_cfg=dict(by_epoch=False, max_iters=2))
     runner.train()
-    assert exchanges(runner, runner.accumulate_step) == []
-    [update] = exchanges(runner, runner.update_step)
+    assert exchanges(runner, runner.programs.accumulate) == []
+    [update] = exchanges(runner, runner.programs.update)
     leaves = jax.tree.leaves(runner.state.params)
     # XLA joins all gradients and the loss into one
     assert update == Collective("all-reduce", len(leaves) + 1, sum(leaf.nbytes for leaf in leaves) + 4)

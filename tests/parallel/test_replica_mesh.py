@@ -67,12 +67,12 @@ def test_replicas_exchange_gradients_once_an_update_and_one_program_in_each_iter
         found = sum(one.size for one in exchanges(runner, step, data) if one.kind == kind)
         return found
 
-    for step in (runner.accumulate_step, runner.update_step):  # within a replica
+    for step in (runner.programs.accumulate, runner.programs.update):  # within a replica
         assert size(step, "all-gather") == size(step, "reduce-scatter") == params
     # between replicas: of each gradient the part that a device keeps; and the loss, within a replica and between them
     gradients = pytest.approx(params // 4, abs=8)
-    assert size(runner.accumulate_step, "all-reduce") == (4 if kind == "Replica" else gradients)
-    assert size(runner.update_step, "all-reduce") == gradients
+    assert size(runner.programs.accumulate, "all-reduce") == (4 if kind == "Replica" else gradients)
+    assert size(runner.programs.update, "all-reduce") == gradients
 
 
 @pytest.mark.parametrize("counts", [1, 2])
