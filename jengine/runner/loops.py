@@ -40,7 +40,8 @@ class TrainLoop:
       iter: training iterations done; every other count of iterations is derived from it. During the stages and the step
         of an iteration it is the index of that iteration.
       epoch: epochs done; 0 throughout in an iteration loop.
-      is_consistent: False from the first stage of an iteration to its last: then counters, state and hooks disagree.
+      is_consistent: False while counters, state and hooks disagree: from the first stage of an iteration to its last,
+        and in the stages at the end of an epoch and of a validation.
     """
 
     by_epoch: bool
@@ -199,10 +200,13 @@ class TrainLoop:
 
         A checkpoint is written before the validation of the same moment, so that validation runs after a resume.
         """
+        runner = self.runner
+        if runner.validations and runner.validations[-1][:2] == (self.epoch, self.iter):
+            return
         if self.iter > 0 and at_border:
             self._validate_if_due(count, end)
-        elif self.iter == 0 and self.val_begin == 0 and self.runner.val_loop is not None:
-            self.runner.val_loop.run()
+        elif self.iter == 0 and self.val_begin == 0 and runner.val_loop is not None:
+            runner.val_loop.run()
 
     def _no_batches(self, epoch: int) -> ConfigError:
         advice = "its iterator is exhausted: give an iterable that starts a new pass" if epoch else "it is empty"
@@ -258,10 +262,9 @@ class EpochBasedTrainLoop(TrainLoop):
             done = self.run_iters(batches, start, self.iter + len(loader) - start)
         if start + done == 0 and not self.stop_training:
             raise self._no_batches(self.epoch)
-        self.is_consistent = False
-        runner.call_hook("after_train_epoch")
-        self.epoch += 1
-        self.is_consistent = True
+        with _inconsistent(self):
+            runner.call_hook("after_train_epoch")
+            self.epoch += 1
 
 
 @LOOPS.register_module()
@@ -377,8 +380,9 @@ class EvalLoop:
         for suffix, (params, model_state) in runner.eval_variables().items():
             found = self._evaluate(params, model_state)
             metrics.update({f"{name}{suffix}": value for name, value in found.items()})
-        runner.call_hook(f"after_{mode}_epoch", metrics=metrics)
-        runner.call_hook(f"after_{mode}")
+        with _inconsistent(runner.train_loop):  # schedules that follow a metric take a step here
+            runner.call_hook(f"after_{mode}_epoch", metrics=metrics)
+            runner.call_hook(f"after_{mode}")
         return metrics
 
     def _evaluate(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
@@ -435,6 +439,17 @@ class TestLoop(EvalLoop):
 
     mode = "test"
     __test__ = False  # not one of pytest's classes
+
+
+@contextlib.contextmanager
+def _inconsistent(loop: TrainLoop | None) -> Iterator[None]:
+    """Mark the counters, state and hooks of a training as inconsistent inside, and for good after an error."""
+    if loop is None:
+        yield
+        return
+    before, loop.is_consistent = loop.is_consistent, False
+    yield
+    loop.is_consistent = before
 
 
 def _depth(loader: Any) -> int:

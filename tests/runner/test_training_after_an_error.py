@@ -1,0 +1,175 @@
+"""After an error `train()` continues from a consistent state or refuses; a stuck or empty loader ends the run."""
+
+import os
+import pathlib
+import queue
+import signal
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine import checkpoint
+from jengine.errors import ConfigError
+from jengine.hooks import Hook
+
+SINGLE, CHUNKS = dict(max_epochs=2), dict(max_epochs=2, steps_per_call=2)
+SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None)
+
+
+class FailOnce(Hook):
+    """Raises at one stage, once, in the second of two epochs of 4 iterations or at the border between them."""
+
+    def __init__(self, stage):
+        self.failed = False
+
+        def fail(runner, *args, **kwargs):
+            if runner.iter >= 4 and not self.failed:
+                self.failed = True
+                raise ZeroDivisionError("mine")
+
+        setattr(self, stage, fail)
+
+    def next_step(self, runner, step):
+        return max(step, 5)  # with chunks of two steps the end of the third chunk
+
+
+def schedules():
+    return [dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=6), dict(type="StepLR", step_size=1)]
+
+
+@pytest.mark.parametrize("train_cfg", [SINGLE, CHUNKS], ids=["single steps", "chunks"])
+@pytest.mark.parametrize(
+    "stage", ["before_train_epoch", "before_val", "before_val_epoch", "before_val_iter", "after_val_iter"]
+)
+def test_training_continues_after_an_error_between_iterations(make_runner, tmp_path, stage, train_cfg):
+    settings = dict(param_scheduler=schedules(), train_cfg=train_cfg)
+    expected = make_runner(tmp_path / "whole", **settings).train()
+    runner = make_runner(tmp_path / "broken", custom_hooks=[FailOnce(stage)], **settings)
+    with pytest.raises(ZeroDivisionError):
+        runner.train()
+    state = runner.train()
+    assert runner.iter == int(state.step) == 8
+    jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
+    assert [row[:2] for row in runner.validations] == [(1, 4), (2, 8)]
+
+
+@pytest.mark.parametrize("train_cfg", [SINGLE, CHUNKS], ids=["single steps", "chunks"])
+@pytest.mark.parametrize(
+    "stage",
+    ["before_train_iter", "after_train_iter", "after_train_epoch", "after_val_epoch", "after_val"],
+)
+def test_training_does_not_continue_where_some_hooks_have_seen_an_iteration_and_others_not(
+    make_runner, tmp_path, stage, train_cfg
+):
+    settings = dict(param_scheduler=schedules(), train_cfg=train_cfg, default_hooks=SAVE)
+    expected = make_runner(tmp_path / "whole", **settings).train()
+    runner = make_runner(tmp_path / "broken", custom_hooks=[FailOnce(stage)], **settings)
+    with pytest.raises(ZeroDivisionError):
+        runner.train()
+    with pytest.raises(RuntimeError, match=r"cannot continue: it stopped at iteration \d with ZeroDivisionError: mine"):
+        runner.train()
+    state = make_runner(tmp_path / "broken", resume=True, **settings).train()  # from the last checkpoint
+    jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
+
+
+@pytest.mark.parametrize("train_cfg", [SINGLE, CHUNKS], ids=["single steps", "chunks"])
+def test_training_continues_after_an_error_of_the_loader(make_runner, tmp_path, train_cfg):
+    rng = np.random.default_rng(0)
+    data = [dict(x=rng.normal(size=(4, 2)).astype(np.float32), y=np.ones(4, np.float32)) for _ in range(4)]
+
+    class Breaks(list):
+        failed = False
+
+        def __iter__(self):
+            for i, batch in enumerate(list.__iter__(self)):
+                if i == 3 and not self.failed:
+                    self.failed = True
+                    raise OSError("the disk is gone")
+                yield batch
+
+    settings = dict(train_cfg=train_cfg, default_hooks=SAVE)
+    expected = make_runner(tmp_path / "whole", train_dataloader=data, **settings).train()
+    runner = make_runner(tmp_path / "broken", train_dataloader=Breaks(data), **settings)
+    with pytest.raises(OSError, match="the disk is gone"):
+        runner.train()
+    assert pathlib.Path(checkpoint.find_latest(tmp_path / "broken")).name == "iter_3"
+    state = runner.train()
+    assert runner.iter == int(state.step) == 8
+    jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
+
+
+@pytest.mark.parametrize("train_cfg", [SINGLE, CHUNKS], ids=["single steps", "chunks"])
+def test_training_does_not_continue_after_a_step_that_failed(make_runner, train_cfg):
+    from jengine.model import FunctionalModel
+
+    model = FunctionalModel(
+        init=lambda: {"w": jnp.ones((2,))},
+        loss=lambda params, batch: jnp.log(params["w"].sum() * 0 * batch["x"].sum()) * 0,  # 0 * -inf
+        predict=lambda params, batch: batch["y"],
+    )
+    runner = make_runner(model=model, train_cfg=train_cfg)
+    jax.config.update("jax_debug_nans", True)
+    try:
+        with pytest.raises(FloatingPointError):
+            runner.train()
+    finally:
+        jax.config.update("jax_debug_nans", False)
+    with pytest.raises(RuntimeError, match="cannot continue: it stopped at iteration .* with FloatingPointError"):
+        runner.train()
+
+
+class Stuck(list):
+    """Yields a few batches and then waits for a worker thread that never delivers."""
+
+    def __init__(self, batches, yielded):
+        super().__init__(batches)
+        self.yielded = yielded
+
+    def __iter__(self):
+        delivered = queue.Queue()
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        yield from list.__iter__(self[: self.yielded])
+        threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+        delivered.get()
+
+
+@pytest.mark.parametrize("train_cfg", [SINGLE, CHUNKS], ids=["single steps", "chunks"])
+def test_a_signal_ends_a_run_whose_loader_is_stuck_with_everything_saved(make_runner, tmp_path, train_cfg):
+    batch = dict(x=np.ones((4, 2), np.float32), y=np.ones(4, np.float32))
+    runner = make_runner(
+        train_dataloader=Stuck([batch] * 8, yielded=6), train_cfg={**train_cfg, "max_epochs": 1}, default_hooks=SAVE
+    )
+    start = time.monotonic()
+    with pytest.raises(SystemExit) as caught:
+        runner.train()
+    assert time.monotonic() - start < 30  # not forever; most of it is compiling
+    assert caught.value.code == 143
+    saved = pathlib.Path(checkpoint.find_latest(tmp_path / "run")).name
+    assert saved == f"iter_{runner.iter}"
+    assert runner.iter == int(runner.state.step) >= 4
+
+
+class OnePass(list):
+    """Yields its batches in the first whole pass alone."""
+
+    exhausted = False
+
+    def __iter__(self):
+        if not self.exhausted:
+            for i in range(len(self)):
+                self.exhausted = i + 1 == len(self)
+                yield self[i]
+
+
+@pytest.mark.parametrize("cfg", [dict(by_epoch=False, max_iters=9), dict(max_epochs=3)])
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_a_loader_that_yields_nothing_ends_the_run_with_the_reason(make_runner, cfg, steps_per_call):
+    batch = dict(x=np.ones((4, 2), np.float32), y=np.ones(4, np.float32))
+    runner = make_runner(train_dataloader=OnePass([batch] * 4), train_cfg={**cfg, "steps_per_call": steps_per_call})
+    with pytest.raises(ConfigError, match="train_dataloader yielded no batch in pass 2 over the data: its iterator is"):
+        runner.train()
+    assert runner.iter == 4
