@@ -14,8 +14,9 @@ import numpy as np
 
 from jengine.errors import UnknownNameError, closest
 from jengine.logging.history import HistoryBuffer, check_count, to_float
-from jengine.logging.pending_scalars import HOST_NUMBERS, PendingScalars
+from jengine.logging.pending_scalars import PendingScalars
 
+_HOST_NUMBERS = frozenset({float, int, bool, np.float32, np.float64})
 _NOT_JSON = object()
 
 
@@ -87,13 +88,14 @@ class MessageHub:
           TypeError: not a real number, or a traced value. ValueError: not one element, or a count below 1.
           AssertionError: the key was used before with another `resumed`.
         """
-        if type(value) not in HOST_NUMBERS:
-            value = _checked(key, value)
+        on_device = False
+        if type(value) not in _HOST_NUMBERS:
+            value, on_device = _checked(key, value)
         if count != 1:
             count = check_count(count)
         if self._resumed.setdefault(key, resumed) is not resumed:
             raise AssertionError(_resumed_changed(key, resumed))
-        self._pending.add(key, value, self.iteration, count)
+        self._pending.add(key, value, self.iteration, count, on_device)
         if self._pending.size >= self._capacity:
             self.flush()
 
@@ -135,8 +137,7 @@ class MessageHub:
         """
         if self._resumed.setdefault(key, resumed) is not resumed:
             raise AssertionError(_resumed_changed(key, resumed))
-        steps = range(first_iteration, first_iteration + values.shape[0])
-        self._pending.add_batch(key, values, steps, reported)
+        self._pending.add_batch(key, values, first_iteration, reported)
 
     def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
         """Sets the info `key`, of any type, over what it was.
@@ -303,10 +304,10 @@ def _find(histories: Mapping[str, HistoryBuffer], key: str) -> HistoryBuffer:
 _ARRAY_TYPES: set[type] = set()  # of device arrays: `isinstance(value, jax.Array)` takes longer than an update
 
 
-def _checked(key: str, value: Any) -> Any:
-    """Return `value` as a Python float, or as it is when it is a device array of one element."""
+def _checked(key: str, value: Any) -> tuple[Any, bool]:
+    """Return `value` as a Python float and False, or as it is and True when it is a device array of one element."""
     if type(value) in _ARRAY_TYPES and value.shape == ():
-        return value
+        return value, True
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"scalar {key!r} is a traced value: update the hub outside the compiled function, with what it returns"
@@ -315,9 +316,9 @@ def _checked(key: str, value: Any) -> Any:
         if value.size != 1:
             raise ValueError(f"scalar {key!r} must have one element, found shape {value.shape}")
         _ARRAY_TYPES.add(type(value))
-        return value
+        return value, True
     try:
-        return to_float(value)
+        return to_float(value), False
     except (TypeError, ValueError) as error:
         error.add_note(f"in the update of the scalar {key!r}")
         raise

@@ -1,16 +1,14 @@
 """Scalars that wait in a buffer until something reads them, so that the training loop never waits for the device."""
 
 import bisect
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-HOST_NUMBERS = frozenset({float, int, bool, np.float32, np.float64})
 
-
-class _Run:
+class _Column:
     """Values of one scalar that stand for equally many samples, with the steps that gave them."""
 
     __slots__ = ("samples", "steps", "taken", "values")
@@ -18,7 +16,7 @@ class _Run:
     def __init__(self, samples: int) -> None:
         self.samples = samples
         self.steps: list[int] = []
-        self.values: list[float] = []
+        self.values: list[Any] = []
         self.taken = 0
 
     def take(self, step: float) -> list[float]:
@@ -27,57 +25,70 @@ class _Run:
         return self.values[start : self.taken]
 
 
+class _Transfer(NamedTuple):
+    """A device array whose elements belong to a column."""
+
+    key: str
+    array: jax.Array
+    column: _Column
+    start: int  # of its values in the column
+    rows: np.ndarray | None  # int[n], the elements that count; None for an array of one element
+
+
 class PendingScalars:
-    """Buffer of scalars, on the host and on the device, in the order in which they were added."""
+    """Buffer of scalars, on the host and on the device, in the order in which they were added.
+
+    Attributes:
+      size: number of values that were added and not fetched.
+    """
 
     def __init__(self) -> None:
-        # key; number, device array of one element, or array [K]; steps that gave its elements; which of them count
-        # (None for all); samples that each element stands for. Plain tuples: this runs several times an iteration.
-        self._entries: list[tuple[str, Any, Sequence[int], np.ndarray | None, int]] = []
-        self._runs: dict[str, list[_Run]] = {}  # what was fetched and not taken
         self.size = 0
+        self._columns: dict[str, list[_Column]] = {}
+        self._transfers: list[_Transfer] = []
 
-    def add(self, key: str, value: Any, step: int, samples: int = 1) -> None:
-        """Append a number or a device array of one element."""
-        self._entries.append((key, value, (step,), None, samples))
+    def add(self, key: str, value: Any, step: int, samples: int = 1, on_device: bool = False) -> None:
+        """Append a number, or a device array of one element."""
+        column = self._column(key, samples)
+        if on_device:
+            self._transfers.append(_Transfer(key, value, column, len(column.values), None))
+        column.values.append(value if on_device else float(value))
+        column.steps.append(step)
         self.size += 1
 
-    def add_batch(self, key: str, values: Any, steps: Sequence[int], reported: np.ndarray | None) -> None:
-        """Append an array real[K] with a value for each of `steps`; `reported`: bool[K], which of them count."""
-        self._entries.append((key, values, steps, reported, 1))
-        self.size += len(steps)
+    def add_batch(self, key: str, values: Any, first_step: int, reported: np.ndarray | None) -> None:
+        """Append an array real[K] with a value for each step; `reported`: bool[K], which of them count."""
+        column = self._column(key, 1)
+        rows = np.arange(len(values)) if reported is None else np.flatnonzero(reported)
+        self._transfers.append(_Transfer(key, values, column, len(column.values), rows))
+        column.values += [None] * len(rows)
+        column.steps += (first_step + rows).tolist()
+        self.size += len(rows)
 
     def fetch(self) -> bool:
-        """Transfer all device arrays with one `jax.device_get`, which waits for those that are not computed yet.
+        """Transfer all device arrays to the host at once; wait for those that are not computed yet.
 
         Returns:
           True if there were device arrays.
 
         Raises:
-          RuntimeError: the device failed, or an array was donated. The values are dropped.
+          RuntimeError: the device failed, or an array was donated. All pending values are dropped.
         """
-        entries, self._entries, self.size = self._entries, [], 0
-        arrays = [e[1] for e in entries if type(e[1]) not in HOST_NUMBERS and isinstance(e[1], jax.Array)]
+        transfers, self._transfers, self.size = self._transfers, [], 0
         try:
-            fetched = iter(jax.device_get(arrays) if arrays else ())
+            fetched = fetch_arrays([transfer.array for transfer in transfers])
         except RuntimeError as error:
-            if any(array.is_deleted() for array in arrays):
-                keys = {e[0] for e in entries if isinstance(e[1], jax.Array) and e[1].is_deleted()}
-                error.add_note(f"{sorted(keys)} were logged from donated arrays: log what the step returns instead")
+            self._columns = {}
+            deleted = {t.key for t in transfers if isinstance(t.array, jax.Array) and t.array.is_deleted()}
+            if deleted:
+                error.add_note(f"{sorted(deleted)} were logged from donated arrays: log what the step returns instead")
             raise
-        for key, value, steps, reported, samples in entries:
-            host = value if type(value) in HOST_NUMBERS else next(fetched) if isinstance(value, jax.Array) else value
-            runs = self._runs.setdefault(key, [])
-            if not runs or runs[-1].samples != samples:
-                runs.append(_Run(samples))
-            if len(steps) == 1:
-                runs[-1].values.append(float(host if type(host) in HOST_NUMBERS else host.item()))
-                runs[-1].steps += steps
+        for (_, _, column, start, rows), array in zip(transfers, fetched, strict=True):
+            if rows is None:
+                column.values[start] = array.item()
             else:
-                chosen = slice(None) if reported is None else reported
-                runs[-1].values += host[chosen].tolist()
-                runs[-1].steps += np.asarray(steps)[chosen].tolist()
-        return bool(arrays)
+                column.values[start : start + len(rows)] = array[rows].tolist()
+        return bool(transfers)
 
     def take(self, step: float) -> Iterator[tuple[str, list[float], int]]:
         """Remove what was fetched up to and including `step`.
@@ -85,9 +96,25 @@ class PendingScalars:
         Yields:
           The scalar, values of it in order, and the number of samples that each of them stands for.
         """
-        for key, runs in self._runs.items():
-            for run in runs:
-                if values := run.take(step):
-                    yield key, values, run.samples
-        left = {key: [run for run in runs if run.taken < len(run.values)] for key, runs in self._runs.items()}
-        self._runs = {key: runs for key, runs in left.items() if runs}
+        for key, columns in self._columns.items():
+            for column in columns:
+                if values := column.take(step):
+                    yield key, values, column.samples
+        left = {key: [c for c in columns if c.taken < len(c.values)] for key, columns in self._columns.items()}
+        self._columns = {key: columns for key, columns in left.items() if columns}
+
+    def _column(self, key: str, samples: int) -> _Column:
+        columns = self._columns.setdefault(key, [])
+        if not columns or columns[-1].samples != samples:
+            columns.append(_Column(samples))
+        return columns[-1]
+
+
+def fetch_arrays(arrays: list[Any]) -> list[np.ndarray]:
+    """Return the arrays on the host, with one `jax.device_get`, or read in place where their memory is the host's."""
+    on_cpu = all(isinstance(array, np.ndarray) or _is_on_cpu(array) for array in arrays[:1])
+    return [np.asarray(array) for array in arrays] if on_cpu else jax.device_get(arrays)
+
+
+def _is_on_cpu(array: jax.Array) -> bool:
+    return next(iter(array.devices())).platform == "cpu"

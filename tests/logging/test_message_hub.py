@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jengine.logging import MessageHub
+from jengine.logging import MessageHub, pending_scalars
 
 
 @pytest.fixture
@@ -20,10 +20,12 @@ def hub():
 
 @pytest.fixture
 def transfers(monkeypatch):
-    """The arguments of each jax.device_get."""
+    """The arrays of each transfer."""
     calls = []
-    fetch = jax.device_get
-    monkeypatch.setattr(jax, "device_get", lambda arrays: calls.append(arrays) or fetch(arrays))
+    fetch = pending_scalars.fetch_arrays
+    monkeypatch.setattr(
+        pending_scalars, "fetch_arrays", lambda arrays: (calls.append(arrays) if arrays else None) or fetch(arrays)
+    )
     return calls
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from jengine.hooks import Hook, LoggerHook
 from jengine.hooks.chunk import ChunkMetrics
-from jengine.logging import AsyncWriter, MessageHub, PhaseTimer
+from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, pending_scalars
 from jengine.train import RecompilationError
 
 
@@ -221,7 +221,7 @@ def test_a_hundred_iterations_with_ten_lines_transfer_at_most_ten_times_and_neve
     make_runner, monkeypatch, steps_per_call
 ):
     transfers, reads, main = [], [], threading.current_thread()
-    array_type, device_get = type(jax.numpy.zeros(())), jax.device_get
+    array_type, fetch = type(jax.numpy.zeros(())), pending_scalars.fetch_arrays
     value = array_type._value
 
     def read(array):
@@ -229,7 +229,9 @@ def test_a_hundred_iterations_with_ten_lines_transfer_at_most_ten_times_and_neve
         return value.fget(array)
 
     monkeypatch.setattr(array_type, "_value", property(read))
-    monkeypatch.setattr(jax, "device_get", lambda x: transfers.append(threading.current_thread()) or device_get(x))
+    monkeypatch.setattr(
+        pending_scalars, "fetch_arrays", lambda x: transfers.append(threading.current_thread()) or fetch(x)
+    )
     runner = make_runner(
         train_cfg=dict(by_epoch=False, max_iters=100, val_begin=999, steps_per_call=steps_per_call),
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=10)),
