@@ -64,8 +64,8 @@ class Checkpointer:
         """
         path = Path(path).absolute()
         text = encode_meta(meta)
+        self.wait()  # before the next copy of the state is made
         storable = arrays.encode(state)
-        self.wait()
         incoming = path.with_name(path.name + INCOMING)
         self._saving = path
         try:
