@@ -5,8 +5,9 @@ dotted path (`opt_state.1.0.mu.kernel`), so that a NamedTuple, a dict and a data
 """
 
 import functools
+import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +16,64 @@ import numpy as np
 
 from jengine.paths import dotted, flatten, map_with_path
 
-_SMALL = 2**22  # bytes of a state up to which a copy takes less time than what Orbax does before it writes
+_SMALL = 2**22  # bytes; up to this size a state is written as NumPy arrays, each of which costs Orbax less time
+_ALIGNMENT = 64  # bytes; JAX uses NumPy memory with this alignment without a copy
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether `leaf` is an array of typed PRNG keys, or the description of one."""
+    """Return whether `leaf` is an array of typed PRNG keys, or a ShapeDtypeStruct of one."""
     return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def encode(state: Any) -> Any:
-    """`state` as Orbax can store it: every leaf an array with at least one element, no typed keys.
+    """Convert a state to what Orbax can store: every leaf an array with at least one element, no typed keys.
 
-    Arrays of the host are copied, and those of a small state in its memory, which is then wholly on the host.
+    A state in the memory of one CPU is copied, so that the next step may overwrite it while the copy is written.
+
+    Args:
+      state: pytree of arrays, typed PRNG keys and numbers.
+
+    Returns:
+      The pytree of NumPy and JAX arrays to write.
 
     Raises:
       TypeError: a leaf is neither an array nor a number. ValueError: a leaf is empty, or its buffer was donated to a
         step that did not return, or two leaves have the same dotted path.
     """
-    leaves = jax.tree.leaves(state)
-    if len(flatten(state)) != len(leaves):
+    if len(flatten(state)) != len(jax.tree.leaves(state)):
         raise ValueError("two arrays of the state have the same dotted path: use names without dots")
-    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-    copied = sum(array.nbytes for array in arrays) <= _SMALL and all(map(_in_host_memory, arrays))
-    return map_with_path(functools.partial(_storable, copied=copied), state)
+    storable = map_with_path(_storable, state)
+    if not _in_host_memory(storable):
+        # Orbax copies the arrays of other devices before its `save` returns.
+        return jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, storable)
+    leaves, structure = jax.tree.flatten(storable)
+    copies: list[Any] = _copy(leaves)
+    if sum(leaf.nbytes for leaf in leaves) > _SMALL:
+        copies = [
+            jax.device_put(copy, leaf.sharding) if isinstance(leaf, jax.Array) else copy
+            for copy, leaf in zip(copies, leaves, strict=True)
+        ]
+    return jax.tree.unflatten(structure, copies)
 
 
-def _storable(path: str, leaf: Any, copied: bool) -> Any:
+def _copy(arrays: Sequence[jax.Array | np.ndarray]) -> list[np.ndarray]:
+    """Copy arrays from host memory into one new buffer.
+
+    The kernel backs a large buffer with large pages. With a buffer for each array, page faults take longer than the
+    copy itself.
+    """
+    starts = list(itertools.accumulate((-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays), initial=0))
+    buffer = np.empty(starts.pop() + _ALIGNMENT, np.uint8)
+    first = -buffer.ctypes.data % _ALIGNMENT
+    copies = []
+    for array, start in zip(arrays, starts, strict=True):
+        copy: np.ndarray = np.ndarray(array.shape, array.dtype, buffer, first + start)
+        np.copyto(copy, array)
+        copies.append(copy)
+    return copies
+
+
+def _storable(path: str, leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         if leaf.is_deleted():
             raise ValueError(
@@ -49,11 +82,9 @@ def _storable(path: str, leaf: Any, copied: bool) -> Any:
             )
         leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
         if jax.process_count() > 1 and leaf.is_fully_addressable:
-            leaf = np.array(leaf)  # every process has its own, equal copy: the first one's is written
-        elif copied:
-            leaf = np.array(leaf)
+            leaf = np.asarray(leaf)  # every process has its own, equal array: the first one's is written
     elif isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
-        leaf = np.array(leaf)
+        leaf = np.asarray(leaf)
     else:
         raise TypeError(f"{path} is a {type(leaf).__name__}: a train state holds arrays; keep the rest in the meta")
     if leaf.size == 0:
@@ -61,14 +92,14 @@ def _storable(path: str, leaf: Any, copied: bool) -> Any:
     return leaf
 
 
-def _in_host_memory(array: jax.Array) -> bool:
-    """Whether the array is whole on one CPU."""
-    devices: set[jax.Device] = array.sharding.device_set  # `array.devices()` refuses one that was donated
-    return array.is_fully_addressable and len(devices) == 1 and next(iter(devices)).platform == "cpu"
+def _in_host_memory(state: Any) -> bool:
+    """Return whether each array is whole in the memory of one CPU of this process."""
+    devices = {device for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array) for device in leaf.devices()}
+    return jax.process_count() == 1 and len(devices) <= 1 and all(device.platform == "cpu" for device in devices)
 
 
 def struct(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Shape, dtype and sharding under which `leaf` is stored (a typed key: those of its data)."""
+    """Return the shape, dtype and sharding with which `leaf` is stored; for a typed key, those of its data."""
     if is_key(leaf):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
         return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=getattr(leaf, "sharding", None))
@@ -78,7 +109,7 @@ def struct(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def rewrap(target: Any, stored: Any) -> Any:
-    """What was stored, as the kind of leaf that `target` is."""
+    """Convert a stored array to the kind of leaf that `target` is: PRNG keys from their data."""
     if not is_key(target):
         return stored
     impl: list[Any] = []  # of a ShapeDtypeStruct it is known under a trace only
@@ -87,18 +118,18 @@ def rewrap(target: Any, stored: Any) -> Any:
 
 
 def stored_tree(directory: Path) -> Any:
-    """The nested dicts and lists on disk, with a ShapeDtypeStruct for each array; reads no array."""
+    """Return the nested dicts and lists on disk with a ShapeDtypeStruct for each array, without reading arrays."""
     with _reader() as reader:
         metadata = reader.metadata(directory).item_metadata.tree
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), metadata)
 
 
 def read(directory: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
-    """Reads some of the arrays on disk.
+    """Read some of the arrays on disk.
 
     Args:
-      directory: what a save wrote.
-      wanted: by dotted path; a struct with a sharding gives a JAX array so placed, one without a NumPy array.
+      directory: the `state` directory of a checkpoint.
+      wanted: by dotted path; a struct with a sharding gives a JAX array with it, one without gives a NumPy array.
 
     Returns:
       The tree on disk with the arrays wanted; Ellipsis in the place of the others.
@@ -106,7 +137,7 @@ def read(directory: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
     import orbax.checkpoint as ocp
 
     def restore_args(path: str, _: Any) -> Any:
-        """How orbax reads the array at `path`: as it is wanted, or not placed at all."""
+        """Return how Orbax reads the array at `path`."""
         leaf = wanted.get(path)
         if leaf is None:
             return ocp.RestoreArgs()
@@ -119,30 +150,33 @@ def read(directory: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
     args = ocp.args.PyTreeRestore(item=item, restore_args=map_with_path(restore_args, tree))
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)]
     # Unlimited, Orbax holds most of what it reads twice. One array alone must stay below the limit.
-    with _reader(dispatch_limiter=max(2 * max(sizes), sum(sizes) // 10)) as reader:
+    with _reader(in_flight=max(2 * max(sizes), sum(sizes) // 10)) as reader:
         return reader.restore(directory, args=args)
 
 
 def read_flat(directory: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
-    """`read`, as a flat dict of the arrays wanted by dotted path."""
+    """Read some of the arrays on disk into a flat dict by dotted path."""
     leaves = jax.tree_util.tree_flatten_with_path(read(directory, wanted))[0]
     return {name: leaf for path, leaf in leaves if (name := dotted(path)) in wanted}
 
 
 class BackgroundWriter:
-    """Writes states, one at a time: a write begins in one thread and ends in another."""
+    """Write states, one at a time: a write starts in one thread and ends in another."""
 
     def __init__(self) -> None:
         self._orbax: Any = None
 
     def begin(self, directory: Path, state: Any) -> Callable[[], None]:
-        """Begins to write a state, encoded; its arrays on devices may be donated as soon as this returns.
+        """Start to write a state that `encode` returned. Its arrays on devices may be donated once this returns.
 
         Returns:
-          What ends the write, and raises what went wrong since.
+          A function that finishes the write, to be called once and in any thread; it raises what went wrong.
         """
-        if jax.process_count() == 1 and all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(state)):
-            return functools.partial(write_alone, directory, state)  # there Orbax, too, is imported in the background
+        if _in_host_memory(state):
+            # The write takes the only reference, so that no copy is left when the save is over. It also imports Orbax
+            # in the background.
+            copies = [state]
+            return lambda: write_alone(directory, copies.pop())
         import orbax.checkpoint as ocp
 
         if self._orbax is None:
@@ -157,21 +191,21 @@ class BackgroundWriter:
         return end
 
     def close(self) -> None:
-        """Ends its threads."""
+        """End the background threads."""
         if self._orbax is not None:
             self._orbax.close()
 
 
 def all_processes() -> set[int] | None:
-    """The processes of the run, as Orbax wants to be told them; None for one alone."""
+    """Return the indices of all processes for Orbax's options, None for a single process."""
     return set(range(jax.process_count())) if jax.process_count() > 1 else None
 
 
 def write_alone(directory: Path, state: Any) -> None:
-    """Writes host arrays from this process only, while others do something else.
+    """Write the arrays of this process, without waiting for other processes.
 
-    The directory has no other name meanwhile: it is for the caller to make it appear whole. That is what an Orbax
-    checkpointer would do beyond this, which takes a third longer.
+    The directory gets its final name at once: the caller must make it appear whole. An Orbax checkpointer would do
+    that too, but takes longer.
     """
     import orbax.checkpoint as ocp
 
@@ -182,13 +216,13 @@ def write_alone(directory: Path, state: Any) -> None:
     handler.finalize(directory)
 
 
-def _reader(dispatch_limiter: int | None = None) -> Any:
-    """An Orbax checkpointer to read with, at most so many bytes at a time."""
+def _reader(in_flight: int | None = None) -> Any:
+    """Return an Orbax checkpointer for reading, with at most `in_flight` bytes at a time."""
     import orbax.checkpoint as ocp
 
     _silence_orbax()
     alone = _by_itself()
-    handler = _handler(alone, restore_concurrent_gb=None if dispatch_limiter is None else dispatch_limiter / 1e9)
+    handler = _handler(alone, restore_concurrent_gb=None if in_flight is None else in_flight / 1e9)
     return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
@@ -196,12 +230,15 @@ def _handler(processes: Any, **settings: Any) -> Any:
     import orbax.checkpoint as ocp
 
     return ocp.PyTreeCheckpointHandler(
-        type_handler_registry=_type_handlers(), multiprocessing_options=processes, **settings
+        use_compression=False,  # trained weights hardly shrink, and compressing them takes the cores from the next step
+        type_handler_registry=_type_handlers(),
+        multiprocessing_options=processes,
+        **settings,
     )
 
 
 def _by_itself() -> Any:
-    """Orbax options under which a process waits for no other: by default one that reads alone waits for ever."""
+    """Return Orbax options for a process that waits for no other: by default, reading alone waits forever."""
     import orbax.checkpoint as ocp
 
     me = jax.process_index()

@@ -1,4 +1,4 @@
-"""Writes checkpoints while training goes on."""
+"""Write checkpoints in the background while training continues."""
 
 import concurrent.futures
 import os
@@ -10,7 +10,16 @@ from typing import Any
 import jax
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.layout import INCOMING, META, OUTGOING, STATE, encode_meta, fault, write_manifest, write_pointer
+from jengine.checkpoint.layout import (
+    INCOMING,
+    META,
+    OUTGOING,
+    STATE,
+    encode_meta,
+    validate_checkpoint,
+    write_manifest,
+    write_pointer,
+)
 
 
 class CheckpointSaveError(OSError):
@@ -18,15 +27,15 @@ class CheckpointSaveError(OSError):
 
 
 class Checkpointer:
-    """Saves one checkpoint at a time, in the background.
+    """Save one checkpoint at a time, in the background.
 
-    A save goes through four steps, each of which leaves something to resume from if the process dies in it: the files
-    are written under another name; they are renamed; `last_checkpoint` is replaced; older checkpoints are removed.
+    A save has four steps. If the process is killed in any of them, a complete checkpoint is left: the files are
+    written under another name; they are renamed; `last_checkpoint` is replaced; older checkpoints are removed.
 
-    With several processes every one of them calls every method; the first one does what is not writing its own arrays.
+    With several processes, all of them call every method. Each writes its own arrays; the first one does the rest.
 
     Args:
-      work_dir: where the text file `last_checkpoint` is kept.
+      work_dir: directory of the text file `last_checkpoint`.
     """
 
     def __init__(self, work_dir: str | os.PathLike[str]) -> None:
@@ -45,27 +54,27 @@ class Checkpointer:
         latest: bool = True,
         evict: Iterable[str | os.PathLike[str]] = (),
     ) -> str:
-        """Begins a save; first waits for the one before.
+        """Start a save, after the previous one has finished.
 
         Args:
-          path: the directory to become the checkpoint; one that is there is replaced when the new one is whole.
+          path: the checkpoint's directory; an existing one is replaced once the new one is complete.
           state: pytree of arrays, typed PRNG keys included. It may be donated as soon as this returns.
-          meta: everything else, as JSON can store it; the number in `meta["meta"]["iter"]` orders checkpoints when
-            one is searched.
-          latest: whether `last_checkpoint` shall name it.
-          evict: checkpoints to remove once this one is whole.
+          meta: everything else, in types that JSON can store; `meta["meta"]["iter"]` orders checkpoints when one is
+            searched.
+          latest: whether `last_checkpoint` is set to it.
+          evict: checkpoints to remove once this one is complete.
 
         Returns:
           The absolute path.
 
         Raises:
-          CheckpointSaveError: this save could not begin, or the one before failed.
+          CheckpointSaveError: this save could not start, or the previous one failed.
           TypeError, ValueError: something in `state` or `meta` cannot be stored; nothing was written.
         """
         path = Path(path).absolute()
         text = encode_meta(meta)
+        self.wait()  # before the next copy of the state is made
         storable = arrays.encode(state)
-        self.wait()
         incoming = path.with_name(path.name + INCOMING)
         self._saving = path
         try:
@@ -85,10 +94,10 @@ class Checkpointer:
         return str(path)
 
     def wait(self) -> None:
-        """Returns when nothing is being saved.
+        """Wait until the save in progress has finished.
 
         Raises:
-          CheckpointSaveError: the save that was under way has failed.
+          CheckpointSaveError: that save has failed.
         """
         if self._pending is None:
             return
@@ -97,17 +106,17 @@ class Checkpointer:
         except Exception as error:
             raise self._failure(error) from error
         finally:
-            if self._pending.done():  # an interrupt of the wait leaves the save under way
+            if self._pending.done():  # an interrupt of the wait leaves the save in progress
                 self._pending = None
 
     def delete(self, path: str | os.PathLike[str]) -> None:
-        """Removes a checkpoint, after a save that is under way; nothing happens if it is not there."""
+        """Remove a checkpoint if it exists, after the save in progress."""
         self.wait()
         if _is_primary():
             _discard(Path(path).absolute())
 
     def close(self) -> None:
-        """Waits for the last save and ends the background threads. Called twice it does nothing more."""
+        """Wait for the last save and end the background threads. A second call does nothing."""
         try:
             self.wait()
         finally:
@@ -125,7 +134,7 @@ class Checkpointer:
         latest: bool,
         evict: tuple[Path, ...],
     ) -> None:
-        """Runs in the background thread: ends the write of the arrays, seals the checkpoint and gives it its name."""
+        """Finish the write of the arrays, then complete and rename the checkpoint; runs in the background thread."""
         end_write()
         if _is_primary():
             incoming = path.with_name(path.name + INCOMING)
@@ -161,10 +170,10 @@ def _is_primary() -> bool:
 
 
 def _tidy(directory: Path) -> None:
-    """Ends what a killed process has begun: a replacement that only lacked its name gets it, the rest goes."""
+    """Finish or discard interrupted saves: a complete replacement is renamed, other leftovers are removed."""
     for incoming in directory.glob(f"*{INCOMING}"):
         path = incoming.with_name(incoming.name.removesuffix(INCOMING))
-        if not path.exists() and fault(incoming) is None:
+        if not path.exists() and validate_checkpoint(incoming) is None:
             incoming.rename(path)
         else:
             _remove(incoming)

@@ -13,10 +13,10 @@ from jengine.checkpoint.layout import (
     MANIFEST,
     META,
     POINTER,
-    fault,
     find_latest,
     list_checkpoints,
     read_pointer,
+    validate_checkpoint,
     write_pointer,
 )
 from jengine.checkpoint.lock import is_locked
@@ -66,7 +66,7 @@ def take_inventory(work_dir: str | os.PathLike[str]) -> list[Entry]:
     pointer = read_pointer(root)
     found = list_checkpoints(root) or ([] if pointer is None else list_checkpoints(pointer.parent))
     paths = [Path(path) for path in found]
-    faults = {path: fault(path) for path in paths}
+    faults = {path: validate_checkpoint(path) for path in paths}
     rests = {path: json.loads((path / META).read_text()) for path in paths if faults[path] is None}
     # By name: `last_checkpoint` of a work dir that was copied, or is reached by a link, has another path for it.
     latest = Path(find_latest(root) or "").name if rests else ""

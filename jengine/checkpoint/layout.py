@@ -1,4 +1,4 @@
-"""What a checkpoint looks like on disk, and how a whole one is told from a torn one.
+"""The files of a checkpoint, and how to recognize a complete one.
 
     work_dir/
       last_checkpoint       the path of the newest regular checkpoint, as text
@@ -29,8 +29,8 @@ OUTGOING = ".outgoing"
 _LOGGER = logging.getLogger("jengine")
 
 
-class TornCheckpointError(ValueError):
-    """A checkpoint of which a part is missing or cut short."""
+class CorruptCheckpointError(ValueError):
+    """A checkpoint with a missing or truncated file."""
 
 
 def write_manifest(directory: Path, *, latest: bool, iteration: int | None) -> None:
@@ -46,8 +46,8 @@ def write_manifest(directory: Path, *, latest: bool, iteration: int | None) -> N
     (directory / MANIFEST).write_text(json.dumps(sealed, indent=1))
 
 
-def fault(path: Path) -> str | None:
-    """What keeps `path` from being a whole checkpoint; None when it is one."""
+def validate_checkpoint(path: Path) -> str | None:
+    """Return why `path` is not a complete checkpoint, or None if it is one."""
     if not path.exists():
         return "it does not exist"
     try:
@@ -98,7 +98,7 @@ def find_latest(work_dir: str | os.PathLike[str]) -> str | None:
     directories = [root]
     named = read_pointer(root)
     if named is not None:
-        problem = fault(named)
+        problem = validate_checkpoint(named)
         if problem is None:
             return str(named)
         _LOGGER.warning("checkpoint %s, named by %s, is skipped: %s", named, root / POINTER, problem)
@@ -106,7 +106,7 @@ def find_latest(work_dir: str | os.PathLike[str]) -> str | None:
             directories.append(named.parent)
     candidates = []
     for path in (path for directory in directories for path in _bundles(directory)):
-        problem = fault(path)
+        problem = validate_checkpoint(path)
         if problem is None:
             manifest = json.loads((path / MANIFEST).read_text())
             if manifest["iter"] is not None:
@@ -126,19 +126,19 @@ def resolve(path: str | os.PathLike[str]) -> str:
 
     Raises:
       FileNotFoundError: nothing is there, or no checkpoint is in the directory; the message lists what is.
-      TornCheckpointError: it is a checkpoint, but not whole.
+      CorruptCheckpointError: it is a checkpoint, but not whole.
     """
     path = Path(path).absolute()
     replacement = path.with_name(path.name + INCOMING)
-    if not path.exists() and fault(replacement) is None:  # died between the two renames of a replacement
+    if not path.exists() and validate_checkpoint(replacement) is None:  # killed between the renames of a replacement
         return str(replacement)
     if not path.is_dir():
         if path.exists():
             raise FileNotFoundError(f"{path} is a file; a checkpoint is a directory that holds {STATE}/ and {META}")
         raise FileNotFoundError(f"there is no checkpoint {path}; {_there_is(path.parent)}")
     if _is_bundle(path):
-        if (problem := fault(path)) is not None:
-            raise TornCheckpointError(f"checkpoint {path} is not whole: {problem}")
+        if (problem := validate_checkpoint(path)) is not None:
+            raise CorruptCheckpointError(f"checkpoint {path} is not whole: {problem}")
         return str(path)
     if (latest := find_latest(path)) is not None:
         return latest
@@ -152,7 +152,7 @@ def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The part of a checkpoint that is not arrays: `meta`, schedules, hook states, message hub.
 
     Raises:
-      FileNotFoundError, TornCheckpointError: as `resolve`.
+      FileNotFoundError, CorruptCheckpointError: as `resolve`.
     """
     return json.loads((Path(resolve(path)) / META).read_text())
 

@@ -43,7 +43,7 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
       path: a checkpoint, or a work dir for its newest one.
 
     Raises:
-      FileNotFoundError, TornCheckpointError: there is none, or it is not whole.
+      FileNotFoundError, CorruptCheckpointError: there is none, or it is not whole.
     """
     directory = Path(resolve(path))
     state = arrays.read(directory / STATE, flatten(arrays.stored_tree(directory / STATE)))
@@ -95,7 +95,7 @@ def restore(
 
     Raises:
       CheckpointMismatchError: paths, shapes or dtypes differ; nothing was read.
-      FileNotFoundError, TornCheckpointError: there is no such checkpoint, or it is not whole.
+      FileNotFoundError, CorruptCheckpointError: there is no such checkpoint, or it is not whole.
     """
     directory = Path(resolve(path))
     wanted = {name: arrays.struct(leaf) for name, leaf in flatten(target).items()}

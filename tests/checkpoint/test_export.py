@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from jengine.checkpoint import (
     CheckpointMismatchError,
-    TornCheckpointError,
+    CorruptCheckpointError,
     export_params,
     import_batch_stats,
     import_params,
@@ -144,7 +144,7 @@ def test_a_checkpoint_is_exported_without_its_model(variables, checkpointer, tmp
     with pytest.raises(KeyError, match="has no 'emma'; did you mean 'ema'"):
         export_params(tmp_path, path, item="emma")
     os.remove(tmp_path / "epoch_1" / "manifest.json")
-    with pytest.raises(TornCheckpointError):
+    with pytest.raises(CorruptCheckpointError):
         export_params(tmp_path / "epoch_1", path)
 
 

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from jengine.checkpoint import TornCheckpointError, find_latest, list_checkpoints, load, resolve
+from jengine.checkpoint import CorruptCheckpointError, find_latest, list_checkpoints, load, resolve
 
 from .conftest import make_meta, make_state
 
@@ -77,7 +77,7 @@ def test_a_torn_checkpoint_is_skipped_with_a_warning(run, caplog, tear):
 
 def test_a_torn_checkpoint_that_is_asked_for_is_refused_with_the_reason(run):
     truncate(run / "epoch_2")
-    with pytest.raises(TornCheckpointError, match=r"epoch_2 is not whole: state/.* has \d+ bytes of \d+"):
+    with pytest.raises(CorruptCheckpointError, match=r"epoch_2 is not whole: state/.* has \d+ bytes of \d+"):
         load(run / "epoch_2")
 
 

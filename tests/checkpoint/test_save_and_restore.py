@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jengine.checkpoint import CheckpointMismatchError, load, read_meta, restore, stored_arrays
+from jengine.checkpoint import CheckpointMismatchError, arrays, load, read_meta, restore, stored_arrays
+from jengine.checkpoint.layout import write_manifest
 
 from .conftest import make_meta, make_state
 
@@ -60,6 +62,54 @@ def test_the_state_may_be_donated_as_soon_as_save_returns(checkpointer, tmp_path
     step(state)["params"].block_until_ready()
     checkpointer.wait()
     np.testing.assert_array_equal(load(path).state["params"], expected)
+
+
+@pytest.mark.parametrize("size", [10_000, 2_000_000])
+def test_the_next_step_reuses_the_memory_of_a_state_that_is_being_saved(checkpointer, tmp_path, size):
+    state = {"params": jnp.arange(size, dtype=jnp.float32)}
+    address = state["params"].unsafe_buffer_pointer()
+    step = jax.jit(lambda s: jax.tree.map(lambda x: x * 0 - 1, s), donate_argnums=0)
+    checkpointer.save(tmp_path / "iter_1", state, make_meta())
+    assert step(state)["params"].unsafe_buffer_pointer() == address
+
+
+@pytest.mark.parametrize("size", [3, 2_000_001])  # an odd number of bfloat16: what follows is not aligned by itself
+def test_every_dtype_of_a_small_and_a_large_state_is_restored(checkpointer, tmp_path, size):
+    noise = np.random.default_rng(0).standard_normal(size)
+    state = {
+        "half": jnp.asarray(noise, jnp.bfloat16),
+        "flags": jnp.asarray(noise > 0),
+        "params": {"kernel": jnp.asarray(noise, jnp.float32), "bias": None},
+        "bytes": jnp.asarray(noise * 9, jnp.int8),
+        "step": jnp.int32(-3),
+        "rng": jax.random.split(jax.random.key(1), 3),
+        "on_host": noise,
+        "counts": np.arange(size),
+    }
+    path = checkpointer.save(tmp_path / "iter_1", state, make_meta())
+    checkpointer.wait()
+    restored, _ = restore(path, state)
+    assert_same(restored, state)
+
+
+@pytest.mark.parametrize("size", [10, 2_000_000])
+def test_a_host_array_may_be_overwritten_as_soon_as_save_returns(checkpointer, tmp_path, size):
+    state = {"params": jnp.ones(size), "counts": np.arange(size)}
+    path = checkpointer.save(tmp_path / "iter_1", state, make_meta())
+    state["counts"][:] = -1
+    checkpointer.wait()
+    np.testing.assert_array_equal(load(path).state["counts"], np.arange(size))
+
+
+def test_a_checkpoint_with_compressed_arrays_is_readable(checkpointer, tmp_path, state):
+    path = pathlib.Path(checkpointer.save(tmp_path / "iter_1", make_state(9.0), make_meta()))
+    checkpointer.wait()
+    stored = jax.tree.map(lambda leaf: jax.random.key_data(leaf) if arrays.is_key(leaf) else leaf, state)
+    ocp.PyTreeCheckpointer(use_compression=True).save(path / "state", stored, force=True)
+    (path / "manifest.json").unlink()
+    write_manifest(path, latest=True, iteration=3)
+    restored, _ = restore(path, state)
+    assert_same(restored, state)
 
 
 @pytest.mark.parametrize(
