@@ -1,6 +1,7 @@
 """Write logs in a background thread."""
 
-import concurrent.futures
+import atexit
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +17,9 @@ class AsyncWriter:
     """
 
     def __init__(self) -> None:
-        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
-        self._thread: int | None = None
-        self._pending: list[concurrent.futures.Future[Any]] = []
+        self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
 
     def submit(self, job: Callable[..., Any], *args: Any) -> None:
         """Run `job(*args)` after the jobs before it.
@@ -26,10 +27,14 @@ class AsyncWriter:
         Raises:
           Exception: from an earlier job.
         """
-        self._raise_first_error(wait=len(self._pending) >= _MAX_PENDING)
-        if self._pool is None:
-            self._pool = concurrent.futures.ThreadPoolExecutor(1, "jengine-log", self._note_thread)
-        self._pending.append(self._pool.submit(job, *args))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="jengine-log", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)
+        if self._jobs.qsize() >= _MAX_PENDING:
+            self.flush()
+        self._jobs.put(lambda: job(*args))
+        self._raise_error()
 
     def flush(self) -> None:
         """Wait until all jobs are done; return at once when a job calls it.
@@ -37,21 +42,29 @@ class AsyncWriter:
         Raises:
           Exception: from a job.
         """
-        if threading.get_ident() != self._thread:
-            self._raise_first_error(wait=True)
+        if threading.current_thread() is not self._thread:
+            if self._thread is not None:
+                done = threading.Event()
+                self._jobs.put(done.set)
+                done.wait()
+            self._raise_error()
 
     def close(self) -> None:
         """Wait for all jobs and end the thread; the next job starts another. Errors of jobs are kept for `flush`."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-            self._pool = self._thread = None
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._jobs.put(None)
+            thread.join()
+            atexit.unregister(self.close)
 
-    def _note_thread(self) -> None:
-        self._thread = threading.get_ident()
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:
+                self._error = self._error or error
 
-    def _raise_first_error(self, wait: bool) -> None:
-        if wait:
-            concurrent.futures.wait(self._pending)
-        while self._pending and self._pending[0].done():
-            if (error := self._pending.pop(0).exception()) is not None:
-                raise error
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

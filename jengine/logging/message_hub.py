@@ -16,7 +16,6 @@ from jengine.errors import UnknownNameError, closest
 from jengine.logging.history import HistoryBuffer, check_count, to_float
 from jengine.logging.pending_scalars import PendingScalars
 
-_HOST_NUMBERS = frozenset({float, int, bool, np.float32, np.float64})
 _NOT_JSON = object()
 
 
@@ -89,7 +88,7 @@ class MessageHub:
           AssertionError: the key was used before with another `resumed`.
         """
         on_device = False
-        if type(value) not in _HOST_NUMBERS:
+        if type(value) is not float:
             value, on_device = _checked(key, value)
         if count != 1:
             count = check_count(count)

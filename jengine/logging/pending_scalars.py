@@ -2,7 +2,7 @@
 
 import bisect
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,14 +25,9 @@ class _Column:
         return self.values[start : self.taken]
 
 
-class _Transfer(NamedTuple):
-    """A device array whose elements belong to a column."""
-
-    key: str
-    array: jax.Array
-    column: _Column
-    start: int  # of its values in the column
-    rows: np.ndarray | None  # int[n], the elements that count; None for an array of one element
+# A device array whose elements belong to a column: key, array, column, index of its first value there, and the elements
+# that count, int[n] (None for an array of one element). A plain tuple, since one is made for each metric of a step.
+_Transfer = tuple[str, Any, _Column, int, np.ndarray | None]
 
 
 class PendingScalars:
@@ -45,14 +40,17 @@ class PendingScalars:
     def __init__(self) -> None:
         self.size = 0
         self._columns: dict[str, list[_Column]] = {}
+        self._newest: dict[str, _Column] = {}
         self._transfers: list[_Transfer] = []
 
     def add(self, key: str, value: Any, step: int, samples: int = 1, on_device: bool = False) -> None:
         """Append a number, or a device array of one element."""
-        column = self._column(key, samples)
+        column = self._newest.get(key)
+        if column is None or column.samples != samples:
+            column = self._column(key, samples)
         if on_device:
-            self._transfers.append(_Transfer(key, value, column, len(column.values), None))
-        column.values.append(value if on_device else float(value))
+            self._transfers.append((key, value, column, len(column.values), None))
+        column.values.append(value)
         column.steps.append(step)
         self.size += 1
 
@@ -60,7 +58,7 @@ class PendingScalars:
         """Append an array real[K] with a value for each step; `reported`: bool[K], which of them count."""
         column = self._column(key, 1)
         rows = np.arange(len(values)) if reported is None else np.flatnonzero(reported)
-        self._transfers.append(_Transfer(key, values, column, len(column.values), rows))
+        self._transfers.append((key, values, column, len(column.values), rows))
         column.values += [None] * len(rows)
         column.steps += (first_step + rows).tolist()
         self.size += len(rows)
@@ -76,10 +74,10 @@ class PendingScalars:
         """
         transfers, self._transfers, self.size = self._transfers, [], 0
         try:
-            fetched = fetch_arrays([transfer.array for transfer in transfers])
+            fetched = fetch_arrays([array for _, array, *_ in transfers])
         except RuntimeError as error:
-            self._columns = {}
-            deleted = {t.key for t in transfers if isinstance(t.array, jax.Array) and t.array.is_deleted()}
+            self._columns, self._newest = {}, {}
+            deleted = {key for key, array, *_ in transfers if isinstance(array, jax.Array) and array.is_deleted()}
             if deleted:
                 error.add_note(f"{sorted(deleted)} were logged from donated arrays: log what the step returns instead")
             raise
@@ -102,11 +100,13 @@ class PendingScalars:
                     yield key, values, column.samples
         left = {key: [c for c in columns if c.taken < len(c.values)] for key, columns in self._columns.items()}
         self._columns = {key: columns for key, columns in left.items() if columns}
+        self._newest = {key: columns[-1] for key, columns in self._columns.items()}
 
     def _column(self, key: str, samples: int) -> _Column:
         columns = self._columns.setdefault(key, [])
         if not columns or columns[-1].samples != samples:
             columns.append(_Column(samples))
+        self._newest[key] = columns[-1]
         return columns[-1]
 
 

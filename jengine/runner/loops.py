@@ -13,6 +13,7 @@ from jengine.errors import ConfigError
 from jengine.model import CastModel, Precision
 from jengine.parallel import gather_lists, local_rows
 from jengine.registry import LOOPS
+from jengine.runner import runner_protocol
 from jengine.runner.runner_protocol import Runner
 from jengine.train import RecompilationGuard, build_eval_step, check_on_recompile, compilation_counter
 
@@ -442,7 +443,7 @@ class TestLoop(EvalLoop):
 
 
 @contextlib.contextmanager
-def _inconsistent(loop: TrainLoop | None) -> Iterator[None]:
+def _inconsistent(loop: runner_protocol.TrainLoop | None) -> Iterator[None]:
     """Mark the counters, state and hooks of a training as inconsistent inside, and for good after an error."""
     if loop is None:
         yield
