@@ -8,11 +8,27 @@ import pytest
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
 
-@pytest.mark.parametrize("page", ["optim_tutorial.md"])
-def test_a_page_runs_from_top_to_bottom(page):
-    names = {}
+def run_page(page):
+    """Run the code of a page from top to bottom and return its names."""
+    names = {"__name__": f"docs.{page.removesuffix('.md')}"}
     for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL):
         exec(compile(block, page, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", ["optim_tutorial.md"])
+def test_a_page_runs_from_top_to_bottom(page):
+    run_page(page)
+
+
+def test_the_hooks_of_the_page_about_hooks_run_in_chunks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_page("hooks.md")
+    programs, losses = names["runner"].programs, names["runner"].message_hub.get_scalar("train/loss").data[0]
+    assert (programs.chunk.traces, programs.update.traces) == (1, 0)
+    assert names["store"].losses == pytest.approx({20: losses[19], 40: losses[39], 60: losses[59]})
+    assert float(names["smallest"].smallest) == pytest.approx(losses.min())
+    assert float(names["runner"].hyperparams["noise"]) == pytest.approx(1 - 59 / 60)
 
 
 def test_the_readmes_example_runs(tmp_path, monkeypatch):
