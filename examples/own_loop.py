@@ -36,8 +36,8 @@ def main(epochs: int = 3) -> float:
         for group in wrapper.param_groups:  # numbers on the host: change them at will, nothing is traced again
             group["lr"] *= 0.9
         for batch in loader:
-            state, outputs = step(state, batch, wrapper.hyperparams)
-        print(f"epoch {epoch + 1}: loss {float(outputs['loss']):.3f}, lr {wrapper.get_lr()['lr']}")
+            state, metrics = step(state, batch, wrapper.hyperparams)
+        print(f"epoch {epoch + 1}: loss {float(metrics['loss']):.3f}, lr {wrapper.get_lr()['lr']}")
 
     everything = test[np.arange(len(test))] if hasattr(test, "arrays") else next(iter(DataLoader(test, len(test))))
     logits = jax.jit(model.predict)(state.params, state.model_state, everything)

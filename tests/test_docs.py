@@ -3,16 +3,62 @@
 import pathlib
 import re
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+
+from jengine import Runner
+from jengine.data import ArrayDataset
+from jengine.model import FunctionalModel
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
 
-@pytest.mark.parametrize("page", ["optim_tutorial.md"])
-def test_a_page_runs_from_top_to_bottom(page):
-    names = {}
+def run_page(page):
+    """Run the code of a page from top to bottom and return its names."""
+    names = {"__name__": f"docs.{page.removesuffix('.md')}"}
     for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL):
         exec(compile(block, page, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", ["optim_tutorial.md"])
+def test_a_page_runs_from_top_to_bottom(page):
+    run_page(page)
+
+
+def test_the_hooks_of_the_page_about_hooks_run_in_chunks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_page("hooks.md")
+    programs, losses = names["runner"].programs, names["runner"].message_hub.get_scalar("train/loss").data[0]
+    assert (programs.chunk.traces, programs.update.traces) == (1, 0)
+    assert names["store"].losses == pytest.approx({20: losses[19], 40: losses[39], 60: losses[59]})
+    assert float(names["smallest"].smallest) == pytest.approx(losses.min())
+    assert float(names["runner"].hyperparams["noise"]) == pytest.approx(1 - 59 / 60)
+
+
+def test_the_loop_of_the_page_about_the_runner_validates_after_each_pass(tmp_path):
+    page = (DOCS / "runner.md").read_text()
+    (block,) = [x for x in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "LOOPS" in x]
+    names = {"__name__": "docs.runner"}
+    exec(compile(block, "runner.md", "exec"), names)
+    data = dict(batch_size=4, dataset=ArrayDataset(dict(x=np.ones((20, 2), np.float32))))
+    runner = Runner(
+        FunctionalModel(lambda: {"w": jnp.zeros(2)}, loss=_linear, predict=_linear),
+        tmp_path,
+        train_dataloader=data,
+        train_cfg=dict(type=names["PassLoop"], max_iters=12, steps_per_call=2),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+        val_dataloader=data,
+        val_cfg=dict(),
+        val_evaluator=dict(type="MeanLoss", loss=lambda predictions, batch: predictions),
+    )
+    runner.train()
+    assert [iteration for _, iteration, _ in runner.validations] == [5, 10, 12]  # passes of 5 iterations
+
+
+def _linear(params, batch):
+    return batch["x"] @ params["w"]
 
 
 def test_the_readmes_example_runs(tmp_path, monkeypatch):
