@@ -26,6 +26,7 @@ Written by `make bench` and `make bench-peers`; docs/benchmarks.md says how they
 """
 BENCHMARKS = {
     "speed": ("An iteration, against the loop by hand", ["--rounds", "3"]),
+    "run": ("A whole run of a tiny network, against the loop by hand", []),
     "host": ("The host's work, against bare calls of the step", []),
     "startup": ("Starting", ["--rounds", "5"]),
     "memory": ("Memory", []),

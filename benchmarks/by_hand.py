@@ -44,10 +44,11 @@ class ByHand:
       log_every: iterations between two lines of the log, 0 for none.
       ema: keep an average of the parameters.
       save_every: iterations between two checkpoints, 0 for none.
+      batches: a sequence of batches; by default those of the case.
     """
 
-    def __init__(self, case, work_dir, log_every=0, ema=False, save_every=0):
-        self.batches = case.batches()
+    def __init__(self, case, work_dir, log_every=0, ema=False, save_every=0, batches=None):
+        self.batches = case.batches() if batches is None else batches
         self.step = build_step(case, ema)
         params, batch_stats = case.init(self.batches[0])
         self.state = dict(params=params, batch_stats=batch_stats, opt_state=case.tx().init(params))

@@ -37,11 +37,13 @@ class ByRunner:
       steps_per_call: iterations in a chunk.
       hooks: further hooks.
       optim_wrapper: changes to the optimizer's wrapper.
+      dataloader: the data; by default the batches of the case.
     """
 
     def __init__(
-        self, case, work_dir, log_every=0, ema=False, save_every=0, steps_per_call=1, hooks=(), optim_wrapper=None
-    ):
+        self, case, work_dir, log_every=0, ema=False, save_every=0, steps_per_call=1, hooks=(), optim_wrapper=None,
+        dataloader=None,
+    ):  # fmt: skip
         _terminal()
         self._end = EndOfBlock()
         custom = [dict(type="EMAHook", momentum=EMA_MOMENTUM)] if ema else []
@@ -49,7 +51,7 @@ class ByRunner:
         self.runner = Runner(
             case.model(),
             work_dir,
-            train_dataloader=case.batches(),
+            train_dataloader=case.batches() if dataloader is None else dataloader,
             train_cfg=dict(by_epoch=False, max_iters=SCHEDULE, steps_per_call=steps_per_call),
             optim_wrapper=dict(optimizer=case.optimizer, **(optim_wrapper or {})),
             param_scheduler=dict(type="CosineAnnealingLR", by_epoch=False, end=SCHEDULE),

@@ -83,10 +83,10 @@ def measure(name):
 
 
 def rows_of(title, found):
-    """The rows of a trainer: one, or two with fused steps."""
+    """Return the rows of a trainer: one, or two with chunks of steps."""
     bare, *rest = found["times"].items()
     for kind, (wall, thread) in rest:
-        name = f"{title} {found['version']}" + (", fused steps" if kind == "fused" else "")
+        name = f"{title} {found['version']}" + ("" if kind == "trainer" else f", {kind}")
         yield [name, f"{bare[1][0]:.1f}", f"{wall:.1f}", f"{wall - bare[1][0]:+.1f}", f"{thread - bare[1][1]:+.1f}"]
 
 

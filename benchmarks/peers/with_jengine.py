@@ -3,7 +3,6 @@
 import tempfile
 
 import jengine
-from benchmarks.by_runner import CAN_FUSE
 from benchmarks.cases import TinyMLP
 from benchmarks.peers import bare_jax
 from benchmarks.peers.common import LOG_EVERY, MOMENTUM, RATE, compare
@@ -28,7 +27,6 @@ def pack(x, y):
     return {"image": x, "label": y}
 
 
-loops = {"bare": bare_jax.LOOP, "trainer": (run, pack)}
-if CAN_FUSE:
-    loops["fused"] = (lambda data: run(data, steps_per_call="auto"), pack)
+chunks = (lambda data: run(data, steps_per_call=10), pack)
+loops = {"bare": bare_jax.LOOP, "trainer": (run, pack), "chunks of 10": chunks}
 compare(loops, jengine.__version__)

@@ -2,11 +2,14 @@
 
 import collections
 import itertools
+import operator
 from collections.abc import Iterable
 from typing import Any
 
 import jax
 import numpy as np
+
+_SHAPE_DTYPE = operator.attrgetter("shape", "dtype")
 
 
 class BatchStream:
@@ -59,4 +62,4 @@ class BatchStream:
 
 def _signature(batch: Any) -> Any:
     leaves, treedef = jax.tree.flatten(batch)
-    return treedef, [(np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves]
+    return treedef, [_SHAPE_DTYPE(leaf if hasattr(leaf, "dtype") else np.asarray(leaf)) for leaf in leaves]

@@ -28,6 +28,7 @@ class HookList:
     def __init__(self) -> None:
         self._hooks: list[tuple[int, Hook]] = []
         self._listeners: dict[str, list[_Listener]] = {}
+        self._ahead: dict[str, list[_Listener]] = {}
 
     def register(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> Hook:
         """Add a hook.
@@ -51,6 +52,7 @@ class HookList:
         index = sum(other <= value for other, _ in self._hooks)
         self._hooks.insert(index, (value, hook))
         self._listeners.clear()
+        self._ahead.clear()
         return hook
 
     def call(self, runner: Runner, stage: str, **arguments: Any) -> None:
@@ -68,21 +70,22 @@ class HookList:
 
     def call_ahead(self, runner: Runner, stage: str, **arguments: Any) -> None:
         """Call an iteration stage within a chunk: that of the hooks with `runs_ahead`."""
-        for hook, method, _ in self._get(stage):
-            if hook.runs_ahead and not (hook.is_per_chunk and stage == "after_train_iter"):
-                try:
-                    method(runner, **arguments)
-                except Exception as error:
-                    _add_note(error, hook, stage, runner)
-                    raise
+        for hook, method, _ in self._get_ahead(stage):
+            try:
+                method(runner, **arguments)
+            except Exception as error:
+                _add_note(error, hook, stage, runner)
+                raise
 
     def call_after_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
-        """Call `after_train_chunk` of the hooks that define it, `after_train_iter` of the others that are due."""
+        """Call `after_train_chunk` of the hooks that define it, and `after_train_iter` of the others that act."""
         step, last = runner.iter, None
         for hook, method, scheduled in self._get("after_train_iter"):
             try:
                 if hook.is_per_chunk:
                     hook.after_train_chunk(runner, batch_idx=batch_idx, data_batch=data_batch, metrics=metrics)
+                elif hook.runs_ahead:
+                    method(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=None)
                 elif not scheduled or hook.next_step(runner, step) <= step:
                     last = metrics.last() if last is None else last
                     method(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=last)
@@ -125,6 +128,14 @@ class HookList:
         """Return the hooks whose calls of an iteration stage need a chunk to start or end there."""
         listeners = self._get(stage)
         return [x.hook for x in listeners if x.hook.is_scheduled or not (x.hook.runs_ahead or x.hook.is_per_chunk)]
+
+    def _get_ahead(self, stage: str) -> list[_Listener]:
+        """Return the hooks whose iteration stage is called for each step of a chunk, before the chunk runs."""
+        if stage not in self._ahead:
+            per_chunk = stage == "after_train_iter"
+            found = [x for x in self._get(stage) if x.hook.runs_ahead and not (per_chunk and x.hook.is_per_chunk)]
+            self._ahead[stage] = found
+        return self._ahead[stage]
 
     def _get(self, stage: str) -> list[_Listener]:
         """Return the hooks that define a stage, and their methods, in order."""

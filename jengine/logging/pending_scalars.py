@@ -1,7 +1,7 @@
 """Scalars that wait in a buffer until something reads them, so that the training loop never waits for the device."""
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,8 +26,8 @@ class _Column:
 
 
 # A device array whose elements belong to a column: key, array, column, index of its first value there, and the elements
-# that count, int[n] (None for an array of one element). A plain tuple, since one is made for each metric of a step.
-_Transfer = tuple[str, Any, _Column, int, np.ndarray | None]
+# that count (None for an array of one element). A plain tuple, since one is made for each metric of a step.
+_Transfer = tuple[str, Any, _Column, int, Sequence[int] | None]
 
 
 class PendingScalars:
@@ -57,10 +57,11 @@ class PendingScalars:
     def add_batch(self, key: str, values: Any, first_step: int, reported: np.ndarray | None) -> None:
         """Append an array real[K] with a value for each step; `reported`: bool[K], which of them count."""
         column = self._column(key, 1)
-        rows = np.arange(len(values)) if reported is None else np.flatnonzero(reported)
+        count = values.shape[0]
+        rows: Sequence[int] = range(count) if reported is None else np.flatnonzero(reported).tolist()
         self._transfers.append((key, values, column, len(column.values), rows))
         column.values += [None] * len(rows)
-        column.steps += (first_step + rows).tolist()
+        column.steps += range(first_step, first_step + count) if reported is None else [first_step + i for i in rows]
         self.size += len(rows)
 
     def fetch(self) -> bool:
@@ -85,7 +86,8 @@ class PendingScalars:
             if rows is None:
                 column.values[start] = array.item()
             else:
-                column.values[start : start + len(rows)] = array[rows].tolist()
+                chosen = array if isinstance(rows, range) else array[rows]
+                column.values[start : start + len(rows)] = chosen.tolist()
         return bool(transfers)
 
     def take(self, step: float) -> Iterator[tuple[str, list[float], int]]:

@@ -80,11 +80,13 @@ class Raveler:
         Raises:
           ValueError: a name was added or removed between two steps.
         """
-        flat = [self(hyperparams) for hyperparams in steps]
-        if any(one.layout is not flat[0].layout for one in flat):
+        layout = self(steps[0]).layout
+        flat = [jax.tree.flatten(hyperparams) for hyperparams in steps]
+        if any(treedef != layout.treedef for _, treedef in flat):
             names = sorted({tuple(sorted(hyperparams)) for hyperparams in steps})
             raise ValueError(
                 f"the steps of a chunk need the same hyperparams, found {names}: set new ones before training, or in a "
                 "hook that acts at each step"
             )
-        return FlatHyperparams(np.stack([one.vector for one in flat]), flat[0].layout)
+        rows = np.concatenate([leaf for leaves, _ in flat for leaf in leaves], axis=None)
+        return FlatHyperparams(rows.reshape(len(steps), -1), layout)

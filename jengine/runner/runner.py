@@ -403,8 +403,8 @@ class Runner:
         if self.train_loop.steps_per_call > 1 and hooks:
             names = ", ".join(type(hook).__name__ for hook in hooks)
             self.logger.warning(
-                f"steps_per_call={self.train_loop.steps_per_call} has no effect: {names} may act at each step "
-                "(`Hook.next_step` can say when); iterations run one by one."
+                f"steps_per_call={self.train_loop.steps_per_call} has no effect: {names} may act at each step; "
+                "iterations run one by one. Define `next_step`, `runs_ahead` or `after_train_chunk` in a hook to allow chunks."
             )
 
     def _is_consistent(self) -> bool:

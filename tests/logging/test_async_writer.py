@@ -27,7 +27,7 @@ def test_a_full_queue_makes_submit_wait(writer):
     done, started, go = [], threading.Event(), threading.Event()
     writer.submit(lambda: (started.set(), go.wait(60)))
     assert started.wait(60)
-    for _ in range(255):
+    for _ in range(256):
         writer.submit(done.append, 1)
     other = threading.Thread(target=writer.submit, args=(done.append, 2))
     other.start()
@@ -36,7 +36,7 @@ def test_a_full_queue_makes_submit_wait(writer):
     go.set()
     other.join(60)
     writer.flush()
-    assert done == [1] * 255 + [2]
+    assert done == [1] * 256 + [2]
 
 
 def test_a_job_may_flush(writer):
