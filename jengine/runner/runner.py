@@ -404,7 +404,7 @@ class Runner:
             names = ", ".join(type(hook).__name__ for hook in hooks)
             self.logger.warning(
                 f"steps_per_call={self.train_loop.steps_per_call} has no effect: {names} may act at each step; "
-                "iterations run one by one. Define `next_step`, `runs_ahead` or `after_train_chunk` in a hook to allow chunks."
+                "iterations run one by one. To allow chunks, define `next_step`, `runs_ahead` or `after_train_chunk`."
             )
 
     def _is_consistent(self) -> bool:
