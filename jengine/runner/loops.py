@@ -178,7 +178,7 @@ class TrainLoop:
             self._put = put
             return BatchStream(source)
         self._put = lambda batch: batch
-        return BatchStream(prefetch_to_device(source, put, _depth(self.dataloader)))
+        return BatchStream(prefetch_to_device(source, put, self.dataloader.device_prefetch))
 
     # ------------------------------------------------------------------ validations
 
@@ -360,7 +360,7 @@ class EvalLoop:
             build_eval_step(model, self.evaluator.update),
             ("params", "model_state", "metrics", "batch"),
             name=f"the step of the {self._phase}",
-            on_recompile=getattr(self.runner.train_loop, "on_recompile", None),
+            on_recompile=None if self.runner.train_loop is None else self.runner.train_loop.on_recompile,
         )
         self._step = strategy.compile_eval_step(self._traced)
 
@@ -390,7 +390,7 @@ class EvalLoop:
         runner, mode = self.runner, self.mode
         sums = runner.strategy.put_replicated(self.evaluator.init())
         with contextlib.closing(
-            prefetch_to_device(self.dataloader, runner.strategy.put_batch, _depth(self.dataloader))
+            prefetch_to_device(self.dataloader, runner.strategy.put_batch, self.dataloader.device_prefetch)
         ) as batches:
             for batch_idx, batch in enumerate(batches):
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
@@ -451,11 +451,6 @@ def _inconsistent(loop: runner_protocol.TrainLoop | None) -> Iterator[None]:
     before, loop.is_consistent = loop.is_consistent, False
     yield
     loop.is_consistent = before
-
-
-def _depth(loader: Any) -> int:
-    """Return the number of batches that are sent to the device ahead."""
-    return getattr(loader, "device_prefetch", 2)
 
 
 def _check_count(owner: str, name: str, value: Any, least: int) -> None:

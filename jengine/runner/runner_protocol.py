@@ -28,6 +28,7 @@ class TrainLoop(runner_protocol.TrainLoop, Protocol):
       iter: the number of completed training iterations.
       epoch: the number of completed epochs; 0 throughout in an iteration loop.
       steps_per_call: the number of iterations in a chunk.
+      on_recompile: 'warn' or 'raise'.
       is_consistent: False within an iteration, while counters, state and hooks disagree.
     """
 
@@ -36,6 +37,7 @@ class TrainLoop(runner_protocol.TrainLoop, Protocol):
     is_consistent: bool
 
     steps_per_call: int
+    on_recompile: str
 
 
 class Runner(runner_protocol.Runner, Protocol):
