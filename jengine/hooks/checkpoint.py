@@ -1,4 +1,4 @@
-"""When to save, under which name, and what to keep."""
+"""Decide when to save, under which name, and which checkpoints to keep."""
 
 import math
 import os
@@ -18,20 +18,20 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class CheckpointHook(Hook):
-    """Saves regular checkpoints at an interval and best ones when a validation improves.
+    """Save regular checkpoints at an interval and best ones when a validation improves.
 
-    Saving goes on in the background while training continues. Whatever is removed, because newer ones replace it, is
-    removed after the new checkpoint is whole. Best checkpoints carry the full state, so that training can go on from
-    them, and do not count among `max_keep_ckpts`; a new best writes no regular checkpoint beside it.
+    Saving continues in the background during training. A checkpoint that a newer one replaces is removed after the
+    new one is complete. Best checkpoints contain the full state, so that training can continue from them, and do not
+    count among `max_keep_ckpts`; a new best writes no additional regular checkpoint.
 
     Args:
       interval: epochs or iterations between two regular checkpoints; -1 for none but the last.
       by_epoch: whether `interval`, `save_begin` and the names count epochs (else iterations).
-      save_optimizer: False leaves the optimizer's state out: a resumed run starts with fresh moments.
-      save_param_scheduler: False leaves the schedulers out: a resumed run starts its schedules anew.
-      out_dir: where checkpoints go, into a folder named like the work dir; the work dir itself by default.
-      max_keep_ckpts: how many regular checkpoints are kept; -1 for all.
-      save_last: also save where training ends, early stops included, whatever the interval.
+      save_optimizer: False omits the optimizer's state: a resumed run starts with fresh moments.
+      save_param_scheduler: False omits the schedulers: a resumed run starts its schedules from scratch.
+      out_dir: directory of checkpoints, in a folder named like the work dir; the work dir itself by default.
+      max_keep_ckpts: number of regular checkpoints to keep; -1 for all.
+      save_last: also save at the end of training, early stops included, whatever the interval.
       save_best: the metric whose best value is kept in a checkpoint of its own, `best_<metric>_epoch_4`, or a list of
         metrics; 'auto' for the first metric of the first validation.
       rule: 'greater' or 'less', which value of the metric is better; one for each metric in a list. Inferred from the
@@ -41,17 +41,17 @@ class CheckpointHook(Hook):
       file_client_args: not supported: checkpoints go to file systems.
       filename_tmpl: the name of a regular checkpoint with one `{}` for the number; `epoch_{}` or `iter_{}` by default.
       backend_args: not supported, as `file_client_args`.
-      published_keys: after training, write copies of the last and the best checkpoints that hold only these keys
+      published_keys: after training, write copies of the last and the best checkpoints that contain only these keys
         (see `jengine.checkpoint.publish`).
       save_begin: the first epoch or iteration, as a count, that may be saved; the interval counts from there.
-      keep_every: regular checkpoints of each so many epochs or iterations are kept for good, beside the
-        `max_keep_ckpts` newest; -1 for none.
-      keep_best: how many best checkpoints are kept of each metric. With more than one, a validation that does not
-        beat the best but one of the others kept is saved too.
+      keep_every: regular checkpoints at multiples of so many epochs or iterations is kept permanently, in addition
+        to the `max_keep_ckpts` newest; -1 for none.
+      keep_best: number of best checkpoints to keep of each metric. With more than one, a validation that ranks among
+        the best so many is saved too.
 
     Raises:
-      TypeError, ValueError, KeyError, AssertionError: an argument that makes no sense; a metric's rule that cannot be
-        told is a ValueError.
+      TypeError, ValueError, KeyError, AssertionError: an invalid argument; ValueError for a metric whose rule cannot
+        be inferred.
     """
 
     priority = "VERY_LOW"
@@ -112,17 +112,17 @@ class CheckpointHook(Hook):
 
         self._directory = ""
         self._training = False
-        self._saved_iter = 0  # the iteration that the newest regular checkpoint, or the start of the run, stands at
+        self._saved_iter = 0  # the iteration of the newest regular checkpoint, or of the start of the run
         self._epoch_end_iter = -1  # the iteration at which the newest whole epoch ended
         self._kept: list[int] = []
         self._last: str | None = None
-        self._best: dict[str, list[dict[str, Any]]] = {}  # metric -> 'score' and 'name' of what is kept, best first
-        self._evicting: list[str] = []  # names that go when the checkpoint being saved is whole
+        self._best: dict[str, list[dict[str, Any]]] = {}  # metric -> 'score' and 'name' of kept ones, best first
+        self._evicting: list[str] = []  # checkpoints to remove when the pending save is complete
 
     # --- Regular checkpoints. ---
 
     def before_train(self, runner: Runner) -> None:
-        """Finds its directory and removes what a resumed run has too many of."""
+        """Resolve the directory and remove surplus checkpoints of a resumed run."""
         self._directory = str(runner.work_dir)
         if self.out_dir is not None:
             self._directory = os.path.join(self.out_dir, os.path.basename(os.path.normpath(runner.work_dir)))
@@ -144,7 +144,7 @@ class CheckpointHook(Hook):
             )
 
     def after_train_epoch(self, runner: Runner) -> None:
-        """Saves if an epoch that is due has ended."""
+        """Save if the epoch that ended is due."""
         self._epoch_end_iter = runner.iter
         if self.by_epoch and (
             self.every_n_epochs(runner, self.interval, self.save_begin)
@@ -155,7 +155,7 @@ class CheckpointHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Saves if the iteration is due."""
+        """Save if the iteration is due."""
         if not self.by_epoch and (
             self.every_n_train_iters(runner, self.interval, self.save_begin)
             or (self.save_last and self.is_last_train_iter(runner))
@@ -170,7 +170,7 @@ class CheckpointHook(Hook):
         return min(self.next_multiple(self.interval, step, self.save_begin), last if last >= step else math.inf)
 
     def after_train(self, runner: Runner) -> None:
-        """Saves what an early end has left unsaved, and publishes."""
+        """Save the iterations that an early end has left unsaved, and publish."""
         if self.save_last:
             self._save_unsaved(runner)
         self._training = False
@@ -178,7 +178,7 @@ class CheckpointHook(Hook):
             self._publish(runner)
 
     def on_interrupt(self, runner: Runner) -> None:
-        """Saves what a signal or an error would lose; called by the Runner between two iterations."""
+        """Save after a signal or an error; called by the Runner between two iterations."""
         self._save_unsaved(runner)
 
     def _save_unsaved(self, runner: Runner) -> None:
@@ -187,7 +187,7 @@ class CheckpointHook(Hook):
                 self._save_regular(runner, runner.iter, epoch=runner.epoch, iteration=runner.iter)
             elif runner.iter == self._epoch_end_iter:
                 self._save_regular(runner, runner.epoch, epoch=runner.epoch, iteration=runner.iter)
-            else:  # in the middle of an epoch: the name of a whole one would not be true
+            else:  # in the middle of an epoch: the name of a whole one would be wrong
                 runner.logger.info(f"Saving checkpoint at {runner.iter} iterations")
                 self._last = f"iter_{runner.iter}"
                 self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=[])
@@ -200,7 +200,7 @@ class CheckpointHook(Hook):
         self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=surplus)
 
     def _sort_out(self, numbers: list[int]) -> tuple[list[int], list[str]]:
-        """The numbers of the regular checkpoints that stay, and the names of the others."""
+        """Return the numbers of the regular checkpoints to keep, and the names of the others."""
         stay = self._reasons(numbers)
         return list(stay), [self._name(number) for number in numbers if number not in stay]
 
@@ -211,7 +211,7 @@ class CheckpointHook(Hook):
     # --- Best checkpoints. ---
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Saves for each metric that has improved; outside training there is nothing new to save."""
+        """Save for each metric that has improved; do nothing outside training."""
         if not self._training or not (self._rules or self._auto_rule):
             return
         if not metrics:
@@ -229,7 +229,7 @@ class CheckpointHook(Hook):
                 self._save_best(runner, key, score, stay)
 
     def _save_best(self, runner: Runner, key: str, score: float, stay: list[int]) -> None:
-        """Saves with `score` in the place that position 0 has in `stay`; the others there are those kept before."""
+        """Save as the best at position 0 of `stay`; the other positions are those of the checkpoints kept before."""
         epochs = self.by_epoch and runner.train_loop.by_epoch
         number = runner.epoch if epochs else runner.iter
         name = f"best_{key}_{self._name(number, epochs)}".replace("/", "_")
@@ -245,7 +245,7 @@ class CheckpointHook(Hook):
         runner.logger.info(f"{rank} with {score:0.4f} {key} at {number} {unit} is saved to {name}.")
 
     def _read_rules(self, keys: tuple[str, ...], rules: tuple[str, ...]) -> dict[str, str]:
-        """Metric -> rule, as far as it is known before the first validation."""
+        """Return the known rules by metric, before the first validation."""
         rules = tuple(check_rule(rule) for rule in rules)
         if len(set(keys)) != len(keys):
             raise AssertionError(f"CheckpointHook: save_best names a metric twice: {list(keys)}")
@@ -269,12 +269,12 @@ class CheckpointHook(Hook):
         self._rules = {key: infer_rule(key, self._greater_keys, self._less_keys) if rule == "infer" else rule}
         self._auto_rule = None
 
-    # --- Both. ---
+    # --- Regular and best checkpoints. ---
 
     def _write(
         self, runner: Runner, name: str, *, epoch: int, iteration: int, evict: list[str], latest: bool = True
     ) -> None:
-        # What is about to go is in the state that is saved: a run that dies before it went removes it when resumed.
+        # Pending removals are part of the saved state: a run that is killed before them removes them when resumed.
         self._evicting = evict
         self._tell(runner)
         runner.save_checkpoint(
@@ -290,7 +290,7 @@ class CheckpointHook(Hook):
         self._evicting = []
 
     def _tell(self, runner: Runner) -> None:
-        """Puts what others may want to know into the message hub."""
+        """Publish the checkpoint paths and best scores in the message hub."""
         hub = runner.message_hub
         if self._last is not None:
             hub.update_info("last_ckpt", self._path(self._last))
@@ -318,7 +318,7 @@ class CheckpointHook(Hook):
         return os.path.join(self._directory, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which checkpoints there are, what the best scores are, and for the reader why each is kept."""
+        """Return the existing checkpoints, the best scores, and, for a reader, the reason why each is kept."""
         return {
             "kept": list(self._kept),
             "last": self._last,
@@ -328,7 +328,7 @@ class CheckpointHook(Hook):
         }
 
     def _all_reasons(self) -> dict[str, str]:
-        """The name of each checkpoint that is kept, with why."""
+        """Return the reason for keeping each checkpoint, by its name."""
         reasons = {} if self._last is None else {self._last: "where training ended"}
         reasons |= {self._name(number): why for number, why in self._reasons(self._kept).items()}
         for key, best in self._best.items():
@@ -339,12 +339,12 @@ class CheckpointHook(Hook):
         return reasons
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave, in the run that is resumed."""
+        """Restore the state that `state_dict` returned, in a resumed run."""
         self._kept = [int(number) for number in state_dict["kept"]]
         self._last = state_dict["last"]
         self._best = {key: [dict(entry) for entry in best] for key, best in state_dict["best"].items()}
         self._evicting = list(state_dict["evicting"])
-        if self._auto_rule and self._best:  # 'auto' stays with the metric that it has begun with
+        if self._auto_rule and self._best:  # 'auto' keeps its first metric
             self._settle_auto(next(iter(self._best)))
 
 
@@ -374,7 +374,7 @@ def _check_places(
 
 
 def _strings(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """A name or a list of names as a tuple; nothing for None."""
+    """Return a name or a list of names as a tuple; () for None."""
     if value is None:
         return ()
     entries = (value,) if isinstance(value, str) else value

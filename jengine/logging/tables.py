@@ -1,4 +1,4 @@
-"""Plain-text tables for log lines and reports."""
+"""Format plain-text tables for log lines and reports."""
 
 import io
 import numbers
@@ -21,7 +21,7 @@ def format_table(
     title: str | None = None,
     align: Sequence[Align] | None = None,
 ) -> str:
-    """Formats rows as a table of plain ASCII, without colours and without wrapping.
+    """Format rows as a table of plain ASCII, without colours and without wrapping.
 
     Integers get thousands separators, floats six significant digits, None an empty cell.
 

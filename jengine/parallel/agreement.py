@@ -1,9 +1,9 @@
-"""Lets all processes end at the same point of their loops when one of them is asked to.
+"""Let all processes end at the same point of their loops when one of them receives a request to end.
 
-A signal reaches processes at different moments, or one of them alone, and the processes are not at the same iteration
-when it does. They agree without a word in the loop: a request goes into the key-value store; the thread of each process
-that reads it answers with the next point that its loop has not yet passed, and the loop does not pass that point before
-all have answered; the latest of these points is where all end. The answer comes from a thread, so that it comes also
+A signal reaches processes at different moments, or one of them only, and the processes are not at the same iteration
+when it does. Consensus needs no messages from the training loop: a request goes into the key-value store; the thread of
+each process that reads it answers with the next point that its loop has not yet passed, and the loop does not pass that
+point before all have answered; all end at the latest of these points. A thread gives the answer, so that it comes also
 while the main thread waits for a device, and thus for the other processes.
 """
 
@@ -17,7 +17,7 @@ from jengine.parallel.processes import Alone, Processes
 
 
 class Agreement:
-    """The points of a loop, counted, and the one at which all processes end.
+    """Count the points of a loop, and find the one at which all processes end.
 
     All processes make and enter their agreements in the same order, and pass the same points.
 
@@ -39,7 +39,7 @@ class Agreement:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        """Waits for the others after a loop that came to its end: one of them may still need an answer."""
+        """Wait for the others after a loop that came to its end: one of them may still need an answer."""
         watch = self._processes.watch
         if watch is not None:
             if kind is None:
@@ -48,17 +48,17 @@ class Agreement:
 
     @property
     def is_shared(self) -> bool:
-        """Whether there are several processes."""
+        """True if there are several processes."""
         return self._processes.watch is not None
 
     def check(self, request: int | None) -> int | None:
-        """Passes one point of the loop.
+        """Pass one point of the loop.
 
         Args:
-          request: why this process wants to end, if it does.
+          request: the reason for this process to end, if there is one.
 
         Returns:
-          The request of the first process that had one, at the point where all end; else None.
+          The request of the first process that had one, at the point where all end; otherwise None.
 
         Raises:
           ProcessError: another process has failed, or did not answer in time.
@@ -85,7 +85,7 @@ class Agreement:
         self._end: int | None = None  # the latest of all answers
 
     def _look(self) -> None:
-        """Runs in the thread, a few times a second."""
+        """Check for requests and answers, in the thread, a few times a second."""
         watch = self._processes.watch
         assert watch is not None
         if self._end is not None:

@@ -1,4 +1,4 @@
-"""The mesh: which devices take part, and what each of its axes is for."""
+"""Build the mesh: the devices that take part, and the purpose of each axis."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ BATCH_AXES = ("data", "fsdp")
 
 
 def build_mesh(mesh: Mesh | Mapping[str, int] | None = None, devices: int | Sequence[Any] | None = None) -> Mesh:
-    """A mesh with the axes `data`, `fsdp` and `tensor`.
+    """Return a mesh with the axes `data`, `fsdp` and `tensor`.
 
     Args:
-      mesh: devices along each axis, an axis left out counts 1 (`data`: -1); -1, once, takes what is left. Or a Mesh,
-        whose axes may be of any type: explicit ones are taken as automatic.
-      devices: the devices, or how many of all; None takes all.
+      mesh: devices along each axis, default 1 (`data`: -1); -1, once, takes the remaining ones. Or a Mesh,
+        with axes of any type: explicit ones become automatic.
+      devices: the devices, or their number; None takes all.
 
     Raises:
-      ConfigError: an unknown axis, or sizes that do not make up the number of devices.
+      ConfigError: an unknown axis, or sizes whose product is not the number of devices.
     """
     if isinstance(mesh, Mesh):
         if not set(BATCH_AXES) & set(mesh.axis_names):
@@ -50,10 +50,10 @@ def build_mesh(mesh: Mesh | Mapping[str, int] | None = None, devices: int | Sequ
 
 
 def choose_devices(devices: int | Sequence[Any] | None) -> Sequence[Any]:
-    """The devices themselves, or the first so many of all; None for all.
+    """Return the devices themselves, or the first so many of all; all for None.
 
     Raises:
-      ConfigError: there are not so many.
+      ConfigError: there are fewer.
     """
     everything = jax.devices()
     if devices is None:
@@ -66,21 +66,21 @@ def choose_devices(devices: int | Sequence[Any] | None) -> Sequence[Any]:
 
 
 def batch_axes(mesh: Mesh) -> tuple[str, ...]:
-    """The axes over which the batch is divided."""
+    """Return the axes over which the batch is divided."""
     return tuple(name for name in BATCH_AXES if name in mesh.axis_names)
 
 
 def batch_parts(mesh: Mesh) -> int:
-    """Into how many parts the batch is divided."""
+    """Return the number of parts into which the batch is divided."""
     return math.prod(mesh.shape[name] for name in batch_axes(mesh))
 
 
 def check_batch(batch: Any, parts: int) -> None:
-    """Holds that every array of a batch can be divided into equal parts along its first axis.
+    """Check that every array of a batch can be divided into equal parts along its first axis.
 
     Args:
       batch: pytree of arrays with a leading batch axis; this process's share of it.
-      parts: how many parts this process's share is divided into.
+      parts: number of parts of this process's share.
 
     Raises:
       ValueError: it cannot.

@@ -1,4 +1,4 @@
-"""The state of replicas: what has a leading axis with an entry for each, and what such entries are elsewhere."""
+"""Convert the state of replicas: the leaves with a leading replica axis, and their values without it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ PyTree = Any
 
 
 def differs(path: str) -> bool:
-    """Whether the leaf of a training state under this dotted path differs from replica to replica."""
+    """Return whether the leaf of a training state under this dotted path differs from replica to replica."""
     item, *rest = path.split(".")
     if item == "hook_state":
         return "model_state" in rest[1:2]
@@ -20,23 +20,23 @@ def differs(path: str) -> bool:
 
 
 def per_replica(fn: Callable[[Any], Any], state: PyTree) -> PyTree:
-    """`state`, a training state or a dict of its items, with `fn` applied to what differs between replicas."""
+    """Apply `fn` to the per-replica leaves of `state`, a training state or a dict of its items."""
     return paths.map_with_path(lambda path, leaf: fn(leaf) if differs(path) else leaf, state)
 
 
 def reform(state: PyTree, before: int | None, after: int | None) -> PyTree:
-    """A state of so many replicas as the state of another number of them.
+    """Convert a state of some number of replicas to one of another number.
 
-    Statistics and summed gradients become their mean, which is what an update would make of them; other values those of
+    Statistics and summed gradients become their mean, as in an update; other values become those of
     the first replica. Every new replica gets them.
 
     Args:
       state: a training state, or a dict of its items.
       before: its replicas; None for a state without a leading axis.
-      after: the replicas wanted; None for no leading axis.
+      after: the requested replicas; None for no leading axis.
 
     Returns:
-      `state` itself where both are the same; else with NumPy arrays in the place of what differs between replicas.
+      `state` itself where both are the same; else with NumPy arrays for the per-replica leaves.
     """
     if before == after:
         return state

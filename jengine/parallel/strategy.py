@@ -1,4 +1,4 @@
-"""Strategies: where arrays are placed and how the step is compiled."""
+"""Define strategies: the placement of arrays and the compilation of the step."""
 
 import collections
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _FAST_TO_COMPILE = {"xla_backend_optimization_level": 1}  # of LLVM, for a CPU; 
 
 
 class Strategy(Protocol):
-    """The interface between the Runner and the devices.
+    """Define the interface between the Runner and the devices.
 
     Attributes:
       axis_name: the mapped axis of the step, None where it has none.

@@ -1,4 +1,4 @@
-"""From the sections of a config to the objects of a run, each built inside `place(section)`."""
+"""Build the objects of a run from the sections of a config, each inside `place(section)`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
 
 
 def check_sections(sections: Mapping[str, Any]) -> None:
-    """Holds that training, validation and test are each described whole or not at all.
+    """Check that each of training, validation and test is complete or absent.
 
     Raises:
       ConfigError: some arguments of one of them are given and others are not.
@@ -47,7 +47,7 @@ def check_sections(sections: Mapping[str, Any]) -> None:
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Holds that an argument is one of a few words.
+    """Check that an argument is one of a few words.
 
     Raises:
       ConfigError: it is not.
@@ -58,7 +58,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 
 
 def build_model(model: Any, precision: Any) -> Model:
-    """The model, from an instance or a config, under the precision policy."""
+    """Return the model, from an instance or a config, under the precision policy."""
     with place("model"):
         if hasattr(model, "items"):
             model = MODELS.build(model)
@@ -74,7 +74,7 @@ def build_model(model: Any, precision: Any) -> Model:
 
 
 def build_strategy(parallel: Any) -> Any:
-    """The strategy, from None (see `default_strategy`), an instance or a config."""
+    """Return the strategy, from None (see `default_strategy`), an instance or a config."""
     with place("parallel"):
         if parallel is None:
             return default_strategy()
@@ -82,11 +82,11 @@ def build_strategy(parallel: Any) -> Any:
 
 
 def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
-    """The default hooks as changed by the config, then the custom ones.
+    """Return the default hooks as changed by the config, followed by the custom ones.
 
     Args:
-      default_hooks: by name: a config or a hook takes the place of the default of that name or is added; None takes
-        the default away.
+      default_hooks: by name: a config or a hook replaces the default of that name or is added; None removes
+        the default.
       custom_hooks: a list of configs or hooks, or a single one.
 
     Raises:
@@ -113,7 +113,7 @@ def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
 
 
 def build_visualizer(visualizer: Any, save_dir: str) -> Any:
-    """The visualizer, from None (scalars as JSON lines), an instance or a config."""
+    """Return the visualizer, from None (scalars as JSON lines), an instance or a config."""
     with place("visualizer"):
         if visualizer is None or hasattr(visualizer, "items"):
             cfg = dict(visualizer or {})
@@ -122,7 +122,7 @@ def build_visualizer(visualizer: Any, save_dir: str) -> Any:
 
 
 def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
-    """The log processor, from None, an instance or a config; it counts as the training loop does."""
+    """Return the log processor, from None, an instance or a config; it counts as the training loop does."""
     with place("log_processor"):
         if log_processor is None or hasattr(log_processor, "items"):
             return LOG_PROCESSORS.build({"type": "LogProcessor", "by_epoch": by_epoch, **dict(log_processor or {})})
@@ -130,7 +130,7 @@ def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
 
 
 def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
-    """The training loop: by `type`, or by `by_epoch` (True unless said otherwise)."""
+    """Return the training loop, chosen by `type`, or by `by_epoch` (default True)."""
     if not hasattr(cfg, "items"):
         return cfg
     with place("train_cfg"):
@@ -143,7 +143,7 @@ def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
 
 
 def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: Any) -> Any:
-    """The schedulers of `cfg` for the numbers of `optim_wrapper`, over the whole of a training loop."""
+    """Return the schedulers of `cfg` for the hyperparameters of `optim_wrapper`, over a whole training loop."""
     return build_param_schedulers(
         cfg,
         optim_wrapper,
@@ -155,10 +155,10 @@ def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: Any) -> Any:
 
 
 def check_train_loop(cfg: Any) -> None:
-    """Checks the arguments of the training loop before anything is built from data.
+    """Check the arguments of the training loop before anything is built from data.
 
     Raises:
-      TypeError: arguments that the loop does not take, or that it lacks.
+      TypeError: unknown or missing arguments.
     """
     if hasattr(cfg, "items"):
         with place("train_cfg"):
@@ -169,7 +169,7 @@ def check_train_loop(cfg: Any) -> None:
 
 
 def build_eval_loop(runner: Runner, mode: str, cfg: Any, dataloader: Any, evaluator: Any) -> Any:
-    """The validation or test loop; `type` may be left out."""
+    """Return the validation or test loop; `type` is optional."""
     from jengine.evaluation import build_evaluator
 
     if not hasattr(cfg, "items"):
@@ -182,20 +182,20 @@ def build_eval_loop(runner: Runner, mode: str, cfg: Any, dataloader: Any, evalua
 
 
 def counts_epochs(train_cfg: Any) -> bool:
-    """Whether the training loop that `train_cfg` describes counts in epochs; True where nothing is trained."""
+    """Return whether the training loop of `train_cfg` counts in epochs; True for a run without training."""
     if hasattr(train_cfg, "items"):
         return train_cfg.get("by_epoch", train_cfg.get("type") != "IterBasedTrainLoop")
     return getattr(train_cfg, "by_epoch", True)
 
 
 def map_over(axis_name: str | None, optim_wrapper: Any) -> None:
-    """Tells every wrapper the mapped axis of the strategy's step, if it has one."""
+    """Set the mapped axis of the strategy's step on every wrapper, if there is one."""
     for wrapper in optim_wrapper.values() if isinstance(optim_wrapper, Mapping) else [optim_wrapper]:
         wrapper.axis_name = axis_name or wrapper.axis_name
 
 
 def warnings_of(optim_wrapper: Any, module_types: Mapping[str, str]) -> list[str]:
-    """What a user of this optimizer with this model should know before training."""
+    """Return warnings about the use of this optimizer with this model, to log before training."""
     if getattr(optim_wrapper, "accumulative_counts", 1) == 1:
         return []
     norms = [path for path, kind in module_types.items() if "BatchNorm" in kind]
@@ -209,10 +209,10 @@ def warnings_of(optim_wrapper: Any, module_types: Mapping[str, str]) -> list[str
 
 
 def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
-    """Scales every learning rate by the linear rule: real batch size over the one that the config was made for.
+    """Scale every learning rate by the linear rule: real batch size over the one that the config was made for.
 
     Args:
-      optim_wrapper: whose groups are scaled, the one that holds the base settings included.
+      optim_wrapper: its groups are scaled, including the one that holds the base settings.
       auto_scale_lr: None, or `dict(enable=bool, base_batch_size=int)`.
       batch_size: examples per iteration over all devices.
 
@@ -242,8 +242,8 @@ def _auto_scale_lr(base_batch_size: int, enable: bool = False) -> tuple[bool, in
 
 
 class NoOptimizer:
-    """Stands where no optimizer is needed."""
+    """Replace the optimizer wrapper where no optimizer is needed."""
 
     def init(self, params: Any) -> None:
-        """No state."""
+        """Return None: there is no state."""
         return None

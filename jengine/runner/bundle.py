@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run, and how a run takes it back."""
+"""Collect the contents of a checkpoint of a run, and restore a run from it."""
 
 import functools
 import importlib.metadata
@@ -23,7 +23,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 def pack(
     runner: Runner, *, save_optimizer: bool, save_param_scheduler: bool, meta: Mapping[str, Any] | None
 ) -> Bundle:
-    """Everything that an exact resume needs: `state` (arrays) and the rest (JSON-able)."""
+    """Return everything that an exact resume needs: `state` (arrays) and the rest (JSON-able)."""
     from jengine import __version__
 
     runner.log_writer.flush()  # before the sizes of the scalar files are read
@@ -65,7 +65,7 @@ def _versions() -> dict[str, str]:
 
 
 def resume(runner: Runner, path: str) -> None:
-    """Puts the run where the checkpoint at `path` was written."""
+    """Restore the run to the point at which the checkpoint at `path` was written."""
     from jengine.checkpoint import read_meta, restore, stored_arrays
 
     target = {name: getattr(runner.state, name) for name in TrainState.__dataclass_fields__}
@@ -101,7 +101,7 @@ def resume(runner: Runner, path: str) -> None:
 
 
 def load_weights(runner: Runner, source: "LoadFrom") -> None:
-    """Takes parameters and model state, and nothing else, from a checkpoint."""
+    """Load parameters and model state, and nothing else, from a checkpoint."""
     from jengine.checkpoint import load_params, read_meta, stored_arrays
 
     assert runner.state is not None
@@ -134,7 +134,7 @@ def load_weights(runner: Runner, source: "LoadFrom") -> None:
     bundle: Bundle = {"state": weights, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     weights = {item: bundle["state"][item] for item in weights}
-    # What hooks remember of the weights, averages of them above all, begins with those that were loaded.
+    # Hook states derived from the weights, such as their averages, start from the loaded ones.
     states = start_hook_states(runner, runner.state.hook_state, **weights)
     runner.state = runner.state.replace(**weights, hook_state=states)
     averaged = "averaged " if "exchanged" in rest and not source.raw else ""
@@ -142,7 +142,7 @@ def load_weights(runner: Runner, source: "LoadFrom") -> None:
 
 
 def _with_missing_hooks(runner: Runner, state: TrainState, placed: Placement, path: str) -> TrainState:
-    """`state` with the first states of the hooks that the checkpoint does not know."""
+    """Return `state` with initial states for the hooks that are missing in the checkpoint."""
     for name in placed.left_out:
         runner.logger.warning(f"{path} has a state of {name}, which is no hook of this run: it is left out.")
     for name in placed.missing:
@@ -152,7 +152,7 @@ def _with_missing_hooks(runner: Runner, state: TrainState, placed: Placement, pa
 
 
 def _load_schedulers(runner: Runner, saved: Any) -> None:
-    """Goes on with the schedules, and says whose settings hold where config and checkpoint differ."""
+    """Restore the schedules, and log which settings apply where config and checkpoint differ."""
     loop, choice = runner.train_loop, runner.param_scheduler_on_resume
     differences = load_schedulers_state_dict(
         runner.param_schedulers,
@@ -171,7 +171,7 @@ def _load_schedulers(runner: Runner, saved: Any) -> None:
 
 
 def _placed_like(tree: Any, like: Any) -> Any:
-    """`tree` with the arrays that came back as NumPy on the devices of `like`."""
+    """Return `tree` with NumPy arrays moved to the devices of `like`."""
     return jax.tree.map(lambda x, own: jax.device_put(x, own.sharding) if isinstance(x, np.ndarray) else x, tree, like)
 
 

@@ -1,4 +1,4 @@
-"""Lets a signal end training between two iterations, so that nothing is lost."""
+"""End training on a signal between two iterations, so that nothing is lost."""
 
 import signal
 import threading
@@ -11,10 +11,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupts:
-    """Notes SIGTERM and SIGINT while it is entered; whoever loops asks `check` between two iterations.
+    """Record SIGTERM and SIGINT while entered; the loop calls `check` between two iterations.
 
-    The first signal is noted, so that the iteration under way is finished and can be saved; a second one of the
-    same kind acts at once, as ever. Outside the main thread, where Python allows no handlers, signals act as before.
+    The first signal is recorded, so that the current iteration finishes and can be saved; a second one of the
+    same kind acts at once. Outside the main thread, where Python allows no handlers, signals act as before.
 
     Args:
       agreement: finds where all processes end when one of them gets a signal.
@@ -46,7 +46,7 @@ class Interrupts:
         self._agreement.__exit__(*error)
 
     def check(self) -> None:
-        """Ends the run if a signal came, to this process or another.
+        """End the run if a signal came, to this process or another.
 
         Raises:
           KeyboardInterrupt: after SIGINT. SystemExit: after SIGTERM, with exit code 143.

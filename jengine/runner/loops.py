@@ -1,4 +1,4 @@
-"""The loops: by epochs, by iterations, and over the data of a validation or a test."""
+"""Run the loops: by epochs, by iterations, and over the data of a validation or a test."""
 
 import bisect
 import contextlib
@@ -21,7 +21,7 @@ PyTree = Any
 
 
 class TrainLoop:
-    """Common part of the training loops: the iterations, and when a validation is due.
+    """Implement the common part of the training loops: the iterations, and when a validation is due.
 
     Args:
       runner: its model is trained.
@@ -332,7 +332,7 @@ class IterBasedTrainLoop(TrainLoop):
 
 
 class EvalLoop:
-    """One pass over the data of a validation or a test, with the sums of the metrics on the device.
+    """Evaluate over the data of a validation or a test once, with the sums of the metrics on the device.
 
     Args:
       runner: its model is evaluated.
@@ -423,7 +423,7 @@ class EvalLoop:
 
 @LOOPS.register_module()
 class ValLoop(EvalLoop):
-    """Validation: see `EvalLoop`."""
+    """Run a validation: see `EvalLoop`."""
 
     mode = "val"
 
@@ -436,7 +436,7 @@ class ValLoop(EvalLoop):
 
 @LOOPS.register_module()
 class TestLoop(EvalLoop):
-    """Test: see `EvalLoop`."""
+    """Run a test: see `EvalLoop`."""
 
     mode = "test"
     __test__ = False  # not one of pytest's classes

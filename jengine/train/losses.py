@@ -1,4 +1,4 @@
-"""From what a model calls its losses to the one number that is minimised."""
+"""Reduce the named losses of a model to the one number that is minimized."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Reduces each loss to a scalar and adds up those that are minimised.
+    """Reduce each loss to a scalar and add up those that are minimized.
 
     Args:
       losses: name -> array of any shape (its mean), `(sum, weight)` (their quotient), or a list (the sum of its
@@ -34,17 +34,17 @@ def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array,
 
 
 def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | None:
-    """What the mean losses of a batch count with when they are averaged with those of other batches.
+    """Return the weight of a batch for averaging its mean losses with those of other batches.
 
-    With it a loss given as `(sum, weight)` is divided once, by the weight of all batches. Losses beside it that are no
-    such pair count with the same weight.
+    With it a loss given as `(sum, weight)` is divided once, by the weight of all batches. Other losses count with the
+    same weight.
 
     Args:
       losses: as for `total_loss`.
-      batch: the batch, if padded examples (those that its `mask` leaves out) are to count for nothing.
+      batch: the batch, if padded examples (excluded by its `mask`) should not count.
 
     Returns:
-      f32[], the weight; None where all batches count alike.
+      f32[], the weight; None for equal weights.
 
     Raises:
       ValueError: losses with different weights.
@@ -70,7 +70,7 @@ def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | Non
 
 
 def mean_over_replicas(outputs: dict[str, jax.Array], weight: jax.Array | None, axis_name: str) -> dict[str, jax.Array]:
-    """The losses of all replicas of a mapped axis together, weighted as their gradients are."""
+    """Return the mean of the losses over the replicas of a mapped axis, weighted as their gradients are."""
     if weight is None:
         return jax.lax.pmean(outputs, axis_name)
     sums, total = jax.lax.psum(({name: value * weight for name, value in outputs.items()}, weight), axis_name)
