@@ -61,7 +61,7 @@ def row_count(batch: Any) -> int:
     sizes = {leaf.shape[:1] if type(leaf) is np.ndarray else np.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) != 1 or () in sizes:
         found = {path: np.shape(leaf) for path, leaf in paths.flatten(batch).items()} or "no array"
-        raise ValueError(f"the arrays of a batch or a dataset share their leading axis; found {found}")
+        raise ValueError(f"the arrays of a batch or a dataset must share their leading axis, got {found}")
     return sizes.pop()[0]
 
 
@@ -83,12 +83,12 @@ def with_mask(batch: Any, mask: np.ndarray) -> dict[Any, Any]:
     """
     if not isinstance(batch, Mapping):
         raise TypeError(
-            f"a batch that may be padded is a dict, to which {MASK!r} (bool[B], True = a real row) is added; found "
+            f"a batch that may be padded must be a dict, to which {MASK!r} (bool[B], True = a real row) is added, got "
             f"{type(batch).__name__}: return a dict, or use drop_last=True"
         )
     if MASK in batch:
         raise ValueError(
-            f"the batch has an entry {MASK!r} of its own; with drop_last=False that name says which rows are real: "
+            f"the batch must not have an entry {MASK!r}; with drop_last=False it marks the real rows: "
             "rename the entry"
         )
     return {**batch, MASK: mask}

@@ -44,7 +44,7 @@ class IterableLoader:
         if self._ragged and train:
             self._drop_last()
         if len(self) < 1:
-            raise ValueError("the data have no whole batch: give at least one, or a smaller batch size")
+            raise ValueError("the data must have at least one whole batch; reduce the batch size")
         self._epoch = self._start = self._position = 0
         self._rows: int | None = None
 
@@ -74,7 +74,7 @@ class IterableLoader:
           ValueError: `start` is not a position in the epoch.
         """
         if not 0 <= start <= len(self):
-            raise ValueError(f"start is a batch of the epoch, 0 to {len(self)}, found {start}")
+            raise ValueError(f"start must be a batch of the epoch, 0 to {len(self)}, got {start}")
         for owner in (self.iterable, _attribute(self.iterable, "sampler"),
                       _attribute(self.iterable, "batch_sampler", "sampler")):  # fmt: skip
             if hasattr(owner, "set_epoch"):
@@ -105,7 +105,7 @@ class IterableLoader:
         """
         if getattr(self.iterable, "persistent_workers", False):
             raise ValueError(
-                f"{type(self.iterable).__name__} with persistent_workers=True has one pass at a time: make it without"
+                f"{type(self.iterable).__name__} with persistent_workers=True allows one pass at a time; remove it"
             )
         other = copy.copy(self)
         other.set_epoch(epoch)
@@ -127,7 +127,7 @@ class IterableLoader:
             if position < start:
                 continue
             if rows > size or (rows < size and position != self._total - 1):
-                raise ValueError(f"batches have the same size; the first has {size} rows, number {position} {rows}")
+                raise ValueError(f"batches must be of one size; the first has {size} rows, number {position} {rows}")
             if rows < size and self.train:
                 self._drop_last()
                 return
@@ -157,10 +157,10 @@ def _length(iterable: Any) -> int:
     )
     if not hasattr(iterable, "__iter__"):
         if hasattr(iterable, "__getitem__"):
-            raise TypeError(f"{type(iterable).__name__} is a dataset: give dict(dataset=..., batch_size=...)")
-        raise TypeError(f"a dataloader is a config dict or an iterable of batches, found {type(iterable).__name__}")
+            raise TypeError(f"{type(iterable).__name__} is a dataset; use dict(dataset=..., batch_size=...)")
+        raise TypeError(f"a dataloader must be a config dict or an iterable of batches, got {type(iterable).__name__}")
     if hasattr(iterable, "__next__"):
-        raise TypeError(f"{type(iterable).__name__} can be gone through only once: {advice}")
+        raise TypeError(f"{type(iterable).__name__} allows only one pass: {advice}")
     try:
         return len(iterable)
     except TypeError as error:

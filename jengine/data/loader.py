@@ -51,7 +51,7 @@ class DataLoader:
         device_prefetch: int = 2,
     ) -> None:
         if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
-            raise TypeError(f"a dataset has __len__ and __getitem__, found {type(dataset).__name__}")
+            raise TypeError(f"a dataset must have __len__ and __getitem__, got {type(dataset).__name__}")
         self.dataset = dataset
         self.batch_size = _at_least("batch_size", batch_size, 1)
         self.drop_last = drop_last
@@ -60,7 +60,7 @@ class DataLoader:
         self.prefetch_factor = _at_least("prefetch_factor", prefetch_factor, 1)
         self.device_prefetch = _at_least("device_prefetch", device_prefetch, 0)
         if collate_fn is not None and not callable(collate_fn):
-            raise TypeError(f"collate_fn is a function from a list of samples to a batch, found {collate_fn!r}")
+            raise TypeError(f"collate_fn must be a function from a list of samples to a batch, got {collate_fn!r}")
         self.sampler = DefaultSampler(dataset, shuffle=False) if sampler is None else sampler
         self._order = self.sampler if isinstance(self.sampler, Sampler) else IteratedSampler(self.sampler)
         self._length = self._count_batches(num_batch_per_epoch)
@@ -89,7 +89,7 @@ class DataLoader:
           ValueError: `start` is not a position in the epoch.
         """
         if not 0 <= start <= self._length:
-            raise ValueError(f"start is a batch of the epoch, 0 to {self._length}, found {start}")
+            raise ValueError(f"start must be a batch of the epoch, 0 to {self._length}, got {start}")
         self._order.set_epoch(epoch)
         self._epoch, self._start, self._position = epoch, start, start
 
@@ -171,7 +171,7 @@ def _at_least(name: str, value: Any, minimum: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is an integer, found {value!r}") from None
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
     if number < minimum:
-        raise ValueError(f"{name} is at least {minimum}, found {number}")
+        raise ValueError(f"{name} must be at least {minimum}, got {number}")
     return number

@@ -27,7 +27,7 @@ def prefetch_to_device(
       ValueError: a negative depth.
     """
     if depth < 0:
-        raise ValueError(f"depth is 0 or more batches, found {depth}")
+        raise ValueError(f"depth must be 0 or more batches, got {depth}")
     return _ahead(iter(batches), put, depth)
 
 

@@ -78,7 +78,7 @@ class CheckpointHook(Hook):
         keep_best: int = 1,
     ) -> None:
         if not isinstance(by_epoch, bool):
-            raise TypeError(f"CheckpointHook: by_epoch is True or False, found {by_epoch!r}")
+            raise TypeError(f"CheckpointHook: by_epoch must be True or False, got {by_epoch!r}")
         _check_count("interval", interval, lowest=1, or_else="-1 for the last checkpoint only")
         _check_count("max_keep_ckpts", max_keep_ckpts, lowest=1, or_else="-1 to keep all")
         _check_count("save_begin", save_begin, lowest=0)
@@ -86,10 +86,10 @@ class CheckpointHook(Hook):
         _check_count("keep_best", keep_best, lowest=1)
         if keep_every != -1 and max_keep_ckpts == -1:
             raise ValueError(
-                "CheckpointHook: keep_every adds to max_keep_ckpts, which keeps all; give a max_keep_ckpts"
+                "CheckpointHook: keep_every needs a positive max_keep_ckpts; -1 keeps all"
             )
         if keep_best != 1 and not save_best:
-            raise ValueError("CheckpointHook: keep_best counts what save_best saves; give the metric as save_best")
+            raise ValueError("CheckpointHook: keep_best needs save_best")
         _check_places(out_dir, filename_tmpl, file_client_args, backend_args)
         self.interval = interval
         self.by_epoch = by_epoch
@@ -215,7 +215,7 @@ class CheckpointHook(Hook):
         if not self._training or not (self._rules or self._auto_rule):
             return
         if not metrics:
-            runner.logger.warning("the validation gave no metrics: no best checkpoint can be told")
+            runner.logger.warning("the validation returned no metrics: cannot select a best checkpoint")
             return
         if self._auto_rule:
             self._settle_auto(next(iter(metrics)))
@@ -248,13 +248,13 @@ class CheckpointHook(Hook):
         """Return the known rules by metric, before the first validation."""
         rules = tuple(check_rule(rule) for rule in rules)
         if len(set(keys)) != len(keys):
-            raise AssertionError(f"CheckpointHook: save_best names a metric twice: {list(keys)}")
+            raise AssertionError(f"CheckpointHook: save_best must have different metrics, got {list(keys)}")
         if "auto" in keys and len(keys) > 1:
-            raise AssertionError(f"CheckpointHook: save_best='auto' stands alone, found {list(keys)}")
+            raise AssertionError(f"CheckpointHook: save_best must have 'auto' alone or metrics, got {list(keys)}")
         if keys and len(rules) not in (0, 1, len(keys)):
             raise ValueError(
-                f"CheckpointHook: rule needs one entry, or one for each of the {len(keys)} metrics of save_best; "
-                f"found {len(rules)}"
+                f"CheckpointHook: rule must have one entry, or one for each of the {len(keys)} metrics of save_best; "
+                f"got {len(rules)}"
             )
         if keys == ("auto",):
             self._auto_rule = rules[0] if rules else "infer"
@@ -350,10 +350,10 @@ class CheckpointHook(Hook):
 
 def _check_count(name: str, value: Any, *, lowest: int, or_else: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"CheckpointHook: {name} is an integer, found {value!r}")
+        raise TypeError(f"CheckpointHook: {name} must be an integer, got {value!r}")
     if value < lowest and not (or_else and value == -1):
         expected = f"at least {lowest}" + (f", or {or_else}" if or_else else "")
-        raise ValueError(f"CheckpointHook: {name} is {expected}; found {value}")
+        raise ValueError(f"CheckpointHook: {name} must be {expected}, got {value}")
 
 
 def _check_places(
@@ -362,14 +362,14 @@ def _check_places(
     if file_client_args is not None or backend_args is not None:
         raise ConfigError(
             "CheckpointHook: storage backends are not supported, checkpoints go to file systems; remove "
-            "backend_args and file_client_args, and give the directory as out_dir"
+            "backend_args and file_client_args, and set out_dir to the directory"
         )
     if out_dir is not None and "://" in str(out_dir):
-        raise ConfigError(f"CheckpointHook: out_dir is a directory of a file system, found {str(out_dir)!r}")
+        raise ConfigError(f"CheckpointHook: out_dir must be a directory of a file system, got {str(out_dir)!r}")
     if filename_tmpl is not None and (filename_tmpl.count("{}") != 1 or os.sep in filename_tmpl):
         raise ValueError(
-            f"CheckpointHook: filename_tmpl is a file name with one {{}} for the number, like 'epoch_{{}}'; "
-            f"found {filename_tmpl!r}"
+            f"CheckpointHook: filename_tmpl must be a file name with one {{}} for the number, like 'epoch_{{}}', "
+            f"got {filename_tmpl!r}"
         )
 
 
@@ -379,5 +379,5 @@ def _strings(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
         return ()
     entries = (value,) if isinstance(value, str) else value
     if not isinstance(entries, Sequence) or not all(isinstance(entry, str) for entry in entries):
-        raise TypeError(f"CheckpointHook: {name} is a name or a list of names, found {value!r}")
+        raise TypeError(f"CheckpointHook: {name} must be a name or a list of names, got {value!r}")
     return tuple(entries)

@@ -75,18 +75,18 @@ class EMAHook(Hook):
         if start_iters is not None:
             if begin_iter:
                 raise ConfigError(
-                    f"EMAHook: start_iters is another name for begin_iter; found both, {start_iters} and {begin_iter}"
+                    f"EMAHook: start_iters is another name for begin_iter; got both, {start_iters} and {begin_iter}"
                 )
             begin_iter = start_iters
         _check_begin("begin_iter", begin_iter)
         _check_begin("begin_epoch", begin_epoch)
         if begin_iter and begin_epoch:
             raise AssertionError(
-                f"EMAHook: give begin_iter or begin_epoch, not both; found {begin_iter} and {begin_epoch}"
+                f"EMAHook: set begin_iter or begin_epoch, not both; got {begin_iter} and {begin_epoch}"
             )
         if count_by not in _COUNTS:
             raise ConfigError(
-                f"EMAHook: count_by is 'iter' or 'update', found {count_by!r}{closest(count_by, _COUNTS)}"
+                f"EMAHook: count_by must be 'iter' or 'update', got {count_by!r}{closest(count_by, _COUNTS)}"
             )
         self.strict_load = strict_load
         self.begin_iter = begin_iter
@@ -132,7 +132,7 @@ class EMAHook(Hook):
           ConfigError: the run has more than one EMAHook.
         """
         if sum(isinstance(hook, EMAHook) for hook in runner.hooks) > 1:
-            raise ConfigError("a run has at most one EMAHook: validation and checkpoints hold one average")
+            raise ConfigError("a run must have at most one EMAHook: validation and checkpoints hold one average")
         if not (self.evaluate_on_ema or self.evaluate_on_origin):
             runner.logger.warning(
                 "EMAHook: evaluate_on_ema and evaluate_on_origin are both False; the raw parameters are evaluated"
@@ -150,7 +150,8 @@ class EMAHook(Hook):
         ):
             if begin > end:
                 raise AssertionError(
-                    f"EMAHook: {name}={begin} is after the end of training (max_{name.removeprefix('begin_')}s={end})"
+                    f"EMAHook: {name}={begin} must be before the end of training "
+                    f"(max_{name.removeprefix('begin_')}s={end})"
                 )
         if self.begin_epoch:
             self._first_iter = (self.begin_epoch - 1) * len(runner.train_loop.dataloader) + 1
@@ -199,7 +200,8 @@ class EMAHook(Hook):
 def _build_average(ema_type: str | type[Average], arguments: dict[str, Any]) -> Average:
     kind = AVERAGES.get(ema_type) if isinstance(ema_type, str) else ema_type
     if not (isinstance(kind, type) and issubclass(kind, Average)):
-        raise TypeError(f"EMAHook: ema_type is a kind of average, found {ema_type!r}{closest(str(ema_type), AVERAGES)}")
+        hint = closest(str(ema_type), AVERAGES)
+        raise TypeError(f"EMAHook: ema_type must be a kind of average, got {ema_type!r}{hint}")
     legal = inspect.signature(kind).parameters
     for name in arguments:
         if name not in legal:
@@ -212,9 +214,9 @@ def _build_average(ema_type: str | type[Average], arguments: dict[str, Any]) -> 
 
 def _check_begin(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"EMAHook: {name} is an integer, found {value!r}")
+        raise TypeError(f"EMAHook: {name} must be an integer, got {value!r}")
     if value < 0:
-        raise AssertionError(f"EMAHook: {name} is at least 0, found {value}")
+        raise AssertionError(f"EMAHook: {name} must be at least 0, got {value}")
 
 
 def _states(runner: Runner) -> dict[str, Any]:

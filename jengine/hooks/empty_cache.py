@@ -37,7 +37,9 @@ class EmptyCacheHook(Hook):
         clear_caches: bool = False,
     ) -> None:
         if clear_caches and after_iter:
-            raise ConfigError("EmptyCacheHook: clear_caches and after_iter together compile the step in each iteration")
+            raise ConfigError(
+                "EmptyCacheHook: clear_caches needs after_iter=False; together they compile the step each time"
+            )
         self._at_before_epoch = before_epoch
         self._at_after_epoch = after_epoch
         self._at_after_iter = after_iter

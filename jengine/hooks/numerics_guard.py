@@ -74,9 +74,9 @@ class NumericsGuardHook(Hook):
             if value is None and name == "max_in_row":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"NumericsGuardHook: {name} is an integer of at least 1, found {value!r}")
+                raise ConfigError(f"NumericsGuardHook: {name} must be an integer of at least 1, got {value!r}")
         if spike_factor is not None and not spike_factor > 1:
-            raise ConfigError(f"NumericsGuardHook: spike_factor is a number above 1, found {spike_factor!r}")
+            raise ConfigError(f"NumericsGuardHook: spike_factor must be a number above 1, got {spike_factor!r}")
         self.max_in_row = max_in_row
         self.spike_factor = spike_factor
         self.window = window
@@ -153,7 +153,7 @@ class NumericsGuardHook(Hook):
         """
         wrapper = runner.optim_wrapper
         if isinstance(wrapper, Mapping) and self.spike_factor is not None:
-            raise ConfigError("NumericsGuardHook: spike_factor is for a run with one optimizer; there are several")
+            raise ConfigError("NumericsGuardHook: spike_factor must be None in a run with several optimizers")
         self._axis = getattr(wrapper, "axis_name", None)
         self._recent.clear()
         self._told = int(self._own(runner).dropped)
@@ -207,7 +207,7 @@ class NumericsGuardHook(Hook):
         write_dump(path, state=state, batch=batch, hyperparams=numbers, update=updates)
         raise FloatingPointError(
             f"NumericsGuardHook: the steps of the iterations {first} to {last} were dropped: {why}. Parameters and "
-            f"optimizer are those before iteration {first}. To run the step of iteration {last} again and see where "
+            f"optimizer are those before iteration {first}. To run the step of iteration {last} again and find where "
             f"its numbers go wrong:\n  jengine replay CONFIG {path}"
         )
 

@@ -53,6 +53,6 @@ def _all(runner: Runner) -> Iterator[Any]:
             yield from of_one
     else:
         raise TypeError(
-            f"runner.param_schedulers is a list, or a dict of lists for several optimizers, "
-            f"found {type(schedulers).__name__}"
+            f"runner.param_schedulers must be a list, or a dict of lists for several optimizers, "
+            f"got {type(schedulers).__name__}"
         )

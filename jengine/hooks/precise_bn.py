@@ -43,7 +43,7 @@ class PreciseBNHook(Hook):
     def __init__(self, num_samples: int = 8192, interval: int = 1) -> None:
         for name, value in (("num_samples", num_samples), ("interval", interval)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"PreciseBNHook: {name} is an integer of at least 1, found {value!r}")
+                raise ConfigError(f"PreciseBNHook: {name} must be an integer of at least 1, got {value!r}")
         self.num_samples = num_samples
         self.interval = interval
         self._statistics: Any = None  # the compiled function

@@ -47,11 +47,11 @@ class ProfilerHook(Hook):
         on_trace_ready: Callable[[str], Any] | Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(profile_times, bool) or not isinstance(profile_times, int) or profile_times < 1:
-            raise ConfigError(f"ProfilerHook: profile_times is an integer of at least 1, found {profile_times!r}")
+            raise ConfigError(f"ProfilerHook: profile_times must be an integer of at least 1, got {profile_times!r}")
         if by_epoch and profile_times > 1:
-            raise ConfigError(f"ProfilerHook traces one epoch at most, found profile_times={profile_times}")
+            raise ConfigError(f"ProfilerHook: profile_times must be 1 with by_epoch=True, got {profile_times}")
         if schedule is not None and by_epoch:
-            raise ConfigError("ProfilerHook: a schedule counts iterations: set by_epoch=False")
+            raise ConfigError("ProfilerHook: a schedule needs by_epoch=False: it counts iterations")
         self.by_epoch = by_epoch
         self.profile_times = profile_times
         self.schedule = None if schedule is None else _checked(schedule)
@@ -64,7 +64,9 @@ class ProfilerHook(Hook):
         most = runner.max_epochs if self.by_epoch else runner.max_iters
         if runner.train_loop is not None and self.profile_times > most:
             unit = "epochs" if self.by_epoch else "iterations"
-            raise ConfigError(f"ProfilerHook: profile_times={self.profile_times}, and the run has {most} {unit}")
+            raise ConfigError(
+                f"ProfilerHook: profile_times must be at most the {most} {unit} of the run, got {self.profile_times}"
+            )
 
     def before_train(self, runner: Runner) -> None:
         """Record the first iteration of this run: traced iterations are counted from it."""
@@ -130,7 +132,7 @@ def _checked(schedule: Mapping[str, int]) -> dict[str, int]:
             raise ConfigError(f"ProfilerHook: schedule has no entry {name!r}{closest(name, _SCHEDULE)}")
         least = 1 if name == "active" else 0
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"ProfilerHook: schedule[{name!r}] is an integer of at least {least}, found {value!r}")
+            raise ConfigError(f"ProfilerHook: schedule[{name!r}] must be an integer of at least {least}, got {value!r}")
     return {**_SCHEDULE, **schedule}
 
 
@@ -144,13 +146,13 @@ def _destination(on_trace_ready: Any) -> tuple[str, Callable[[str], Any] | None]
         kind = given.pop("type", None)
         if kind != "tb_trace":
             raise ConfigError(
-                "ProfilerHook: on_trace_ready is dict(type='tb_trace', dir_name=...) or a function, "
-                f"found the type {kind!r}"
+                "ProfilerHook: on_trace_ready must be dict(type='tb_trace', dir_name=...) or a function, "
+                f"got the type {kind!r}"
             )
         unknown = [name for name in given if name != "dir_name"]
         if unknown:
             raise ConfigError(f"ProfilerHook: a tb_trace has no {unknown[0]!r}{closest(unknown[0], ['dir_name'])}")
         return given.get("dir_name", default), None
     if not callable(on_trace_ready):
-        raise TypeError(f"ProfilerHook: on_trace_ready is a function or a dict, found {on_trace_ready!r}")
+        raise TypeError(f"ProfilerHook: on_trace_ready must be a function or a dict, got {on_trace_ready!r}")
     return default, on_trace_ready

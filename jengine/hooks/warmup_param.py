@@ -28,7 +28,9 @@ class WarmupParamHook(Hook):
 
     def __init__(self, param_name: str, value: float, warmup_epochs: float) -> None:
         if not warmup_epochs > 0:
-            raise ConfigError(f"WarmupParamHook: warmup_epochs is a positive number of epochs, found {warmup_epochs!r}")
+            raise ConfigError(
+                f"WarmupParamHook: warmup_epochs must be a positive number of epochs, got {warmup_epochs!r}"
+            )
         self.param_name = param_name
         self.value = value
         self.warmup_epochs = warmup_epochs
@@ -37,7 +39,8 @@ class WarmupParamHook(Hook):
         """Add the number to the hyperparameters before the step is traced."""
         if self.param_name in runner.optim_wrapper.hyperparams:
             raise ConfigError(
-                f"WarmupParamHook: {self.param_name!r} is a number of the optimizer; its warm-up is a scheduler's"
+                f"WarmupParamHook: param_name must not be a hyperparameter of the optimizer, "
+                f"got {self.param_name!r}; use a scheduler"
             )
         self._set(runner)
 

@@ -92,7 +92,8 @@ def print_log(msg: Any, logger: logging.Logger | str | None = None, level: int =
     elif isinstance(logger, str) and logger != "silent":
         raise ValueError(f"no logger called {logger!r} was built{closest(logger, ['current', 'silent', *_built])}")
     elif not isinstance(logger, str):
-        raise TypeError(f"`logger` is a logger, its name, 'silent', 'current' or None, found {type(logger).__name__}")
+        found = type(logger).__name__
+        raise TypeError(f"`logger` must be a logger, its name, 'silent', 'current' or None, got {found}")
 
 
 def write_line(line: str, level: str = "INFO") -> None:

@@ -33,7 +33,7 @@ class HistoryBuffer:
 
     def __init__(self, capacity: int = 10_000) -> None:
         if capacity < 1:
-            raise ValueError(f"the capacity of a history is at least 1, found {capacity}")
+            raise ValueError(f"the capacity of a history must be at least 1, got {capacity}")
         self._capacity = capacity
         self._clear()
 
@@ -218,9 +218,9 @@ class HistoryBuffer:
         if window_size is None:
             return True
         if isinstance(window_size, bool) or not isinstance(window_size, int):
-            raise TypeError(f"a window is a number of values (an int) or None, found {window_size!r}")
+            raise TypeError(f"a window must be a number of values (an int) or None, got {window_size!r}")
         if window_size < 1:
-            raise ValueError(f"a window holds at least 1 value, found {window_size}")
+            raise ValueError(f"a window must be at least 1 value, got {window_size}")
         return window_size >= self._updates
 
     def _latest(self, window_size: int | None) -> slice | np.ndarray:
@@ -248,13 +248,13 @@ def to_float(value: Any) -> float:
     """
     size = getattr(value, "size", 1)
     if size != 1:
-        raise ValueError(f"a logged scalar has one element, found {size} (shape {tuple(value.shape)})")
+        raise ValueError(f"a logged scalar must have one element, got {size} (shape {tuple(value.shape)})")
     if isinstance(value, str | bytes) or value is None:
-        raise TypeError(f"a logged scalar is a number, found {type(value).__name__}: {value!r}")
+        raise TypeError(f"a logged scalar must be a number, got {type(value).__name__}: {value!r}")
     try:
         return float(value.item() if hasattr(value, "item") else value)
     except TypeError as error:
-        raise TypeError(f"a logged scalar is a real number, found {type(value).__name__}: {value!r}") from error
+        raise TypeError(f"a logged scalar must be a real number, got {type(value).__name__}: {value!r}") from error
 
 
 def check_count(count: Any) -> int:
@@ -264,7 +264,7 @@ def check_count(count: Any) -> int:
       TypeError: not an int. ValueError: below 1.
     """
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
-        raise TypeError(f"the count of a logged scalar is an int, found {count!r}")
+        raise TypeError(f"the count of a logged scalar must be an int, got {count!r}")
     if count < 1:
-        raise ValueError(f"the count of a logged scalar is at least 1, found {count}")
+        raise ValueError(f"the count of a logged scalar must be at least 1, got {count}")
     return int(count)

@@ -44,7 +44,7 @@ def format_table(
     if align is None:
         align = [_natural_alignment([row[i] for row in cells]) for i in range(len(columns))]
     elif len(align) != len(columns):
-        raise ValueError(f"{len(align)} alignments for {len(columns)} columns")
+        raise ValueError(f"align must have an entry for each of the {len(columns)} columns, got {len(align)}")
     table = Table(box=box.ASCII2)
     for heading, side in zip(columns, align, strict=True):
         table.add_column(Text(heading), justify=side, no_wrap=True)

@@ -26,24 +26,24 @@ def build_mesh(mesh: Mesh | Mapping[str, int] | None = None, devices: int | Sequ
     """
     if isinstance(mesh, Mesh):
         if not set(BATCH_AXES) & set(mesh.axis_names):
-            raise ConfigError(f"mesh: the batch is divided over 'data' or 'fsdp', found the axes {mesh.axis_names}")
+            raise ConfigError(f"mesh must have 'data' or 'fsdp' for the batch, got the axes {mesh.axis_names}")
         # Under explicit axes, reshaping or indexing a divided batch is an error of JAX; models do both.
         return Mesh(mesh.devices, mesh.axis_names)
     chosen = choose_devices(devices)
     sizes = {"data": -1, "fsdp": 1, "tensor": 1, **dict(mesh or {})}
     for name, size in sizes.items():
         if name not in AXES:
-            raise ConfigError(f"mesh: no axis is called {name!r}{closest(str(name), AXES)}")
+            raise ConfigError(f"mesh: an axis must be known, got {name!r}{closest(str(name), AXES)}")
         if isinstance(size, bool) or not isinstance(size, int) or size == 0 or size < -1:
-            raise ConfigError(f"mesh: {name} is a number of devices or -1, found {size!r}")
+            raise ConfigError(f"mesh: {name} must be a number of devices or -1, got {size!r}")
     fixed = math.prod(size for size in sizes.values() if size != -1)
     open_axes = [name for name, size in sizes.items() if size == -1]
     if len(open_axes) > 1:
-        raise ConfigError(f"mesh: only one axis may be -1, found {' and '.join(open_axes)}")
+        raise ConfigError(f"mesh: only one axis may be -1, got {' and '.join(open_axes)}")
     if (len(chosen) % fixed if open_axes else fixed != len(chosen)) or fixed > len(chosen):
         raise ConfigError(
             f"mesh: {dict(sizes)} does not fit {len(chosen)} devices: the axes other than -1 make up {fixed}; "
-            "change the mesh, or take fewer devices with `devices=`"
+            "change the mesh, or set `devices`"
         )
     shape = tuple(len(chosen) // fixed if size == -1 else size for size in sizes.values())
     return jax.make_mesh(shape, tuple(sizes), axis_types=(AxisType.Auto,) * len(shape), devices=chosen)
@@ -61,7 +61,7 @@ def choose_devices(devices: int | Sequence[Any] | None) -> Sequence[Any]:
     if not isinstance(devices, int):
         return list(devices)
     if not 1 <= devices <= len(everything):
-        raise ConfigError(f"devices: there are {len(everything)}, found devices={devices}")
+        raise ConfigError(f"devices must be at most {len(everything)}, got {devices}")
     return everything[:devices]
 
 
@@ -90,7 +90,7 @@ def check_batch(batch: Any, parts: int) -> None:
         if not shape or shape[0] % parts:
             found = f"the shape {tuple(shape)}" if shape else "no batch axis"
             raise ValueError(
-                f"the batch is divided over {parts} devices, and its entry {jax.tree_util.keystr(path)} has {found}: "
-                f"take a batch_size that is a multiple of {parts}; the last batch is padded, or left out with "
+                f"the batch is divided over {parts} devices, but its entry {jax.tree_util.keystr(path)} has {found}: "
+                f"set batch_size to a multiple of {parts}; the last batch is padded, or omitted with "
                 "drop_last=True"
             )

@@ -141,11 +141,11 @@ class Placement:
     def _rule(self, rule: Any) -> Rule:
         if not isinstance(rule, Sequence) or isinstance(rule, str) or len(rule) != 2 or not isinstance(rule[0], str):
             raise ConfigError(
-                f"a rule is a pair of a part of a name and axes, ('kernel', (None, 'tensor')); found {rule!r}"
+                f"a rule must be a pair of a part of a name and axes, ('kernel', (None, 'tensor')), got {rule!r}"
             )
         key, axes = rule
         if isinstance(axes, str) or not isinstance(axes, Sequence):
-            raise ConfigError(f"the axes of the rule {key!r} are a tuple, one entry for each axis; found {axes!r}")
+            raise ConfigError(f"the axes of the rule {key!r} must be a tuple, one entry for each axis, got {axes!r}")
         for axis in axes:
             self._check_axis(axis)
         return Rule(key, tuple(tuple(axis) if isinstance(axis, list) else axis for axis in axes))

@@ -131,7 +131,7 @@ class Processes:
                 return self._store.blocking_key_value_get(f"{place}/{process}", int(1000 * min(left, _SLICE)) or 1)
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
-                    raise self.watch.error(f"process 0, which the others depend on, is gone: {error}", [0]) from error
+                    raise self.watch.error(f"process 0, on which the others depend, is gone: {error}", [0]) from error
             self.watch.raise_failure()
             if time.monotonic() >= deadline:
                 raise self.late(place, name, limit)

@@ -62,15 +62,15 @@ class Replica(OnMesh):
         devices: int | None = None,
     ) -> None:
         if impl not in _IMPLS:
-            raise ConfigError(f"Replica: impl is 'shard_map' or 'pmap', found {impl!r}{closest(str(impl), _IMPLS)}")
+            raise ConfigError(f"Replica: impl must be 'shard_map' or 'pmap', got {impl!r}{closest(str(impl), _IMPLS)}")
         self.impl = impl
         built = build_mesh(mesh, devices)
         sizes = dict(built.shape)
         if AXIS not in sizes:
-            raise ConfigError(f"Replica: the mesh has a replica for each part of 'data', found the axes {tuple(sizes)}")
+            raise ConfigError(f"Replica: the mesh must have the axis 'data', got the axes {tuple(sizes)}")
         if impl == "pmap" and sizes[AXIS] < built.size:
             raise ConfigError(
-                f"Replica: a pmap has one device a replica, found the mesh {sizes}: take impl='shard_map'"
+                f"Replica: a pmap must have one device a replica, got the mesh {sizes}; use impl='shard_map'"
             )
         if impl == "pmap":  # its results are on a mesh of this axis only; another mesh would cause a trace
             built = Mesh(built.devices.ravel(), (AXIS,))

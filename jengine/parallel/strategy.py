@@ -80,7 +80,7 @@ class SingleDevice:
     def __init__(self, device: int = 0) -> None:
         devices = jax.local_devices()
         if not 0 <= device < len(devices):
-            raise ValueError(f"SingleDevice: there are {len(devices)} devices, found device={device}")
+            raise ValueError(f"SingleDevice: device must be an index of the {len(devices)} local devices, got {device}")
         self.device = devices[device]
         self.max_in_flight = 8 if self.platform == "cpu" else 2  # on an accelerator each holds a batch in its memory
 

@@ -39,11 +39,11 @@ def check_sections(sections: Mapping[str, Any]) -> None:
         if missing and len(missing) < len(names):
             given = [name for name in names if name not in missing]
             raise ConfigError(
-                f"{mode} is described in part: {', '.join(given)} given, {', '.join(missing)} missing; "
-                f"give all of {', '.join(names)}, or none"
+                f"the {mode} sections must be complete or absent, "
+                f"got {', '.join(given)} without {', '.join(missing)}; give all of {', '.join(names)}, or none"
             )
     if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
-        raise ConfigError("param_scheduler is given without an optim_wrapper whose numbers it could change")
+        raise ConfigError("param_scheduler needs an optim_wrapper")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
@@ -54,7 +54,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """
     with place(name):
         if value not in choices:
-            raise ConfigError(f"{name} is one of {', '.join(map(repr, choices))}, found {value!r}")
+            raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def build_model(model: Any, precision: Any) -> Model:
@@ -65,8 +65,8 @@ def build_model(model: Any, precision: Any) -> Model:
         missing = [name for name in ("init", "loss", "predict") if not callable(getattr(model, name, None))]
         if missing:
             raise TypeError(
-                f"a model has init, loss and predict; {type(model).__name__} lacks {', '.join(missing)}: wrap a Flax "
-                "module in LinenModel or NnxModel, and plain functions in FunctionalModel"
+                f"a model must have init, loss and predict; {type(model).__name__} lacks {', '.join(missing)}: wrap "
+                "a Flax module in LinenModel or NnxModel, and plain functions in FunctionalModel"
             )
     with place("precision"):
         policy = get_precision(precision)
@@ -94,18 +94,19 @@ def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
     """
     hooks = HookList()
     if default_hooks is not None and not hasattr(default_hooks, "items"):
-        raise TypeError(f"default_hooks is a dict of hooks by name, found {type(default_hooks).__name__}")
+        raise TypeError(f"default_hooks must be a dict of hooks by name, got {type(default_hooks).__name__}")
     merged: dict[str, Any] = {**DEFAULT_HOOKS, **dict((default_hooks or {}).items())}
     for name, hook in merged.items():
         with place("default_hooks", name):
             if hook is not None:
                 hooks.register(hook)
             elif name not in DEFAULT_HOOKS:
-                raise ValueError(f"None takes a default hook away; {name!r} is none of {', '.join(DEFAULT_HOOKS)}")
+                known = ", ".join(DEFAULT_HOOKS)
+                raise ValueError(f"None removes a default hook: its name must be one of {known}, got {name!r}")
     if hasattr(custom_hooks, "items") or isinstance(custom_hooks, Hook):
         custom_hooks = [custom_hooks]
     if custom_hooks is not None and not isinstance(custom_hooks, list | tuple):
-        raise TypeError(f"custom_hooks is a list of hooks, or one, found {type(custom_hooks).__name__}")
+        raise TypeError(f"custom_hooks must be a list of hooks, or one, got {type(custom_hooks).__name__}")
     for i, hook in enumerate(custom_hooks or []):
         with place("custom_hooks", i):
             hooks.register(hook)
@@ -136,7 +137,7 @@ def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
     with place("train_cfg"):
         cfg = dict(cfg)
         if "type" in cfg and "by_epoch" in cfg:
-            raise ConfigError("train_cfg names both a type and by_epoch, which stands for a type; keep one of them")
+            raise ConfigError("train_cfg must have a type or by_epoch, got both; remove one of them")
         if "type" not in cfg:
             cfg["type"] = "EpochBasedTrainLoop" if cfg.pop("by_epoch", True) else "IterBasedTrainLoop"
         return LOOPS.build(cfg, runner=runner, dataloader=dataloader)
@@ -237,7 +238,7 @@ def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
 
 def _auto_scale_lr(base_batch_size: int, enable: bool = False) -> tuple[bool, int]:
     if base_batch_size < 1:
-        raise ValueError(f"base_batch_size is a positive number of examples, found {base_batch_size}")
+        raise ValueError(f"base_batch_size must be a positive number of examples, got {base_batch_size}")
     return enable, base_batch_size
 
 

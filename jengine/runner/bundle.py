@@ -72,7 +72,7 @@ def resume(runner: Runner, path: str) -> None:
     found = read_meta(path)
     fresh = {}
     if "optimizer" not in found:
-        runner.logger.warning(f"{path} was saved without the optimizer, which starts anew.")
+        runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
         fresh["opt_state"] = target.pop("opt_state")
     placed = place_hook_states(target["hook_state"], stored_arrays(path), found.get("exchanged", {}))
     target["hook_state"] = placed.states
@@ -144,7 +144,7 @@ def load_weights(runner: Runner, source: "LoadFrom") -> None:
 def _with_missing_hooks(runner: Runner, state: TrainState, placed: Placement, path: str) -> TrainState:
     """Return `state` with initial states for the hooks that are missing in the checkpoint."""
     for name in placed.left_out:
-        runner.logger.warning(f"{path} has a state of {name}, which is no hook of this run: it is left out.")
+        runner.logger.warning(f"{path} has a state of {name}, which is not a hook of this run: it is ignored.")
     for name in placed.missing:
         runner.logger.warning(f"{path} has no state of {name}, which starts from the weights of the checkpoint.")
     first = start_hook_states(runner, placed.missing, state.params, state.model_state)
@@ -165,7 +165,7 @@ def _load_schedulers(runner: Runner, saved: Any) -> None:
     if differences:
         listed = "\n  ".join(differences)
         runner.logger.warning(
-            f"The schedules of the config are not those of the checkpoint. Those of the {choice} hold "
+            f"The schedules of the config are not those of the checkpoint. Those of the {choice} apply "
             f"(param_scheduler_on_resume={choice!r}):\n  {listed}"
         )
 

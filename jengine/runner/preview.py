@@ -33,7 +33,7 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
     """
     for section in ("train_cfg", "optim_wrapper"):
         if cfg.get(section) is None:
-            raise ConfigError(f"there is no schedule to show: the config has no {section}")
+            raise ConfigError(f"there are no schedules: the config has no {section}")
     train_cfg = cfg["train_cfg"]
     by_epoch = counts_epochs(train_cfg)
     if epoch_length is None and (by_epoch or _counts_in_epochs(cfg.get("param_scheduler"))):

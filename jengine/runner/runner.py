@@ -191,7 +191,7 @@ class Runner:
             iteration, so that counters, state and hooks disagree.
         """
         if not self.is_training_configured:
-            raise RuntimeError("there is nothing to train: give train_dataloader, train_cfg and optim_wrapper")
+            raise RuntimeError("there is nothing to train: set train_dataloader, train_cfg and optim_wrapper")
         if not self._is_consistent():
             raise RuntimeError(
                 f"training cannot continue: it stopped {self._failure}, and counters, state and hooks disagree; "
@@ -481,11 +481,11 @@ class Runner:
         if self.train_loop is not None and self._resume_from is None and self.is_main_process:
             moved = set_aside(self.work_dir)
             if moved is not None:
-                self.logger.warning(f"{self.work_dir} held checkpoints of an earlier run; they lie in {moved} now.")
+                self.logger.warning(f"{self.work_dir} held checkpoints of an earlier run; they are now in {moved}.")
 
     def _evaluate(self, mode: str) -> dict[str, float]:
         if self._sections[f"{mode}_cfg"] is None:
-            raise RuntimeError(f"there is nothing to run: give {mode}_dataloader, {mode}_cfg and {mode}_evaluator")
+            raise RuntimeError(f"there is nothing to run: set {mode}_dataloader, {mode}_cfg and {mode}_evaluator")
         if self.state is None:
             self._init_state(mode)
         loop = self._eval_loop(mode)
@@ -534,7 +534,7 @@ class Runner:
             else:
                 self.logger.error(f"Training ended within iteration {self.iter}, which is not saved.")
         except Exception as error:  # it must not hide the reason why training ended
-            self.logger.error(f"What was done could not be saved: {type(error).__name__}: {error}")
+            self.logger.error(f"The completed iterations could not be saved: {type(error).__name__}: {error}")
 
     def _close(self) -> None:
         """Finish background work, also when the run failed."""

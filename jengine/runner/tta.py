@@ -32,7 +32,7 @@ def build_runner_with_tta(cfg: Any) -> Runner:
             "build_runner_with_tta: the config needs the key 'tta_model', dict(type=...) of a BaseTTAModel"
         )
     if plain.get("test_dataloader") is None:
-        raise ConfigError("build_runner_with_tta: the config describes no test: it needs the key 'test_dataloader'")
+        raise ConfigError("build_runner_with_tta: the config needs the key 'test_dataloader'")
     if own.get("tta_pipeline") is not None:
         plain["test_dataloader"] = _with_pipeline(plain["test_dataloader"], own["tta_pipeline"])
     runner = Runner.from_cfg(plain)

@@ -28,7 +28,7 @@ def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array,
     reduced = {name: _reduce(value, mask) for name, value in losses.items()}
     minimised = [value for name, value in reduced.items() if "loss" in name]
     if not minimised:
-        raise ValueError(f"nothing to minimise: no loss has 'loss' in its name, found {sorted(losses)}")
+        raise ValueError(f"nothing to minimize: a loss must have 'loss' in its name, got {sorted(losses)}")
     total = sum(minimised[1:], start=minimised[0])
     return total, {**reduced, "loss": total}
 
@@ -60,7 +60,7 @@ def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | Non
         (one, _), (other, _), *_ = weights.values()
         raise ValueError(
             f"the losses {one!r} and {other!r} have different weights, so that their gradients cannot be averaged over "
-            "several iterations or replicas in one sum: give both the very same array as weight"
+            "several iterations or replicas in one sum: use the same array as weight of both"
         )
     if weights:
         _, weight = next(iter(weights.values()))
@@ -80,7 +80,7 @@ def mean_over_replicas(outputs: dict[str, jax.Array], weight: jax.Array | None, 
 def _reduce(value: Any, mask: jax.Array | None) -> jax.Array:
     if isinstance(value, tuple):
         if len(value) != 2:
-            raise ValueError(f"a loss given as a tuple is (sum, weight), found {len(value)} entries")
+            raise ValueError(f"a loss given as a tuple must be (sum, weight), got {len(value)} entries")
         return jnp.asarray(value[0], jnp.float32) / jnp.maximum(jnp.asarray(value[1], jnp.float32), 1e-12)
     if isinstance(value, list):
         return sum((_reduce(v, mask) for v in value), start=jnp.zeros((), jnp.float32))

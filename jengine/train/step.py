@@ -103,12 +103,12 @@ def _plan(model: Model, optim_wrapper: Any, phases: Sequence[tuple[str, int]] | 
     """Return the phases of a step, each as often as it acts."""
     if not isinstance(optim_wrapper, Mapping):
         if phases is not None:
-            raise ValueError(f"phases {list(phases)} are for several optimizers; there is one")
+            raise ValueError(f"phases must be None for a single optimizer, got {list(phases)}")
         return [Phase("", optim_wrapper, _under_amp(model, optim_wrapper).loss)]
     plan = []
     for name, times in [(name, 1) for name in optim_wrapper] if phases is None else phases:
         if name not in optim_wrapper:
-            raise ValueError(f"no optimizer is called {name!r}, as phases have it{closest(name, optim_wrapper)}")
+            raise ValueError(f"phases must name optimizers, got {name!r}{closest(name, optim_wrapper)}")
         if optim_wrapper[name].accumulative_counts > 1:
             raise ValueError(f"{name!r} accumulates gradients, which several optimizers in one step cannot do")
         loss = functools.partial(_under_amp(model, optim_wrapper[name]).phase_loss, name)

@@ -51,7 +51,7 @@ class TracedHooks:
             if not isinstance(ctx, StepContext):
                 raise TypeError(
                     f"{type(hook).__name__}.{point} must return the context (`return ctx.replace(...)`), "
-                    f"found {type(ctx).__name__}"
+                    f"got {type(ctx).__name__}"
                 )
             if name in states:
                 states = {**states, name: ctx.hook_state}

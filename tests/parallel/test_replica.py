@@ -243,9 +243,9 @@ def test_a_run_resumes_with_the_statistics_of_each_replica(make_run, assert_clos
 
 
 def test_settings_that_cannot_be_are_refused(make_run):
-    with pytest.raises(ConfigError, match="impl is 'shard_map' or 'pmap', found 'pmapp'; did you mean 'pmap'"):
+    with pytest.raises(ConfigError, match="impl must be 'shard_map' or 'pmap', got 'pmapp'; did you mean 'pmap'"):
         make_run(dict(type="Replica", impl="pmapp"))
-    with pytest.raises(ConfigError, match="there are 8, found devices=16"):
+    with pytest.raises(ConfigError, match="devices must be at most 8, got 16"):
         make_run(dict(type="Replica", devices=16))
     with pytest.raises(ValueError, match="divided over 8 devices"):
         make_run(dict(type="Replica"), train_dataloader=loader(12)).train()

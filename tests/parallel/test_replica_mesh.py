@@ -143,11 +143,11 @@ def test_replicas_draw_different_numbers_and_the_devices_of_one_the_same(make_ru
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(impl="pmap", mesh=dict(fsdp=2)), "a pmap has one device a replica, found the mesh .'data': 4, 'fsdp': 2"),
+        (dict(impl="pmap", mesh=dict(fsdp=2)), "a pmap must have one device a replica, got the mesh .'data': 4, 'fsdp': 2"),
         (dict(rules=[("up", ("data",))]), "each part of 'data' has all parameters, .* over it: take fsdp or tensor"),
         (dict(rules=[("up", ("data",))], impl="pmap"), "each part of 'data' has all parameters, .* over it\nin"),
         (dict(logical_axes=dict(mlp="data")), "each part of 'data' has all parameters"),
-        (dict(mesh=jax.make_mesh((8,), ("fsdp",))), r"a replica for each part of 'data', found the axes \('fsdp',\)"),
+        (dict(mesh=jax.make_mesh((8,), ("fsdp",))), r"the mesh must have the axis 'data', got the axes \('fsdp',\)"),
         (dict(mesh=dict(data=3)), "does not fit 8 devices"),
     ],
 )
@@ -158,5 +158,5 @@ def test_meshes_and_rules_that_cannot_be_are_refused(make_run, settings, message
 
 def test_a_batch_divides_over_all_devices_of_all_replicas(make_run):
     runner = make_run(dict(type="Replica", mesh=dict(fsdp=2)), train_dataloader=loader(4))
-    with pytest.raises(ValueError, match=r"divided over 8 devices, and its entry \['x'\] has the shape \(4, 8\)"):
+    with pytest.raises(ValueError, match=r"divided over 8 devices, but its entry \['x'\] has the shape \(4, 8\)"):
         runner.train()

@@ -61,7 +61,7 @@ def test_a_parameter_warms_up_without_a_new_trace(make_runner):
 
 def test_a_number_of_the_optimizer_is_not_warmed_up_here(make_runner):
     hook = dict(type="WarmupParamHook", param_name="lr", value=0.5, warmup_epochs=1)
-    with pytest.raises(ValueError, match="'lr' is a number of the optimizer"):
+    with pytest.raises(ValueError, match="hyperparameter of the optimizer, got 'lr'"):
         make_runner(custom_hooks=[hook], **NO_VAL).train()
 
 
