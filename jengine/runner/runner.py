@@ -23,7 +23,7 @@ from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.programs import TrainPrograms
-from jengine.runner.together import ending_together, share
+from jengine.runner.together import abort_all_on_error, broadcast_identity
 from jengine.runner.workdir import LoadFrom, identify, set_aside
 from jengine.train import TrainState, create_train_state
 
@@ -119,7 +119,7 @@ class Runner:
 
         self.processes = get_processes()
         check_same(self.processes, {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "config": self.cfg})
-        identity = share(identify(work_dir, load_from, resume, randomness, experiment_name), self.processes)
+        identity = broadcast_identity(identify(work_dir, load_from, resume, randomness, experiment_name), self.processes)
         self.work_dir, self.log_dir, self.timestamp = identity.work_dir, identity.log_dir, identity.timestamp
         self.experiment_name, self.seed = identity.experiment_name, identity.seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
@@ -200,7 +200,7 @@ class Runner:
         self.phase_timer.start("setup")
         self.prepare_training()
         try:
-            with ending_together(self.processes, self.interrupts):
+            with abort_all_on_error(self.processes, self.interrupts):
                 self._train()
         finally:
             self._close()
@@ -492,7 +492,7 @@ class Runner:
         self.call_hook("before_run")
         self._load_or_resume()
         try:
-            with ending_together(self.processes, self.interrupts):
+            with abort_all_on_error(self.processes, self.interrupts):
                 metrics = loop.run()
                 self.call_hook("after_run")
         finally:

@@ -12,14 +12,14 @@ from jengine.runner.workdir import Identity
 _SHARED = ("log_dir", "timestamp", "experiment_name", "seed", "resume_from")
 
 
-def share(identity: Identity, processes: Alone | Processes) -> Identity:
+def broadcast_identity(identity: Identity, processes: Alone | Processes) -> Identity:
     """Return the identity of the run as found by process 0."""
     mine = {name: getattr(identity, name) for name in _SHARED}
     return dataclasses.replace(identity, **processes.exchange("the name of the run", mine)[0])
 
 
 @contextlib.contextmanager
-def ending_together(processes: Alone | Processes, interrupts: Interrupts) -> Iterator[None]:
+def abort_all_on_error(processes: Alone | Processes, interrupts: Interrupts) -> Iterator[None]:
     """End all processes on an error inside, unless all have agreed to end here.
 
     Raises:
