@@ -88,8 +88,7 @@ def with_mask(batch: Any, mask: np.ndarray) -> dict[Any, Any]:
         )
     if MASK in batch:
         raise ValueError(
-            f"the batch must not have an entry {MASK!r}; with drop_last=False it marks the real rows: "
-            "rename the entry"
+            f"the batch must not have an entry {MASK!r}; with drop_last=False it marks the real rows: rename the entry"
         )
     return {**batch, MASK: mask}
 

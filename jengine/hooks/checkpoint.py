@@ -85,9 +85,7 @@ class CheckpointHook(Hook):
         _check_count("keep_every", keep_every, lowest=1, or_else="-1 for none")
         _check_count("keep_best", keep_best, lowest=1)
         if keep_every != -1 and max_keep_ckpts == -1:
-            raise ValueError(
-                "CheckpointHook: keep_every needs a positive max_keep_ckpts; -1 keeps all"
-            )
+            raise ValueError("CheckpointHook: keep_every needs a positive max_keep_ckpts; -1 keeps all")
         if keep_best != 1 and not save_best:
             raise ValueError("CheckpointHook: keep_best needs save_best")
         _check_places(out_dir, filename_tmpl, file_client_args, backend_args)

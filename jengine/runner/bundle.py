@@ -20,7 +20,7 @@ Bundle = dict[str, Any]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-def pack(
+def collect_checkpoint(
     runner: Runner, *, save_optimizer: bool, save_param_scheduler: bool, meta: Mapping[str, Any] | None
 ) -> Bundle:
     """Return everything that an exact resume needs: `state` (arrays) and the rest (JSON-able)."""

@@ -119,7 +119,9 @@ class Runner:
 
         self.processes = get_processes()
         check_same(self.processes, {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "config": self.cfg})
-        identity = broadcast_identity(identify(work_dir, load_from, resume, randomness, experiment_name), self.processes)
+        identity = broadcast_identity(
+            identify(work_dir, load_from, resume, randomness, experiment_name), self.processes
+        )
         self.work_dir, self.log_dir, self.timestamp = identity.work_dir, identity.log_dir, identity.timestamp
         self.experiment_name, self.seed = identity.experiment_name, identity.seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
@@ -289,7 +291,9 @@ class Runner:
           **options: for `Checkpointer.save`.
         """
         before = self.phase_timer.enter("checkpoint")
-        packed = bundle.pack(self, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta)
+        packed = bundle.collect_checkpoint(
+            self, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
+        )
         packed["meta"]["by_epoch"] = by_epoch
         self.call_hook("before_save_checkpoint", checkpoint=packed)
         path = os.path.join(out_dir or self.work_dir, filename)
