@@ -1,7 +1,7 @@
-"""What every error of the engine says: what was found, where in the config, what was expected, the closest name.
+"""Report errors with the config path, the expected and the actual value, and the closest legal name.
 
-The place in the config is kept in a context variable, so that a constructor five calls deep need not be told where
-its arguments came from: `place` marks the way down, and whatever exception leaves it carries the full path as a note.
+The current path in the config is kept in a context variable, so that a constructor five calls deep needs no argument
+for it: `config_path` extends it, and every exception that leaves carries the full path as a note.
 """
 
 import contextlib
@@ -43,8 +43,8 @@ def closest(name: str, candidates: Iterable[str]) -> str:
     return f"; expected one of: {', '.join(names)}" if names else ""
 
 
-def where() -> str:
-    """The current place in the config as one types it, `custom_hooks[0].interval`; empty outside any `place`."""
+def current_config_path() -> str:
+    """The current place in the config as one types it, `custom_hooks[0].interval`; empty outside any `config_path`."""
     text = ""
     for key in _PLACE.get():
         text += f"[{key}]" if isinstance(key, int) else (f".{key}" if text else str(key))
@@ -52,14 +52,14 @@ def where() -> str:
 
 
 @contextlib.contextmanager
-def place(*keys: str | int) -> Iterator[None]:
+def config_path(*keys: str | int) -> Iterator[None]:
     """Marks that what happens inside is about `keys` of the config; an exception that leaves gains a note saying so."""
     token = _PLACE.set((*_PLACE.get(), *keys))
     try:
         yield
     except Exception as error:
         if not any(note.startswith("in the config at ") for note in getattr(error, "__notes__", ())):
-            error.add_note(f"in the config at `{where()}`")
+            error.add_note(f"in the config at `{current_config_path()}`")
         raise
     finally:
         _PLACE.reset(token)

@@ -7,7 +7,7 @@ from typing import Any
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
 from jengine.data.samplers import DefaultSampler
-from jengine.errors import place
+from jengine.errors import config_path
 from jengine.registry import DATA_SAMPLERS, DATASETS, check_arguments
 
 # Settings of MMEngine's configs without a counterpart here, and why.
@@ -47,11 +47,11 @@ def build_dataloader(
         if key in arguments:
             raise TypeError(f"a dataloader has no argument {key!r}: {reason}; remove it")
     check_arguments(DataLoader, arguments)
-    with place("dataset"):
+    with config_path("dataset"):
         if hasattr(arguments["dataset"], "items"):
             arguments["dataset"] = DATASETS.build(arguments["dataset"])
     share: dict[str, Any] = {"seed": seed, "process_index": process_index, "process_count": process_count}
-    with place("sampler"):
+    with config_path("sampler"):
         arguments["sampler"] = _build_sampler(arguments["sampler"], arguments["dataset"], train, share)
     return DataLoader(**arguments)
 
@@ -63,7 +63,7 @@ def _build_sampler(cfg: Any, dataset: Any, train: bool, share: dict[str, Any]) -
         return cfg
     kind = cfg.get("type")
     if isinstance(kind, str):
-        with place("type"):
+        with config_path("type"):
             kind = DATA_SAMPLERS.get(kind)
     wanted = inspect.signature(kind).parameters if callable(kind) else {}
     extra = {key: value for key, value in share.items() if key in wanted and cfg.get(key) is None}

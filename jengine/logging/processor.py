@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from jengine.errors import place
+from jengine.errors import config_path
 from jengine.logging.history import HistoryBuffer
 from jengine.logging.message_hub import MessageHub
 from jengine.registry import LOG_PROCESSORS, check_arguments
@@ -97,7 +97,7 @@ class LogProcessor:
         log_with_hierarchy: bool = False,
         mean_pattern: str = r".*(loss|time|data_time|grad_norm).*",
     ) -> None:
-        with place("window_size"):
+        with config_path("window_size"):
             _check_window(window_size, names=())
         self.window_size = window_size
         self.by_epoch = by_epoch
@@ -280,7 +280,7 @@ def _check_window(window: Any, names: Sequence[str]) -> None:
 def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -> None:
     targets: set[str] = set()
     for index, entry in enumerate(custom_cfg):
-        with place("custom_cfg", index):
+        with config_path("custom_cfg", index):
             if "data_src" not in entry:
                 raise AssertionError(f"an entry needs 'data_src', the scalar it is about; found {sorted(entry)}")
             target = entry.get("log_name", entry["data_src"])

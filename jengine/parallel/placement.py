@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh, PartitionSpec
 
 from jengine import paths
-from jengine.errors import ConfigError, closest, place
+from jengine.errors import ConfigError, closest, config_path
 from jengine.optim.param_group import did_you_mean
 
 logger = logging.getLogger("jengine")
@@ -61,11 +61,11 @@ class Placement:
     ) -> None:
         self.mesh = mesh
         self._axes = tuple(mesh.axis_names if axes is None else axes)
-        with place("rules"):
+        with config_path("rules"):
             self._rules = [self._rule(rule) for rule in rules]
         self._rules.sort(key=lambda rule: (-len(rule.key), rule.key))
         self._logical = dict(logical_axes or {})
-        with place("logical_axes"):
+        with config_path("logical_axes"):
             for axis in self._logical.values():
                 self._check_axis(axis)
         self._fsdp_min_size = fsdp_min_size

@@ -1,9 +1,9 @@
-"""Build the objects of a run from the sections of a config, each inside `place(section)`."""
+"""Build the objects of a run from the sections of a config, each inside `config_path(section)`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jengine.errors import ConfigError, place
+from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook
 from jengine.hooks.hook_list import HookList
 from jengine.model import CastModel, Model, get_precision
@@ -52,14 +52,14 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     Raises:
       ConfigError: it is not.
     """
-    with place(name):
+    with config_path(name):
         if value not in choices:
             raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def build_model(model: Any, precision: Any) -> Model:
     """Return the model, from an instance or a config, under the precision policy."""
-    with place("model"):
+    with config_path("model"):
         if hasattr(model, "items"):
             model = MODELS.build(model)
         missing = [name for name in ("init", "loss", "predict") if not callable(getattr(model, name, None))]
@@ -68,14 +68,14 @@ def build_model(model: Any, precision: Any) -> Model:
                 f"a model must have init, loss and predict; {type(model).__name__} lacks {', '.join(missing)}: wrap "
                 "a Flax module in LinenModel or NnxModel, and plain functions in FunctionalModel"
             )
-    with place("precision"):
+    with config_path("precision"):
         policy = get_precision(precision)
     return model if policy is None else CastModel(model, policy)
 
 
 def build_strategy(parallel: Any) -> Any:
     """Return the strategy, from None (see `default_strategy`), an instance or a config."""
-    with place("parallel"):
+    with config_path("parallel"):
         if parallel is None:
             return default_strategy()
         return STRATEGIES.build(parallel) if hasattr(parallel, "items") else parallel
@@ -97,7 +97,7 @@ def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
         raise TypeError(f"default_hooks must be a dict of hooks by name, got {type(default_hooks).__name__}")
     merged: dict[str, Any] = {**DEFAULT_HOOKS, **dict((default_hooks or {}).items())}
     for name, hook in merged.items():
-        with place("default_hooks", name):
+        with config_path("default_hooks", name):
             if hook is not None:
                 hooks.register(hook)
             elif name not in DEFAULT_HOOKS:
@@ -108,14 +108,14 @@ def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
     if custom_hooks is not None and not isinstance(custom_hooks, list | tuple):
         raise TypeError(f"custom_hooks must be a list of hooks, or one, got {type(custom_hooks).__name__}")
     for i, hook in enumerate(custom_hooks or []):
-        with place("custom_hooks", i):
+        with config_path("custom_hooks", i):
             hooks.register(hook)
     return hooks
 
 
 def build_visualizer(visualizer: Any, save_dir: str) -> Any:
     """Return the visualizer, from None (scalars as JSON lines), an instance or a config."""
-    with place("visualizer"):
+    with config_path("visualizer"):
         if visualizer is None or hasattr(visualizer, "items"):
             cfg = dict(visualizer or {})
             return VISUALIZERS.build({"type": "Visualizer", "save_dir": save_dir, **cfg})
@@ -124,7 +124,7 @@ def build_visualizer(visualizer: Any, save_dir: str) -> Any:
 
 def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
     """Return the log processor, from None, an instance or a config; it counts as the training loop does."""
-    with place("log_processor"):
+    with config_path("log_processor"):
         if log_processor is None or hasattr(log_processor, "items"):
             return LOG_PROCESSORS.build({"type": "LogProcessor", "by_epoch": by_epoch, **dict(log_processor or {})})
         return log_processor
@@ -134,7 +134,7 @@ def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
     """Return the training loop, chosen by `type`, or by `by_epoch` (default True)."""
     if not hasattr(cfg, "items"):
         return cfg
-    with place("train_cfg"):
+    with config_path("train_cfg"):
         cfg = dict(cfg)
         if "type" in cfg and "by_epoch" in cfg:
             raise ConfigError("train_cfg must have a type or by_epoch, got both; remove one of them")
@@ -162,7 +162,7 @@ def check_train_loop(cfg: Any) -> None:
       TypeError: unknown or missing arguments.
     """
     if hasattr(cfg, "items"):
-        with place("train_cfg"):
+        with config_path("train_cfg"):
             arguments = {k: v for k, v in cfg.items() if k != "by_epoch"}
             kind = arguments.pop("type", "EpochBasedTrainLoop" if cfg.get("by_epoch", True) else "IterBasedTrainLoop")
             entry = LOOPS.get(kind) if isinstance(kind, str) else kind
@@ -175,9 +175,9 @@ def build_eval_loop(runner: Runner, mode: str, cfg: Any, dataloader: Any, evalua
 
     if not hasattr(cfg, "items"):
         return cfg
-    with place(f"{mode}_evaluator"):
+    with config_path(f"{mode}_evaluator"):
         evaluator = build_evaluator(evaluator)
-    with place(f"{mode}_cfg"):
+    with config_path(f"{mode}_cfg"):
         kind = {"val": "ValLoop", "test": "TestLoop"}[mode]
         return LOOPS.build({"type": kind, **dict(cfg)}, runner=runner, dataloader=dataloader, evaluator=evaluator)
 
@@ -222,7 +222,7 @@ def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
     """
     if auto_scale_lr is None:
         return 1.0
-    with place("auto_scale_lr"):
+    with config_path("auto_scale_lr"):
         cfg = dict(auto_scale_lr)
         check_arguments(_auto_scale_lr, cfg)
         enable, base = _auto_scale_lr(**cfg)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.data import build_dataloader
-from jengine.errors import ConfigError, place
+from jengine.errors import ConfigError, config_path
 from jengine.optim.schedulers import build_param_schedulers, flatten_schedulers
 from jengine.registry import OPTIM_WRAPPERS
 from jengine.runner.build import counts_epochs
@@ -37,7 +37,7 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
     train_cfg = cfg["train_cfg"]
     by_epoch = counts_epochs(train_cfg)
     if epoch_length is None and (by_epoch or _counts_in_epochs(cfg.get("param_scheduler"))):
-        with place("train_dataloader"):
+        with config_path("train_dataloader"):
             epoch_length = len(build_dataloader(cfg["train_dataloader"], train=True))
     max_epochs = train_cfg["max_epochs"] if by_epoch else 1
     max_iters = max_epochs * (epoch_length or 0) if by_epoch else train_cfg["max_iters"]
@@ -81,13 +81,13 @@ def _wrappers(cfg: Any) -> dict[str, Any]:
     """Return the wrapper of the config as '', or several by name, all without parameters."""
     if not hasattr(cfg, "items"):
         return {"": copy.deepcopy(cfg)}
-    with place("optim_wrapper"):
+    with config_path("optim_wrapper"):
         if "optimizer" in cfg:
             return {"": _wrapper(cfg)}
         wrappers = {}
         for name, own in cfg.items():
             if hasattr(own, "items"):
-                with place(name):
+                with config_path(name):
                     wrappers[name] = _wrapper(own)
         if not wrappers:
             raise ConfigError(f"an optimizer wrapper needs an 'optimizer', found only {sorted(cfg)}")

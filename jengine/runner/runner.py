@@ -11,7 +11,7 @@ import numpy as np
 from jengine.checkpoint import Checkpointer, WorkDirLock
 from jengine.config import check_keys, dump_config, resolve, write_config
 from jengine.data import build_dataloader
-from jengine.errors import ConfigError, place
+from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook, Priority
 from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.runner_protocol import MaybeNone
@@ -513,7 +513,7 @@ class Runner:
     def _loader(self, mode: str) -> Any:
         name = f"{mode}_dataloader"
         if mode not in self._loaders and self._sections[name] is not None:
-            with place(name):
+            with config_path(name):
                 self._loaders[mode] = build_dataloader(
                     self._sections[name],
                     train=mode == "train",

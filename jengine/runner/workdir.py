@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jengine.config import check_keys
-from jengine.errors import place
+from jengine.errors import config_path
 from jengine.registry import check_arguments
 
 
@@ -73,7 +73,7 @@ def identify(
     if resume is True:
         resume_path = checkpoint.find_latest(work_dir)
     elif resume:
-        with place("resume"):
+        with config_path("resume"):
             resume_path = str(checkpoint.resolve(resume))
     earlier = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
 
@@ -96,7 +96,7 @@ def _read_load_from(load_from: Any) -> LoadFrom | None:
 
     if load_from is None:
         return None
-    with place("load_from"):
+    with config_path("load_from"):
         options = dict(load_from.items()) if hasattr(load_from, "items") else {"path": load_from}
         check_arguments(LoadFrom, options)
         rename = [(str(old), str(new)) for old, new in options.pop("rename", ())]
@@ -113,7 +113,7 @@ def _new_timestamp(work_dir: str) -> str:
 
 
 def _choose_seed(randomness: Mapping[str, Any] | None, earlier: int | None) -> int:
-    with place("randomness"):
+    with config_path("randomness"):
         check_keys(dict(randomness or {}), ["seed"])
     if earlier is not None:
         return earlier
