@@ -13,21 +13,21 @@ _PLACE: contextvars.ContextVar[tuple[str | int, ...]] = contextvars.ContextVar("
 
 
 class ConfigError(ValueError):
-    """The config asks for something that cannot be built."""
+    """Signal that the config asks for something that cannot be built."""
 
 
 class UnknownNameError(KeyError):
-    """A name that no registry or table knows. Prints its message as it is (KeyError would print its repr)."""
+    """Signal a name that no registry or table has. Print its message unchanged (KeyError would print its repr)."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 def closest(name: str, candidates: Iterable[str]) -> str:
-    """Says which of `candidates` was probably meant.
+    """Return a hint at the candidate that was probably meant.
 
     Args:
-      name: what was found.
+      name: the given name.
       candidates: the legal names.
 
     Returns:
@@ -44,7 +44,8 @@ def closest(name: str, candidates: Iterable[str]) -> str:
 
 
 def current_config_path() -> str:
-    """The current place in the config as one types it, `custom_hooks[0].interval`; empty outside any `config_path`."""
+    """Return the current path in the config in its written form, `custom_hooks[0].interval`; empty outside
+    `config_path`."""
     text = ""
     for key in _PLACE.get():
         text += f"[{key}]" if isinstance(key, int) else (f".{key}" if text else str(key))
@@ -53,7 +54,7 @@ def current_config_path() -> str:
 
 @contextlib.contextmanager
 def config_path(*keys: str | int) -> Iterator[None]:
-    """Marks that what happens inside is about `keys` of the config; an exception that leaves gains a note saying so."""
+    """Run the body under `keys` of the config; an exception that leaves gets a note with the path."""
     token = _PLACE.set((*_PLACE.get(), *keys))
     try:
         yield

@@ -11,8 +11,8 @@ from jengine.parallel.mesh import build_mesh as build_mesh
 from jengine.parallel.pjit import Pjit as Pjit
 from jengine.parallel.pjit import default_strategy as default_strategy
 from jengine.parallel.placement import Placement as Placement
-from jengine.parallel.processes import DifferentProcessesError as DifferentProcessesError
-from jengine.parallel.processes import check_same as check_same
+from jengine.parallel.processes import ProcessMismatchError as ProcessMismatchError
+from jengine.parallel.processes import assert_equal_across_processes as assert_equal_across_processes
 from jengine.parallel.processes import get_processes as get_processes
 from jengine.parallel.replica import Replica as Replica
 from jengine.parallel.replica_form import reform as reform

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any
 
-from jengine.parallel.processes import Alone, Processes
+from jengine.parallel.processes import Processes, SingleProcess
 
 
 class Agreement:
@@ -25,7 +25,7 @@ class Agreement:
       processes: those of the run.
     """
 
-    def __init__(self, processes: Alone | Processes) -> None:
+    def __init__(self, processes: SingleProcess | Processes) -> None:
         self._processes = processes
         self._changed = threading.Condition()
         self._asked = False
@@ -43,7 +43,7 @@ class Agreement:
         watch = self._processes.watch
         if watch is not None:
             if kind is None:
-                self._processes.exchange("the end of training", self._points)
+                self._processes.all_gather("the end of training", self._points)
             watch.watcher = None
 
     @property

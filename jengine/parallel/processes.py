@@ -23,18 +23,18 @@ _SLICE = 1.0  # seconds of waiting between two checks for failures of others
 _NOTHING = "nothing"
 
 
-class DifferentProcessesError(ConfigError):
+class ProcessMismatchError(ConfigError):
     """Signal on all processes of a run that they do not run the same thing."""
 
 
-class Alone:
+class SingleProcess:
     """Act as the only process of a run: every value is agreed on."""
 
     index, count = 0, 1
     watch: Watch | None = None
     failing = False
 
-    def exchange(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
+    def all_gather(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
         """Return the values of all processes."""
         return [value]
 
@@ -61,8 +61,8 @@ class Processes:
         self._store = store
         self._round = self._agreements = 0
 
-    def exchange(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
-        """Exchange a value with all processes and return those of all: every process waits here for every other.
+    def all_gather(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
+        """Return the values of all processes in order; every process waits here for every other.
 
         All processes call it, in the same order.
 
@@ -78,13 +78,13 @@ class Processes:
           ProcessError: a process did not come in time, or has failed; the message names it.
         """
         self._round += 1
-        place = f"jengine/exchange/{self._round}"
+        place = f"jengine/all_gather/{self._round}"
         self._store.key_value_set(f"{place}/{self.index}", json.dumps(value))
         limit = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
         values = [json.loads(self._wait(place, process, name, limit, deadline)) for process in range(self.count)]
         with contextlib.suppress(Exception):  # all that came here have read the last round, and left the one before
-            self._store.key_value_delete(f"jengine/exchange/{self._round - 2}/{self.index}")
+            self._store.key_value_delete(f"jengine/all_gather/{self._round - 2}/{self.index}")
         return values
 
     def fail(self, error: BaseException) -> None:
@@ -93,7 +93,7 @@ class Processes:
         Raises:
           ProcessError: `error` was caused by another process, which the message names.
         """
-        if not isinstance(error, ProcessError | DifferentProcessesError):
+        if not isinstance(error, ProcessError | ProcessMismatchError):
             self.watch.explain(error)
             self.watch.tell(error)
 
@@ -137,14 +137,14 @@ class Processes:
                 raise self.late(place, name, limit)
 
 
-def get_processes() -> Alone | Processes:
+def get_processes() -> SingleProcess | Processes:
     """Return the processes of this run; the same object at each call."""
     # There is no public access to the client; orbax and flax use the same one.
     from jax._src import distributed
 
     state = distributed.global_state
     if state.client is None or state.num_processes == 1:
-        return Alone()
+        return SingleProcess()
     return _processes(state.client, state.process_id, state.num_processes)
 
 
@@ -168,7 +168,7 @@ def _leave_after_errors(watch: Watch) -> None:
     sys.excepthook = leave
 
 
-def check_same(processes: Alone | Processes, facts: Mapping[str, Any]) -> None:
+def assert_equal_across_processes(processes: SingleProcess | Processes, facts: Mapping[str, Any]) -> None:
     """Check that all processes run the same thing.
 
     Args:
@@ -176,15 +176,15 @@ def check_same(processes: Alone | Processes, facts: Mapping[str, Any]) -> None:
       facts: nested dicts and lists: the config, the numbers of batches, versions.
 
     Raises:
-      DifferentProcessesError: on every process, with the first difference by its path in `facts`.
+      ProcessMismatchError: on every process, with the first difference by its path in `facts`.
     """
     mine = _plain(facts)
-    everyone = processes.exchange("the start", mine)
+    everyone = processes.all_gather("the start", mine)
     for process, other in enumerate(everyone):
         found = first_difference(everyone[0], other)
         if found is not None:
             place, first, second = found
-            raise DifferentProcessesError(
+            raise ProcessMismatchError(
                 f"the processes differ at `{place}`: {first} on process 0, {second} on process {process}; "
                 "start all of them with the same config and the same command"
             )

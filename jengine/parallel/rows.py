@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.parallel.processes import Alone, Processes
+from jengine.parallel.processes import Processes, SingleProcess
 
 PyTree = Any
 
@@ -49,7 +49,7 @@ def local_rows(tree: PyTree, batch: PyTree) -> PyTree:
     return jax.tree.map(cut, tree)
 
 
-def gather_lists(values: list[Any], processes: Alone | Processes) -> list[Any]:
+def gather_lists(values: list[Any], processes: SingleProcess | Processes) -> list[Any]:
     """The lists of all processes in one, by process; every process calls it.
 
     It goes over the host, for devices may still be at work.
@@ -60,8 +60,8 @@ def gather_lists(values: list[Any], processes: Alone | Processes) -> list[Any]:
     """
     text = base64.b64encode(pickle.dumps(values)).decode()
     chunks = [text[i : i + _CHUNK] for i in range(0, len(text), _CHUNK)]
-    most = max(processes.exchange("the size of the results", len(chunks)))
-    sent = [processes.exchange("the results", "".join(chunks[i : i + 1])) for i in range(most)]
+    most = max(processes.all_gather("the size of the results", len(chunks)))
+    sent = [processes.all_gather("the results", "".join(chunks[i : i + 1])) for i in range(most)]
     texts = ["".join(parts) for parts in zip(*sent, strict=True)]
     return [value for own in texts for value in pickle.loads(base64.b64decode(own))]
 

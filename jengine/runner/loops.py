@@ -190,7 +190,7 @@ class TrainLoop:
         if validates:
             self.runner.val_loop.run()
         if validates or self.by_epoch:  # not after each iteration: all processes wait for each other here
-            self.stop_training = any(self.runner.processes.exchange("the end of an epoch", self.stop_training))
+            self.stop_training = any(self.runner.processes.all_gather("the end of an epoch", self.stop_training))
 
     def _interval(self, coming: int) -> int:
         """Return the validation interval before epoch or iteration number `coming`."""

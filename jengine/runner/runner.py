@@ -17,7 +17,7 @@ from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.runner_protocol import MaybeNone
 from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, build_logger
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.parallel import Agreement, DispatchLimiter, check_same, get_processes
+from jengine.parallel import Agreement, DispatchLimiter, assert_equal_across_processes, get_processes
 from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
@@ -118,7 +118,9 @@ class Runner:
         self.cfg_text = dump_config(self.cfg) if cfg is not None else ""
 
         self.processes = get_processes()
-        check_same(self.processes, {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "config": self.cfg})
+        assert_equal_across_processes(
+            self.processes, {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "config": self.cfg}
+        )
         identity = broadcast_identity(
             identify(work_dir, load_from, resume, randomness, experiment_name), self.processes
         )
@@ -521,7 +523,7 @@ class Runner:
                     process_index=self.processes.index,
                     process_count=self.processes.count,
                 )
-            check_same(self.processes, {name: {"batches": len(self._loaders[mode])}})
+            assert_equal_across_processes(self.processes, {name: {"batches": len(self._loaders[mode])}})
         return self._loaders.get(mode)
 
     def _save_what_is_done(self) -> None:

@@ -14,7 +14,7 @@ from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.hook_list import HookList
 from jengine.hooks.runner_protocol import MaybeNone
 from jengine.parallel import DispatchLimiter, Strategy
-from jengine.parallel.processes import Alone, Processes
+from jengine.parallel.processes import Processes, SingleProcess
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.programs import TrainPrograms
 
@@ -55,7 +55,7 @@ class Runner(runner_protocol.Runner, Protocol):
     # --- Processes and devices ---
 
     @property
-    def processes(self) -> Alone | Processes:
+    def processes(self) -> SingleProcess | Processes:
         """Return the processes of the run."""
 
     @property

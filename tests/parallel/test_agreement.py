@@ -8,7 +8,13 @@ import pytest
 from jengine.parallel import rows
 from jengine.parallel.agreement import Agreement
 from jengine.parallel.failures import ProcessError, Watch
-from jengine.parallel.processes import Alone, DifferentProcessesError, Processes, check_same, first_difference
+from jengine.parallel.processes import (
+    Processes,
+    ProcessMismatchError,
+    SingleProcess,
+    assert_equal_across_processes,
+    first_difference,
+)
 from jengine.parallel.rows import gather_lists
 
 
@@ -64,7 +70,7 @@ def run():
 
 def test_an_exchange_gives_everyone_the_values_of_all(run):
     def talk(processes):
-        return [processes.exchange("numbers", [processes.index, round_]) for round_ in range(4)]
+        return [processes.all_gather("numbers", [processes.index, round_]) for round_ in range(4)]
 
     expected = [[[process, round_] for process in range(3)] for round_ in range(4)]
     assert run(talk) == [expected] * 3
@@ -74,11 +80,11 @@ def test_lists_of_any_size_are_gathered_by_process(run, monkeypatch):
     monkeypatch.setattr(rows, "_CHUNK", 16)
     found = run(lambda processes: gather_lists([(processes.index, "x" * 9 * processes.index)], processes))
     assert found == [[(0, ""), (1, "x" * 9), (2, "x" * 18)]] * 3
-    assert gather_lists([1, 2], Alone()) == [1, 2]
+    assert gather_lists([1, 2], SingleProcess()) == [1, 2]
 
 
 def test_an_exchange_names_the_processes_that_did_not_come(run):
-    (error,) = run(lambda processes: processes.exchange("the start", 1), count=3, came=[1], timeout=0.05)
+    (error,) = run(lambda processes: processes.all_gather("the start", 1), count=3, came=[1], timeout=0.05)
     assert isinstance(error, ProcessError)
     assert error.processes == [0, 2]
     assert str(error) == "process 0, process 2 did not come to 'the start' within 0.05 s; 1 of 3 processes did"
@@ -89,7 +95,7 @@ def test_a_failure_ends_the_wait_of_the_others_and_is_named(run):
         if processes.index == 1:
             processes.fail(KeyError("colour"))
             return "told"
-        return processes.exchange("the start", 1)
+        return processes.all_gather("the start", 1)
 
     first, second, third = run(work)
     assert second == "told"
@@ -170,19 +176,21 @@ def test_a_second_agreement_knows_nothing_of_the_first(run):
 
 
 def test_one_process_alone_agrees_with_itself_at_once():
-    with Agreement(Alone()) as agreement:
+    with Agreement(SingleProcess()) as agreement:
         assert agreement.check(None) is None
         assert agreement.check(15) == 15
-    assert Alone().exchange("anything", 3) == [3]
+    assert SingleProcess().all_gather("anything", 3) == [3]
 
 
 def test_different_configs_are_an_error_on_every_process_that_names_the_first_difference(run):
     def start(processes):
         lr = 0.2 if processes.index == 2 else 0.1
-        check_same(processes, {"config": {"optim_wrapper": {"optimizer": {"lr": lr}}, "hooks": [1, {"type": dict}]}})
+        assert_equal_across_processes(
+            processes, {"config": {"optim_wrapper": {"optimizer": {"lr": lr}}, "hooks": [1, {"type": dict}]}}
+        )
 
     for error in run(start):
-        assert isinstance(error, DifferentProcessesError)
+        assert isinstance(error, ProcessMismatchError)
         assert str(error).startswith(
             "the processes differ at `config.optim_wrapper.optimizer.lr`: 0.1 on process 0, 0.2 on process 2"
         )
@@ -190,7 +198,12 @@ def test_different_configs_are_an_error_on_every_process_that_names_the_first_di
 
 def test_equal_configs_pass_also_with_objects_and_nan(run):
     def start(processes):
-        return check_same(processes, {"hook": object(), "call": print, "nan": float("nan"), "steps": (1, 2)}) or "same"
+        return (
+            assert_equal_across_processes(
+                processes, {"hook": object(), "call": print, "nan": float("nan"), "steps": (1, 2)}
+            )
+            or "same"
+        )
 
     assert run(start, count=2) == ["same", "same"]
 
