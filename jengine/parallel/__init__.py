@@ -1,6 +1,6 @@
 """Devices: where a run's arrays live and how its step is compiled."""
 
-from jengine.parallel.agreement import Agreement as Agreement
+from jengine.parallel.agreement import ShutdownConsensus as ShutdownConsensus
 from jengine.parallel.collectives import Collective as Collective
 from jengine.parallel.collectives import collectives as collectives
 from jengine.parallel.collectives import traffic as traffic

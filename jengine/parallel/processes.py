@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from jengine.errors import ConfigError
-from jengine.parallel.failures import ProcessError, Watch
+from jengine.parallel.failures import FailureDetector, ProcessError
 from jengine.parallel.store import Store
 
 TIMEOUT = 300.0  # seconds; covers the delay between the fastest and the slowest start of a process
@@ -31,7 +31,7 @@ class SingleProcess:
     """Act as the only process of a run: every value is agreed on."""
 
     index, count = 0, 1
-    watch: Watch | None = None
+    failure_detector: FailureDetector | None = None
     failing = False
 
     def all_gather(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
@@ -50,16 +50,21 @@ class Processes:
       index: this process.
       count: number of processes.
       timeout: seconds after which a process that did not come counts as missing.
-      watch: detects failures of the others; created by default.
+      failure_detector: detects failures of the others; created by default.
     """
 
     def __init__(
-        self, store: Store, index: int, count: int, timeout: float = TIMEOUT, watch: Watch | None = None
+        self,
+        store: Store,
+        index: int,
+        count: int,
+        timeout: float = TIMEOUT,
+        failure_detector: FailureDetector | None = None,
     ) -> None:
         self.index, self.count, self.timeout = index, count, timeout
-        self.watch = Watch(store, index, count) if watch is None else watch
+        self.failure_detector = FailureDetector(store, index, count) if failure_detector is None else failure_detector
         self._store = store
-        self._round = self._agreements = 0
+        self._round = self._consensus_count = 0
 
     def all_gather(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
         """Return the values of all processes in order; every process waits here for every other.
@@ -94,18 +99,18 @@ class Processes:
           ProcessError: `error` was caused by another process, which the message names.
         """
         if not isinstance(error, ProcessError | ProcessMismatchError):
-            self.watch.explain(error)
-            self.watch.tell(error)
+            self.failure_detector.diagnose(error)
+            self.failure_detector.report(error)
 
     @property
     def failing(self) -> bool:
         """True if this process is about to end with an error, so that waiting for others is useless."""
-        return self.watch.ending
+        return self.failure_detector.ending
 
-    def new_agreement(self) -> int:
-        """Return the number of the next agreement: the same on all processes."""
-        self._agreements += 1
-        return self._agreements
+    def new_consensus(self) -> int:
+        """Return the number of the next `ShutdownConsensus`: the same on all processes."""
+        self._consensus_count += 1
+        return self._consensus_count
 
     def late(self, place: str, name: str, limit: float | None = None) -> ProcessError:
         """Return the error of a wait that took too long.
@@ -117,8 +122,8 @@ class Processes:
         """
         there = {int(key.rsplit("/", 1)[1]) for key, _ in self._store.key_value_dir_get(place)}
         missing = [process for process in range(self.count) if process not in there]
-        return self.watch.error(
-            f"{', '.join(map(self.watch.name, missing))} did not come to {name!r} within "
+        return self.failure_detector.error(
+            f"{', '.join(map(self.failure_detector.name, missing))} did not come to {name!r} within "
             f"{self.timeout if limit is None else limit:g} s; {len(there)} of {self.count} processes did",
             missing,
         )
@@ -131,8 +136,10 @@ class Processes:
                 return self._store.blocking_key_value_get(f"{place}/{process}", int(1000 * min(left, _SLICE)) or 1)
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
-                    raise self.watch.error(f"process 0, on which the others depend, is gone: {error}", [0]) from error
-            self.watch.raise_failure()
+                    raise self.failure_detector.error(
+                        f"process 0, on which the others depend, is gone: {error}", [0]
+                    ) from error
+            self.failure_detector.raise_failure()
             if time.monotonic() >= deadline:
                 raise self.late(place, name, limit)
 
@@ -151,19 +158,19 @@ def get_processes() -> SingleProcess | Processes:
 @functools.cache
 def _processes(client: Any, index: int, count: int) -> Processes:
     processes = Processes(client, index, count)
-    processes.watch.start()
-    _leave_after_errors(processes.watch)
-    atexit.register(processes.watch.leave)
+    processes.failure_detector.start()
+    _leave_after_errors(processes.failure_detector)
+    atexit.register(processes.failure_detector.stop)
     return processes
 
 
-def _leave_after_errors(watch: Watch) -> None:
+def _leave_after_errors(failure_detector: FailureDetector) -> None:
     """End the process as soon as an uncaught error is printed, although threads still wait for other processes."""
     print_error = sys.excepthook
 
     def leave(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         print_error(kind, error, traceback)
-        watch.leave()
+        failure_detector.stop()
 
     sys.excepthook = leave
 

@@ -5,7 +5,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from jengine.parallel import Agreement
+from jengine.parallel import ShutdownConsensus
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -17,7 +17,7 @@ class Interrupts:
     same kind acts at once. Outside the main thread, where Python allows no handlers, signals act as before.
 
     Args:
-      agreement: finds where all processes end when one of them gets a signal.
+      consensus: finds where all processes end when one of them gets a signal.
 
     Attributes:
       agreed: whether all processes end here, after a signal.
@@ -25,16 +25,16 @@ class Interrupts:
         processes it does not, since all of them must end at the same iteration.
     """
 
-    def __init__(self, agreement: Agreement) -> None:
+    def __init__(self, consensus: ShutdownConsensus) -> None:
         self.signum: int | None = None
         self.agreed = False
         self.raise_at_once = False
-        self._agreement = agreement
+        self._consensus = consensus
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
         self.signum, self.agreed = None, False
-        self._agreement.__enter__()
+        self._consensus.__enter__()
         if threading.current_thread() is threading.main_thread():
             self._before = {signum: signal.signal(signum, self._note) for signum in _SIGNALS}
         return self
@@ -43,7 +43,7 @@ class Interrupts:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before = {}
-        self._agreement.__exit__(*error)
+        self._consensus.__exit__(*error)
 
     def check(self) -> None:
         """End the run if a signal came, to this process or another.
@@ -52,7 +52,7 @@ class Interrupts:
           KeyboardInterrupt: after SIGINT. SystemExit: after SIGTERM, with exit code 143.
           ProcessError: another process has failed.
         """
-        signum = self._agreement.check(self.signum)
+        signum = self._consensus.check(self.signum)
         if signum is None:
             return
         self.agreed = True
@@ -63,5 +63,5 @@ class Interrupts:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
         signal.signal(signum, self._before[signum])
-        if self.raise_at_once and not self._agreement.is_shared:
+        if self.raise_at_once and not self._consensus.is_shared:
             self.check()

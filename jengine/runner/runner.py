@@ -17,7 +17,7 @@ from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.runner_protocol import MaybeNone
 from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, build_logger
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.parallel import Agreement, DispatchLimiter, assert_equal_across_processes, get_processes
+from jengine.parallel import DispatchLimiter, ShutdownConsensus, assert_equal_across_processes, get_processes
 from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
@@ -130,7 +130,7 @@ class Runner:
 
         use_compilation_cache()
         self.phase_timer = PhaseTimer()
-        self.interrupts = Interrupts(Agreement(self.processes))
+        self.interrupts = Interrupts(ShutdownConsensus(self.processes))
         self._lock = WorkDirLock(self.work_dir)
         self.strategy = build.build_strategy(parallel)
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)

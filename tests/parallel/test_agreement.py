@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from jengine.parallel import rows
-from jengine.parallel.agreement import Agreement
-from jengine.parallel.failures import ProcessError, Watch
+from jengine.parallel.agreement import ShutdownConsensus
+from jengine.parallel.failures import FailureDetector, ProcessError
 from jengine.parallel.processes import (
     Processes,
     ProcessMismatchError,
@@ -48,24 +48,24 @@ class DictStore:
 @pytest.fixture
 def run():
     """Calls a function for each of some processes, in threads, and returns what they returned or raised."""
-    watches = []
+    detectors = []
 
     def call(function, count=3, came=None, timeout=30.0):
         store = DictStore()
         came = range(count) if came is None else came
         made = []
         for index in came:
-            watch = Watch(store, index, count, poll=0.002, grace=30.0)
-            watches.append(watch)
-            watch.start()
-            made.append(Processes(store, index, count, timeout, watch))
+            detector = FailureDetector(store, index, count, poll=0.002, grace=30.0)
+            detectors.append(detector)
+            detector.start()
+            made.append(Processes(store, index, count, timeout, detector))
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
             futures = [pool.submit(function, processes) for processes in made]
             return [future.exception() or future.result() for future in futures]
 
     yield call
-    for watch in watches:
-        watch.stop()
+    for detector in detectors:
+        detector.stop_thread()
 
 
 def test_an_exchange_gives_everyone_the_values_of_all(run):
@@ -108,14 +108,14 @@ def test_a_failure_ends_the_wait_of_the_others_and_is_named(run):
 
 def test_a_broken_collective_is_explained_by_the_process_that_is_gone():
     store = DictStore()
-    watch = Watch(store, 0, 2, poll=0.002, grace=0.05)
-    watch.start()
-    processes = Processes(store, 0, 2, watch=watch)
+    detector = FailureDetector(store, 0, 2, poll=0.002, grace=0.05)
+    detector.start()
+    processes = Processes(store, 0, 2, failure_detector=detector)
     error = ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
     with pytest.raises(ProcessError, match="process 1 is gone: no answer for 0.05 s") as raised:
         processes.fail(error)
     assert raised.value.__cause__ is error
-    watch.stop()
+    detector.stop_thread()
 
 
 def test_an_error_of_the_runtime_stays_when_all_answer(run):
@@ -127,11 +127,11 @@ def test_an_error_of_the_runtime_stays_when_all_answer(run):
     assert run(work, count=2) == ["well", "well"]
 
 
-def pass_points(agreement, asked_at, count, pause=0.001):
+def pass_points(consensus, asked_at, count, pause=0.001):
     """Passes points as a loop does until all end: the point and the request; None if they do not."""
     clock = threading.Event()
     for point in range(1, count + 1):
-        request = agreement.check(15 if asked_at is not None and point >= asked_at else None)
+        request = consensus.check(15 if asked_at is not None and point >= asked_at else None)
         if request is not None:
             return point, request
         clock.wait(pause)
@@ -141,8 +141,8 @@ def pass_points(agreement, asked_at, count, pause=0.001):
 @pytest.mark.parametrize("asked_at", [[5, None, None], [5, 40, 3], [None, 1, None]])
 def test_all_end_at_the_same_point_though_one_was_asked_and_speeds_differ(run, asked_at):
     def work(processes):
-        with Agreement(processes) as agreement:
-            return pass_points(agreement, asked_at[processes.index], 3000, pause=0.001 * (1 + processes.index))
+        with ShutdownConsensus(processes) as consensus:
+            return pass_points(consensus, asked_at[processes.index], 3000, pause=0.001 * (1 + processes.index))
 
     found = run(work)
     assert len(set(found)) == 1, found
@@ -153,9 +153,9 @@ def test_all_end_at_the_same_point_though_one_was_asked_and_speeds_differ(run, a
 
 def test_a_request_that_comes_after_the_last_point_ends_nothing(run):
     def work(processes):
-        with Agreement(processes) as agreement:
+        with ShutdownConsensus(processes) as consensus:
             for point in range(3):
-                assert agreement.check(2 if processes.index == 0 and point == 2 else None) is None
+                assert consensus.check(2 if processes.index == 0 and point == 2 else None) is None
         return "done"
 
     assert run(work) == ["done"] * 3
@@ -165,8 +165,8 @@ def test_a_second_agreement_knows_nothing_of_the_first(run):
     def work(processes):
         ends = []
         for asked_at in (3, None):
-            with Agreement(processes) as agreement:
-                ends.append(pass_points(agreement, asked_at, 1000 if asked_at else 20))
+            with ShutdownConsensus(processes) as consensus:
+                ends.append(pass_points(consensus, asked_at, 1000 if asked_at else 20))
         return ends
 
     found = run(work, count=2)
@@ -176,9 +176,9 @@ def test_a_second_agreement_knows_nothing_of_the_first(run):
 
 
 def test_one_process_alone_agrees_with_itself_at_once():
-    with Agreement(SingleProcess()) as agreement:
-        assert agreement.check(None) is None
-        assert agreement.check(15) == 15
+    with ShutdownConsensus(SingleProcess()) as consensus:
+        assert consensus.check(None) is None
+        assert consensus.check(15) == 15
     assert SingleProcess().all_gather("anything", 3) == [3]
 
 
