@@ -97,7 +97,7 @@ class IterableLoader:
         """Continue at the position that `state_dict` returned."""
         self.set_epoch(int(state["epoch"]), int(state["position"]))
 
-    def another(self, epoch: int) -> "IterableLoader":
+    def copy_at_epoch(self, epoch: int) -> "IterableLoader":
         """Return a loader of the same batches at the start of `epoch`; passes of the source must be independent.
 
         Raises:

@@ -112,7 +112,7 @@ class DataLoader:
         """Continue at the position that `state_dict` returned."""
         self.set_epoch(int(state["epoch"]), int(state["position"]))
 
-    def another(self, epoch: int) -> "DataLoader":
+    def copy_at_epoch(self, epoch: int) -> "DataLoader":
         """Return a loader of the same batches at the start of `epoch`; the position of this one does not change."""
         other = copy.copy(self)
         other._order = copy.copy(self._order)

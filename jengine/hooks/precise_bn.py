@@ -75,7 +75,7 @@ class PreciseBNHook(Hook):
             return
         assert runner.state is not None
         state = runner.state if runner.strategy.replicas is None else per_replica(lambda x: x[0], runner.state)
-        loader = runner.train_dataloader.another(epoch)
+        loader = runner.train_dataloader.copy_at_epoch(epoch)
         assert loader.batch_size is not None  # known after the first batch of an iterable loader
         count = min(max(self.num_samples // loader.batch_size, 1), len(loader))
         if self._statistics is None:

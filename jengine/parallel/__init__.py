@@ -16,8 +16,8 @@ from jengine.parallel.processes import assert_equal_across_processes as assert_e
 from jengine.parallel.processes import get_processes as get_processes
 from jengine.parallel.replica import Replica as Replica
 from jengine.parallel.replica_form import reform as reform
-from jengine.parallel.rows import gather_lists as gather_lists
-from jengine.parallel.rows import local_rows as local_rows
+from jengine.parallel.rows import all_gather_objects as all_gather_objects
+from jengine.parallel.rows import process_local_batch as process_local_batch
 from jengine.parallel.strategy import DispatchLimiter as DispatchLimiter
 from jengine.parallel.strategy import SingleDevice as SingleDevice
 from jengine.parallel.strategy import Strategy as Strategy

@@ -11,7 +11,7 @@ import jax
 from jengine.data import BatchStream, prefetch_to_device
 from jengine.errors import ConfigError
 from jengine.model import CastModel, Precision
-from jengine.parallel import gather_lists, local_rows
+from jengine.parallel import all_gather_objects, process_local_batch
 from jengine.registry import LOOPS
 from jengine.runner import runner_protocol
 from jengine.runner.runner_protocol import Runner
@@ -400,7 +400,7 @@ class EvalLoop:
                 self._process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()
-        return self.evaluator.evaluate(sums, functools.partial(gather_lists, processes=runner.processes))
+        return self.evaluator.evaluate(sums, functools.partial(all_gather_objects, processes=runner.processes))
 
     def _call(self, *args: PyTree) -> Any:
         """Run the evaluation step and record compile time."""
@@ -417,7 +417,7 @@ class EvalLoop:
         """Pass the rows that this process read to the metrics on the host, if there are any."""
         if self.evaluator.host_metrics:
             if self.runner.processes.count > 1:
-                predictions, batch = local_rows((predictions, batch), batch)
+                predictions, batch = process_local_batch((predictions, batch), batch)
             self.evaluator.process_host(predictions, batch)
 
 

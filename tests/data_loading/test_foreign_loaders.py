@@ -200,9 +200,9 @@ def test_a_look_aside_is_a_pass_of_its_own_where_the_source_allows_it():
     loader = IterableLoader(source, train=True)
     found = iter(loader)
     first = next(found)["x"].tolist()
-    assert [batch["x"].tolist() for batch in loader.another(3)] == [[0], [1], [2], [3], [4]]
+    assert [batch["x"].tolist() for batch in loader.copy_at_epoch(3)] == [[0], [1], [2], [3], [4]]
     assert source.sampler.told == [3]
     assert [first, next(found)["x"].tolist()] == [[0], [1]]
     source.persistent_workers = True
     with pytest.raises(ValueError, match="TorchLike with persistent_workers=True allows one pass at a time"):
-        loader.another(0)
+        loader.copy_at_epoch(0)

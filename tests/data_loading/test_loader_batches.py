@@ -310,7 +310,7 @@ def test_a_look_aside_leaves_a_loader_where_it_is(num_threads):
     loader.set_epoch(1)
     found = iter(loader)
     first = next(found)["x"].tolist()
-    aside = loader.another(0)
+    aside = loader.copy_at_epoch(0)
     assert [batch["x"].tolist() for batch in aside] == orders[0]
     aside.close()
     assert (loader.epoch, loader.state_dict()) == (1, {"epoch": 1, "position": 1})

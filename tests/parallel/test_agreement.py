@@ -15,7 +15,7 @@ from jengine.parallel.processes import (
     assert_equal_across_processes,
     first_difference,
 )
-from jengine.parallel.rows import gather_lists
+from jengine.parallel.rows import all_gather_objects
 
 
 class DictStore:
@@ -78,9 +78,9 @@ def test_an_exchange_gives_everyone_the_values_of_all(run):
 
 def test_lists_of_any_size_are_gathered_by_process(run, monkeypatch):
     monkeypatch.setattr(rows, "_CHUNK", 16)
-    found = run(lambda processes: gather_lists([(processes.index, "x" * 9 * processes.index)], processes))
+    found = run(lambda processes: all_gather_objects([(processes.index, "x" * 9 * processes.index)], processes))
     assert found == [[(0, ""), (1, "x" * 9), (2, "x" * 18)]] * 3
-    assert gather_lists([1, 2], SingleProcess()) == [1, 2]
+    assert all_gather_objects([1, 2], SingleProcess()) == [1, 2]
 
 
 def test_an_exchange_names_the_processes_that_did_not_come(run):
