@@ -13,7 +13,7 @@ from jengine.data import prefetch_to_device
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
-from jengine.parallel.replica_form import per_replica
+from jengine.parallel.replica_axis import per_replica
 from jengine.paths import flatten, map_with_path
 from jengine.registry import HOOKS
 from jengine.train import StepContext

@@ -15,7 +15,7 @@ from jengine.parallel.processes import ProcessMismatchError as ProcessMismatchEr
 from jengine.parallel.processes import assert_equal_across_processes as assert_equal_across_processes
 from jengine.parallel.processes import get_processes as get_processes
 from jengine.parallel.replica import Replica as Replica
-from jengine.parallel.replica_form import reform as reform
+from jengine.parallel.replica_axis import convert_replica_axis as convert_replica_axis
 from jengine.parallel.rows import all_gather_objects as all_gather_objects
 from jengine.parallel.rows import process_local_batch as process_local_batch
 from jengine.parallel.strategy import DispatchLimiter as DispatchLimiter

@@ -20,7 +20,7 @@ from jengine.errors import ConfigError, closest
 from jengine.parallel.mesh import build_mesh
 from jengine.parallel.on_mesh import OnMesh
 from jengine.parallel.placement import Axis, Placement
-from jengine.parallel.replica_form import differs, per_replica
+from jengine.parallel.replica_axis import is_per_replica, per_replica
 from jengine.registry import STRATEGIES
 
 PyTree = Any
@@ -106,7 +106,7 @@ class Replica(OnMesh):
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             """Run the program over the mesh."""
-            specs = paths.map_with_path(lambda path, _: _EACH if differs(path) else PartitionSpec(), state)
+            specs = paths.map_with_path(lambda path, _: _EACH if is_per_replica(path) else PartitionSpec(), state)
             # Without the check, which rejects loops in a model whose carry starts as a constant.
             mapped = jax.shard_map(
                 one,
@@ -139,7 +139,7 @@ class Replica(OnMesh):
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             """Create the pmap at the first call, and call it."""
             if not compiled:
-                axes = paths.map_with_path(lambda path, _: 0 if differs(path) else None, state)
+                axes = paths.map_with_path(lambda path, _: 0 if is_per_replica(path) else None, state)
                 compiled.append(
                     jax.pmap(
                         replica,
@@ -159,7 +159,7 @@ class Replica(OnMesh):
         return per_replica(lambda leaf: jnp.broadcast_to(leaf, (self.replicas, *leaf.shape)), state)
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
-        if differs(path):
+        if is_per_replica(path):
             return PartitionSpec(AXIS, *super()._spec(path, shape[1:]))
         return super()._spec(path, shape)
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jengine.optim.schedulers import load_schedulers_state_dict, schedulers_state_dict
-from jengine.parallel import reform
+from jengine.parallel import convert_replica_axis
 from jengine.runner.hook_states import Placement, place_hook_states, start_hook_states
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.workdir import LoadFrom
@@ -77,8 +77,8 @@ def resume(runner: Runner, path: str) -> None:
     placed = place_hook_states(target["hook_state"], stored_arrays(path), found.get("exchanged", {}))
     target["hook_state"] = placed.states
     replicas = runner.strategy.replicas, found.get("replicas")
-    arrays, rest = restore(path, reform(target, *replicas), rename=placed.rename, ignore=placed.ignore)
-    arrays = _placed_like(reform(arrays, *reversed(replicas)), target)
+    arrays, rest = restore(path, convert_replica_axis(target, *replicas), rename=placed.rename, ignore=placed.ignore)
+    arrays = _placed_like(convert_replica_axis(arrays, *reversed(replicas)), target)
     bundle: Bundle = {"state": {**arrays, **fresh}, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     meta = bundle["meta"]
@@ -126,9 +126,9 @@ def load_weights(runner: Runner, source: "LoadFrom") -> None:
             weights[item] = own
             continue
         replicas = runner.strategy.replicas, rest.get("replicas")
-        target = reform({item: own}, *replicas)[item]
+        target = convert_replica_axis({item: own}, *replicas)[item]
         loaded, report = load_params(source.path, target, strict=source.strict, rename=rules, item=place)
-        weights[item] = _placed_like(reform({item: loaded}, *reversed(replicas))[item], own)
+        weights[item] = _placed_like(convert_replica_axis({item: loaded}, *reversed(replicas))[item], own)
         if not report.fits:
             runner.logger.warning(f"Not all of {item} was loaded from {source.path} (strict=False): {report}")
     bundle: Bundle = {"state": weights, **rest}

@@ -11,8 +11,8 @@ from jengine import paths
 PyTree = Any
 
 
-def differs(path: str) -> bool:
-    """Return whether the leaf of a training state under this dotted path differs from replica to replica."""
+def is_per_replica(path: str) -> bool:
+    """Return whether the leaf of a training state at this dotted path has a leading replica axis."""
     item, *rest = path.split(".")
     if item == "hook_state":
         return "model_state" in rest[1:2]
@@ -21,14 +21,14 @@ def differs(path: str) -> bool:
 
 def per_replica(fn: Callable[[Any], Any], state: PyTree) -> PyTree:
     """Apply `fn` to the per-replica leaves of `state`, a training state or a dict of its items."""
-    return paths.map_with_path(lambda path, leaf: fn(leaf) if differs(path) else leaf, state)
+    return paths.map_with_path(lambda path, leaf: fn(leaf) if is_per_replica(path) else leaf, state)
 
 
-def reform(state: PyTree, before: int | None, after: int | None) -> PyTree:
+def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -> PyTree:
     """Convert a state of some number of replicas to one of another number.
 
-    Statistics and summed gradients become their mean, as in an update; other values become those of
-    the first replica. Every new replica gets them.
+    Statistics and summed gradients become their mean, as in an update; other values become those of the first replica.
+    Every new replica gets them.
 
     Args:
       state: a training state, or a dict of its items.
