@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from jengine.parallel.mesh import build_mesh
-from jengine.parallel.on_mesh import OnMesh
+from jengine.parallel.mesh_strategy import MeshStrategy
 from jengine.parallel.placement import Axis, Placement
 from jengine.parallel.strategy import SingleDevice, Strategy
 from jengine.registry import STRATEGIES
@@ -16,7 +16,7 @@ PyTree = Any
 
 
 @STRATEGIES.register_module()
-class Pjit(OnMesh):
+class Pjit(MeshStrategy):
     """Compile the step with `jax.jit` over a mesh (which replaced pjit): the program of one device, on many.
 
     The step computes the same as on one device: losses, norms and statistics are those of the whole batch. The

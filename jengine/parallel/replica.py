@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jengine import paths
 from jengine.errors import ConfigError, closest
 from jengine.parallel.mesh import build_mesh
-from jengine.parallel.on_mesh import OnMesh
+from jengine.parallel.mesh_strategy import MeshStrategy
 from jengine.parallel.placement import Axis, Placement
 from jengine.parallel.replica_axis import is_per_replica, per_replica
 from jengine.registry import STRATEGIES
@@ -31,7 +31,7 @@ _IMPLS = ("shard_map", "pmap")
 
 
 @STRATEGIES.register_module()
-class Replica(OnMesh):
+class Replica(MeshStrategy):
     """Run the step on every replica separately, under the mapped axis `data`.
 
     In accumulating iterations replicas exchange nothing; logged losses are then those of the first one.

@@ -18,7 +18,7 @@ PyTree = Any
 logger = logging.getLogger("jengine")
 
 
-class OnMesh:
+class MeshStrategy:
     """Run on several devices.
 
     Args:
