@@ -22,9 +22,9 @@ def strategies(devices):
         f"Pjit, fsdp {devices}": dict(type="Pjit", mesh=dict(data=1, fsdp=devices), fsdp_min_size=2**10),
         f"Pjit, data 2, fsdp {devices // 2}": dict(type="Pjit", mesh=half, fsdp_min_size=2**10),
         f"Pjit, data {devices // 2}, tensor 2": dict(type="Pjit", mesh=dict(tensor=2), rules=tensor),
-        f"Replica, data {devices}": dict(type="Replica"),
-        f"Replica, data 2, fsdp {devices // 2}": dict(type="Replica", mesh=half, fsdp_min_size=2**10),
-        f"Replica, data {devices // 2}, tensor 2": dict(type="Replica", mesh=dict(tensor=2), rules=tensor),
+        f"DataParallel, data {devices}": dict(type="DataParallel"),
+        f"DataParallel, data 2, fsdp {devices // 2}": dict(type="DataParallel", mesh=half, fsdp_min_size=2**10),
+        f"DataParallel, data {devices // 2}, tensor 2": dict(type="DataParallel", mesh=dict(tensor=2), rules=tensor),
     }
 
 

@@ -21,7 +21,7 @@ class Pjit(MeshStrategy):
 
     The step computes the same as on one device: losses, norms and statistics are those of the whole batch. The
     optimizer's state, averages and accumulated gradients are placed as their parameters. For this reason gradients are
-    exchanged in accumulating iterations too; `Replica`, which takes the same mesh and rules, does so once an update.
+    exchanged in accumulating iterations too; `DataParallel`, with the same mesh and rules, does so once an update.
 
     Args:
       mesh: devices along `data`, `fsdp` and `tensor`; -1 takes the remaining ones. Or a `jax.sharding.Mesh`.

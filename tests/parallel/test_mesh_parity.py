@@ -104,9 +104,9 @@ def test_half_precision_skips_the_same_updates_on_every_mesh(tmp_path, on_one_de
 @pytest.mark.parametrize(
     ("optimizer", "parallel"),
     [
-        ("SGD", dict(type="Replica", devices=4)),
-        ("AdamW", dict(type="Replica", impl="pmap")),
-        ("LARS", dict(type="Replica", **MESHES["data 2, fsdp 2, tensor 2"])),
+        ("SGD", dict(type="DataParallel", devices=4)),
+        ("AdamW", dict(type="DataParallel", impl="pmap")),
+        ("LARS", dict(type="DataParallel", **MESHES["data 2, fsdp 2, tensor 2"])),
     ],
     ids=["SGD, 4 replicas", "AdamW, 8 replicas, pmap", "LARS, 2 replicas of 4 devices"],
 )

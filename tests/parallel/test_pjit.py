@@ -120,7 +120,7 @@ def test_a_validation_batch_that_does_not_divide_is_refused(make_run):
         runner.val()
 
 
-@pytest.mark.parametrize("kind", ["Pjit", "Replica"])
+@pytest.mark.parametrize("kind", ["Pjit", "DataParallel"])
 def test_a_rule_that_matches_nothing_ends_a_strict_run_before_it_starts(make_run, kind):
     runner = make_run(dict(type=kind, mesh=dict(tensor=2), rules=[("upp.kernel", (None, "tensor"))], strict=True))
     with pytest.raises(ConfigError, match="rules: 'upp.kernel' matches no parameter; closest: up.kernel"):

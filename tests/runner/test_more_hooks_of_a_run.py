@@ -268,7 +268,9 @@ def test_statistics_are_the_mean_of_those_of_the_batches(make_runner, tmp_path, 
 
 
 def test_replicas_all_get_the_statistics_of_whole_batches(make_runner, tmp_path):
-    x, _, found = normed(make_runner, tmp_path, "run", dict(parallel=dict(type="Replica", devices=2)), num_samples=8)
+    x, _, found = normed(
+        make_runner, tmp_path, "run", dict(parallel=dict(type="DataParallel", devices=2)), num_samples=8
+    )
     exact = x.reshape(4, 4, 2)[:2].mean(axis=1).mean(axis=0)
     np.testing.assert_allclose(found["mean"], [exact, exact], atol=2e-6)
 

@@ -30,8 +30,9 @@ _EACH = PartitionSpec(AXIS)
 _IMPLS = ("shard_map", "pmap")
 
 
+@STRATEGIES.register_module(name="Replica")  # its former name, in existing configs
 @STRATEGIES.register_module()
-class Replica(MeshStrategy):
+class DataParallel(MeshStrategy):
     """Run the step on every replica separately, under the mapped axis `data`.
 
     In accumulating iterations replicas exchange nothing; logged losses are then those of the first one.
@@ -62,15 +63,17 @@ class Replica(MeshStrategy):
         devices: int | None = None,
     ) -> None:
         if impl not in _IMPLS:
-            raise ConfigError(f"Replica: impl must be 'shard_map' or 'pmap', got {impl!r}{closest(str(impl), _IMPLS)}")
+            raise ConfigError(
+                f"DataParallel: impl must be 'shard_map' or 'pmap', got {impl!r}{closest(str(impl), _IMPLS)}"
+            )
         self.impl = impl
         built = build_mesh(mesh, devices)
         sizes = dict(built.shape)
         if AXIS not in sizes:
-            raise ConfigError(f"Replica: the mesh must have the axis 'data', got the axes {tuple(sizes)}")
+            raise ConfigError(f"DataParallel: the mesh must have the axis 'data', got the axes {tuple(sizes)}")
         if impl == "pmap" and sizes[AXIS] < built.size:
             raise ConfigError(
-                f"Replica: a pmap must have one device a replica, got the mesh {sizes}; use impl='shard_map'"
+                f"DataParallel: a pmap must have one device a replica, got the mesh {sizes}; use impl='shard_map'"
             )
         if impl == "pmap":  # its results are on a mesh of this axis only; another mesh would cause a trace
             built = Mesh(built.devices.ravel(), (AXIS,))
