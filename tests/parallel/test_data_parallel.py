@@ -283,7 +283,11 @@ def test_a_run_resumes_on_another_number_of_replicas_with_the_mean_of_their_stat
     def mean(tree, parallel):
         return jax.tree.map(lambda x: np.asarray(x).mean(axis=0) if parallel else np.asarray(x), jax.device_get(tree))
 
-    for part in (lambda s: s.model_state, lambda s: s.opt_state.acc, lambda s: s.hook_state["EMAHook"].model_state):
+    for part in (
+        lambda s: s.model_state,
+        lambda s: s.opt_state.accumulated_grads,
+        lambda s: s.hook_state["EMAHook"].model_state,
+    ):
         for found, expected in zip(
             jax.tree.leaves(mean(part(seen["state"]), resumed)), jax.tree.leaves(mean(part(first), saved)), strict=True
         ):

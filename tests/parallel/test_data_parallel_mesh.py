@@ -40,7 +40,7 @@ def test_twenty_steps_end_as_one_program_on_the_same_mesh(make_run, assert_close
     for part in ("inner", "loss_scale", "metrics"):
         assert_close(getattr(state.opt_state, part), getattr(expected.opt_state, part), atol=1e-6)
     # within a replica everything lies as it does without any; summed gradients have the replicas in front
-    kernel, summed = state.params["up"]["kernel"], state.opt_state.acc["up"]["kernel"]
+    kernel, summed = state.params["up"]["kernel"], state.opt_state.accumulated_grads["up"]["kernel"]
     assert kernel.sharding == expected.params["up"]["kernel"].sharding
     assert summed.sharding.spec == P("data", *kernel.sharding.spec)
     assert summed.shape == (runner.strategy.replicas, 8, 16)
