@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks` runs all of them, writes RESULTS.md, and holds the ratios to ratios.json."""
+"""Benchmark the engine: `python -m benchmarks` runs all of them, writes RESULTS.md, and checks against ratios.json."""

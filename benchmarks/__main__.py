@@ -1,9 +1,9 @@
-"""Runs the benchmarks, each in a process of its own, writes RESULTS.md, and holds the ratios to those of ratios.json.
+"""Run the benchmarks, each in its own process, write RESULTS.md, and compare the ratios with those of ratios.json.
 
     python -m benchmarks [NAME ...] [--accept]
 
-Ends with 1 if a ratio is worse than the accepted one by more than a tenth, in a second measurement too. `--accept`
-makes this run's ratios the accepted ones, to be committed together with what changed them.
+Exits with 1 if a ratio is worse than the accepted one by more than a tenth, in a second measurement too. `--accept`
+makes this run's ratios the accepted ones, to be committed together with their cause.
 """
 
 import argparse
@@ -41,7 +41,7 @@ WITHOUT_RATIOS = ("schedules", "devices")
 
 
 def measure(name, options):
-    """Runs one benchmark: what it printed, and its ratios."""
+    """Run one benchmark; return its output and its ratios."""
     with tempfile.TemporaryDirectory() as directory:
         file = pathlib.Path(directory) / "ratios.json"
         options = options if name in WITHOUT_RATIOS else [*options, "--json", str(file)]
@@ -51,15 +51,15 @@ def measure(name, options):
 
 
 def write_section(title, text, packages):
-    """Puts what a benchmark printed into RESULTS.md, with when and where."""
+    """Write the output of a benchmark to RESULTS.md, with date and machine."""
     document = RESULTS.read_text() if RESULTS.exists() else INTRODUCTION
-    load = f"load average {os.getloadavg()[0]:.1f} at the end"  # much over one per core: the machine was not alone
+    load = f"load average {os.getloadavg()[0]:.1f} at the end"  # much over one per core: the machine was shared
     body = f"{datetime.date.today()}, {machine()}, {load}; {versions(*packages)}.\n\n```\n{text.rstrip()}\n```"
     RESULTS.write_text(replace_section(document, title, body))
 
 
 def main(argv=None):
-    """Runs, writes, compares; the exit code."""
+    """Run, write and compare; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all by default")
     parser.add_argument("--accept", action="store_true", help="keep the ratios of this run as the accepted ones")

@@ -1,10 +1,10 @@
-"""What matters on an accelerator: the dtype to compute in, and whether the device waits while the host logs.
+"""Measure compute dtypes on an accelerator, and its idle time while the host logs.
 
     python -m benchmarks.accelerator [--case vit] [--rounds 3] [--json FILE]
 
 Through the Runner: an iteration under AMP in float16 and bfloat16 against float32; and, from traces of the profiler,
-for how long the device does nothing, with a log line every 10 iterations and without any. What an average of the
-parameters costs stands in the table of `benchmarks.speed`. On a CPU this runs too, which tells nothing of accelerators.
+the idle time of the device, with a log line every 10 iterations and without any. The cost of an average of the
+parameters is in the table of `benchmarks.speed`. It runs on a CPU too, but without meaning for accelerators.
 """
 
 import argparse
@@ -25,13 +25,13 @@ LOG_EVERY = 10
 
 
 def busy_intervals(events):
-    """When the device computes: the events of compiled programs in a trace, those that overlap taken together.
+    """Return the times at which the device computes: the union of the events of compiled programs in a trace.
 
     Args:
       events: the `traceEvents` of a trace, times in microseconds.
 
     Returns:
-      `(begin, end)` pairs in order, apart from each other.
+      `(begin, end)` pairs in order, disjoint.
     """
     spans = sorted(
         (event["ts"], event["ts"] + event["dur"])
@@ -48,13 +48,13 @@ def busy_intervals(events):
 
 
 def idle_time(events):
-    """For how long the device does nothing between its first and its last computation, in microseconds."""
+    """Return the idle time of the device between its first and its last computation, in microseconds."""
     busy = busy_intervals(events)
     return sum(after[0] - before[1] for before, after in itertools.pairwise(busy))
 
 
 def trace(run, iters):
-    """The events of a trace of `run(iters)`."""
+    """Return the events of a trace of `run(iters)`."""
     with tempfile.TemporaryDirectory() as directory:
         with jax.profiler.trace(directory):
             run(iters)
@@ -63,7 +63,7 @@ def trace(run, iters):
 
 
 def measure_idle(case, work_dir, iters):
-    """Idle microseconds an iteration, without log lines and with them."""
+    """Return the idle microseconds of an iteration, without log lines and with them."""
     found = {}
     for name, log_every in (("no log line", 0), (f"a log line every {LOG_EVERY}", LOG_EVERY)):
         loop = ByRunner(case, f"{work_dir}/idle_{log_every}", log_every=log_every)
@@ -74,7 +74,7 @@ def measure_idle(case, work_dir, iters):
 
 
 def measure_amp(case, work_dir, rounds):
-    """name of the dtype -> `Times`."""
+    """Return `Times` by name of the dtype."""
     wrappers = {"float32": {}} | {
         dtype: dict(optim_wrapper=dict(type="AmpOptimWrapper", dtype=dtype)) for dtype in ("float16", "bfloat16")
     }
@@ -88,7 +88,7 @@ def measure_amp(case, work_dir, rounds):
 
 
 def main(argv=None):
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=[case.name for case in CASES], default="vit")
     parser.add_argument("--rounds", type=int, default=3)

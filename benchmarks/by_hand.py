@@ -1,7 +1,7 @@
-"""The training loop that a careful person writes by hand, with the libraries' own means: optax, Orbax, a log file.
+"""Define the careful hand-written training loop, with the libraries' own means: optax, Orbax, a log file.
 
-One jitted step that is donated its state, the schedule inside it; the next batch on its way; no waiting but where the
-loss is logged; what is averaged and saved is so in the plainest way that loses no time.
+One jitted step that donates its state, with the schedule inside; the next batch is prefetched; it waits only where the
+loss is logged; averages and checkpoints use the plainest way without a delay.
 """
 
 import datetime
@@ -19,7 +19,7 @@ EMA_MOMENTUM = 0.001
 
 
 def build_step(case, ema):
-    """`step(state, batch) -> (state, loss)`, compiled."""
+    """Return `step(state, batch) -> (state, loss)`, compiled."""
     tx = case.tx()
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -36,11 +36,11 @@ def build_step(case, ema):
 
 
 class ByHand:
-    """The loop and its state.
+    """Run the loop and hold its state.
 
     Args:
-      case: what is trained.
-      work_dir: where the log and the checkpoints go.
+      case: the trained case.
+      work_dir: directory of the log and the checkpoints.
       log_every: iterations between two lines of the log, 0 for none.
       ema: keep an average of the parameters.
       save_every: iterations between two checkpoints, 0 for none.
@@ -63,7 +63,7 @@ class ByHand:
         self.iter = 0
 
     def run(self, iters):
-        """Trains on for `iters` iterations, to the end of the last."""
+        """Train for `iters` further iterations, to the end of the last."""
         step, put, batches, count = self.step, self.put, self.batches, len(self.batches)
         state, ready, losses = self.state, put(batches[self.iter % count]), []
         for i in range(self.iter + 1, self.iter + iters + 1):
@@ -79,7 +79,7 @@ class ByHand:
         self.state, self.iter = jax.block_until_ready(state), self.iter + iters
 
     def close(self):
-        """Ends what runs in the background."""
+        """End background work."""
         self._log.close()
         self._terminal.close()
         if self._manager is not None:

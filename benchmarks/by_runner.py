@@ -1,4 +1,4 @@
-"""The same training through the Runner, run on block by block."""
+"""Run the same training through the Runner, block by block."""
 
 import functools
 import math
@@ -11,13 +11,13 @@ from jengine.hooks import Hook
 
 
 class EndOfBlock(Hook):
-    """Ends a long training for a look at the clock."""
+    """End a long training after each block, to read the clock."""
 
     def __init__(self):
         self.at = 20
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        """Ends it."""
+        """End the training."""
         runner.train_loop.stop_training = True
 
     def next_step(self, runner, step):
@@ -26,11 +26,11 @@ class EndOfBlock(Hook):
 
 
 class ByRunner:
-    """A Runner with its default hooks, whose training goes on from block to block.
+    """Hold a Runner with its default hooks, whose training continues from block to block.
 
     Args:
-      case: what is trained.
-      work_dir: where the log and the checkpoints go.
+      case: the trained case.
+      work_dir: directory of the log and the checkpoints.
       log_every: iterations between two lines of the log, 0 for none.
       ema: keep an average of the parameters.
       save_every: iterations between two checkpoints, 0 for none.
@@ -71,7 +71,7 @@ class ByRunner:
         return self.runner.state
 
     def run(self, iters):
-        """Trains on for `iters` iterations, to the end of the last."""
+        """Train for `iters` further iterations, to the end of the last."""
         loop = self.runner.train_loop
         self._end.at, loop.stop_training = loop.iter + iters, False
         loop.run()
@@ -79,13 +79,13 @@ class ByRunner:
         self.runner.log_writer.flush()
 
     def close(self):
-        """Ends what runs in the background."""
+        """End background work."""
         self.runner._close()
 
 
 @functools.cache
 def _terminal():
-    """Sends what goes to the terminal nowhere: it is written line by line, and spoils no table."""
+    """Discard the terminal output: it is written line by line, and does not disturb the tables."""
     from jengine.logging.console import terminal
 
     terminal.file = open(os.devnull, "w")  # noqa: SIM115 - open to the end of the process

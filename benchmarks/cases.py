@@ -1,7 +1,7 @@
-"""What is trained in the benchmarks of speed and memory: three networks from tiny to small, and their data.
+"""Define the cases of the benchmarks of speed and memory: three networks from tiny to small, and their data.
 
-A case knows its network twice: as a `Model` for the Runner, and as a plain loss function for the loop written by hand.
-Nothing of the one is used by the other.
+A case has its network twice: as a `Model` for the Runner, and as a plain loss function for the loop written by hand.
+The two share no code.
 """
 
 import dataclasses
@@ -17,21 +17,21 @@ from flax import linen as nn
 from jengine.model import CrossEntropy, LinenModel
 from jengine.model.networks import SmallCNN, SmallViT
 
-SCHEDULE = 1_000_000  # iterations of the cosine: longer than any benchmark, so that all of them are on its way
+SCHEDULE = 1_000_000  # iterations of the cosine: longer than any benchmark, so that none reaches its end
 
 
 class TinyMLP(nn.Module):
-    """One hidden layer: a step of some tens of microseconds, of which most is the call."""
+    """Define a network of one hidden layer, so small that most of a step is the call."""
 
     @nn.compact
     def __call__(self, image, train=False):
-        """Logits f[B, 10] of vectors f[B, 32]."""
+        """Return logits f[B, 10] of vectors f[B, 32]."""
         return nn.Dense(10)(jnp.tanh(nn.Dense(32)(image)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A network, its data, and how long to look at it.
+    """Describe a network, its data, and the length of its measurement.
 
     Attributes:
       name: of the case in tables and in ratios.json.
@@ -40,9 +40,9 @@ class Case:
       batch_size: examples in a batch.
       optimizer: the Runner's config of the optimizer.
       make_tx: schedule -> the same optimizer in optax.
-      block: iterations between two looks at the clock.
+      block: iterations between two clock readings.
       turns: blocks of each loop in a round.
-      chunks: numbers of iterations in a call to look at besides one.
+      chunks: numbers of iterations in a call to measure besides one.
     """
 
     name: str
@@ -56,40 +56,40 @@ class Case:
     chunks: tuple[int, ...] = ()
 
     def batches(self, count=16):
-        """Host batches, enough that none is hot in a cache by chance."""
+        """Return host batches, enough that none is hot in a cache by chance."""
         rng = np.random.default_rng(0)
         images = rng.standard_normal((count, self.batch_size, *self.shape), np.float32)
         labels = rng.integers(0, 10, (count, self.batch_size)).astype(np.int32)
         return [{"image": images[i], "label": labels[i]} for i in range(count)]
 
     def model(self):
-        """The network as the Runner takes it."""
+        """Return the network as a `Model` for the Runner."""
         return LinenModel(self.module, CrossEntropy())
 
     def init(self, batch):
-        """The network's variables, for the loop written by hand: `(params, batch_stats)`."""
+        """Return the network's variables, for the loop written by hand: `(params, batch_stats)`."""
         variables = jax.jit(self.module.init)(jax.random.key(0), batch["image"])
         return variables["params"], variables.get("batch_stats", {})
 
     def loss(self, params, batch_stats, batch):
-        """The network's loss, for the loop written by hand: `(loss, batch_stats)`."""
+        """Return the network's loss, for the loop written by hand: `(loss, batch_stats)`."""
         variables = {"params": params, "batch_stats": batch_stats} if batch_stats else {"params": params}
         logits, moved = self.module.apply(variables, batch["image"], train=True, mutable=["batch_stats"])
         losses = optax.softmax_cross_entropy(logits, jax.nn.one_hot(batch["label"], logits.shape[-1]))
         return losses.mean(), moved.get("batch_stats", {})
 
     def tx(self):
-        """The optimizer and its schedule in optax."""
+        """Return the optimizer and its schedule in optax."""
         return self.make_tx(optax.cosine_decay_schedule(self.optimizer["lr"], SCHEDULE))
 
 
 def adamw(schedule):
-    """What `AdamW` is in the Runner's config, in optax."""
+    """Return the optax version of `AdamW` in the Runner's config."""
     return optax.adamw(schedule, weight_decay=0.01)
 
 
 def momentum(schedule):
-    """What `SGD` with momentum is in the Runner's config, in optax."""
+    """Return the optax version of `SGD` with momentum in the Runner's config."""
     return optax.sgd(schedule, momentum=0.9)
 
 

@@ -1,8 +1,8 @@
-"""What a checkpoint costs: how long the loop is blocked by a save, and how much memory saving and restoring take.
+"""Measure checkpoints: the time that a save blocks the loop, and the memory that saving and restoring take.
 
 The state is that of Adam: parameters and two moments, float32. Ratios compare medians of one process, measured in
 turns. A save is compared with a copy of every array into new host memory, which the next step does not overwrite. Peak
-memory is that of a process for each measurement, minus what it had once everything was imported and compiled on a
+memory is that of a process for each measurement, minus its memory after everything was imported and compiled on a
 small state; it includes the state itself.
 
     python -m benchmarks.checkpoint [--parameters 100000000] [--rounds 5] [--directory DIR] [--json FILE]
@@ -30,7 +30,7 @@ LEAVES = 100
 
 
 def make_step(parameters):
-    """Adam on a quadratic: `init() -> state`, and a step that takes over its state."""
+    """Return Adam on a quadratic: `init() -> state`, and a step that donates its state."""
     optimizer = optax.adam(1e-3)
 
     @jax.jit
@@ -49,14 +49,14 @@ def make_step(parameters):
 
 
 def copy_to_host(state):
-    """The whole state in host memory of its own; on a CPU `device_get` would only look at the device's memory."""
+    """Copy the whole state to new host memory; on a CPU `device_get` would only return a view of device memory."""
     if jax.default_backend() == "cpu":
         return [np.array(leaf) for leaf in jax.tree.leaves(state)]
-    return jax.device_get(jax.tree.map(jnp.copy, state))  # of fresh arrays: JAX keeps what it has once fetched
+    return jax.device_get(jax.tree.map(jnp.copy, state))  # of fresh arrays: JAX caches fetched values
 
 
 def run_saves(parameters, directory, rounds):
-    """Saves between steps; medians in seconds by what was timed, the first round apart."""
+    """Save between steps; return median seconds by phase, without the first round."""
     init, step = make_step(parameters)
     state = jax.block_until_ready(step(init()))
     checkpointer = Checkpointer(directory)
@@ -82,7 +82,7 @@ def run_saves(parameters, directory, rounds):
 
 
 def run_steps(parameters, directory, rounds):
-    """Steps alone."""
+    """Run steps alone."""
     init, step = make_step(parameters)
     state = init()
     for _ in range(rounds + 1):
@@ -92,7 +92,7 @@ def run_steps(parameters, directory, rounds):
 
 
 def run_restore(parameters, directory, rounds):
-    """Restores onto the device, where no state was before; seconds."""
+    """Restore onto the device, where no state was before; return seconds."""
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     target = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -108,12 +108,12 @@ MEASUREMENTS = {"steps": run_steps, "saves": run_saves, "restore": run_restore}
 
 
 def peak_memory():
-    """The most memory that this process has had so far, in bytes."""
+    """Return the peak memory of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def measure(name, parameters, directory, rounds):
-    """Runs one measurement on a small state, then on the real one; prints seconds and peak memory as JSON."""
+    """Run one measurement on a small state, then on the real one; print seconds and peak memory as JSON."""
     with tempfile.TemporaryDirectory() as small:
         run_saves(LEAVES, Path(small), 0)
         MEASUREMENTS[name](LEAVES, Path(small), 0)
@@ -123,7 +123,7 @@ def measure(name, parameters, directory, rounds):
 
 
 def main():
-    """Prints the times, their ratios and the peaks."""
+    """Print the times, their ratios and the peaks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parameters", type=int, default=100_000_000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -145,7 +145,7 @@ def main():
 
 
 def report(found, parameters):
-    """Prints what was measured; returns the ratios that later runs are held to."""
+    """Print the measurements; return the ratios that later runs are compared with."""
     state = 3 * parameters // LEAVES * LEAVES * 4
     device = jax.devices()[0].device_kind
     print(f"jax {jax.__version__}, {device}, {parameters:,} parameters with Adam: {state / 2**20:,.0f} MiB")

@@ -1,10 +1,10 @@
-"""Kills training runs at random moments, saves included, and counts those that end as if nothing had happened.
+"""Kill training runs at random moments, saves included, and count those that end as if nothing had happened.
 
     python -m benchmarks.crash [--runs 20] [--seed 0]
 
-Every run has dropout, gradient accumulation, an averaged model, a schedule and validations; it is killed once (or told
-to terminate), started again, and its parameters, optimizer state, averages and logged numbers are compared, bit for
-bit, with those of a run that was left alone.
+Every run has dropout, gradient accumulation, an averaged model, a schedule and validations; it is killed once (or
+terminated), started again, and its parameters, optimizer state, averages and logged numbers are compared, bit for
+bit, with those of an undisturbed run.
 """
 
 import argparse
@@ -17,7 +17,7 @@ KILLS = pathlib.Path(__file__).parent.parent / "tests" / "crash" / "kills.py"
 
 
 def main():
-    """Prints how many of the runs ended with the same bits."""
+    """Print how many of the runs ended with the same bits."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)

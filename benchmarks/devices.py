@@ -1,8 +1,8 @@
-"""What the devices exchange in an iteration, by strategy: operations and bytes, against the least that is needed.
+"""Count the collectives of an iteration, by strategy: operations and bytes, against the minimum.
 
-On fake CPU devices times mean nothing, so nothing is timed: the compiled programs are read. The least for copies of the
+Times on fake CPU devices are meaningless, so the compiled programs are read instead. The minimum for copies of the
 parameters on every device is one all-reduce of the gradients an update, on the wire twice their size; nothing in an
-iteration that only accumulates. The least for parameters divided over all devices is the same in every iteration: a
+iteration that only accumulates. The minimum for parameters divided over all devices is the same in every iteration: a
 gather of the parameters and a reduce-scatter of the gradients.
 
     python benchmarks/devices.py [--devices 8] [--width 512] [--batch 16384]
@@ -14,7 +14,7 @@ import tempfile
 
 
 def strategies(devices):
-    """The strategies that are compared, by name."""
+    """Return the strategies to compare, by name."""
     half = dict(data=2, fsdp=devices // 2)
     tensor = [("up.kernel", (None, "tensor")), ("down.kernel", ("tensor", None))]
     return {
@@ -22,14 +22,14 @@ def strategies(devices):
         f"Pjit, fsdp {devices}": dict(type="Pjit", mesh=dict(data=1, fsdp=devices), fsdp_min_size=2**10),
         f"Pjit, data 2, fsdp {devices // 2}": dict(type="Pjit", mesh=half, fsdp_min_size=2**10),
         f"Pjit, data {devices // 2}, tensor 2": dict(type="Pjit", mesh=dict(tensor=2), rules=tensor),
-        f"Replica, data {devices}": dict(type="Replica"),
-        f"Replica, data 2, fsdp {devices // 2}": dict(type="Replica", mesh=half, fsdp_min_size=2**10),
-        f"Replica, data {devices // 2}, tensor 2": dict(type="Replica", mesh=dict(tensor=2), rules=tensor),
+        f"DataParallel, data {devices}": dict(type="DataParallel"),
+        f"DataParallel, data 2, fsdp {devices // 2}": dict(type="DataParallel", mesh=half, fsdp_min_size=2**10),
+        f"DataParallel, data {devices // 2}, tensor 2": dict(type="DataParallel", mesh=dict(tensor=2), rules=tensor),
     }
 
 
 def programs(parallel, work_dir, width, batch_size):
-    """The compiled text of the accumulating and the updating step of a two-layer regression, and the parameters."""
+    """Return the compiled text of the accumulating and updating step of a two-layer regression, and the parameters."""
     import flax.linen as nn
     import jax
     import numpy as np
@@ -65,7 +65,7 @@ def programs(parallel, work_dir, width, batch_size):
 
 
 def main():
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--width", type=int, default=512)

@@ -1,7 +1,7 @@
-"""One finished step of the small CNN and no more: `python -m benchmarks.first_step by_hand | by_runner`.
+"""Run one step of the small CNN to its end: `python -m benchmarks.first_step by_hand | by_runner`.
 
-Written as a user's script would be, with nothing imported that it does not need. It ends at once, as what ends a
-process is not looked at.
+Written like a user's script, without unneeded imports. It exits at once, because the end of a process is not
+measured.
 """
 
 import os
@@ -10,7 +10,7 @@ import tempfile
 
 
 def make_batch():
-    """A batch for the small CNN."""
+    """Return a batch for the small CNN."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -19,7 +19,7 @@ def make_batch():
 
 
 def by_hand():
-    """With Flax and optax alone."""
+    """Run the step with Flax and optax alone."""
     import functools
 
     import flax.linen as nn
@@ -64,7 +64,7 @@ def by_hand():
 
 
 def by_runner():
-    """With the Runner and its default hooks."""
+    """Run the step with the Runner and its default hooks."""
     import jax
 
     from jengine import Runner

@@ -1,10 +1,10 @@
-"""What the Runner's host work costs: an iteration with 15 hooks against a bare call of the compiled step.
+"""Measure the Runner's host work: an iteration with 15 hooks against a bare call of the compiled step.
 
     python -m benchmarks.host [--rounds 9] [--json FILE]
 
 The tiny MLP, a log line every 10 iterations. The bare call is that of the step written by hand, with nothing around it.
-The time is that of the main thread on a core, so that it does not count what others on the machine take; the wall time
-stands beside it.
+The time is the CPU time of the main thread, so that it does not count other load on the machine; the wall time
+is next to it.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from benchmarks.timing import compare
 HOOKS = [
     dict(type="CheckInvalidLossHook", interval=50),
     dict(type="EarlyStoppingHook", monitor="accuracy/top1"),
-    dict(type="EmptyCacheHook", after_epoch=False),  # its collection would count once a block
+    dict(type="EmptyCacheHook", after_epoch=False),  # it would collect garbage once a block
     dict(type="MemoryProfilerHook", interval=500),
     dict(type="ProfilerHook", by_epoch=False, schedule=dict(wait=10**9, warmup=0, active=1)),
     dict(type="SetEpochInfoHook"),
@@ -34,7 +34,7 @@ SETTINGS = dict(log_every=10, save_every=10**9)
 
 
 def bare_calls(hand):
-    """Calls of the step and nothing else."""
+    """Call the step and nothing else."""
     batches = itertools.cycle(hand.batches)
 
     def run(iters):
@@ -47,7 +47,7 @@ def bare_calls(hand):
 
 
 def main(argv=None):
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", help="where the ratios are written to")

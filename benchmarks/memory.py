@@ -1,11 +1,11 @@
-"""Whether memory grows while training goes on, and how much the device holds, against the loop by hand.
+"""Measure the growth of memory during training, and the device memory, against the loop by hand.
 
     python -m benchmarks.memory [--iters 10000] [--json FILE]
 
 With a log line every 10 iterations; each loop has a process of its own. The growth, of the tiny MLP alone, is the slope
-of a line through what the process holds, taken at twenty moments of the run after a warm-up. On an accelerator it is
-the peak that the device itself counts that stands for its memory; on a CPU, the bytes of all arrays between two steps
-and those that the largest program takes besides while it runs.
+of a line through the resident memory at twenty moments of the run after a warm-up. The device memory is the peak that
+an accelerator reports; on a CPU, the bytes of all arrays between two steps
+and those that the largest program uses in addition while it runs.
 """
 
 import argparse
@@ -31,18 +31,18 @@ MEBI = 2**20
 
 
 def resident():
-    """What this process holds in memory, in bytes."""
+    """Return the memory of this process, in bytes."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def slope(samples):
-    """The growth from the first to the last of evenly spaced samples, of the line that fits them best."""
+    """Return the growth from the first to the last of evenly spaced samples, of the line that fits them best."""
     return float(np.polyfit(np.arange(len(samples)), samples, 1)[0]) * (len(samples) - 1)
 
 
 def device_memory():
-    """The peak of bytes on the device: as it counts them itself, or what lives now and what programs add to that."""
+    """Return the peak of bytes on the device: as it reports it, or live arrays plus the programs' temporary memory."""
     device = jax.devices()[0]
     if stats := device.memory_stats():
         return stats["peak_bytes_in_use"]
@@ -52,11 +52,11 @@ def device_memory():
 
 
 def measure(name, case, iters):
-    """Growth, unless `iters` is 0, and device memory of one loop, in bytes."""
+    """Return growth, unless `iters` is 0, and device memory of one loop, in bytes."""
     kind, settings = LOOPS[name]
     with tempfile.TemporaryDirectory() as work_dir:
         loop = kind(case, work_dir, log_every=10, **settings)
-        loop.run(iters or 2 * case.block)  # the histories of logged numbers have their full length only then
+        loop.run(iters or 2 * case.block)  # only then the histories of logged numbers have their full length
         samples = []
         for _ in range(SAMPLES if iters else 0):
             loop.run(iters // SAMPLES)
@@ -68,14 +68,14 @@ def measure(name, case, iters):
 
 
 def measure_apart(name, case, iters):
-    """`measure` in a process of its own."""
+    """Run `measure` in its own process."""
     command = [sys.executable, "-m", "benchmarks.memory", "--measure", name, "--case", case.name, "--iters", str(iters)]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(out.splitlines()[-1])
 
 
 def main(argv=None):
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iters", type=int, default=10_000)
     parser.add_argument("--json", help="where the ratios are written to")

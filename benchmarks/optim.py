@@ -1,4 +1,4 @@
-"""What optimizer wrappers cost: ratios within one run, of medians over interleaved repetitions.
+"""Measure optimizer wrappers: ratios within one run, of medians over interleaved repetitions.
 
     python -m benchmarks.optim [--small] [--json FILE]
 
@@ -24,14 +24,14 @@ from jengine.optim import AdamW, AmpOptimWrapper, OptimWrapper
 
 
 def seconds(fn, *args):
-    """The wall time of one call, results waited for, and the results."""
+    """Return the wall time of one call, results waited for, and the results."""
     start = time.perf_counter()
     out = jax.block_until_ready(fn(*args))
     return time.perf_counter() - start, out
 
 
 def medians(subjects, repeat):
-    """Median seconds of each subject, `name -> fn()`, called in turns so that a slow moment strikes all of them."""
+    """Return median seconds of each subject, `name -> fn()`, called in turns so that slow moments affect all."""
     times = {name: [] for name in subjects}
     for _ in range(repeat):
         for name, fn in subjects.items():
@@ -40,19 +40,19 @@ def medians(subjects, repeat):
 
 
 class Loop:
-    """State that is donated from step to step."""
+    """Hold state that is donated from step to step."""
 
     def __init__(self, *state):
         self.state = jax.tree.map(jnp.array, state)
 
     def run(self, fn, *args):
-        """Seconds of `state = fn(*state, *args)`."""
+        """Return seconds of `state = fn(*state, *args)`."""
         spent, self.state = seconds(fn, *self.state, *args)
         return spent
 
 
 def make_update(wrapper):
-    """The compiled update of a wrapper."""
+    """Return the compiled update of a wrapper."""
 
     def update(params, state, grads, hyperparams):
         return wrapper.apply_gradients(grads, state, params, hyperparams)
@@ -61,7 +61,7 @@ def make_update(wrapper):
 
 
 def make_optax(tx):
-    """The compiled update of an optax chain."""
+    """Return the compiled update of an optax chain."""
 
     def update(params, state, grads):
         updates, state = tx.update(grads, state, params)
@@ -71,23 +71,23 @@ def make_optax(tx):
 
 
 def big_params(size):
-    """Eight matrices, `size` parameters together."""
+    """Return eight matrices of `size` parameters together."""
     rng = np.random.default_rng(0)
     return {f"layer{i}": rng.normal(size=(size // 8 // 1024, 1024)).astype(np.float32) for i in range(8)}
 
 
 def examples(size):
-    """A batch of 1,024: gradients then take several times as long as an update, as they do in training."""
+    """Return a batch of 1,024: gradients then take several times as long as an update, as in training."""
     return jnp.asarray(np.random.default_rng(1).normal(size=(1024, size // 8 // 1024)).astype(np.float32))
 
 
 def loss(params, x):
-    """A sum over the matrices, so that all have gradients."""
+    """Return a sum over the matrices, so that all have gradients."""
     return sum(jnp.mean(jnp.tanh(x @ w) ** 2) for w in params.values())
 
 
 def accumulation(size, repeat):
-    """Prints (a); returns the ratios."""
+    """Print (a); return the ratios."""
     params = big_params(size)
     wrapper = OptimWrapper(AdamW(lr=1e-3), accumulative_counts=4)
     wrapper.initialize_count_status(0, -1)
@@ -144,7 +144,7 @@ def accumulation(size, repeat):
 
 
 def groups(leaves, repeat):
-    """Prints (b); returns the ratios."""
+    """Print (b); return the ratios."""
     rng = np.random.default_rng(0)
     params = {f"layer{i:04d}": rng.normal(size=(16, 16)).astype(np.float32) for i in range(leaves)}
     grads = jax.tree.map(lambda p: jnp.asarray(p * 0.01), params)
@@ -178,7 +178,7 @@ def groups(leaves, repeat):
 
 
 def loss_scaling(size, repeat):
-    """Prints (c); returns the ratio."""
+    """Print (c); return the ratio."""
     params = big_params(size)
     batch = examples(size)
     subjects = {}

@@ -1,4 +1,4 @@
-"""What benchmarks print and keep: tables, ratios, and the machine they were measured on."""
+"""Format and store the output of benchmarks: tables, ratios, and the machine."""
 
 import importlib.metadata
 import json
@@ -8,7 +8,7 @@ import platform
 
 
 def table(columns, rows):
-    """A table of text: the first columns to the left, numbers to the right."""
+    """Return a table as text: the first column aligned left, numbers right."""
     cells = [list(columns), *[[str(cell) for cell in row] for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     numeric = [all(_is_number(row[i]) for row in cells[1:]) for i in range(len(columns))]
@@ -23,20 +23,20 @@ def table(columns, rows):
 
 
 def write_ratios(path, ratios):
-    """Writes ratios, name -> number, as JSON; `path` None writes nothing."""
+    """Write ratios, name -> number, as JSON; do nothing if `path` is None."""
     if path is not None:
         pathlib.Path(path).write_text(json.dumps({name: round(value, 4) for name, value in ratios.items()}))
 
 
 def has_accelerator():
-    """Whether JAX has found something else than CPUs."""
+    """Return whether JAX has found devices other than CPUs."""
     import jax
 
     return jax.default_backend() != "cpu"
 
 
 def machine():
-    """What the numbers were measured on, in a line: processor, cores, accelerator."""
+    """Return the machine in one line: processor, cores, accelerator."""
     import jax
 
     device = jax.devices()[0]
@@ -45,7 +45,7 @@ def machine():
 
 
 def versions(*packages):
-    """Python and packages with their versions, in a line."""
+    """Return Python and packages with their versions, in one line."""
     found = [f"{name} {importlib.metadata.version(name)}" for name in packages]
     return ", ".join([f"Python {platform.python_version()}", *found])
 
@@ -55,7 +55,7 @@ def _is_number(text):
 
 
 def _processor():
-    """The processor's name; its architecture where the system does not tell."""
+    """Return the processor's name, or its architecture if the system has no name."""
     info = pathlib.Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What is kept of the benchmarks: RESULTS.md, section by section, and the ratios that later runs are held to."""
+"""Store the results of the benchmarks: RESULTS.md, by section, and the ratios that later runs are compared with."""
 
 import re
 from typing import NamedTuple
@@ -7,7 +7,7 @@ TOLERANCE = 0.10  # how much worse a ratio may be than the accepted one; all rat
 
 
 class Change(NamedTuple):
-    """A ratio of this run beside the accepted one, None for a new one."""
+    """Compare a ratio of this run with the accepted one, None for a new one."""
 
     name: str
     accepted: float | None
@@ -15,12 +15,12 @@ class Change(NamedTuple):
 
     @property
     def worse(self):
-        """Whether it is worse by more than is tolerated."""
+        """True if it is worse by more than the tolerance."""
         return self.accepted is not None and self.found > self.accepted * (1 + TOLERANCE)
 
     @property
     def verdict(self):
-        """A word on it."""
+        """The verdict in a word."""
         if self.accepted is None:
             return "new"
         if self.worse:
@@ -29,11 +29,11 @@ class Change(NamedTuple):
 
 
 def judge(accepted, found):
-    """Holds the ratios of a run to the accepted ones.
+    """Compare the ratios of a run with the accepted ones.
 
     Args:
       accepted: name -> ratio, as committed.
-      found: name -> ratio, of this run; what it has not measured is not judged.
+      found: name -> ratio, of this run; missing names are not compared.
 
     Returns:
       A `Change` for each name in `found`, in its order.
@@ -42,12 +42,12 @@ def judge(accepted, found):
 
 
 def best_of(first, second):
-    """The lower ratio of two measurements of the same: what disturbs a measurement only ever adds."""
+    """Return the lower ratio of two measurements of the same: disturbances only ever add."""
     return {name: min(value, second.get(name, value)) for name, value in first.items()}
 
 
 def replace_section(document, title, body):
-    """The document with the section `## title` replaced, or added at its end.
+    """Return the document with the section `## title` replaced, or added at its end.
 
     Args:
       document: text in Markdown whose sections begin with `## `.

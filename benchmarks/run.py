@@ -1,8 +1,8 @@
-"""A whole run of the tiny MLP: data, steps and log, against the loop by hand.
+"""Measure a whole run of the tiny MLP: data, steps and log, against the loop by hand.
 
     python -m benchmarks.run [--rounds 5] [--json FILE]
 
-64,000 rows in memory, shuffled anew in each epoch, batches of 64, and every 10 iterations a line in the log file and
+64,000 rows in memory, shuffled in each epoch, batches of 64, and every 10 iterations a line in the log file and
 one in a file of JSON lines. The loop by hand draws its batches by fancy indexing and writes one line. Times are
 microseconds an iteration, measured in turns in one process; a block is an epoch.
 """
@@ -24,7 +24,7 @@ CHUNKS = (1, 10, 100)
 
 
 class ShuffledBatches:
-    """The batches of an epoch by index, in a new order from the first one on."""
+    """Yield the batches of an epoch by index, in a new order from the first one on."""
 
     def __init__(self, columns):
         self._columns = columns

@@ -1,11 +1,11 @@
-"""What an iteration costs with the Runner, against the loop that one would write by hand.
+"""Measure an iteration with the Runner, against the loop that one would write by hand.
 
     python -m benchmarks.speed [--case mlp] [--variant plain] [--rounds 5] [--json FILE]
 
 Three networks, each plain, with a log line every 10 iterations, with an average of the parameters, and with a
 checkpoint every 100. Times are microseconds an iteration; ratios are over the loop by hand, measured in the same
-process in turns, with the interval of 95 % for each. "CPU ratio" is that of the time on all cores, "main" what the main
-thread spends on a core beyond the loop by hand.
+process in turns, with the interval of 95 % for each. "CPU ratio" is that of the time on all cores, "main" the CPU
+time of the main thread beyond the loop by hand.
 """
 
 import argparse
@@ -24,11 +24,11 @@ VARIANTS = {
     "EMA": dict(ema=True),
     "save every 100": dict(save_every=100),
 }
-WARM_UP = 2  # blocks: the first calls compile, the next ones tell the Runner how long a step takes
+WARM_UP = 2  # blocks: not measured, because the first calls compile
 
 
 def measure(case, variant, work_dir, rounds):
-    """name of the loop -> `Times`: by hand, through the Runner, and through the Runner with chunks of steps."""
+    """Return `Times` by name of the loop: by hand, through the Runner, and through the Runner with chunks of steps."""
     settings = VARIANTS[variant]
     block = max(case.block, settings.get("save_every", 0))
     loops = {"by hand": ByHand(case, os.path.join(work_dir, "hand"), **settings)}
@@ -47,7 +47,7 @@ def measure(case, variant, work_dir, rounds):
 
 
 def main(argv=None):
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=[case.name for case in CASES], help="only this network")
     parser.add_argument("--variant", choices=VARIANTS, help="only this variant")

@@ -1,8 +1,8 @@
-"""What starting costs: imports, the command line, and the way from a process's start to its first finished step.
+"""Measure a start: imports, the command line, and the time from a process's start to its first finished step.
 
     python -m benchmarks.startup [--rounds 10] [--json FILE]
 
-Every figure is of fresh processes, in turns. The script by hand imports what it needs and no more, and trains the small
+Every figure is of fresh processes, in turns. The script by hand imports only its needs, and trains the small
 CNN as the Runner does; with a warm cache both find their programs compiled.
 """
 
@@ -27,16 +27,16 @@ FIRST_STEP = {"by hand": "by_hand", "Runner": "by_runner"}
 
 
 class Spent(NamedTuple):
-    """Seconds of a process: by the clock, and on a core, of all its threads."""
+    """Hold the seconds of a process: wall time, and CPU time of all its threads."""
 
     wall: float
     cpu: float
 
 
 def spend(command, **settings):
-    """Runs a command to its end, with the environment's variables changed by `settings`."""
+    """Run a command to its end, with the environment's variables changed by `settings`."""
     environment = {**os.environ, **settings}
-    # where that is set, every start would compile the engine's source, unlike what pip has installed
+    # if it is set, every start compiles the engine's source, unlike an installation by pip
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     start = time.perf_counter()
     with open(os.devnull, "w") as nowhere:
@@ -49,7 +49,7 @@ def spend(command, **settings):
 
 
 def medians(commands, rounds):
-    """name -> median `Spent`, of `commands`: name -> `run()`; the first time, which fills caches, does not count."""
+    """Return name -> median `Spent` of `commands`: name -> `run()`; the first call, which fills caches, is dropped."""
     found = {name: [] for name in commands}
     for i in range(rounds + 1):
         for name, run in commands.items():
@@ -60,15 +60,15 @@ def medians(commands, rounds):
 
 
 def first_step(name, cache):
-    """A process that ends with its first finished step; `cache` None is a new and empty one each time."""
+    """Run a process that ends with its first finished step; `cache` None is a new and empty one each time."""
     command = [sys.executable, "-m", "benchmarks.first_step", FIRST_STEP[name]]
     settings = dict(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.1")
-    with tempfile.TemporaryDirectory() as empty:  # the work dir goes there too
+    with tempfile.TemporaryDirectory() as empty:  # for the work dir too
         return spend(command, JAX_COMPILATION_CACHE_DIR=cache or empty, TMPDIR=empty, **settings)
 
 
 def main(argv=None):
-    """Prints the tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", help="where the ratios are written to")

@@ -1,9 +1,9 @@
-"""Compares loops by the clock on a machine that others use too.
+"""Compare loops by the clock on a machine with other load.
 
-The loops run in turns, block by block, so that a slow moment of the machine strikes all of them. A round is some turns,
-of which the median counts; of the rounds the quietest one, for what disturbs only ever adds. Beside the wall time the
-time that was spent on a core is kept, of the main thread and of the whole process: on a busy machine the wall time also
-says who had to wait.
+The loops run in turns, block by block, so that a slow moment of the machine affects all of them. A round is some turns,
+of which the median counts; of the rounds the fastest one, because disturbances only ever add. Besides the wall time the
+CPU time is kept, of the main thread and of the whole process: on a busy machine the wall time also
+contains the waiting for a core.
 """
 
 import gc
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Ratio(NamedTuple):
-    """A median, and the interval that holds the true one in 19 of 20 measurements."""
+    """Hold a median, and the interval that contains the true one in 19 of 20 measurements."""
 
     median: float
     low: float
@@ -26,12 +26,12 @@ class Ratio(NamedTuple):
 
 
 class Times(NamedTuple):
-    """What an iteration takes, in microseconds, and in proportion to the loop that all are compared with.
+    """Hold the time of an iteration, in microseconds, and its ratio to that of the loop that all are compared with.
 
     Attributes:
       wall: by the clock.
       thread: on a core, in the main thread.
-      wall_more, thread_more: what that is more, the median over all turns.
+      wall_more, thread_more: their excess, the median over all turns.
       ratio: of the wall time, over all turns.
       cpu_ratio: of the whole process's time on all cores, likewise.
     """
@@ -51,7 +51,7 @@ class _Block(NamedTuple):
 
 
 def time_block(run, iters):
-    """What an iteration of `run(iters)` takes, in microseconds."""
+    """Return the time of an iteration of `run(iters)`, in microseconds."""
     begin = time.perf_counter(), time.thread_time(), time.process_time()
     run(iters)
     end = time.perf_counter(), time.thread_time(), time.process_time()
@@ -59,21 +59,21 @@ def time_block(run, iters):
 
 
 def compare(loops, block, turns, rounds):
-    """The times of several loops, measured in turns.
+    """Return the times of several loops, measured in turns.
 
-    A ratio or difference is the median over all turns, each of them a block of the loop against a block beside it of
+    A ratio or difference is the median over all turns, each of them a block of the loop against a neighbouring block of
     the first one: that is finer than the times themselves, since the machine is as quiet or busy for both.
 
     Args:
       loops: name -> `run(iters)`; all are compared with the first.
       block: iterations in a block.
       turns: blocks of each loop in a round.
-      rounds: how many rounds.
+      rounds: number of rounds.
 
     Returns:
       name -> `Times`.
     """
-    found = {name: [] for name in loops}  # of each round a list of blocks
+    found = {name: [] for name in loops}  # a list of blocks for each round
     order = list(loops)
     for _ in range(rounds):
         gc.collect()
@@ -82,7 +82,7 @@ def compare(loops, block, turns, rounds):
         for _ in range(turns):
             for name in order:
                 found[name][-1].append(time_block(loops[name], block))
-            order.append(order.pop(0))  # nobody always comes after the same one
+            order.append(order.pop(0))  # no loop always comes after the same one
     first = list(itertools.chain(*found[next(iter(loops))]))
     return {name: _times(own_rounds, first) for name, own_rounds in found.items()}
 
@@ -101,7 +101,7 @@ def _times(own_rounds, first):
 
 def _ratio(ratios):
     ratios = sorted(ratios)
-    # the places of the median's interval in a sorted sample: half as many lie below it, give or take two deviations
+    # the ranks of the median's interval in a sorted sample: half the sample, plus or minus two standard deviations
     reach = 0.98 * math.sqrt(len(ratios))
     low, high = math.floor(len(ratios) / 2 - reach), math.ceil(len(ratios) / 2 + reach)
     return Ratio(statistics.median(ratios), ratios[max(low, 0)], ratios[min(high, len(ratios)) - 1])

@@ -1,7 +1,7 @@
-"""What every error of the engine says: what was found, where in the config, what was expected, the closest name.
+"""Report errors with the config path, the expected and the actual value, and the closest legal name.
 
-The place in the config is kept in a context variable, so that a constructor five calls deep need not be told where
-its arguments came from: `place` marks the way down, and whatever exception leaves it carries the full path as a note.
+The current path in the config is kept in a context variable, so that a constructor five calls deep needs no argument
+for it: `config_path` extends it, and every exception that leaves carries the full path as a note.
 """
 
 import contextlib
@@ -13,21 +13,21 @@ _PLACE: contextvars.ContextVar[tuple[str | int, ...]] = contextvars.ContextVar("
 
 
 class ConfigError(ValueError):
-    """The config asks for something that cannot be built."""
+    """Signal that the config asks for something that cannot be built."""
 
 
 class UnknownNameError(KeyError):
-    """A name that no registry or table knows. Prints its message as it is (KeyError would print its repr)."""
+    """Signal a name that no registry or table has. Print its message unchanged (KeyError would print its repr)."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 def closest(name: str, candidates: Iterable[str]) -> str:
-    """Says which of `candidates` was probably meant.
+    """Return a hint at the candidate that was probably meant.
 
     Args:
-      name: what was found.
+      name: the given name.
       candidates: the legal names.
 
     Returns:
@@ -43,8 +43,9 @@ def closest(name: str, candidates: Iterable[str]) -> str:
     return f"; expected one of: {', '.join(names)}" if names else ""
 
 
-def where() -> str:
-    """The current place in the config as one types it, `custom_hooks[0].interval`; empty outside any `place`."""
+def current_config_path() -> str:
+    """Return the current path in the config in its written form, `custom_hooks[0].interval`; empty outside
+    `config_path`."""
     text = ""
     for key in _PLACE.get():
         text += f"[{key}]" if isinstance(key, int) else (f".{key}" if text else str(key))
@@ -52,14 +53,14 @@ def where() -> str:
 
 
 @contextlib.contextmanager
-def place(*keys: str | int) -> Iterator[None]:
-    """Marks that what happens inside is about `keys` of the config; an exception that leaves gains a note saying so."""
+def config_path(*keys: str | int) -> Iterator[None]:
+    """Run the body under `keys` of the config; an exception that leaves gets a note with the path."""
     token = _PLACE.set((*_PLACE.get(), *keys))
     try:
         yield
     except Exception as error:
         if not any(note.startswith("in the config at ") for note in getattr(error, "__notes__", ())):
-            error.add_note(f"in the config at `{where()}`")
+            error.add_note(f"in the config at `{current_config_path()}`")
         raise
     finally:
         _PLACE.reset(token)

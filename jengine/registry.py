@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from jengine.errors import UnknownNameError, closest, place
+from jengine.errors import UnknownNameError, closest, config_path
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -85,7 +85,7 @@ class Registry:
         if entry is None:
             raise TypeError(f"{self._one} needs a 'type'; found only the keys {sorted(map(str, arguments))}")
         if isinstance(entry, str):
-            with place("type"):
+            with config_path("type"):
                 entry = self.get(entry)
         check_arguments(entry, arguments)
         return entry(**arguments)

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from jengine.errors import UnknownNameError, closest, place, where
+from jengine.errors import UnknownNameError, closest, config_path, current_config_path
 from jengine.registry import HOOKS, Registry
 
 
@@ -73,12 +73,12 @@ def test_bad_configs_say_what_is_wrong(tools, cfg, message):
 
 
 def test_the_place_in_the_config_is_a_note_on_the_error():
-    with pytest.raises(ValueError, match="boom") as error, place("custom_hooks", 0):  # noqa: PT012
-        assert where() == "custom_hooks[0]"
-        with place("interval"):
+    with pytest.raises(ValueError, match="boom") as error, config_path("custom_hooks", 0):  # noqa: PT012
+        assert current_config_path() == "custom_hooks[0]"
+        with config_path("interval"):
             raise ValueError("boom")
     assert error.value.__notes__ == ["in the config at `custom_hooks[0].interval`"]
-    assert where() == ""
+    assert current_config_path() == ""
 
 
 def test_unknown_name_error_prints_its_message():

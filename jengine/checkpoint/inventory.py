@@ -1,4 +1,4 @@
-"""What checkpoints a run has, why each is there, and taking some away by hand."""
+"""List the checkpoints of a run with the reason for each, and remove some by hand."""
 
 import dataclasses
 import json
@@ -24,16 +24,16 @@ from jengine.errors import closest
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """One checkpoint of a run.
+class CheckpointEntry:
+    """Describe one checkpoint of a run.
 
     Attributes:
       path: its directory.
       size: bytes on disk.
-      fault: what keeps it from being whole; None when it is.
+      fault: the reason why it is corrupt; None if it is not.
       latest: whether a resumed run would start from it.
-      reason: why it is kept, as the run said in its newest checkpoint; empty where it said nothing.
-      meta: its `meta` entry (iter, epoch, time, …); empty where there is none.
+      reason: the reason for keeping it, from the newest checkpoint of the run; empty if unknown.
+      meta: its `meta` entry (iter, epoch, time, …); empty if it has none.
       metrics: those of the validation at its iteration.
     """
 
@@ -51,11 +51,11 @@ class Entry:
         return os.path.basename(self.path)
 
 
-def take_inventory(work_dir: str | os.PathLike[str]) -> list[Entry]:
-    """Every checkpoint of a run, torn ones too, in the order of their iterations, those of one by name.
+def read_inventory(work_dir: str | os.PathLike[str]) -> list[CheckpointEntry]:
+    """Return every checkpoint of a run, corrupt ones too, sorted by iteration, then by name.
 
     Args:
-      work_dir: the run's directory. If it holds none itself, those beside the one that `last_checkpoint` names count.
+      work_dir: the run's directory. If it has none itself, those next to the one that `last_checkpoint` names.
 
     Raises:
       FileNotFoundError: there is no such directory.
@@ -75,7 +75,7 @@ def take_inventory(work_dir: str | os.PathLike[str]) -> list[Entry]:
     for path in paths:
         meta = rests.get(path, {}).get("meta", {})
         entries.append(
-            Entry(
+            CheckpointEntry(
                 path=str(path),
                 size=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
                 fault=faults[path],
@@ -88,23 +88,23 @@ def take_inventory(work_dir: str | os.PathLike[str]) -> list[Entry]:
     return sorted(entries, key=lambda entry: (entry.meta.get("iter", -1), entry.name))
 
 
-def remove(work_dir: str | os.PathLike[str], names: Iterable[str], *, force: bool = False) -> list[Entry]:
-    """Removes checkpoints of a run.
+def remove(work_dir: str | os.PathLike[str], names: Iterable[str], *, force: bool = False) -> list[CheckpointEntry]:
+    """Remove checkpoints of a run.
 
     Args:
       work_dir: the run's directory.
       names: of the checkpoints.
-      force: whether the latest may go too; `last_checkpoint` then names the newest one left.
+      force: whether to allow the latest too; `last_checkpoint` then names the newest one left.
 
     Returns:
-      What was removed.
+      The removed checkpoints.
 
     Raises:
-      FileNotFoundError: a name that is no checkpoint of the run. ValueError: the latest, without `force`; or one that
+      FileNotFoundError: a name without a checkpoint in the run. ValueError: the latest, without `force`; or one that
         is being saved. Nothing was removed.
     """
     root = Path(work_dir).absolute()
-    by_name = {entry.name: entry for entry in take_inventory(root)}
+    by_name = {entry.name: entry for entry in read_inventory(root)}
     doomed = []
     for name in dict.fromkeys(names):
         if name not in by_name:
@@ -120,12 +120,12 @@ def remove(work_dir: str | os.PathLike[str], names: Iterable[str], *, force: boo
     for entry in doomed:
         checkpointer.delete(entry.path)
     if pointer is not None and pointer.name in {entry.name for entry in doomed}:
-        _point_anew(root, Path(doomed[0].path).parent)
+        _repoint(root, Path(doomed[0].path).parent)
     return doomed
 
 
-def _point_anew(root: Path, directory: Path) -> None:
-    """`last_checkpoint` names the newest that is left in `directory`; with none left, it goes."""
+def _repoint(root: Path, directory: Path) -> None:
+    """Point `last_checkpoint` to the newest one left in `directory`; remove it if there is none."""
     (root / POINTER).unlink()
     latest = find_latest(directory)
     if latest is not None:
@@ -133,7 +133,7 @@ def _point_anew(root: Path, directory: Path) -> None:
 
 
 def _reasons(rests: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
-    """By name, from what was saved last: each checkpoint says why those there were kept at that time."""
+    """Return reasons by name, from the newest checkpoint: each stores why those of its time were kept."""
     said = {path: rest for path, rest in rests.items() if _keepers(rest)}
     if not said:
         return {}
@@ -142,7 +142,7 @@ def _reasons(rests: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _metrics(rests: Mapping[Path, Mapping[str, Any]]) -> dict[int, dict[str, float]]:
-    """By iteration: of the validations that checkpoints know of, and the scores that best ones were saved for."""
+    """Return metrics by iteration: of validations stored in checkpoints, and the scores of best ones."""
     metrics: dict[int, dict[str, float]] = {}
     for path, rest in rests.items():
         for _, iteration, values in rest.get("validations", []):
@@ -156,7 +156,7 @@ def _metrics(rests: Mapping[Path, Mapping[str, Any]]) -> dict[int, dict[str, flo
 
 
 def _keepers(rest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The states of the CheckpointHooks, of which a run may have several under names of their own."""
+    """Return the states of the CheckpointHooks; a run may have several under different names."""
     hooks = rest.get("hooks", {}).values()
     return [state for state in hooks if isinstance(state, Mapping) and "reasons" in state]
 

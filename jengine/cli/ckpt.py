@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import jax
 
-    from jengine.checkpoint.inventory import Entry
+    from jengine.checkpoint.inventory import CheckpointEntry
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -47,11 +47,11 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    from jengine.checkpoint.inventory import take_inventory
+    from jengine.checkpoint.inventory import read_inventory
     from jengine.checkpoint.lock import is_locked
     from jengine.logging import format_table
 
-    entries = take_inventory(args.work_dir)
+    entries = read_inventory(args.work_dir)
     training = is_locked(args.work_dir)
     if entries:
         columns = ["checkpoint", "epoch", "iter", "saved", "size", "validation", "kept because", "state"]
@@ -63,7 +63,7 @@ def _ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     print(f" in {os.path.abspath(args.work_dir)}" + ("; a run is training there" if training else ""))
 
 
-def _row(entry: "Entry", training: bool) -> list[Any]:
+def _row(entry: "CheckpointEntry", training: bool) -> list[Any]:
     state = "whole" if entry.fault is None else "torn: " + entry.fault
     if entry.name.endswith(".incoming") and training:
         state = "being saved"

@@ -65,7 +65,7 @@ def on_devices(
         raise ConfigError("there is nothing to plan: the config needs train_cfg and train_dataloader, as a config")
     parallel = dict((cfg.get("parallel") or {"type": "Pjit"}).items())
     if parallel.get("type") == "SingleDevice":
-        raise ConfigError("the config asks for a SingleDevice: plan is for Pjit or Replica")
+        raise ConfigError("the config asks for a SingleDevice: plan is for Pjit or DataParallel")
     if mesh is not None:
         parallel["mesh"] = dict(mesh)
     if "impl" in parallel:  # a pmap exchanges the same, but shows nothing before it runs

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from jengine.errors import ConfigError, closest, where
+from jengine.errors import ConfigError, closest, current_config_path
 
 
 def check_keys(cfg: Iterable[str], known: Iterable[str], hint: str = "") -> None:
@@ -19,5 +19,5 @@ def check_keys(cfg: Iterable[str], known: Iterable[str], hint: str = "") -> None
     names = set(known)
     for key in cfg:
         if key not in names:
-            level = f"`{where()}`" if where() else "the top level of the config"
+            level = f"`{current_config_path()}`" if current_config_path() else "the top level of the config"
             raise ConfigError(f"unknown key {key!r} at {level}{closest(str(key), names)}{f' ({hint})' if hint else ''}")

@@ -5,7 +5,7 @@ from typing import Any
 from ml_collections import FieldReference
 
 from jengine.config.containers import entries, is_mapping
-from jengine.errors import place
+from jengine.errors import config_path
 
 
 def resolve(cfg: Any) -> dict[str, Any]:
@@ -35,13 +35,13 @@ def _plain(value: Any) -> Any:
     if is_mapping(value):
         result = {}
         for key, item in entries(value):
-            with place(key):
+            with config_path(key):
                 result[key] = _plain(item)
         return result
     if type(value) in (list, tuple):
         items = []
         for index, item in enumerate(value):
-            with place(index):
+            with config_path(index):
                 items.append(_plain(item))
         return type(value)(items)
     return value

@@ -1,4 +1,4 @@
-"""Batches of a source, taken one or several at a time."""
+"""Take one or several batches of a source at a time."""
 
 import collections
 import itertools

@@ -1,4 +1,4 @@
-"""From the dataloader of a config to a loader."""
+"""Build a loader from the dataloader section of a config."""
 
 import inspect
 from collections.abc import Mapping
@@ -7,10 +7,10 @@ from typing import Any
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
 from jengine.data.samplers import DefaultSampler
-from jengine.errors import place
+from jengine.errors import config_path
 from jengine.registry import DATA_SAMPLERS, DATASETS, check_arguments
 
-# Settings of MMEngine's configs that have nothing to set here, and why.
+# Settings of MMEngine's configs without a counterpart here, and why.
 _NEEDLESS = {
     "persistent_workers": "workers stay alive between epochs",
     "pin_memory": "the next batch is on its way to the device before it is needed",
@@ -21,16 +21,16 @@ _NEEDLESS = {
 def build_dataloader(
     cfg_or_loader: Any, *, train: bool, seed: int = 0, process_index: int = 0, process_count: int = 1
 ) -> DataLoader | IterableLoader:
-    """Builds the loader that a config describes, or adapts one that exists.
+    """Build the loader that a config describes, or adapt one that exists.
 
     Args:
       cfg_or_loader: a dict of `DataLoader`'s arguments, in which `dataset` and `sampler` may be dicts with a `type`;
-        or a loader; or any iterable of batches with a length. It is left as it was.
-      train: whether the data are for training: then the order is shuffled and `drop_last` is True unless said
-        otherwise, else they come in order and the last batch is padded.
+        or a loader; or any iterable of batches with a length. It is not modified.
+      train: whether the data are for training: then the order is shuffled and `drop_last` is True by
+        default, else they come in order and the last batch is padded.
       seed: seed of the sampler, unless the config gives one.
       process_index: this process.
-      process_count: how many processes share the data.
+      process_count: number of processes that share the data.
 
     Returns:
       A sized loader with `set_epoch(epoch, start=0)` that yields numpy pytrees.
@@ -47,11 +47,11 @@ def build_dataloader(
         if key in arguments:
             raise TypeError(f"a dataloader has no argument {key!r}: {reason}; remove it")
     check_arguments(DataLoader, arguments)
-    with place("dataset"):
+    with config_path("dataset"):
         if hasattr(arguments["dataset"], "items"):
             arguments["dataset"] = DATASETS.build(arguments["dataset"])
     share: dict[str, Any] = {"seed": seed, "process_index": process_index, "process_count": process_count}
-    with place("sampler"):
+    with config_path("sampler"):
         arguments["sampler"] = _build_sampler(arguments["sampler"], arguments["dataset"], train, share)
     return DataLoader(**arguments)
 
@@ -63,7 +63,7 @@ def _build_sampler(cfg: Any, dataset: Any, train: bool, share: dict[str, Any]) -
         return cfg
     kind = cfg.get("type")
     if isinstance(kind, str):
-        with place("type"):
+        with config_path("type"):
             kind = DATA_SAMPLERS.get(kind)
     wanted = inspect.signature(kind).parameters if callable(kind) else {}
     extra = {key: value for key, value in share.items() if key in wanted and cfg.get(key) is None}

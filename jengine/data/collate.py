@@ -1,4 +1,4 @@
-"""Samples to batches: stacking, and padding a short batch with rows that a mask marks as not real."""
+"""Collate samples to batches: stack them, and pad a short batch with rows that a mask marks as not real."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ MASK = "mask"
 
 
 def default_collate(samples: Sequence[Any]) -> Any:
-    """Stacks samples along a new leading axis.
+    """Stack samples along a new leading axis.
 
     Args:
       samples: pytrees of equal structure whose leaves have equal shapes: arrays, numbers, CPU tensors.
@@ -37,7 +37,7 @@ def stack_batches(batches: Sequence[Any]) -> Any:
         if isinstance(leaves[0], jax.Array):
             return jnp.stack(leaves)
         first = np.asarray(leaves[0])
-        # of many small arrays `np.stack` takes five times as long
+        # `np.stack` takes five times as long for many small arrays
         return np.concatenate(leaves).reshape(len(leaves), *first.shape) if first.ndim else np.stack(leaves)
 
     return jax.tree.map(stack, *batches)
@@ -47,55 +47,54 @@ _ARRAY = {np.ndarray}
 
 
 def is_flat(batch: Any) -> bool:
-    """Whether it is the usual batch, a dict of host arrays, which needs no walk over a tree."""
+    """Return whether a batch is a dict of host arrays, which can be handled without walking a tree."""
     return type(batch) is dict and set(map(type, batch.values())) <= _ARRAY
 
 
 def row_count(batch: Any) -> int:
-    """The leading axis of a batch, which all its leaves share.
+    """Return the length of the leading axis of a batch, which all its leaves share.
 
     Raises:
-      ValueError: there is no array, a leaf has no leading axis, or two leaves differ in it.
+      ValueError: no array, a leaf without a leading axis, or two leaves that differ in it.
     """
     leaves = list(batch.values()) if is_flat(batch) else jax.tree.leaves(batch)
     sizes = {leaf.shape[:1] if type(leaf) is np.ndarray else np.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) != 1 or () in sizes:
         found = {path: np.shape(leaf) for path, leaf in paths.flatten(batch).items()} or "no array"
-        raise ValueError(f"the arrays of a batch or a dataset share their leading axis; found {found}")
+        raise ValueError(f"the arrays of a batch or a dataset must share their leading axis, got {found}")
     return sizes.pop()[0]
 
 
 def pad_rows(batch: Any, size: int) -> Any:
-    """Repeats the last row of every array until the batch has `size` rows."""
+    """Repeat the last row of every array until the batch has `size` rows."""
     missing = size - row_count(batch)
     return jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)]), batch)
 
 
 def with_mask(batch: Any, mask: np.ndarray) -> dict[Any, Any]:
-    """Adds which rows are real.
+    """Add the mask of the real rows.
 
     Args:
       batch: a dict of arrays with leading axis B.
       mask: bool[B], True for a real row.
 
     Raises:
-      TypeError: the batch is no dict. ValueError: it has an entry of that name.
+      TypeError: the batch is not a dict. ValueError: it has an entry of that name.
     """
     if not isinstance(batch, Mapping):
         raise TypeError(
-            f"a batch that may be padded is a dict, to which {MASK!r} (bool[B], True = a real row) is added; found "
+            f"a batch that may be padded must be a dict, to which {MASK!r} (bool[B], True = a real row) is added, got "
             f"{type(batch).__name__}: return a dict, or use drop_last=True"
         )
     if MASK in batch:
         raise ValueError(
-            f"the batch has an entry {MASK!r} of its own; with drop_last=False that name says which rows are real: "
-            "rename the entry"
+            f"the batch must not have an entry {MASK!r}; with drop_last=False it marks the real rows: rename the entry"
         )
     return {**batch, MASK: mask}
 
 
 def _difference(samples: Sequence[Any]) -> str:
-    """What keeps the samples from being stacked."""
+    """Return the difference that keeps the samples from being stacked."""
     first = paths.flatten(samples[0])
     structure: Any = jax.tree.structure(samples[0])
     for index, sample in enumerate(samples):

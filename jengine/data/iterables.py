@@ -1,4 +1,4 @@
-"""Loaders of other libraries: anything with a length that yields batches, seen as the engine's own loader."""
+"""Adapt loaders of other libraries: anything with a length that yields batches, with the interface of `DataLoader`."""
 
 import copy
 import itertools
@@ -13,25 +13,25 @@ from jengine.data.collate import is_flat, pad_rows, row_count, with_mask
 
 
 class IterableLoader:
-    """Yields the batches of a foreign loader as numpy pytrees of one size.
+    """Yield the batches of a foreign loader as numpy pytrees of one size.
 
     A PyTorch DataLoader, a list of batches, or TensorFlow data through `tfds.as_numpy` will do. To start in the middle
-    of an epoch, the batches before are read and dropped: only the source itself could do better.
+    of an epoch, the batches before are read and dropped: only the source itself could avoid it.
 
     Args:
-      iterable: has `__len__` (batches of an epoch) and `__iter__` (a new pass); it is told the epoch through
+      iterable: has `__len__` (batches of an epoch) and `__iter__` (a new pass); it gets the epoch through
         `set_epoch`, `sampler.set_epoch` or `batch_sampler.sampler.set_epoch`, the first that it has. With several
         processes it yields this process's share.
       train: whether a smaller last batch is dropped, with one warning. When False it is padded, and every batch gets
         `mask`: bool[B], True for a real row.
-      num_batch_per_epoch: cuts the epoch to that many batches.
+      num_batch_per_epoch: limits the epoch to that many batches.
 
     Attributes:
-      device_prefetch: batches that a loop sends to the device ahead of the one that it computes on: what the iterable
-        says under that name, else 2.
+      device_prefetch: batches that a loop sends to the device ahead of the one that it computes on: the iterable's
+        attribute of that name, else 2.
 
     Raises:
-      TypeError: no length, or an iterator that can be gone through only once. ValueError: no batches.
+      TypeError: no length, or an iterator that allows only one pass. ValueError: no batches.
     """
 
     def __init__(self, iterable: Iterable[Any], train: bool, num_batch_per_epoch: int | None = None) -> None:
@@ -39,12 +39,12 @@ class IterableLoader:
         self.train = train
         self.device_prefetch: int = getattr(iterable, "device_prefetch", 2)
         self._total = _length(iterable)
-        self._ragged = _last_is_smaller(iterable, self._total)  # None: only the end of a pass will tell
+        self._ragged = _last_is_smaller(iterable, self._total)  # None: unknown before the end of a pass
         self._limit = num_batch_per_epoch
         if self._ragged and train:
             self._drop_last()
         if len(self) < 1:
-            raise ValueError("the data have no whole batch: give at least one, or a smaller batch size")
+            raise ValueError("the data must have at least one whole batch; reduce the batch size")
         self._epoch = self._start = self._position = 0
         self._rows: int | None = None
 
@@ -55,7 +55,7 @@ class IterableLoader:
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a batch, where the loader tells, or a batch was seen."""
+        """Rows of a batch, if the loader has the number or a batch was read; else None."""
         size = getattr(self.iterable, "batch_size", None)
         return size if isinstance(size, int) else self._rows
 
@@ -68,13 +68,13 @@ class IterableLoader:
         return self._epoch
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Makes the next iteration yield `epoch` from batch `start` on; those before are read and dropped.
+        """Set the next iteration to `epoch` from batch `start` on; those before are read and dropped.
 
         Raises:
-          ValueError: `start` is not a place in the epoch.
+          ValueError: `start` is not a position in the epoch.
         """
         if not 0 <= start <= len(self):
-            raise ValueError(f"start is a batch of the epoch, 0 to {len(self)}, found {start}")
+            raise ValueError(f"start must be a batch of the epoch, 0 to {len(self)}, got {start}")
         for owner in (self.iterable, _attribute(self.iterable, "sampler"),
                       _attribute(self.iterable, "batch_sampler", "sampler")):  # fmt: skip
             if hasattr(owner, "set_epoch"):
@@ -88,24 +88,24 @@ class IterableLoader:
         return self._batches(start)
 
     def state_dict(self) -> dict[str, int]:
-        """The place after the last batch that was handed out: the epoch, and the batches handed out in it."""
+        """Return the position after the last batch that was yielded: the epoch, and the batches yielded in it."""
         if self._position >= len(self):
             return {"epoch": self._epoch + 1, "position": 0}
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continues at the place that `state_dict` told."""
+        """Continue at the position that `state_dict` returned."""
         self.set_epoch(int(state["epoch"]), int(state["position"]))
 
-    def another(self, epoch: int) -> "IterableLoader":
-        """A loader of the same batches that stands at `epoch`, for a look aside; passes of the source must be apart.
+    def copy_at_epoch(self, epoch: int) -> "IterableLoader":
+        """Return a loader of the same batches at the start of `epoch`; passes of the source must be independent.
 
         Raises:
-          ValueError: a source with `persistent_workers`, which starts a new pass by ending the one under way.
+          ValueError: a source with `persistent_workers`, which starts a new pass by ending the current one.
         """
         if getattr(self.iterable, "persistent_workers", False):
             raise ValueError(
-                f"{type(self.iterable).__name__} with persistent_workers=True has one pass at a time: make it without"
+                f"{type(self.iterable).__name__} with persistent_workers=True allows one pass at a time; remove it"
             )
         other = copy.copy(self)
         other.set_epoch(epoch)
@@ -117,7 +117,7 @@ class IterableLoader:
             if position < start and size is not None:
                 continue
             shapes = [leaf.shape for leaf in raw.values()] if is_flat(raw) else None
-            if self.train and shapes is not None and shapes == usual:  # what was checked before holds
+            if self.train and shapes is not None and shapes == usual:  # the earlier checks still hold
                 self._position = position + 1
                 yield raw
                 continue
@@ -127,7 +127,7 @@ class IterableLoader:
             if position < start:
                 continue
             if rows > size or (rows < size and position != self._total - 1):
-                raise ValueError(f"batches have the same size; the first has {size} rows, number {position} {rows}")
+                raise ValueError(f"batches must be of one size; the first has {size} rows, number {position} {rows}")
             if rows < size and self.train:
                 self._drop_last()
                 return
@@ -137,7 +137,7 @@ class IterableLoader:
 
     def _masked(self, batch: Any, rows: int, size: int) -> Any:
         if self._ragged is False and not isinstance(batch, Mapping):
-            return batch  # known to need no padding, so nothing needs telling
+            return batch  # known to need no padding: no mask
         return with_mask(pad_rows(batch, size) if rows < size else batch, np.arange(size) < rows)
 
     def _drop_last(self) -> None:
@@ -157,10 +157,10 @@ def _length(iterable: Any) -> int:
     )
     if not hasattr(iterable, "__iter__"):
         if hasattr(iterable, "__getitem__"):
-            raise TypeError(f"{type(iterable).__name__} is a dataset: give dict(dataset=..., batch_size=...)")
-        raise TypeError(f"a dataloader is a config dict or an iterable of batches, found {type(iterable).__name__}")
+            raise TypeError(f"{type(iterable).__name__} is a dataset; use dict(dataset=..., batch_size=...)")
+        raise TypeError(f"a dataloader must be a config dict or an iterable of batches, got {type(iterable).__name__}")
     if hasattr(iterable, "__next__"):
-        raise TypeError(f"{type(iterable).__name__} can be gone through only once: {advice}")
+        raise TypeError(f"{type(iterable).__name__} allows only one pass: {advice}")
     try:
         return len(iterable)
     except TypeError as error:
@@ -168,7 +168,7 @@ def _length(iterable: Any) -> int:
 
 
 def _last_is_smaller(iterable: Any, total: int) -> bool | None:
-    """Whether the last batch has fewer rows, if that can be known without a pass over the data."""
+    """Return whether the last batch has fewer rows, if that can be known without a pass over the data."""
     if total < 2:
         return False
     if isinstance(iterable, Sequence):
@@ -184,7 +184,7 @@ def _to_numpy(batch: Any) -> Any:
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray | jax.Array):
             return leaf
-        if hasattr(leaf, "detach"):  # a torch tensor, told without importing torch
+        if hasattr(leaf, "detach"):  # a torch tensor, recognized without importing torch
             leaf = leaf.detach().cpu()
         return np.asarray(leaf)
 

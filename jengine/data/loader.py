@@ -1,4 +1,4 @@
-"""The loader: batches of a map-style dataset, at any place of any epoch, in constant time."""
+"""Load batches of a map-style dataset, from any position of any epoch, in constant time."""
 
 import copy
 import operator
@@ -11,25 +11,25 @@ from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 
 
 class DataLoader:
-    """Yields the batches of one epoch as numpy pytrees.
+    """Yield the batches of one epoch as numpy pytrees.
 
     Batch i of epoch e is a pure function of (e, i), so that a resumed run continues anywhere at once. Without threads
-    and workers a batch is fetched where it is asked for, which for arrays in memory costs a few microseconds; with
+    and workers a batch is fetched in the calling thread, which is cheap for arrays in memory; with
     them grain (https://google-grain.readthedocs.io) reads ahead, in the same order.
 
     Args:
       dataset: has `__len__` and `__getitem__(i)` -> sample (pytree), or `__getitems__(indices)` -> the whole batch
-        (or a list of samples), which is asked once per batch.
+        (or a list of samples), which is called once per batch.
       batch_size: rows of a batch on this process.
       sampler: the order of the samples; None is the dataset's own. Any iterable of indices with a length will do.
-      drop_last: whether the last, smaller batch is left out. When False it is padded by repeating samples, and every
+      drop_last: whether the last, smaller batch is omitted. When False it is padded by repeating samples, and every
         batch, then a dict, gets `mask`: bool[batch_size], True for a real row.
       num_workers: worker processes that build batches. Dataset and `collate_fn` must then pickle, and the script
         needs `if __name__ == "__main__":`. Workers stay alive between epochs; `close` ends them.
       num_threads: threads that build batches (in each worker, if there are any): for datasets that wait for files.
       prefetch_factor: batches that each worker, or each thread, builds ahead.
       collate_fn: list of samples -> batch; None stacks them.
-      num_batch_per_epoch: cuts the epoch to that many batches, for a quick try.
+      num_batch_per_epoch: limits the epoch to that many batches, for a quick try.
       device_prefetch: batches that a loop sends to the device ahead of the one that it computes on; each takes memory
         there. 0 sends none ahead.
 
@@ -51,7 +51,7 @@ class DataLoader:
         device_prefetch: int = 2,
     ) -> None:
         if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
-            raise TypeError(f"a dataset has __len__ and __getitem__, found {type(dataset).__name__}")
+            raise TypeError(f"a dataset must have __len__ and __getitem__, got {type(dataset).__name__}")
         self.dataset = dataset
         self.batch_size = _at_least("batch_size", batch_size, 1)
         self.drop_last = drop_last
@@ -60,7 +60,7 @@ class DataLoader:
         self.prefetch_factor = _at_least("prefetch_factor", prefetch_factor, 1)
         self.device_prefetch = _at_least("device_prefetch", device_prefetch, 0)
         if collate_fn is not None and not callable(collate_fn):
-            raise TypeError(f"collate_fn is a function from a list of samples to a batch, found {collate_fn!r}")
+            raise TypeError(f"collate_fn must be a function from a list of samples to a batch, got {collate_fn!r}")
         self.sampler = DefaultSampler(dataset, shuffle=False) if sampler is None else sampler
         self._order = self.sampler if isinstance(self.sampler, Sampler) else IteratedSampler(self.sampler)
         self._length = self._count_batches(num_batch_per_epoch)
@@ -73,23 +73,23 @@ class DataLoader:
 
     @property
     def metainfo(self) -> Any:
-        """What the dataset says of itself (class names and so on); None where it says nothing."""
+        """The dataset's own description (class names and so on); None if it has none."""
         return getattr(self.dataset, "metainfo", None)
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration yields."""
-        # A hook may have set it on the sampler itself, as in MMEngine.
+        # A hook may have set it on the sampler, as in MMEngine.
         return getattr(self._order, "epoch", self._epoch)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Makes the next iteration yield the batches of `epoch` from batch `start` on, without reading those before.
+        """Set the next iteration to the batches of `epoch` from batch `start` on, without reading those before.
 
         Raises:
-          ValueError: `start` is not a place in the epoch.
+          ValueError: `start` is not a position in the epoch.
         """
         if not 0 <= start <= self._length:
-            raise ValueError(f"start is a batch of the epoch, 0 to {self._length}, found {start}")
+            raise ValueError(f"start must be a batch of the epoch, 0 to {self._length}, got {start}")
         self._order.set_epoch(epoch)
         self._epoch, self._start, self._position = epoch, start, start
 
@@ -100,20 +100,20 @@ class DataLoader:
         return self._batches(epoch, start)
 
     def state_dict(self) -> dict[str, int]:
-        """The place after the last batch that was handed out: the epoch, and the batches handed out in it.
+        """Return the position after the last batch that was yielded: the epoch, and the batches yielded in it.
 
-        Whoever reads ahead of the consumer (`prefetch_to_device`) must count consumed batches itself.
+        A caller that reads ahead of the consumer (`prefetch_to_device`) must count consumed batches itself.
         """
         if self._position >= self._length:
             return {"epoch": self._epoch + 1, "position": 0}
         return {"epoch": self._epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continues at the place that `state_dict` told."""
+        """Continue at the position that `state_dict` returned."""
         self.set_epoch(int(state["epoch"]), int(state["position"]))
 
-    def another(self, epoch: int) -> "DataLoader":
-        """A loader of the same batches that stands at `epoch`, for a look aside: this one stays where it is."""
+    def copy_at_epoch(self, epoch: int) -> "DataLoader":
+        """Return a loader of the same batches at the start of `epoch`; the position of this one does not change."""
         other = copy.copy(self)
         other._order = copy.copy(self._order)
         other._ahead = None
@@ -121,7 +121,7 @@ class DataLoader:
         return other
 
     def close(self) -> None:
-        """Ends threads and worker processes, if there are any."""
+        """End threads and worker processes, if there are any."""
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
@@ -130,7 +130,7 @@ class DataLoader:
         first, end = epoch * self._length + start, (epoch + 1) * self._length
         source = self._source(epoch, first, end)
         for _ in range(start, self._length):
-            # Kept in no variable here: a worker's batch lives in shared memory until the last reference goes.
+            # Not kept in a variable: a worker's batch stays in shared memory until its last reference is gone.
             yield self._hand_out(next(source))
 
     def _hand_out(self, batch: Any) -> Any:
@@ -138,7 +138,7 @@ class DataLoader:
         return batch
 
     def _source(self, epoch: int, first: int, end: int) -> Iterator[Any]:
-        """Batches from the number `first` on; running threads and workers go on if that is where they stand."""
+        """Return batches from the number `first` on; threads and workers at that position continue."""
         ahead = self._ahead
         if ahead is not None and first < ahead.stop:
             distance = first - ahead.next
@@ -148,7 +148,7 @@ class DataLoader:
         batches = Batches(
             self.dataset, self._order, self._collate, self.batch_size, self._length, masked=not self.drop_last
         )
-        batches.load_epoch(epoch)  # here and not in a worker, for a foreign sampler may draw another order there
+        batches.load_epoch(epoch)  # here and not in a worker, where a foreign sampler may draw another order
         if not self.num_workers and not self.num_threads:
             return map(batches.__getitem__, range(first, end))
         stop = end if isinstance(self._order, IteratedSampler) else len(batches)
@@ -167,11 +167,11 @@ class DataLoader:
 
 
 def _at_least(name: str, value: Any, minimum: int) -> int:
-    """`value` as an int, once it is one and large enough."""
+    """Return `value` as an int after checking its type and minimum."""
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is an integer, found {value!r}") from None
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
     if number < minimum:
-        raise ValueError(f"{name} is at least {minimum}, found {number}")
+        raise ValueError(f"{name} must be at least {minimum}, got {number}")
     return number

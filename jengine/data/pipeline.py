@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jengine.errors import place
+from jengine.errors import config_path
 from jengine.registry import DATASETS, TRANSFORMS
 
 Transform = Callable[..., Any]  # sample -> sample, or (sample, rng) -> sample
@@ -33,7 +33,7 @@ class Pipeline:
             raise TypeError(f"a pipeline is a list of transforms, found {type(transforms).__name__}: {transforms!r}")
         self.transforms: list[Transform] = []
         for i, entry in enumerate(transforms):
-            with place(i):
+            with config_path(i):
                 built = TRANSFORMS.build(entry) if hasattr(entry, "items") else entry
                 if not callable(built):
                     raise TypeError(f"a transform is a function of a sample, or a config of one, found {built!r}")
@@ -73,9 +73,9 @@ class TransformedDataset:
     """
 
     def __init__(self, dataset: Any, pipeline: Any = None, seed: int = 0) -> None:
-        with place("dataset"):
+        with config_path("dataset"):
             self.dataset = DATASETS.build(dataset) if hasattr(dataset, "items") else dataset
-        with place("pipeline"):
+        with config_path("pipeline"):
             self.pipeline = Pipeline(pipeline)
         self.metainfo = getattr(self.dataset, "metainfo", {})
         self.seed = seed

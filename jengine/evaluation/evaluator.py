@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.errors import ConfigError, place
+from jengine.errors import ConfigError, config_path
 from jengine.evaluation.metric import MASK, BaseMetric, HostMetric, drop_padding, real_rows
 from jengine.registry import EVALUATOR, METRICS
 
@@ -135,7 +135,7 @@ def build_evaluator(cfg: Any) -> Evaluator:
     if hasattr(cfg, "items") and ("metrics" in cfg or str(cfg.get("type")) in EVALUATOR):
         arguments = {"type": "Evaluator", **dict(cfg.items())}
         if "metrics" in arguments:
-            with place("metrics"):
+            with config_path("metrics"):
                 arguments["metrics"] = _build_metrics(arguments["metrics"])
         return EVALUATOR.build(arguments)
     return Evaluator(cfg)
@@ -147,7 +147,7 @@ def _build_metrics(metrics: Any) -> list[BaseMetric]:
         return [_build_metric(metrics)]
     built = []
     for index, metric in enumerate(metrics):
-        with place(index):
+        with config_path(index):
             built.append(_build_metric(metric))
     return built
 

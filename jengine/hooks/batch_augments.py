@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine import paths
-from jengine.errors import ConfigError, closest, place
+from jengine.errors import ConfigError, closest, config_path
 from jengine.registry import TRANSFORMS
 
 PyTree = Any
@@ -88,7 +88,7 @@ def build_batch_augment(cfg: Any) -> BatchAugment:
         raise ConfigError(f"batch_augments needs `augments`, a list of augmentations, found {entries!r}")
     augments = []
     for i, entry in enumerate(entries):
-        with place("augments", i):
+        with config_path("augments", i):
             augments.append(_build(entry))
     return BatchAugment(augments, cfg.get("probs") or [1 / len(augments)] * len(augments))
 

@@ -1,4 +1,4 @@
-"""Ends training when the loss is no longer a finite number."""
+"""End training when the loss is no longer a finite number."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,15 +12,15 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class CheckInvalidLossHook(Hook):
-    """Looks at the loss of every `interval`-th training iteration, which waits for it, and ends training if it must.
+    """Check the loss every `interval` training iterations, waiting for it, and end training if it is not finite.
 
-    It finds out late and saves nothing. `NumericsGuardHook` judges every step and drops the bad ones.
+    It detects an error late and saves nothing. `NumericsGuardHook` checks every step and skips the bad ones.
 
     Args:
-      interval: iterations from one look to the next.
+      interval: iterations from one check to the next.
 
     Raises:
-      AssertionError: from the hook, the loss is infinite or no number.
+      AssertionError: from the hook, the loss is infinite or NaN.
     """
 
     def __init__(self, interval: int = 50) -> None:
@@ -33,7 +33,7 @@ class CheckInvalidLossHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Checks the loss if it is time."""
+        """Check the loss if it is due."""
         if outputs and self.every_n_train_iters(runner, self.interval):
             loss = float(outputs["loss"])
             if not np.isfinite(loss):

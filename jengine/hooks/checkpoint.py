@@ -1,4 +1,4 @@
-"""When to save, under which name, and what to keep."""
+"""Decide when to save, under which name, and which checkpoints to keep."""
 
 import math
 import os
@@ -18,20 +18,20 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class CheckpointHook(Hook):
-    """Saves regular checkpoints at an interval and best ones when a validation improves.
+    """Save regular checkpoints at an interval and best ones when a validation improves.
 
-    Saving goes on in the background while training continues. Whatever is removed, because newer ones replace it, is
-    removed after the new checkpoint is whole. Best checkpoints carry the full state, so that training can go on from
-    them, and do not count among `max_keep_ckpts`; a new best writes no regular checkpoint beside it.
+    Saving continues in the background during training. A checkpoint that a newer one replaces is removed after the
+    new one is complete. Best checkpoints contain the full state, so that training can continue from them, and do not
+    count among `max_keep_ckpts`; a new best writes no additional regular checkpoint.
 
     Args:
       interval: epochs or iterations between two regular checkpoints; -1 for none but the last.
       by_epoch: whether `interval`, `save_begin` and the names count epochs (else iterations).
-      save_optimizer: False leaves the optimizer's state out: a resumed run starts with fresh moments.
-      save_param_scheduler: False leaves the schedulers out: a resumed run starts its schedules anew.
-      out_dir: where checkpoints go, into a folder named like the work dir; the work dir itself by default.
-      max_keep_ckpts: how many regular checkpoints are kept; -1 for all.
-      save_last: also save where training ends, early stops included, whatever the interval.
+      save_optimizer: False omits the optimizer's state: a resumed run starts with fresh moments.
+      save_param_scheduler: False omits the schedulers: a resumed run starts its schedules from scratch.
+      out_dir: directory of checkpoints, in a folder named like the work dir; the work dir itself by default.
+      max_keep_ckpts: number of regular checkpoints to keep; -1 for all.
+      save_last: also save at the end of training, early stops included, whatever the interval.
       save_best: the metric whose best value is kept in a checkpoint of its own, `best_<metric>_epoch_4`, or a list of
         metrics; 'auto' for the first metric of the first validation.
       rule: 'greater' or 'less', which value of the metric is better; one for each metric in a list. Inferred from the
@@ -41,17 +41,17 @@ class CheckpointHook(Hook):
       file_client_args: not supported: checkpoints go to file systems.
       filename_tmpl: the name of a regular checkpoint with one `{}` for the number; `epoch_{}` or `iter_{}` by default.
       backend_args: not supported, as `file_client_args`.
-      published_keys: after training, write copies of the last and the best checkpoints that hold only these keys
+      published_keys: after training, write copies of the last and the best checkpoints that contain only these keys
         (see `jengine.checkpoint.publish`).
       save_begin: the first epoch or iteration, as a count, that may be saved; the interval counts from there.
-      keep_every: regular checkpoints of each so many epochs or iterations are kept for good, beside the
-        `max_keep_ckpts` newest; -1 for none.
-      keep_best: how many best checkpoints are kept of each metric. With more than one, a validation that does not
-        beat the best but one of the others kept is saved too.
+      keep_every: regular checkpoints at multiples of so many epochs or iterations is kept permanently, in addition
+        to the `max_keep_ckpts` newest; -1 for none.
+      keep_best: number of best checkpoints to keep of each metric. With more than one, a validation that ranks among
+        the best so many is saved too.
 
     Raises:
-      TypeError, ValueError, KeyError, AssertionError: an argument that makes no sense; a metric's rule that cannot be
-        told is a ValueError.
+      TypeError, ValueError, KeyError, AssertionError: an invalid argument; ValueError for a metric whose rule cannot
+        be inferred.
     """
 
     priority = "VERY_LOW"
@@ -78,18 +78,16 @@ class CheckpointHook(Hook):
         keep_best: int = 1,
     ) -> None:
         if not isinstance(by_epoch, bool):
-            raise TypeError(f"CheckpointHook: by_epoch is True or False, found {by_epoch!r}")
+            raise TypeError(f"CheckpointHook: by_epoch must be True or False, got {by_epoch!r}")
         _check_count("interval", interval, lowest=1, or_else="-1 for the last checkpoint only")
         _check_count("max_keep_ckpts", max_keep_ckpts, lowest=1, or_else="-1 to keep all")
         _check_count("save_begin", save_begin, lowest=0)
         _check_count("keep_every", keep_every, lowest=1, or_else="-1 for none")
         _check_count("keep_best", keep_best, lowest=1)
         if keep_every != -1 and max_keep_ckpts == -1:
-            raise ValueError(
-                "CheckpointHook: keep_every adds to max_keep_ckpts, which keeps all; give a max_keep_ckpts"
-            )
+            raise ValueError("CheckpointHook: keep_every needs a positive max_keep_ckpts; -1 keeps all")
         if keep_best != 1 and not save_best:
-            raise ValueError("CheckpointHook: keep_best counts what save_best saves; give the metric as save_best")
+            raise ValueError("CheckpointHook: keep_best needs save_best")
         _check_places(out_dir, filename_tmpl, file_client_args, backend_args)
         self.interval = interval
         self.by_epoch = by_epoch
@@ -112,17 +110,17 @@ class CheckpointHook(Hook):
 
         self._directory = ""
         self._training = False
-        self._saved_iter = 0  # the iteration that the newest regular checkpoint, or the start of the run, stands at
+        self._saved_iter = 0  # the iteration of the newest regular checkpoint, or of the start of the run
         self._epoch_end_iter = -1  # the iteration at which the newest whole epoch ended
         self._kept: list[int] = []
         self._last: str | None = None
-        self._best: dict[str, list[dict[str, Any]]] = {}  # metric -> 'score' and 'name' of what is kept, best first
-        self._evicting: list[str] = []  # names that go when the checkpoint being saved is whole
+        self._best: dict[str, list[dict[str, Any]]] = {}  # metric -> 'score' and 'name' of kept ones, best first
+        self._evicting: list[str] = []  # checkpoints to remove when the pending save is complete
 
     # --- Regular checkpoints. ---
 
     def before_train(self, runner: Runner) -> None:
-        """Finds its directory and removes what a resumed run has too many of."""
+        """Resolve the directory and remove surplus checkpoints of a resumed run."""
         self._directory = str(runner.work_dir)
         if self.out_dir is not None:
             self._directory = os.path.join(self.out_dir, os.path.basename(os.path.normpath(runner.work_dir)))
@@ -144,7 +142,7 @@ class CheckpointHook(Hook):
             )
 
     def after_train_epoch(self, runner: Runner) -> None:
-        """Saves if an epoch that is due has ended."""
+        """Save if the epoch that ended is due."""
         self._epoch_end_iter = runner.iter
         if self.by_epoch and (
             self.every_n_epochs(runner, self.interval, self.save_begin)
@@ -155,7 +153,7 @@ class CheckpointHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Saves if the iteration is due."""
+        """Save if the iteration is due."""
         if not self.by_epoch and (
             self.every_n_train_iters(runner, self.interval, self.save_begin)
             or (self.save_last and self.is_last_train_iter(runner))
@@ -170,7 +168,7 @@ class CheckpointHook(Hook):
         return min(self.next_multiple(self.interval, step, self.save_begin), last if last >= step else math.inf)
 
     def after_train(self, runner: Runner) -> None:
-        """Saves what an early end has left unsaved, and publishes."""
+        """Save the iterations that an early end has left unsaved, and publish."""
         if self.save_last:
             self._save_unsaved(runner)
         self._training = False
@@ -178,7 +176,7 @@ class CheckpointHook(Hook):
             self._publish(runner)
 
     def on_interrupt(self, runner: Runner) -> None:
-        """Saves what a signal or an error would lose; called by the Runner between two iterations."""
+        """Save after a signal or an error; called by the Runner between two iterations."""
         self._save_unsaved(runner)
 
     def _save_unsaved(self, runner: Runner) -> None:
@@ -187,7 +185,7 @@ class CheckpointHook(Hook):
                 self._save_regular(runner, runner.iter, epoch=runner.epoch, iteration=runner.iter)
             elif runner.iter == self._epoch_end_iter:
                 self._save_regular(runner, runner.epoch, epoch=runner.epoch, iteration=runner.iter)
-            else:  # in the middle of an epoch: the name of a whole one would not be true
+            else:  # in the middle of an epoch: the name of a whole one would be wrong
                 runner.logger.info(f"Saving checkpoint at {runner.iter} iterations")
                 self._last = f"iter_{runner.iter}"
                 self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=[])
@@ -200,7 +198,7 @@ class CheckpointHook(Hook):
         self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=surplus)
 
     def _sort_out(self, numbers: list[int]) -> tuple[list[int], list[str]]:
-        """The numbers of the regular checkpoints that stay, and the names of the others."""
+        """Return the numbers of the regular checkpoints to keep, and the names of the others."""
         stay = self._reasons(numbers)
         return list(stay), [self._name(number) for number in numbers if number not in stay]
 
@@ -211,11 +209,11 @@ class CheckpointHook(Hook):
     # --- Best checkpoints. ---
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Saves for each metric that has improved; outside training there is nothing new to save."""
+        """Save for each metric that has improved; do nothing outside training."""
         if not self._training or not (self._rules or self._auto_rule):
             return
         if not metrics:
-            runner.logger.warning("the validation gave no metrics: no best checkpoint can be told")
+            runner.logger.warning("the validation returned no metrics: cannot select a best checkpoint")
             return
         if self._auto_rule:
             self._settle_auto(next(iter(metrics)))
@@ -229,7 +227,7 @@ class CheckpointHook(Hook):
                 self._save_best(runner, key, score, stay)
 
     def _save_best(self, runner: Runner, key: str, score: float, stay: list[int]) -> None:
-        """Saves with `score` in the place that position 0 has in `stay`; the others there are those kept before."""
+        """Save as the best at position 0 of `stay`; the other positions are those of the checkpoints kept before."""
         epochs = self.by_epoch and runner.train_loop.by_epoch
         number = runner.epoch if epochs else runner.iter
         name = f"best_{key}_{self._name(number, epochs)}".replace("/", "_")
@@ -245,16 +243,16 @@ class CheckpointHook(Hook):
         runner.logger.info(f"{rank} with {score:0.4f} {key} at {number} {unit} is saved to {name}.")
 
     def _read_rules(self, keys: tuple[str, ...], rules: tuple[str, ...]) -> dict[str, str]:
-        """Metric -> rule, as far as it is known before the first validation."""
+        """Return the known rules by metric, before the first validation."""
         rules = tuple(check_rule(rule) for rule in rules)
         if len(set(keys)) != len(keys):
-            raise AssertionError(f"CheckpointHook: save_best names a metric twice: {list(keys)}")
+            raise AssertionError(f"CheckpointHook: save_best must have different metrics, got {list(keys)}")
         if "auto" in keys and len(keys) > 1:
-            raise AssertionError(f"CheckpointHook: save_best='auto' stands alone, found {list(keys)}")
+            raise AssertionError(f"CheckpointHook: save_best must have 'auto' alone or metrics, got {list(keys)}")
         if keys and len(rules) not in (0, 1, len(keys)):
             raise ValueError(
-                f"CheckpointHook: rule needs one entry, or one for each of the {len(keys)} metrics of save_best; "
-                f"found {len(rules)}"
+                f"CheckpointHook: rule must have one entry, or one for each of the {len(keys)} metrics of save_best; "
+                f"got {len(rules)}"
             )
         if keys == ("auto",):
             self._auto_rule = rules[0] if rules else "infer"
@@ -269,12 +267,12 @@ class CheckpointHook(Hook):
         self._rules = {key: infer_rule(key, self._greater_keys, self._less_keys) if rule == "infer" else rule}
         self._auto_rule = None
 
-    # --- Both. ---
+    # --- Regular and best checkpoints. ---
 
     def _write(
         self, runner: Runner, name: str, *, epoch: int, iteration: int, evict: list[str], latest: bool = True
     ) -> None:
-        # What is about to go is in the state that is saved: a run that dies before it went removes it when resumed.
+        # Pending removals are part of the saved state: a run that is killed before them removes them when resumed.
         self._evicting = evict
         self._tell(runner)
         runner.save_checkpoint(
@@ -290,7 +288,7 @@ class CheckpointHook(Hook):
         self._evicting = []
 
     def _tell(self, runner: Runner) -> None:
-        """Puts what others may want to know into the message hub."""
+        """Publish the checkpoint paths and best scores in the message hub."""
         hub = runner.message_hub
         if self._last is not None:
             hub.update_info("last_ckpt", self._path(self._last))
@@ -318,7 +316,7 @@ class CheckpointHook(Hook):
         return os.path.join(self._directory, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which checkpoints there are, what the best scores are, and for the reader why each is kept."""
+        """Return the existing checkpoints, the best scores, and, for a reader, the reason why each is kept."""
         return {
             "kept": list(self._kept),
             "last": self._last,
@@ -328,7 +326,7 @@ class CheckpointHook(Hook):
         }
 
     def _all_reasons(self) -> dict[str, str]:
-        """The name of each checkpoint that is kept, with why."""
+        """Return the reason for keeping each checkpoint, by its name."""
         reasons = {} if self._last is None else {self._last: "where training ended"}
         reasons |= {self._name(number): why for number, why in self._reasons(self._kept).items()}
         for key, best in self._best.items():
@@ -339,21 +337,21 @@ class CheckpointHook(Hook):
         return reasons
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave, in the run that is resumed."""
+        """Restore the state that `state_dict` returned, in a resumed run."""
         self._kept = [int(number) for number in state_dict["kept"]]
         self._last = state_dict["last"]
         self._best = {key: [dict(entry) for entry in best] for key, best in state_dict["best"].items()}
         self._evicting = list(state_dict["evicting"])
-        if self._auto_rule and self._best:  # 'auto' stays with the metric that it has begun with
+        if self._auto_rule and self._best:  # 'auto' keeps its first metric
             self._settle_auto(next(iter(self._best)))
 
 
 def _check_count(name: str, value: Any, *, lowest: int, or_else: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"CheckpointHook: {name} is an integer, found {value!r}")
+        raise TypeError(f"CheckpointHook: {name} must be an integer, got {value!r}")
     if value < lowest and not (or_else and value == -1):
         expected = f"at least {lowest}" + (f", or {or_else}" if or_else else "")
-        raise ValueError(f"CheckpointHook: {name} is {expected}; found {value}")
+        raise ValueError(f"CheckpointHook: {name} must be {expected}, got {value}")
 
 
 def _check_places(
@@ -362,22 +360,22 @@ def _check_places(
     if file_client_args is not None or backend_args is not None:
         raise ConfigError(
             "CheckpointHook: storage backends are not supported, checkpoints go to file systems; remove "
-            "backend_args and file_client_args, and give the directory as out_dir"
+            "backend_args and file_client_args, and set out_dir to the directory"
         )
     if out_dir is not None and "://" in str(out_dir):
-        raise ConfigError(f"CheckpointHook: out_dir is a directory of a file system, found {str(out_dir)!r}")
+        raise ConfigError(f"CheckpointHook: out_dir must be a directory of a file system, got {str(out_dir)!r}")
     if filename_tmpl is not None and (filename_tmpl.count("{}") != 1 or os.sep in filename_tmpl):
         raise ValueError(
-            f"CheckpointHook: filename_tmpl is a file name with one {{}} for the number, like 'epoch_{{}}'; "
-            f"found {filename_tmpl!r}"
+            f"CheckpointHook: filename_tmpl must be a file name with one {{}} for the number, like 'epoch_{{}}', "
+            f"got {filename_tmpl!r}"
         )
 
 
 def _strings(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """A name or a list of names as a tuple; nothing for None."""
+    """Return a name or a list of names as a tuple; () for None."""
     if value is None:
         return ()
     entries = (value,) if isinstance(value, str) else value
     if not isinstance(entries, Sequence) or not all(isinstance(entry, str) for entry in entries):
-        raise TypeError(f"CheckpointHook: {name} is a name or a list of names, found {value!r}")
+        raise TypeError(f"CheckpointHook: {name} must be a name or a list of names, got {value!r}")
     return tuple(entries)

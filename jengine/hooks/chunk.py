@@ -1,4 +1,4 @@
-"""The metrics of a chunk of training steps, as hooks receive them."""
+"""Hold the metrics of a chunk of training steps, as hooks receive them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class ChunkMetrics:
-    """Metrics of the K steps of a chunk.
+    """Hold the metrics of the K steps of a chunk.
 
     Attributes:
       values: real[K] by name, device arrays that may be pending.
       is_update: bool[K], which steps updated the parameters.
-      update_only: names that only steps that update report; their other values mean nothing.
+      update_only: names that only steps that update report; their other values are undefined.
     """
 
     values: Mapping[str, jax.Array]

@@ -1,4 +1,4 @@
-"""Averages the parameters inside the training step, and has the averages evaluated and deployed."""
+"""Average the parameters inside the training step, for evaluation and deployment."""
 
 import inspect
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ _COUNTS = ("iter", "update")
 
 
 class EMAHookState(NamedTuple):
-    """The hook's part of the training state."""
+    """Hold the hook's part of the training state."""
 
     params: PyTree  # the averages, like the parameters; floats at least float32
     model_state: PyTree  # the averages of the model's state; None unless it is averaged
@@ -27,34 +27,34 @@ class EMAHookState(NamedTuple):
 
 @HOOKS.register_module()
 class EMAHook(Hook):
-    """Keeps an average of the parameters, which validation, test and deployment use in the place of the raw ones.
+    """Average the parameters; validation, test and deployment use the averages instead of the raw ones.
 
     The average is part of the compiled step and of the training state. Evaluation reads it, nothing is swapped, and the
     training itself has the same bits with and without the hook. Before the average begins it is a plain copy.
 
-    In a checkpoint the averages take the place of the parameters, ready to be deployed, and the raw parameters lie in
-    `hook_state.EMAHook`. A resumed run puts both back, bit for bit; `load_from` starts both from the averages.
+    In a checkpoint the averages replace the parameters, ready to be deployed, and the raw parameters are stored in
+    `hook_state.EMAHook`. A resumed run restores both, bit for bit; `load_from` starts both from the averages.
 
     Args:
       ema_type: the kind of average: a name in `jengine.averaging`, or a class derived from `Average`.
-      strict_load: refuse to resume from a checkpoint without an average. By default the average then starts from the
+      strict_load: raise when resuming from a checkpoint without an average. By default the average then starts from the
         weights, with a warning.
       begin_iter: the first iteration, as a count, that is averaged; 0 and 1 are the first of the run.
-      begin_epoch: likewise in epochs; give one of the two.
+      begin_epoch: likewise in epochs; set one of the two.
       start_iters: another name for `begin_iter`.
       update_buffers: average the floating part of the model's state (batch statistics) too, instead of taking the
         newest.
       evaluate_on_ema: whether validation and test use the averages.
       evaluate_on_origin: whether they use the raw parameters: with `evaluate_on_ema` in a second pass whose metrics
         end in `_origin`.
-      count_by: what moves the average under gradient accumulation: 'iter', every iteration, as in MMEngine; 'update',
-        only those that update the parameters, which leaves the others as cheap as they are without the hook.
+      count_by: iterations that update the average under gradient accumulation: 'iter', every one, as in MMEngine;
+        'update', only those that update the parameters; the others then cost as little as without the hook.
       **kwargs: for the average: `momentum`, `interval`, `gamma`, …
 
     Raises:
       AssertionError: a negative begin, or both `begin_iter` and `begin_epoch`. ConfigError: both `begin_iter` and
         `start_iters`, or an unknown `count_by`. KeyError: an unknown `ema_type`. TypeError: an unknown argument, or a
-        begin that is no integer.
+        begin that is not an integer.
     """
 
     priority = "NORMAL"
@@ -75,18 +75,18 @@ class EMAHook(Hook):
         if start_iters is not None:
             if begin_iter:
                 raise ConfigError(
-                    f"EMAHook: start_iters is another name for begin_iter; found both, {start_iters} and {begin_iter}"
+                    f"EMAHook: start_iters is another name for begin_iter; got both, {start_iters} and {begin_iter}"
                 )
             begin_iter = start_iters
         _check_begin("begin_iter", begin_iter)
         _check_begin("begin_epoch", begin_epoch)
         if begin_iter and begin_epoch:
             raise AssertionError(
-                f"EMAHook: give begin_iter or begin_epoch, not both; found {begin_iter} and {begin_epoch}"
+                f"EMAHook: set begin_iter or begin_epoch, not both; got {begin_iter} and {begin_epoch}"
             )
         if count_by not in _COUNTS:
             raise ConfigError(
-                f"EMAHook: count_by is 'iter' or 'update', found {count_by!r}{closest(count_by, _COUNTS)}"
+                f"EMAHook: count_by must be 'iter' or 'update', got {count_by!r}{closest(count_by, _COUNTS)}"
             )
         self.strict_load = strict_load
         self.begin_iter = begin_iter
@@ -95,23 +95,23 @@ class EMAHook(Hook):
         self.evaluate_on_ema = evaluate_on_ema
         self.evaluate_on_origin = evaluate_on_origin
         self.count_by = count_by
-        # Both are settled by `before_train`, which comes before the trace that keeps them.
+        # Both are set by `before_train`, before the trace that freezes them.
         self.average = _build_average(ema_type, kwargs)
         self._first_iter = begin_iter
 
     # --- In the step. ---
 
     def init_traced_state(self, params: PyTree, model_state: PyTree) -> EMAHookState:
-        """The average before the first iteration: a copy."""
+        """Return the average before the first iteration: a copy."""
         tracked, steps = self.average.init((params, model_state if self.update_buffers else None))
         return EMAHookState(params=tracked[0], model_state=tracked[1], steps=steps)
 
     def traced_update(self, ctx: StepContext) -> StepContext:
-        """Moves the average."""
+        """Update the average."""
         own = ctx.hook_state
 
         def counted(steps: jax.Array) -> jax.Array:
-            """The updates of the average that count: with none an update is a copy, as is wanted before it begins."""
+            """Return the number of updates that count: 0 before the average begins, which makes an update a copy."""
             return jnp.where(ctx.step + 1 >= self._first_iter, steps, 0) if self._first_iter > 1 else steps
 
         before = AverageState((own.params, own.model_state), counted(own.steps))
@@ -120,26 +120,26 @@ class EMAHook(Hook):
         return ctx.replace(hook_state=moved)
 
     def traced_accumulate(self, ctx: StepContext) -> StepContext:
-        """Moves the average towards the parameters, which have not changed, if every iteration counts."""
+        """Update the average with the parameters, which have not changed, if every iteration counts."""
         return self.traced_update(ctx) if self.count_by == "iter" else ctx
 
-    # --- Around it. ---
+    # --- On the host. ---
 
     def before_run(self, runner: Runner) -> None:
-        """Refuses a second average and warns if nothing would be evaluated.
+        """Raise for a second average and warn if nothing would be evaluated.
 
         Raises:
           ConfigError: the run has more than one EMAHook.
         """
         if sum(isinstance(hook, EMAHook) for hook in runner.hooks) > 1:
-            raise ConfigError("a run has at most one EMAHook: validation and checkpoints hold one average")
+            raise ConfigError("a run must have at most one EMAHook: validation and checkpoints hold one average")
         if not (self.evaluate_on_ema or self.evaluate_on_origin):
             runner.logger.warning(
                 "EMAHook: evaluate_on_ema and evaluate_on_origin are both False; the raw parameters are evaluated"
             )
 
     def before_train(self, runner: Runner) -> None:
-        """Settles, from the length of the run, when the average begins and how its weight falls.
+        """Compute, from the length of the run, when the average begins and how its weight falls.
 
         Raises:
           AssertionError: it would begin after the end.
@@ -150,7 +150,8 @@ class EMAHook(Hook):
         ):
             if begin > end:
                 raise AssertionError(
-                    f"EMAHook: {name}={begin} is after the end of training (max_{name.removeprefix('begin_')}s={end})"
+                    f"EMAHook: {name}={begin} must be before the end of training "
+                    f"(max_{name.removeprefix('begin_')}s={end})"
                 )
         if self.begin_epoch:
             self._first_iter = (self.begin_epoch - 1) * len(runner.train_loop.dataloader) + 1
@@ -158,8 +159,8 @@ class EMAHook(Hook):
         self.average = self.average.for_run(-(-runner.max_iters // window))
 
     def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-        """Puts the averages, in the dtypes of the parameters, in the place of what is evaluated."""
-        # Where nothing was trained there is no average: what a checkpoint has as its parameters is one already.
+        """Replace the variables to evaluate by the averages, in the dtypes of the parameters."""
+        # Where nothing was trained there is no average: the parameters of a checkpoint are averages already.
         own = _states(runner).get(type(self).__name__)
         if own is None or not self.evaluate_on_ema:
             return variables
@@ -171,7 +172,7 @@ class EMAHook(Hook):
         return {**variables, "": averages, **origin}
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Exchanges the parameters and the averages, and notes it under `exchanged`, which `resume` reads."""
+        """Swap the parameters and the averages, and record it under `exchanged`, which `resume` reads."""
         name, state = type(self).__name__, checkpoint["state"]
         own = state["hook_state"].get(name)
         if own is None:
@@ -183,7 +184,7 @@ class EMAHook(Hook):
         checkpoint["exchanged"] = {item: f"hook_state.{name}.{item}" for item in items}
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Refuses, if `strict_load`, to resume without an average.
+        """Raise when resuming without an average, if `strict_load`.
 
         Raises:
           ValueError: there is none.
@@ -199,7 +200,8 @@ class EMAHook(Hook):
 def _build_average(ema_type: str | type[Average], arguments: dict[str, Any]) -> Average:
     kind = AVERAGES.get(ema_type) if isinstance(ema_type, str) else ema_type
     if not (isinstance(kind, type) and issubclass(kind, Average)):
-        raise TypeError(f"EMAHook: ema_type is a kind of average, found {ema_type!r}{closest(str(ema_type), AVERAGES)}")
+        hint = closest(str(ema_type), AVERAGES)
+        raise TypeError(f"EMAHook: ema_type must be a kind of average, got {ema_type!r}{hint}")
     legal = inspect.signature(kind).parameters
     for name in arguments:
         if name not in legal:
@@ -212,9 +214,9 @@ def _build_average(ema_type: str | type[Average], arguments: dict[str, Any]) -> 
 
 def _check_begin(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"EMAHook: {name} is an integer, found {value!r}")
+        raise TypeError(f"EMAHook: {name} must be an integer, got {value!r}")
     if value < 0:
-        raise AssertionError(f"EMAHook: {name} is at least 0, found {value}")
+        raise AssertionError(f"EMAHook: {name} must be at least 0, got {value}")
 
 
 def _states(runner: Runner) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Gives memory back that nothing refers to any more."""
+"""Free memory that nothing refers to any more."""
 
 import gc
 import math
@@ -14,19 +14,19 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class EmptyCacheHook(Hook):
-    """Collects garbage before epochs, after epochs or after iterations, in training, validation and test alike.
+    """Collect garbage before epochs, after epochs or after iterations, in training, validation and test alike.
 
-    Device arrays that only reference cycles keep alive are freed by it. XLA keeps what it has once taken from the
-    device, whatever is freed; to have it returned set `XLA_PYTHON_CLIENT_ALLOCATOR=platform` in the environment.
+    This frees device arrays that only reference cycles keep alive. XLA keeps the memory that it has allocated on the
+    device; to have it returned set `XLA_PYTHON_CLIENT_ALLOCATOR=platform` in the environment.
 
     Args:
       before_epoch: before each epoch.
       after_epoch: after each epoch.
       after_iter: after each iteration.
-      clear_caches: forget compiled functions too, with the memory that they hold; each is then compiled anew.
+      clear_caches: drop compiled functions too, with their memory; each is then compiled again.
 
     Raises:
-      ConfigError: `clear_caches` after each iteration, which would compile the step each time.
+      ConfigError: `clear_caches` after each iteration, which would recompile the step each time.
     """
 
     def __init__(
@@ -37,7 +37,9 @@ class EmptyCacheHook(Hook):
         clear_caches: bool = False,
     ) -> None:
         if clear_caches and after_iter:
-            raise ConfigError("EmptyCacheHook: clear_caches and after_iter together compile the step in each iteration")
+            raise ConfigError(
+                "EmptyCacheHook: clear_caches needs after_iter=False; together they compile the step each time"
+            )
         self._at_before_epoch = before_epoch
         self._at_after_epoch = after_epoch
         self._at_after_iter = after_iter

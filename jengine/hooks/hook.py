@@ -1,4 +1,4 @@
-"""The base of all hooks: twenty-two host stages, four traced points, and a state that checkpoints carry."""
+"""Define the base of all hooks: twenty-two host stages, four traced points, and a state that checkpoints carry."""
 
 import math
 from collections.abc import Mapping, Sized
@@ -11,15 +11,15 @@ from jengine.train import StepContext
 
 
 class Hook:
-    """Something that happens at fixed moments of a run.
+    """Act at fixed moments of a run.
 
     A hook acts in one of two ways, or in both:
 
     * **Host stages** (`before_run` … `after_run`, the names and arguments of MMEngine) are called by the Runner in
-      priority order, outside the compiled step. They see numbers, files and the clock.
+      priority order, outside the compiled step. They have access to numbers, files and the clock.
     * **Traced points** (`traced_batch`, `traced_grads`, `traced_update`, `traced_accumulate`) are pure functions
-      `context -> context` that are compiled into the step, in the same priority order. Whatever they remember lives
-      in their traced state (see `init_traced_state`), never in an attribute: an attribute read inside a trace is
+      `context -> context` that are compiled into the step, in the same priority order. Their memory is
+      the traced state (see `init_traced_state`), never an attribute: an attribute read inside a trace is
       frozen at its first value.
 
     With `steps_per_call=K` the Runner runs chunks of K steps in one call of the compiled step, where hooks allow it:
@@ -27,12 +27,12 @@ class Hook:
     * By default a hook acts at each step, which keeps chunks at one step. `next_step` returns the next step at which
       it acts; no chunk crosses it.
     * A hook whose iteration stages only set hyperparameters sets `runs_ahead`: they are called for each step of a
-      chunk before it runs, with `outputs=None`.
-    * A hook that only consumes metrics defines `after_train_chunk`, which is called once for a chunk, in the place of
+      chunk before the chunk runs, with `outputs=None`.
+    * A hook that only consumes metrics defines `after_train_chunk`, which is called once for a chunk, instead of
       `after_train_iter`.
 
     Attributes:
-      priority: order among the hooks of a stage, unless the registration gives another.
+      priority: order among the hooks of a stage, unless overridden at registration.
       update_on_skipped_steps: whether the traced state is updated at skipped steps (`StepContext.apply_update`).
       runs_ahead: whether `before_train_iter` and `after_train_iter` see neither the state nor metrics.
     """
@@ -70,30 +70,30 @@ class Hook:
     # --- Host stages, in the order of a run. ---
 
     def before_run(self, runner: Runner) -> None:
-        """Once before training, validation or testing begins."""
+        """Run once before training, validation or testing begins."""
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """After a checkpoint was read and before it is used; `checkpoint` may be edited in place."""
+        """Run after a checkpoint was read and before it is used; `checkpoint` may be edited in place."""
 
     def before_train(self, runner: Runner) -> None:
-        """Before the first training iteration."""
+        """Run before the first training iteration."""
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Before each training epoch; in an iteration loop once."""
+        """Run before each training epoch; in an iteration loop once."""
         self._before_epoch(runner, mode="train")
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Before each training step, with the batch on its device."""
+        """Run before each training step, with the batch on its device."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="train")
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """After each training step was dispatched; `outputs` are its metrics, device arrays that may be pending."""
+        """Run after each training step was dispatched; `outputs` are its metrics, device arrays that may be pending."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="train")
 
     def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
-        """After a chunk of steps was dispatched, if the hook defines this.
+        """Run after a chunk of steps was dispatched, if the hook defines this.
 
         Args:
           runner: the runner; `runner.iter` is the last step of the chunk.
@@ -103,115 +103,115 @@ class Hook:
         """
 
     def after_train_epoch(self, runner: Runner) -> None:
-        """After each training epoch; in an iteration loop once."""
+        """Run after each training epoch; in an iteration loop once."""
         self._after_epoch(runner, mode="train")
 
     def before_val(self, runner: Runner) -> None:
-        """Before a validation."""
+        """Run before a validation."""
 
     def before_val_epoch(self, runner: Runner) -> None:
-        """Before the first batch of a validation."""
+        """Run before the first batch of a validation."""
         self._before_epoch(runner, mode="val")
 
     def before_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Before each validation step."""
+        """Run before each validation step."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="val")
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """After each validation step; `outputs` are the predictions, on the device."""
+        """Run after each validation step; `outputs` are the predictions, on the device."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="val")
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """After a validation, with its metrics as host numbers."""
+        """Run after a validation, with its metrics as host numbers."""
         self._after_epoch(runner, mode="val")
 
     def after_val(self, runner: Runner) -> None:
-        """After a validation and its `after_val_epoch`."""
+        """Run after a validation and its `after_val_epoch`."""
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Before a checkpoint is written; `checkpoint` may be edited in place."""
+        """Run before a checkpoint is written; `checkpoint` may be edited in place."""
 
     def after_train(self, runner: Runner) -> None:
-        """After the last training iteration."""
+        """Run after the last training iteration."""
 
     def before_test(self, runner: Runner) -> None:
-        """Before a test."""
+        """Run before a test."""
 
     def before_test_epoch(self, runner: Runner) -> None:
-        """Before the first batch of a test."""
+        """Run before the first batch of a test."""
         self._before_epoch(runner, mode="test")
 
     def before_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Before each test step."""
+        """Run before each test step."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="test")
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """After each test step; `outputs` are the predictions, on the device."""
+        """Run after each test step; `outputs` are the predictions, on the device."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="test")
 
     def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """After a test, with its metrics as host numbers."""
+        """Run after a test, with its metrics as host numbers."""
         self._after_epoch(runner, mode="test")
 
     def after_test(self, runner: Runner) -> None:
-        """After a test and its `after_test_epoch`."""
+        """Run after a test and its `after_test_epoch`."""
 
     def after_run(self, runner: Runner) -> None:
-        """Once when training, validation or testing has ended."""
+        """Run once when training, validation or testing has ended."""
 
     # --- One method for the three modes: override these to act in training, validation and test alike. ---
 
     def _before_epoch(self, runner: Runner, mode: str = "train") -> None:
-        """Before each epoch of any mode ('train', 'val', 'test')."""
+        """Run before each epoch of any mode ('train', 'val', 'test')."""
 
     def _after_epoch(self, runner: Runner, mode: str = "train") -> None:
-        """After each epoch of any mode."""
+        """Run after each epoch of any mode."""
 
     def _before_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
-        """Before each iteration of any mode."""
+        """Run before each iteration of any mode."""
 
     def _after_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
     ) -> None:
-        """After each iteration of any mode."""
+        """Run after each iteration of any mode."""
 
     # --- Traced points: pure, compiled into the training step. ---
 
     def init_traced_state(self, params: Any, model_state: Any) -> Any:
-        """The hook's own part of `TrainState.hook_state`: a pytree of arrays, or None for none.
+        """Return the hook's own part of `TrainState.hook_state`: a pytree of arrays, or None.
 
-        Its leaves must be arrays of their own (copy what starts as a parameter): the state is donated to each step,
+        Its leaves must be separate arrays (copy a parameter that it starts from): the state is donated to each step,
         and one buffer cannot be donated twice.
         """
         return None
 
     def traced_batch(self, ctx: StepContext) -> StepContext:
-        """Before the loss: may change `ctx.batch`, `ctx.hyperparams`, `ctx.hook_state`."""
+        """Run before the loss; may change `ctx.batch`, `ctx.hyperparams`, `ctx.hook_state`."""
         return ctx
 
     def traced_grads(self, ctx: StepContext) -> StepContext:
-        """Between the gradients and the update: may change `ctx.grads`, `ctx.metrics`, `ctx.hook_state`."""
+        """Run between the gradients and the update; may change `ctx.grads`, `ctx.metrics`, `ctx.hook_state`."""
         return ctx
 
     def traced_update(self, ctx: StepContext) -> StepContext:
-        """After the update: sees the new `ctx.params`; may change them, `ctx.model_state`, `ctx.hook_state`."""
+        """Run after the update, with the new `ctx.params`; may change them, `ctx.model_state`, `ctx.hook_state`."""
         return ctx
 
     def traced_accumulate(self, ctx: StepContext) -> StepContext:
-        """In the place of `traced_update` where gradients were only accumulated: `ctx.params` are as before."""
+        """Run instead of `traced_update` where gradients were only accumulated: `ctx.params` are unchanged."""
         return ctx
 
-    # --- What validation and test look at. ---
+    # --- Variables for validation and test. ---
 
     def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-        """What is evaluated: suffix of the metrics' names -> `(params, model_state)`.
+        """Return the variables to evaluate: suffix of the metrics' names -> `(params, model_state)`.
 
         Args:
           runner: the runner.
-          variables: what the hooks before left; at first the training state's own, under the suffix ''.
+          variables: as returned by the previous hook; at first the training state's own, under the suffix ''.
 
         Returns:
-          What to evaluate instead, one pass for each entry. An averaged model takes the place of the raw one here;
+          The variables to evaluate instead, one pass for each entry. An averaged model replaces the raw one here;
           nothing is swapped.
         """
         return variables
@@ -219,11 +219,11 @@ class Hook:
     # --- State on the host, saved in every checkpoint. ---
 
     def state_dict(self) -> dict[str, Any]:
-        """What the hook must remember over a restart, as JSON-able values."""
+        """Return JSON-able values that the hook needs after a restart."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave."""
+        """Restore the values that `state_dict` returned."""
 
     # --- When the hook acts. ---
 
@@ -251,37 +251,38 @@ class Hook:
         return done - 1 + (begin - done) % n
 
     def every_n_epochs(self, runner: Runner, n: int, start: int = 0) -> bool:
-        """Whether the epoch that ends now is one of every `n`, counted from epoch number `start` (which is one)."""
+        """Return whether the epoch that ends now is one of every `n`, counted from epoch number `start` (which is
+        one)."""
         return n > 0 and runner.epoch + 1 >= start and (runner.epoch + 1 - start) % n == 0
 
     def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
-        """Whether this is one of every `n` iterations of the epoch."""
+        """Return whether this is one of every `n` iterations of the epoch."""
         return n > 0 and (batch_idx + 1) % n == 0
 
     def every_n_train_iters(self, runner: Runner, n: int, start: int = 0) -> bool:
-        """Whether this is one of every `n` training iterations, counted from iteration number `start`."""
+        """Return whether this is one of every `n` training iterations, counted from iteration number `start`."""
         return n > 0 and runner.iter + 1 >= start and (runner.iter + 1 - start) % n == 0
 
     def end_of_epoch(self, dataloader: Sized, batch_idx: int) -> bool:
-        """Whether this is the last batch of the loader."""
+        """Return whether this is the last batch of the loader."""
         return batch_idx + 1 == len(dataloader)
 
     def is_last_train_epoch(self, runner: Runner) -> bool:
-        """Whether the current epoch is the last."""
+        """Return whether the current epoch is the last."""
         return runner.epoch + 1 == runner.max_epochs
 
     def is_last_train_iter(self, runner: Runner) -> bool:
-        """Whether the current iteration is the last."""
+        """Return whether the current iteration is the last."""
         return runner.iter + 1 == runner.max_iters
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether the hook defines `next_step`."""
+        """True if the hook defines `next_step`."""
         return type(self).next_step is not Hook.next_step
 
     @property
     def is_per_chunk(self) -> bool:
-        """Whether the hook defines `after_train_chunk`."""
+        """True if the hook defines `after_train_chunk`."""
         return type(self).after_train_chunk is not Hook.after_train_chunk
 
     def get_triggered_stages(self) -> list[str]:
@@ -289,7 +290,7 @@ class Hook:
         return [stage for stage in Hook.stages if self._overrides(stage)]
 
     def get_traced_points(self) -> list[str]:
-        """The traced points at which this hook does something."""
+        """Return the traced points that this hook defines."""
         return [point for point in Hook.traced_points if getattr(type(self), point) is not getattr(Hook, point)]
 
     def _overrides(self, stage: str) -> bool:
@@ -301,7 +302,7 @@ class Hook:
         )
 
 
-# `before_val_iter` does its default work in `_before_iter`, and so on.
+# The default `before_val_iter` calls `_before_iter`, and so on.
 _SHARED = {
     f"{when}_{mode}_{what}": f"_{when}_{what}"
     for when in ("before", "after")

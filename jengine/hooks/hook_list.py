@@ -1,4 +1,4 @@
-"""The hooks of a run in their order, and the calls to them."""
+"""Sort the hooks of a run and call them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ _ITERATION_STAGES = ("before_train_iter", "after_train_iter")
 
 
 class _Listener(NamedTuple):
-    """A hook that defines a stage."""
+    """Hold a hook that defines a stage."""
 
     hook: Hook
     method: Callable[..., Any]
@@ -23,7 +23,7 @@ class _Listener(NamedTuple):
 
 
 class HookList:
-    """Hooks sorted by priority; among equals the one registered first runs first."""
+    """Sort hooks by priority; among equals the one registered first runs first."""
 
     def __init__(self) -> None:
         self._hooks: list[tuple[int, Hook]] = []

@@ -1,4 +1,4 @@
-"""Times iterations and says how long the run will still take."""
+"""Time iterations and estimate the remaining time of the run."""
 
 import math
 import time
@@ -17,15 +17,15 @@ _NAMES = {mode: (f"{mode}/data_time", f"{mode}/time") for mode in ("train", "val
 
 @HOOKS.register_module()
 class IterTimerHook(Hook):
-    """Records `data_time` and `time` of each iteration, in seconds, and the remaining time as the info `eta`.
+    """Record `data_time` and `time` of each iteration, in seconds, and the remaining time as the info `eta`.
 
-    The device works asynchronously, and the loop keeps a few steps in flight: a single `time` says when a step
+    The device works asynchronously, and the loop keeps a few steps in flight: a single `time` shows when a step
     was dispatched, and its mean over a log interval is the true time of a step. With `block=True` every iteration
     waits for its outputs, so that each single `time` is true as well, at the price of an idle device.
 
     Args:
       block: wait for the outputs of each iteration before its time is taken.
-      clock: gives the time in seconds.
+      clock: returns the time in seconds.
     """
 
     priority = "NORMAL"
@@ -44,7 +44,7 @@ class IterTimerHook(Hook):
         return step if self._block else math.inf
 
     def before_train(self, runner: Runner) -> None:
-        """Remembers where training starts, so that a resumed run estimates from its own iterations alone."""
+        """Record the start of training, so that a resumed run estimates from its own iterations alone."""
         self._start_iter = runner.iter
         self._train_total = 0.0
 
@@ -93,9 +93,9 @@ class IterTimerHook(Hook):
         runner.message_hub.update_info("eta", self._train_total / done * (runner.max_iters - runner.iter - 1))
 
     def _after_epoch(self, runner: Runner, mode: str = "train") -> None:
-        # A validation inside training is no part of the next training iteration.
+        # A validation inside training is not part of the next training iteration.
         self._then = self._clock()
 
     def after_val(self, runner: Runner) -> None:
-        """Starts the clock of the training iteration that follows."""
+        """Start the clock of the training iteration that follows."""
         self._then = self._clock()

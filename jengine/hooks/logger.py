@@ -1,4 +1,4 @@
-"""Writes the log: lines to the terminal and the log file, scalars to the visualizer's backends."""
+"""Write the log: lines to the terminal and the log file, scalars to the visualizer's backends."""
 
 import json
 import os
@@ -15,21 +15,21 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class LoggerHook(Hook):
-    """Logs every `interval` iterations and after each validation and test.
+    """Log every `interval` iterations and after each validation and test.
 
     A log line is the only moment at which the metrics of past iterations leave the device, all in one transfer. A
     background thread waits for them and writes the line while training continues.
 
     Args:
-      interval: iterations between two lines, counted anew in each epoch.
+      interval: iterations between two lines, counted from 0 in each epoch.
       ignore_last: leave out the incomplete rest of an epoch, unless the whole epoch is shorter than `interval`.
       interval_exp_name: iterations between two lines that repeat the experiment's name.
-      out_dir: where the log files are copied to after the run, into a folder named like the work dir. A path or a URL
+      out_dir: the log files are copied to here after the run, into a folder named like the work dir. A path or a URL
         that `etils.epath` opens (`gs://`, `s3://`).
-      out_suffix: which files of the log directory are copied, by the end of their names.
+      out_suffix: file name endings of the files to copy from the log directory.
       keep_local: False removes the local files once they are copied.
-      log_metric_by_epoch: what the backends take as the step of validation metrics: the epoch, or the iteration.
-      file_client_args, backend_args: MMEngine's; anything but None is refused, see `out_dir`.
+      log_metric_by_epoch: use the epoch, instead of the iteration, as the step of validation metrics in backends.
+      file_client_args, backend_args: MMEngine's; must be None, see `out_dir`.
 
     Raises:
       TypeError: `interval` is not an integer. ValueError: it is not positive.
@@ -98,15 +98,15 @@ class LoggerHook(Hook):
                 runner.log_writer.submit(_write_lines, _RunnerView(runner), lines)
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Logs the progress of a validation to the terminal and the log file."""
+        """Log the progress of a validation to the terminal and the log file."""
         self._log_eval_iter(runner, batch_idx, "val")
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Logs the progress of a test to the terminal and the log file."""
+        """Log the progress of a test to the terminal and the log file."""
         self._log_eval_iter(runner, batch_idx, "test")
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Logs the metrics of a validation, to the backends too."""
+        """Log the metrics of a validation, to the backends too."""
         runner.log_writer.flush()
         tag, text = runner.log_processor.get_log_after_epoch(runner, len(runner.val_loop.dataloader), "val")
         runner.logger.info(text)
@@ -114,7 +114,7 @@ class LoggerHook(Hook):
         runner.visualizer.add_scalars(tag, step=step, file_path=f"{runner.timestamp}.json")
 
     def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Logs the metrics of a test, and writes them to `<timestamp>.json` in the log directory."""
+        """Log the metrics of a test, and write them to `<timestamp>.json` in the log directory."""
         tag, text = runner.log_processor.get_log_after_epoch(
             runner, len(runner.test_loop.dataloader), "test", with_non_scalar=True
         )
@@ -124,7 +124,7 @@ class LoggerHook(Hook):
                 json.dump({k: v for k, v in map(_jsonable, tag.items()) if v is not None}, file)
 
     def after_run(self, runner: Runner) -> None:
-        """Closes the backends and copies the log files to `out_dir`."""
+        """Close the backends and copy the log files to `out_dir`."""
         runner.log_writer.flush()
         runner.visualizer.close()
         if self.out_dir is not None and runner.is_main_process:
@@ -154,7 +154,7 @@ class LoggerHook(Hook):
 
 
 class _RunnerView:
-    """The runner at one iteration, for the thread that writes the log; what does not change is read through."""
+    """Freeze the runner at one iteration, for the thread that writes the log; other attributes are read through."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -182,7 +182,7 @@ def _write_lines(view: _RunnerView, lines: Sequence[tuple[int, int | None]]) -> 
 
 
 def _jsonable(item: tuple[str, Any]) -> tuple[str, Any]:
-    """The entry with its value as JSON takes it; None where it cannot be said in JSON."""
+    """Return the entry with its value in JSON's types; None where JSON has none."""
     name, value = item
     if hasattr(value, "tolist"):
         value = value.tolist()

@@ -1,4 +1,4 @@
-"""Logs how much memory host and devices use."""
+"""Log the memory use of host and devices."""
 
 import resource
 import sys
@@ -15,10 +15,10 @@ _MB = 2**20
 
 @HOOKS.register_module()
 class MemoryProfilerHook(Hook):
-    """Logs a line about memory every `interval` iterations, in training, validation and test.
+    """Log the memory use every `interval` iterations, in training, validation and test.
 
-    Of the host: what is available, used and swapped (with psutil installed), and what the process holds. Of each
-    device that keeps count: what is in use, and the peak.
+    Of the host: memory available, used and swapped (with psutil installed), and used by the process. Of each
+    device that reports it: memory in use, and the peak.
 
     Args:
       interval: iterations from one line to the next.
@@ -40,7 +40,7 @@ class MemoryProfilerHook(Hook):
 
 
 def _host() -> list[str]:
-    """The host's memory in MB."""
+    """Return the host's memory use in MB."""
     try:
         import psutil
     except ImportError:
@@ -54,7 +54,7 @@ def _host() -> list[str]:
 
 
 def _devices() -> list[str]:
-    """The memory of each device that keeps count, in MB."""
+    """Return the memory use of each device that reports it, in MB."""
     found = []
     for device in jax.local_devices():
         stats = device.memory_stats()

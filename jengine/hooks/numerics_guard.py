@@ -1,4 +1,4 @@
-"""Drops training steps whose numbers are not finite or out of all proportion, inside the compiled step."""
+"""Skip training steps with non-finite or extreme numbers, inside the compiled step."""
 
 import math
 import os
@@ -24,13 +24,13 @@ _TOLD = ("dropped", "in_row", "last", "reason", "leaf")  # the numbers of the st
 
 
 class NumericsGuardState(NamedTuple):
-    """The hook's part of the training state."""
+    """Hold the hook's part of the training state."""
 
     dropped: jax.Array  # int32[], steps dropped so far
-    in_row: jax.Array  # int32[], steps of the last unbroken row of them
+    in_row: jax.Array  # int32[], length of the last run of consecutive dropped steps
     last: jax.Array  # int32[], number of the last one; -2 before the first
     reason: jax.Array  # int32[], why it was dropped: an index into `_REASONS`
-    leaf: jax.Array  # int32[], the first parameter whose gradient was not finite, by its place in the tree; or -1
+    leaf: jax.Array  # int32[], index in the tree of the first parameter whose gradient was not finite; or -1
     losses: jax.Array  # f32[window], of the last steps that were not dropped
     norms: jax.Array  # f32[window], their gradient norms
     seen: jax.Array  # int32[], steps that were not dropped
@@ -38,25 +38,25 @@ class NumericsGuardState(NamedTuple):
 
 @HOOKS.register_module()
 class NumericsGuardHook(Hook):
-    """Drops the steps whose loss or gradients are not finite, or spike, and ends training after too many in a row.
+    """Drop the steps whose loss or gradients are not finite, or spike, and end training after too many in a row.
 
-    A dropped step leaves parameters, optimizer, model state and the states of other hooks as they were, as if its batch
-    had not been there; only the number of iterations goes on, and with it schedules, random keys and the data. With
+    A dropped step leaves parameters, optimizer, model state and the states of other hooks unchanged, as if its batch
+    did not exist; only the iteration number, and with it schedules, random keys and the data, advances. With
     gradient accumulation a dropped iteration adds nothing; where it was to update, its window is discarded.
 
-    The judgement is part of the compiled step. The host looks at it every `interval` iterations: until then steps after
-    `max_in_row` dropped ones are dropped too, so that nothing depends on when it looks. It then writes the arguments of
-    the step that was one too many to a file, from which `jengine replay` runs it again, and every process raises.
+    The check is part of the compiled step. The host reads the result every `interval` iterations: until then steps past
+    `max_in_row` dropped ones are dropped too, so that nothing depends on when it reads. It then writes the arguments of
+    the step that exceeded the limit to a file, from which `jengine replay` runs it again, and every process raises.
 
     Under a loss scale (`AmpOptimWrapper`) gradients that overflow are left to the scale, which skips the update and
-    backs off; the loss is judged as ever.
+    backs off; the loss is checked as usual.
 
     Args:
       max_in_row: dropped steps in a row after which training ends; None never ends it.
       spike_factor: a loss or gradient norm of more than this many times the median of the last `window` is a spike;
-        None judges only what is not finite.
-      window: steps that the median is of; before as many were seen nothing is a spike.
-      interval: iterations from one look of the host to the next. It holds on to the batches in between.
+        None checks only for non-finite values.
+      window: number of steps of the median; before that many steps nothing is a spike.
+      interval: iterations from one read of the host to the next. The batches in between are kept in memory.
 
     Raises:
       FloatingPointError: from the hook, `max_in_row` steps in a row were dropped.
@@ -74,21 +74,21 @@ class NumericsGuardHook(Hook):
             if value is None and name == "max_in_row":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"NumericsGuardHook: {name} is an integer of at least 1, found {value!r}")
+                raise ConfigError(f"NumericsGuardHook: {name} must be an integer of at least 1, got {value!r}")
         if spike_factor is not None and not spike_factor > 1:
-            raise ConfigError(f"NumericsGuardHook: spike_factor is a number above 1, found {spike_factor!r}")
+            raise ConfigError(f"NumericsGuardHook: spike_factor must be a number above 1, got {spike_factor!r}")
         self.max_in_row = max_in_row
         self.spike_factor = spike_factor
         self.window = window
         self.interval = interval
-        self._axis: str | None = None  # settled by `before_train`, which comes before the trace that keeps it
-        self._recent: list[tuple[int, Any, Mapping[str, Any], bool]] = []  # iteration, batch, numbers, updates
+        self._axis: str | None = None  # set by `before_train`, before the trace that freezes it
+        self._recent: list[tuple[int, Any, Mapping[str, Any], bool]] = []  # iteration, batch, hyperparams, is_update
         self._told = 0
 
     # --- In the step. ---
 
     def init_traced_state(self, params: PyTree, model_state: PyTree) -> NumericsGuardState:
-        """Nothing dropped, nothing seen."""
+        """Return the state with nothing dropped and nothing seen."""
 
         def number(value: int = 0) -> jax.Array:
             return jnp.full((), value, jnp.int32)
@@ -99,7 +99,7 @@ class NumericsGuardHook(Hook):
         )  # fmt: skip
 
     def traced_grads(self, ctx: StepContext) -> StepContext:
-        """Judges the loss and the gradients, which other hooks have not changed yet."""
+        """Check the loss and the gradients, before other hooks change them."""
         own: NumericsGuardState = ctx.hook_state
         scales = _loss_scales(ctx.opt_state)
         squares, leaf = self._gradients(ctx)
@@ -115,7 +115,7 @@ class NumericsGuardHook(Hook):
         ended = jnp.zeros((), bool) if self.max_in_row is None else own.in_row >= self.max_in_row
         bad = jnp.stack(wrong)
         drop = bad.any() | ended
-        # what is dropped because training has ended says no more why it did
+        # a step dropped because training has ended has no reason of its own
         reason = jnp.where(ended, own.reason, jnp.argmax(bad).astype(jnp.int32) + 1)
         leaf = jnp.where(ended, own.leaf, -1 if scales else leaf)
         moved = _counted(own, ctx.step, drop, reason, leaf)
@@ -125,7 +125,7 @@ class NumericsGuardHook(Hook):
         return ctx.replace(hook_state=moved, apply_update=accept, metrics=metrics)
 
     def _gradients(self, ctx: StepContext) -> tuple[jax.Array, jax.Array]:
-        """The square of the gradients' norm, f32[], and the place of the first that is not finite, int32[]."""
+        """Return the squared norm of the gradients, f32[], and the index of the first non-finite one, int32[]."""
         places = {path: place for place, path in enumerate(flatten(ctx.params))}
         grads = flatten(ctx.grads)
         squares = self._mean(jnp.stack([jnp.sum(jnp.square(g.astype(jnp.float32))) for g in grads.values()]))
@@ -134,7 +134,7 @@ class NumericsGuardHook(Hook):
         return jnp.sum(squares), jnp.where(bad.any(), first, -1)
 
     def _mean(self, value: jax.Array) -> jax.Array:
-        """Over the replicas, which then judge alike: what is not finite in one is not in the mean."""
+        """Return the mean over the replicas, so that all decide alike; not finite if that of any replica is not."""
         return value if self._axis is None else jax.lax.pmean(value, self._axis)
 
     def _spikes(self, value: jax.Array, before: jax.Array, seen: jax.Array) -> jax.Array:
@@ -143,17 +143,17 @@ class NumericsGuardHook(Hook):
         usual = jnp.median(before)
         return (seen >= self.window) & (value - usual > (self.spike_factor - 1) * jnp.abs(usual))
 
-    # --- Around it. ---
+    # --- On the host. ---
 
     def before_train(self, runner: Runner) -> None:
-        """Takes note of replicas and of what was dropped before a restart.
+        """Record the replicas, and the steps that were dropped before a restart.
 
         Raises:
-          ConfigError: spikes are to be found among the losses of several optimizers.
+          ConfigError: `spike_factor` with several optimizers.
         """
         wrapper = runner.optim_wrapper
         if isinstance(wrapper, Mapping) and self.spike_factor is not None:
-            raise ConfigError("NumericsGuardHook: spike_factor is for a run with one optimizer; there are several")
+            raise ConfigError("NumericsGuardHook: spike_factor must be None in a run with several optimizers")
         self._axis = getattr(wrapper, "axis_name", None)
         self._recent.clear()
         self._told = int(self._own(runner).dropped)
@@ -161,7 +161,7 @@ class NumericsGuardHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Keeps the batch, and looks at the judgements every `interval` iterations."""
+        """Keep the batch, and read the results every `interval` iterations."""
         wrapper = runner.optim_wrapper
         numbers = {**wrapper.hyperparams, **runner.hyperparams}
         updates = isinstance(wrapper, Mapping) or wrapper.should_update()
@@ -175,11 +175,11 @@ class NumericsGuardHook(Hook):
         return min(self.next_multiple(self.interval, step), last if last >= step else math.inf)
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Looks as well, so that no checkpoint holds a state in which training has ended."""
+        """Read the results, so that no checkpoint holds a state in which training has ended."""
         self._look(runner)
 
     def _look(self, runner: Runner) -> None:
-        """Tells what was dropped since the last look, and ends training if it was too much in a row."""
+        """Log the steps dropped since the last read, and end training if there were too many in a row."""
         own = self._own(runner)
         found = own._replace(**jax.device_get({name: getattr(own, name) for name in _TOLD}))
         recent, self._recent = self._recent, []
@@ -201,13 +201,13 @@ class NumericsGuardHook(Hook):
         path = os.path.join(runner.work_dir, f"numerics_iter_{last}.dump")
         _, batch, numbers, updates = next(entry for entry in recent if entry[0] == last)
         if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch)):
-            # of a call of several iterations, which hooks get as this process has read it: its rows alone
+            # the batch of a chunk reaches hooks as this process has read it, with its own rows only
             batch = runner.strategy.put_batch(batch)
         state = runner.state.replace(step=np.int32(last))
         write_dump(path, state=state, batch=batch, hyperparams=numbers, update=updates)
         raise FloatingPointError(
             f"NumericsGuardHook: the steps of the iterations {first} to {last} were dropped: {why}. Parameters and "
-            f"optimizer are those before iteration {first}. To run the step of iteration {last} again and see where "
+            f"optimizer are those before iteration {first}. To run the step of iteration {last} again and find where "
             f"its numbers go wrong:\n  jengine replay CONFIG {path}"
         )
 
@@ -219,7 +219,7 @@ class NumericsGuardHook(Hook):
 def _counted(
     own: NumericsGuardState, step: jax.Array, drop: jax.Array, reason: jax.Array, leaf: jax.Array
 ) -> NumericsGuardState:
-    """The state with this step counted, once, if it is dropped; several optimizers judge it several times."""
+    """Return the state with this step counted, once, if it is dropped; several optimizers check it several times."""
     new = drop & (own.last != step)
     row = jnp.where(own.last == step - 1, own.in_row + 1, 1)
     return own._replace(
@@ -232,7 +232,7 @@ def _counted(
 
 
 def _remembered(own: NumericsGuardState, good: jax.Array, loss: jax.Array, norm: jax.Array) -> NumericsGuardState:
-    """The state with the loss and norm of a step that is not dropped in the place of the oldest."""
+    """Return the state with the oldest loss and norm replaced by those of a step that is not dropped."""
     here = good & (jnp.arange(own.losses.shape[0]) == own.seen % own.losses.shape[0])
     return own._replace(
         losses=jnp.where(here, loss, own.losses), norms=jnp.where(here, norm, own.norms), seen=own.seen + good
@@ -240,6 +240,6 @@ def _remembered(own: NumericsGuardState, good: jax.Array, loss: jax.Array, norm:
 
 
 def _loss_scales(opt_state: PyTree) -> list[jax.Array]:
-    """The loss scales of the optimizers that have one, f32[] each."""
+    """Return the loss scales of the optimizers that have one, f32[] each."""
     states = opt_state.values() if isinstance(opt_state, Mapping) else [opt_state]
     return [state.loss_scale.scale for state in states if state.loss_scale is not None]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from jengine.data import Pipeline
-from jengine.errors import ConfigError, place
+from jengine.errors import ConfigError, config_path
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
@@ -26,7 +26,7 @@ class PipelineSwitchHook(Hook):
         if isinstance(switch_epoch, bool) or not isinstance(switch_epoch, int) or switch_epoch < 0:
             raise ConfigError(f"PipelineSwitchHook: switch_epoch is an integer of at least 0, found {switch_epoch!r}")
         self.switch_epoch = switch_epoch
-        with place("switch_pipeline"):
+        with config_path("switch_pipeline"):
             self.switch_pipeline = Pipeline(switch_pipeline)
         self._switched = False
 

@@ -1,4 +1,4 @@
-"""Replaces the running statistics of batch norms by those of the weights as they are."""
+"""Replace the running statistics of batch norms by those of the current weights."""
 
 import contextlib
 import itertools
@@ -13,7 +13,7 @@ from jengine.data import prefetch_to_device
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
-from jengine.parallel.replica_form import per_replica
+from jengine.parallel.replica_axis import per_replica
 from jengine.paths import flatten, map_with_path
 from jengine.registry import HOOKS
 from jengine.train import StepContext
@@ -24,18 +24,18 @@ PyTree = Any
 
 @HOOKS.register_module()
 class PreciseBNHook(Hook):
-    """Recomputes the statistics of batch norms: the mean over batches of each batch's own mean and variance.
+    """Recompute the statistics of batch norms: the mean over batches of each batch's own mean and variance.
 
-    The running ones lag behind the weights and lean towards the last batches. The weights stay frozen meanwhile (Wu &
-    Johnson 2021). The batches are the first of the epoch, or pass over the data, that the iteration before belongs to,
-    so that a resumed run finds the same.
+    The running ones lag behind the weights and are biased to the last batches. The weights stay frozen meanwhile (Wu &
+    Johnson 2021). The batches are the first of the epoch, or pass over the data, of the iteration before,
+    so that a resumed run uses the same.
 
     Args:
       num_samples: examples over all devices to compute them from, one epoch at most.
-      interval: from one time to the next, in what the training loop counts: epochs or iterations.
+      interval: epochs or iterations, as the training loop counts, between two computations.
 
     Raises:
-      ConfigError: a setting below 1. ValueError: from the hook, a foreign loader that cannot be read aside.
+      ConfigError: a setting below 1. ValueError: from the hook, a foreign loader that cannot be copied.
     """
 
     priority = "ABOVE_NORMAL"
@@ -43,18 +43,18 @@ class PreciseBNHook(Hook):
     def __init__(self, num_samples: int = 8192, interval: int = 1) -> None:
         for name, value in (("num_samples", num_samples), ("interval", interval)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"PreciseBNHook: {name} is an integer of at least 1, found {value!r}")
+                raise ConfigError(f"PreciseBNHook: {name} must be an integer of at least 1, got {value!r}")
         self.num_samples = num_samples
         self.interval = interval
         self._statistics: Any = None  # the compiled function
 
     def before_train(self, runner: Runner) -> None:
-        """Looks for batch norms."""
+        """Find the batch norms."""
         if not _batch_norms(runner):
             runner.logger.warning("PreciseBNHook: the model has no batch norm with running statistics")
 
     def after_train_epoch(self, runner: Runner) -> None:
-        """Recomputes the statistics if it is time, in a training by epochs."""
+        """Recompute the statistics if it is due, in a training by epochs."""
         if runner.train_loop.by_epoch and self.every_n_epochs(runner, self.interval):
             self._recompute(runner, runner.epoch)
 
@@ -65,7 +65,7 @@ class PreciseBNHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Recomputes the statistics if it is time, in a training by iterations."""
+        """Recompute the statistics if it is due, in a training by iterations."""
         if not runner.train_loop.by_epoch and self.every_n_train_iters(runner, self.interval):
             self._recompute(runner, runner.iter // len(runner.train_dataloader))
 
@@ -75,8 +75,8 @@ class PreciseBNHook(Hook):
             return
         assert runner.state is not None
         state = runner.state if runner.strategy.replicas is None else per_replica(lambda x: x[0], runner.state)
-        loader = runner.train_dataloader.another(epoch)
-        assert loader.batch_size is not None  # an iterable loader knows it from its first batch
+        loader = runner.train_dataloader.copy_at_epoch(epoch)
+        assert loader.batch_size is not None  # known after the first batch of an iterable loader
         count = min(max(self.num_samples // loader.batch_size, 1), len(loader))
         if self._statistics is None:
             hooks = TracedHooks(runner.hooks)
@@ -103,7 +103,7 @@ class PreciseBNHook(Hook):
 
 
 def _batch_norms(runner: Runner) -> list[str]:
-    """The paths, in the model state, of the running statistics."""
+    """Return the paths, in the model state, of the running statistics."""
     modules = [path for path, kind in runner.model.module_types.items() if "BatchNorm" in kind]
     assert runner.state is not None
     return [
@@ -117,10 +117,10 @@ def _batch_norms(runner: Runner) -> list[str]:
 def _statistics(
     model: Any, hooks: TracedHooks, paths: list[str], ctx: StepContext, hook_state: Mapping[str, PyTree]
 ) -> dict[str, jax.Array]:
-    """The statistics of one batch as the model is trained on it, f32 by path.
+    """Return the statistics of one batch as the model is trained on it, f32 by path.
 
-    A module hands out `m * old + (1 - m) * new` and does not say its m. From an old one of zeros and of ones both
-    follow; the batch goes through the model once all the same, for training does not depend on the old ones.
+    A module returns `m * old + (1 - m) * new` and does not expose its m. Both follow from the results for an old of
+    zeros and of ones; the batch passes through the model only once, because training does not depend on the old ones.
     """
     seen, _ = hooks.run("traced_batch", ctx, hook_state)
 
@@ -132,7 +132,7 @@ def _statistics(
     found = {}
     for path in paths:
         low, high = zeros[path].astype(jnp.float32), ones[path].astype(jnp.float32)
-        momentum = jnp.round(high - low, 6)  # rounded to what was written down: 0.99, 0.9
+        momentum = jnp.round(high - low, 6)  # rounded to the configured value: 0.99, 0.9
         found[path] = low / (1 - momentum)
     return found
 
@@ -141,7 +141,7 @@ def _replaced(model_state: PyTree, total: Mapping[str, jax.Array], count: int) -
     def replace(path: str, leaf: jax.Array) -> jax.Array:
         if path not in total:
             return leaf
-        mean = jnp.broadcast_to(total[path] / count, leaf.shape)  # every replica has those of the whole batches
+        mean = jnp.broadcast_to(total[path] / count, leaf.shape)  # every replica gets those of the whole batches
         return jax.device_put(mean.astype(leaf.dtype), leaf.sharding)
 
     return map_with_path(replace, model_state)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jengine.errors import place
+from jengine.errors import config_path
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.model import BaseTTAModel
@@ -25,7 +25,7 @@ class PrepareTTAHook(Hook):
 
     def before_test(self, runner: Runner) -> None:
         """Has the test predict with the augmented model."""
-        with place("tta_cfg"):
+        with config_path("tta_cfg"):
             model = MODELS.build(self.tta_cfg, module=runner.model)
             if not isinstance(model, BaseTTAModel):
                 raise TypeError(f"PrepareTTAHook: tta_cfg describes a BaseTTAModel, found {type(model).__name__}")

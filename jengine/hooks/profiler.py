@@ -1,4 +1,4 @@
-"""Records what host and devices do in some iterations, for TensorBoard and Perfetto."""
+"""Record a profile of host and devices for some iterations, for TensorBoard and Perfetto."""
 
 import math
 import os
@@ -17,11 +17,11 @@ _SCHEDULE = {"skip_first": 0, "wait": 0, "warmup": 0, "active": 1, "repeat": 1}
 
 @HOOKS.register_module()
 class ProfilerHook(Hook):
-    """Traces training iterations with `jax.profiler`.
+    """Trace training iterations with `jax.profiler`.
 
     Without a `schedule` the first epoch is traced, or with `by_epoch=False` the first `profile_times` iterations. With
-    one, first `skip_first` iterations are passed over; then, `repeat` times (0: to the end), `wait` and `warmup`
-    iterations, and `active` ones are traced. The first two iterations compile, so let a schedule pass over them.
+    one, the first `skip_first` iterations are skipped; then, `repeat` times (0: to the end), `wait` and `warmup`
+    iterations are skipped, and `active` ones are traced. The first two iterations compile, so let a schedule skip them.
 
     Each trace is a directory `iter_<first>` that TensorBoard's profile plugin opens.
 
@@ -29,11 +29,11 @@ class ProfilerHook(Hook):
       by_epoch: trace a whole epoch.
       profile_times: epochs (1 at most) or iterations to trace.
       schedule: `dict(skip_first=0, wait=0, warmup=0, active=1, repeat=1)`, in iterations.
-      on_trace_ready: what happens to a trace: a function that gets its directory, or `dict(type='tb_trace',
-        dir_name=...)`, which says where traces go, below the log directory unless absolute: `tf_tracing_logs`.
+      on_trace_ready: a function that gets the directory of each trace, or `dict(type='tb_trace',
+        dir_name=...)` with the directory of traces, relative to the log directory: `tf_tracing_logs`.
 
     Raises:
-      ConfigError: more than one epoch, a number or a key that does not fit; from the hook, more than the run has.
+      ConfigError: more than one epoch, an invalid number or key; from the hook, more than the run has.
     """
 
     priority = "VERY_LOW"
@@ -47,31 +47,33 @@ class ProfilerHook(Hook):
         on_trace_ready: Callable[[str], Any] | Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(profile_times, bool) or not isinstance(profile_times, int) or profile_times < 1:
-            raise ConfigError(f"ProfilerHook: profile_times is an integer of at least 1, found {profile_times!r}")
+            raise ConfigError(f"ProfilerHook: profile_times must be an integer of at least 1, got {profile_times!r}")
         if by_epoch and profile_times > 1:
-            raise ConfigError(f"ProfilerHook traces one epoch at most, found profile_times={profile_times}")
+            raise ConfigError(f"ProfilerHook: profile_times must be 1 with by_epoch=True, got {profile_times}")
         if schedule is not None and by_epoch:
-            raise ConfigError("ProfilerHook: a schedule counts iterations: set by_epoch=False")
+            raise ConfigError("ProfilerHook: a schedule needs by_epoch=False: it counts iterations")
         self.by_epoch = by_epoch
         self.profile_times = profile_times
         self.schedule = None if schedule is None else _checked(schedule)
         self._dir_name, self._on_ready = _destination(on_trace_ready)
-        self._path: str | None = None  # of the trace under way
+        self._path: str | None = None  # of the current trace
         self._start = 0
 
     def before_run(self, runner: Runner) -> None:
-        """Checks that the run is long enough."""
+        """Check that the run is long enough."""
         most = runner.max_epochs if self.by_epoch else runner.max_iters
         if runner.train_loop is not None and self.profile_times > most:
             unit = "epochs" if self.by_epoch else "iterations"
-            raise ConfigError(f"ProfilerHook: profile_times={self.profile_times}, and the run has {most} {unit}")
+            raise ConfigError(
+                f"ProfilerHook: profile_times must be at most the {most} {unit} of the run, got {self.profile_times}"
+            )
 
     def before_train(self, runner: Runner) -> None:
-        """Notes where this run begins: what is traced is counted from there."""
+        """Record the first iteration of this run: traced iterations are counted from it."""
         self._start = runner.iter
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Begins a trace if it is time."""
+        """Start a trace if it is due."""
         if self._path is None and self._is_traced(runner, runner.iter - self._start):
             self._path = os.path.join(runner.log_dir, self._dir_name, f"iter_{runner.iter}")
             jax.profiler.start_trace(self._path)
@@ -79,13 +81,13 @@ class ProfilerHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Ends the trace after its last iteration, which it waits for."""
+        """Wait for the last iteration of a trace, and end the trace."""
         last = self._path is not None and not self._is_traced(runner, runner.iter + 1 - self._start)
         if last or (self._path is not None and self._ends_cycle(runner.iter - self._start)):
             self._finish(runner, outputs)
 
     def after_train(self, runner: Runner) -> None:
-        """Ends a trace that training ended in."""
+        """End the trace that is open at the end of training."""
         if self._path is not None:
             self._finish(runner, None)
 
@@ -101,7 +103,7 @@ class ProfilerHook(Hook):
         return self._start + done if self._is_traced(runner, done) else math.inf
 
     def _is_traced(self, runner: Runner, done: int) -> bool:
-        """Whether the iteration after `done` of them is one to trace."""
+        """Return whether the iteration after `done` iterations is traced."""
         if self.schedule is None:
             return done < (len(runner.train_loop.dataloader) if self.by_epoch else self.profile_times)
         plan, idle = self.schedule, self.schedule["wait"] + self.schedule["warmup"]
@@ -130,12 +132,12 @@ def _checked(schedule: Mapping[str, int]) -> dict[str, int]:
             raise ConfigError(f"ProfilerHook: schedule has no entry {name!r}{closest(name, _SCHEDULE)}")
         least = 1 if name == "active" else 0
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"ProfilerHook: schedule[{name!r}] is an integer of at least {least}, found {value!r}")
+            raise ConfigError(f"ProfilerHook: schedule[{name!r}] must be an integer of at least {least}, got {value!r}")
     return {**_SCHEDULE, **schedule}
 
 
 def _destination(on_trace_ready: Any) -> tuple[str, Callable[[str], Any] | None]:
-    """The directory of the traces, and what is called with each."""
+    """Return the directory of the traces, and the function that is called with each."""
     default = "tf_tracing_logs"
     if on_trace_ready is None:
         return default, None
@@ -144,13 +146,13 @@ def _destination(on_trace_ready: Any) -> tuple[str, Callable[[str], Any] | None]
         kind = given.pop("type", None)
         if kind != "tb_trace":
             raise ConfigError(
-                "ProfilerHook: on_trace_ready is dict(type='tb_trace', dir_name=...) or a function, "
-                f"found the type {kind!r}"
+                "ProfilerHook: on_trace_ready must be dict(type='tb_trace', dir_name=...) or a function, "
+                f"got the type {kind!r}"
             )
         unknown = [name for name in given if name != "dir_name"]
         if unknown:
             raise ConfigError(f"ProfilerHook: a tb_trace has no {unknown[0]!r}{closest(unknown[0], ['dir_name'])}")
         return given.get("dir_name", default), None
     if not callable(on_trace_ready):
-        raise TypeError(f"ProfilerHook: on_trace_ready is a function or a dict, found {on_trace_ready!r}")
+        raise TypeError(f"ProfilerHook: on_trace_ready must be a function or a dict, got {on_trace_ready!r}")
     return default, on_trace_ready

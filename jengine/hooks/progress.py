@@ -1,4 +1,4 @@
-"""A progress bar with the remaining time, for a terminal."""
+"""Show a progress bar with the remaining time, for a terminal."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,13 +14,13 @@ _REDRAW_SECONDS = 0.1
 
 @HOOKS.register_module()
 class ProgressHook(Hook):
-    """Shows how far training is and how long it will take, below the log lines.
+    """Show the progress of training and the remaining time, below the log lines.
 
-    The command line adds it when the output is a terminal. The bar moves ten times a second at most, whatever the
+    The command line adds it when the output is a TTY. The bar moves ten times a second at most, whatever the
     speed of the loop.
 
     Args:
-      clock: gives the time in seconds.
+      clock: returns the time in seconds.
     """
 
     priority = "LOWEST"
@@ -32,7 +32,7 @@ class ProgressHook(Hook):
         self._task: Any = None
 
     def before_train(self, runner: Runner) -> None:
-        """Draws the bar."""
+        """Draw the bar."""
         from rich import progress
 
         from jengine.logging import terminal
@@ -52,7 +52,7 @@ class ProgressHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Moves the bar."""
+        """Move the bar."""
         now = self._clock()
         if now >= self._due or self.is_last_train_iter(runner):
             self._due = now + _REDRAW_SECONDS
@@ -63,10 +63,10 @@ class ProgressHook(Hook):
         self.after_train_iter(runner, batch_idx)
 
     def after_train(self, runner: Runner) -> None:
-        """Takes the bar away."""
+        """Remove the bar."""
         self.close()
 
     def close(self) -> None:
-        """Gives the terminal back as it was; to be called when training ends in any other way."""
+        """Restore the terminal; call it when training ends in any other way."""
         if self._progress is not None:
             self._progress.stop()

@@ -1,4 +1,4 @@
-"""Puts the facts of the run (epoch, iteration, learning rate, losses, metrics) on the message hub."""
+"""Put the facts of the run (epoch, iteration, learning rate, losses, metrics) on the message hub."""
 
 import numbers
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class RuntimeInfoHook(Hook):
-    """Keeps the message hub up to date; everything that logs reads from there.
+    """Keep the message hub up to date; all loggers read from it.
 
-    Losses are put there as the device arrays that they are: nothing is fetched before somebody reads.
+    Losses are stored as device arrays: nothing is fetched before the first read.
     """
 
     priority = "VERY_HIGH"
@@ -24,7 +24,7 @@ class RuntimeInfoHook(Hook):
         self._stage_before_val: str | None = None
 
     def before_run(self, runner: Runner) -> None:
-        """Notes the config, the seed, the experiment's name and the version."""
+        """Record the config, the seed, the experiment's name and the version."""
         from jengine import __version__
 
         runner.message_hub.update_info_dict(
@@ -37,7 +37,7 @@ class RuntimeInfoHook(Hook):
         )
 
     def before_train(self, runner: Runner) -> None:
-        """Notes where training starts and how far it goes."""
+        """Record the first iteration of training and its length."""
         hub = runner.message_hub
         hub.update_info("loop_stage", "train")
         hub.update_info("epoch", runner.epoch)
@@ -48,11 +48,11 @@ class RuntimeInfoHook(Hook):
             hub.update_info("dataset_meta", meta)
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Notes the epoch."""
+        """Record the epoch."""
         runner.message_hub.update_info("epoch", runner.epoch)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Notes the iteration and the learning rate that it uses: of the first group, under each name of `get_lr`."""
+        """Record the iteration and the learning rate that it uses: of the first group, under each name of `get_lr`."""
         runner.message_hub.update_info("iter", runner.iter)
         for name, values in runner.optim_wrapper.get_lr().items():
             runner.message_hub.update_scalar(f"train/{name}", values[0])
@@ -60,47 +60,47 @@ class RuntimeInfoHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Hand over the metrics of the step."""
+        """Record the metrics of the step."""
         update = runner.message_hub.update_scalar
         for name, value in (outputs or {}).items():
             update(f"train/{name}", value)
 
     def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
-        """Hand over the metrics of all steps of a chunk."""
+        """Record the metrics of all steps of a chunk."""
         hub, first = runner.message_hub, runner.iter - metrics.num_steps + 1
         for name, values in metrics.values.items():
             hub.update_scalar_batch(f"train/{name}", values, first, metrics.reported(name))
 
     def before_val(self, runner: Runner) -> None:
-        """Marks the stage."""
+        """Set the stage."""
         self._stage_before_val = runner.message_hub.get_info("loop_stage")
         runner.message_hub.update_info("loop_stage", "val")
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Notes the metrics as `val/…`."""
+        """Record the metrics as `val/…`."""
         self._note_metrics(runner, "val", metrics)
 
     def after_val(self, runner: Runner) -> None:
-        """Restores the stage that the validation interrupted."""
+        """Restore the stage that the validation interrupted."""
         if self._stage_before_val is None:
             runner.message_hub.pop_info("loop_stage")
         else:
             runner.message_hub.update_info("loop_stage", self._stage_before_val)
 
     def after_train(self, runner: Runner) -> None:
-        """Forgets the stage."""
+        """Remove the stage."""
         runner.message_hub.pop_info("loop_stage")
 
     def before_test(self, runner: Runner) -> None:
-        """Marks the stage."""
+        """Set the stage."""
         runner.message_hub.update_info("loop_stage", "test")
 
     def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Notes the metrics as `test/…`."""
+        """Record the metrics as `test/…`."""
         self._note_metrics(runner, "test", metrics)
 
     def after_test(self, runner: Runner) -> None:
-        """Forgets the stage."""
+        """Remove the stage."""
         runner.message_hub.pop_info("loop_stage")
 
     @staticmethod

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine.data import Pipeline
-from jengine.errors import ConfigError, closest, place
+from jengine.errors import ConfigError, closest, config_path
 from jengine.hooks.batch_augments import BatchAugment, build_batch_augment, unchanged
 from jengine.hooks.hook import Hook
 from jengine.hooks.pipeline_switch import set_pipeline
@@ -45,7 +45,7 @@ class SwitchRecipeHook(Hook):
         self._augments: list[BatchAugment] = []
         items = []
         for i, item in enumerate(schedule):
-            with place("schedule", i):
+            with config_path("schedule", i):
                 items.append(self._read(item))
         self.schedule = sorted(items, key=lambda item: item["action_epoch"])
         epochs = [item["action_epoch"] for item in self.schedule]
@@ -71,10 +71,10 @@ class SwitchRecipeHook(Hook):
             raise ConfigError(f"SwitchRecipeHook: action_epoch is an integer of at least 1, found {epoch!r}")
         read = dict(item.items())
         if "train_pipeline" in read:
-            with place("train_pipeline"):
+            with config_path("train_pipeline"):
                 read["train_pipeline"] = Pipeline(read["train_pipeline"])
         if read.get("batch_augments") is not None:
-            with place("batch_augments"):
+            with config_path("batch_augments"):
                 self._augments.append(build_batch_augment(read["batch_augments"]))
             read["batch_augments"] = len(self._augments)
         return read

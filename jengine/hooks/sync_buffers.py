@@ -10,8 +10,8 @@ class SyncBuffersHook(Hook):
     """Puts the mean over replicas in the place of the model's running statistics, as MMEngine does.
 
     At the end of each training epoch, and before a validation that no such end came before (as in an iteration loop).
-    It matters under `parallel=dict(type='Replica')`, where each replica keeps its own; otherwise statistics are those
-    of the whole batch, and nothing happens. Integers stay as they are.
+    It matters under `parallel=dict(type='DataParallel')`, where each replica keeps its own; otherwise statistics are
+    those of the whole batch, and nothing happens. Integers stay as they are.
     """
 
     priority = "NORMAL"

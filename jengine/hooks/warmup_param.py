@@ -1,4 +1,4 @@
-"""Raises a number of the loss from 0 to its value over the first epochs."""
+"""Increase a hyperparameter of the loss from 0 to its value over the first epochs."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class WarmupParamHook(Hook):
-    """Hands a number that grows linearly to the step: the model's loss reads `hyperparams[param_name]`, f32[].
+    """Pass a linearly growing number to the step: the model's loss reads `hyperparams[param_name]`, f32[].
 
-    In iteration i, counted from 0, it is `value * min(1, i / (warmup_epochs * iterations of an epoch))`. A traced
-    number: nothing is traced anew while it grows.
+    In iteration i, counted from 0, it is `value * min(1, i / (warmup_epochs * iterations of an epoch))`. It is an input
+    of the step: nothing is traced again while it grows.
 
     Args:
-      param_name: what the number is called.
-      value: what it is after the warm-up.
+      param_name: name of the number.
+      value: the number after the warm-up.
       warmup_epochs: length of the warm-up in epochs, fractions included.
 
     Raises:
@@ -28,21 +28,24 @@ class WarmupParamHook(Hook):
 
     def __init__(self, param_name: str, value: float, warmup_epochs: float) -> None:
         if not warmup_epochs > 0:
-            raise ConfigError(f"WarmupParamHook: warmup_epochs is a positive number of epochs, found {warmup_epochs!r}")
+            raise ConfigError(
+                f"WarmupParamHook: warmup_epochs must be a positive number of epochs, got {warmup_epochs!r}"
+            )
         self.param_name = param_name
         self.value = value
         self.warmup_epochs = warmup_epochs
 
     def before_train(self, runner: Runner) -> None:
-        """Makes the number known before the step is traced."""
+        """Add the number to the hyperparameters before the step is traced."""
         if self.param_name in runner.optim_wrapper.hyperparams:
             raise ConfigError(
-                f"WarmupParamHook: {self.param_name!r} is a number of the optimizer; its warm-up is a scheduler's"
+                f"WarmupParamHook: param_name must not be a hyperparameter of the optimizer, "
+                f"got {self.param_name!r}; use a scheduler"
             )
         self._set(runner)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Sets it."""
+        """Set the number."""
         self._set(runner)
 
     def _set(self, runner: Runner) -> None:

@@ -1,4 +1,4 @@
-"""What a run tells: scalars and their history, the lines made of them, the logger and the tables."""
+"""Log a run: scalars and their history, log lines, the logger and the tables."""
 
 from jengine.logging.async_writer import AsyncWriter as AsyncWriter
 from jengine.logging.console import build_logger as build_logger

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-_MAX_PENDING = 256  # jobs; more would hold arrays of the device, and memory, without bound
+_MAX_PENDING = 256  # jobs; without a bound they could hold any number of device arrays
 
 
 class AsyncWriter:

@@ -1,4 +1,4 @@
-"""The run's logger: one format on the terminal, one in the log file, and a terminal shared with progress bars."""
+"""Set up the run's logger: one format on the terminal, one in the log file; progress bars share the terminal."""
 
 import functools
 import logging
@@ -12,7 +12,7 @@ from rich.text import Text
 from jengine.errors import closest
 
 terminal = Console(highlight=False)
-"""The one console of the process. A progress bar on it and the log lines keep out of each other's way."""
+"""Share the only console of the process, so that a progress bar and log lines do not overwrite each other."""
 
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
 _REMEMBERED_WARNINGS = 1000
@@ -22,16 +22,16 @@ _built: dict[str, logging.Logger] = {}
 
 
 def build_logger(name: str = "jengine", log_file: str | None = None, level: int | str = "INFO") -> logging.Logger:
-    """Sets up the logger of a run.
+    """Set up the logger of a run.
 
     It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, with the year in front, to `log_file`. Its
     records do not reach the root logger, so that other libraries' handlers do not print them again. A warning that
     repeats word for word is printed once. Processes other than the first print errors only.
 
-    Building a name again replaces what was set up before: a second run in the same process writes to its own file.
+    Building a name again replaces the earlier setup: a second run in the same process writes to its own file.
 
     Args:
-      name: the logger's name. What modules log under 'name.something' comes out here too.
+      name: the logger's name. It also prints the records of 'name.something'.
       log_file: a file to append to; its directory is made. None writes to the terminal alone.
       level: the lowest level that is printed: 'DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL' or a number.
 
@@ -65,21 +65,21 @@ def build_logger(name: str = "jengine", log_file: str | None = None, level: int 
 
 
 def current_logger() -> logging.Logger:
-    """The logger that `build_logger` set up last; `logging.getLogger('jengine')` where there is none."""
+    """Return the logger that `build_logger` set up last; `logging.getLogger('jengine')` if there is none."""
     return next(reversed(_built.values())) if _built else logging.getLogger("jengine")
 
 
 def print_log(msg: Any, logger: logging.Logger | str | None = None, level: int = logging.INFO) -> None:
-    """Prints or logs a message.
+    """Print or log a message.
 
     Args:
-      msg: what to say.
+      msg: the message.
       logger: None prints on the terminal, 'silent' does nothing, 'current' takes the logger built last; else a logger
         or the name of one that was built.
-      level: the level of the record, unused where nothing is logged.
+      level: the level of the record, unused without a logger.
 
     Raises:
-      ValueError: no logger of that name was built. TypeError: something else than these.
+      ValueError: no logger of that name was built. TypeError: `logger` of another type.
     """
     if logger is None:
         write_line(str(msg))
@@ -92,11 +92,12 @@ def print_log(msg: Any, logger: logging.Logger | str | None = None, level: int =
     elif isinstance(logger, str) and logger != "silent":
         raise ValueError(f"no logger called {logger!r} was built{closest(logger, ['current', 'silent', *_built])}")
     elif not isinstance(logger, str):
-        raise TypeError(f"`logger` is a logger, its name, 'silent', 'current' or None, found {type(logger).__name__}")
+        found = type(logger).__name__
+        raise TypeError(f"`logger` must be a logger, its name, 'silent', 'current' or None, got {found}")
 
 
 def write_line(line: str, level: str = "INFO") -> None:
-    """Writes a line to the terminal as it is: never wrapped, its brackets no markup, coloured only on a real terminal.
+    """Write a line to the terminal unchanged: never wrapped, its brackets no markup, coloured only on a TTY.
 
     Args:
       line: the text; its first occurrence of ` - level - ` gets the colour of the level.
@@ -114,18 +115,18 @@ def write_line(line: str, level: str = "INFO") -> None:
 
 @functools.lru_cache(maxsize=1)
 def _is_terminal(file: IO[str]) -> bool:
-    """Whether the terminal, which writes to `file`, is one; asking costs as much as the line."""
+    """Return whether `file` is a TTY; cached, because the call costs as much as writing a line."""
     return terminal.is_terminal
 
 
 class _Formatter(logging.Formatter):
-    """A formatter that formats the time once a second."""
+    """Format records, and the time once a second."""
 
     _second = -1
     _text = ""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        """The time of the record."""
+        """Return the time of the record."""
         second = int(record.created)
         if second != self._second:
             self._text, self._second = super().formatTime(record, datefmt), second
@@ -141,18 +142,18 @@ class _TerminalHandler(logging.Handler):
 
 
 class _RunFileHandler(logging.FileHandler):
-    """A file handler that `build_logger` made, and so may replace."""
+    """Mark a file handler that `build_logger` made, and may replace."""
 
 
 class _RepeatedWarnings(logging.Filter):
-    """Lets a warning through the first time that its text comes."""
+    """Let a warning through the first time that its text comes."""
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Lets a warning pass the first time that it is given."""
+        """Return True for a warning whose text is new, and for all other records."""
         if record.levelno != logging.WARNING:
             return True
         text = record.getMessage()

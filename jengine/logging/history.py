@@ -1,4 +1,4 @@
-"""The history of one logged scalar: the newest values in a ring, and totals over all of them."""
+"""Record the history of one logged scalar: the newest values in a ring, and totals over all of them."""
 
 import math
 import types
@@ -11,19 +11,19 @@ from jengine.errors import UnknownNameError, closest
 
 Statistic = TypeVar("Statistic", bound=Callable[..., Any])
 
-_FIRST_SIZE = 64  # most histories are short (metrics); the ring grows by doubling up to its capacity
-_SAVED_VALUES = 256  # what a checkpoint keeps of each history: enough for the windows that log lines use
+_FIRST_SIZE = 64  # most histories are short (metrics); the ring doubles up to its capacity
+_SAVED_VALUES = 256  # of each history in a checkpoint: enough for the windows of log lines
 
 
 class HistoryBuffer:
-    """The values that one scalar took, as a bounded ring.
+    """Keep the values of one scalar in a bounded ring.
 
     An update costs the same however long the run is. The ring holds the newest `capacity` values; the sum, count,
-    maximum and minimum of *all* values are kept beside it, so that a statistic over everything stays exact when older
+    maximum and minimum of *all* values are kept too, so that a statistic over everything stays exact when older
     values have left the ring.
 
     Args:
-      capacity: how many values are kept, at least 1.
+      capacity: number of values to keep, at least 1.
 
     Raises:
       ValueError: `capacity` below 1.
@@ -33,7 +33,7 @@ class HistoryBuffer:
 
     def __init__(self, capacity: int = 10_000) -> None:
         if capacity < 1:
-            raise ValueError(f"the capacity of a history is at least 1, found {capacity}")
+            raise ValueError(f"the capacity of a history must be at least 1, got {capacity}")
         self._capacity = capacity
         self._clear()
 
@@ -50,16 +50,16 @@ class HistoryBuffer:
 
     @classmethod
     def register_statistics(cls, method: Statistic) -> Statistic:
-        """Decorates `method(buffer, ...)` to make it callable by its name through `statistics`."""
+        """Decorate `method(buffer, ...)` to make it callable by its name through `statistics`."""
         cls._statistics[method.__name__] = method
         return method
 
     def update(self, value: float, count: int = 1) -> None:
-        """Appends a value.
+        """Append a value.
 
         Args:
           value: the logged number; for `count` > 1 the sum over that many samples.
-          count: how many samples `value` stands for.
+          count: number of samples in `value`.
 
         Raises:
           TypeError: `value` is not a real number. ValueError: more than one element, or `count` below 1.
@@ -67,11 +67,11 @@ class HistoryBuffer:
         self.push(to_float(value), check_count(count))
 
     def push(self, value: float, count: int) -> None:
-        """`update` without its checks, for callers that have made them."""
+        """Append a value without the checks of `update`, for callers that have made them."""
         self.extend((value,), count)
 
     def extend(self, values: Sequence[float], count: int = 1) -> None:
-        """`push` for each of several values, each of which stands for `count` samples."""
+        """Append several values, each the sum over `count` samples, without checks."""
         number = len(values)
         if count != 1 and self._counts is None:
             self._counts = np.ones_like(self._values)
@@ -104,7 +104,7 @@ class HistoryBuffer:
                     self._min = value
 
     def _place(self, values: Sequence[float], count: int, end: int) -> None:
-        """Writes values where the next ones belong, up to `end`."""
+        """Write values at the next positions, up to `end`."""
         self._values[self._next : end] = values
         if self._counts is not None:
             self._counts[self._next : end] = count
@@ -114,7 +114,7 @@ class HistoryBuffer:
 
     @property
     def updates(self) -> int:
-        """How many values there were since the start, those that left the ring included."""
+        """The number of values since the start, those that left the ring included."""
         return self._updates
 
     @property
@@ -124,7 +124,7 @@ class HistoryBuffer:
         return self._values[part].copy(), self._samples(part).copy()
 
     def mean(self, window_size: int | None = None) -> float:
-        """Sum of the newest `window_size` values over the sum of their counts.
+        """Return the sum of the newest `window_size` values over the sum of their counts.
 
         Args:
           window_size: number of values; None, or as many as there ever were, takes all of them exactly. In between,
@@ -141,15 +141,15 @@ class HistoryBuffer:
         return float(np.add.reduce(values) / samples)
 
     def max(self, window_size: int | None = None) -> float:
-        """The largest of the newest `window_size` values; window and errors as in `mean`."""
+        """Return the largest of the newest `window_size` values; window and errors as in `mean`."""
         return self._max if self._takes_all(window_size) else float(self._values[self._latest(window_size)].max())
 
     def min(self, window_size: int | None = None) -> float:
-        """The smallest of the newest `window_size` values; window and errors as in `mean`."""
+        """Return the smallest of the newest `window_size` values; window and errors as in `mean`."""
         return self._min if self._takes_all(window_size) else float(self._values[self._latest(window_size)].min())
 
     def current(self, window_size: int | None = None) -> float:
-        """The newest value, which is the same in any window.
+        """Return the newest value, which is the same in any window.
 
         Raises:
           ValueError: nothing was logged yet.
@@ -158,11 +158,11 @@ class HistoryBuffer:
         return float(self._values[self._next - 1])
 
     def statistics(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls the statistic called `method_name` with the further arguments; names and errors as in `statistic`."""
+        """Call the statistic `method_name` with the further arguments; names and errors as in `statistic`."""
         return self.statistic(method_name)(*args, **kwargs)
 
     def statistic(self, method_name: str) -> Callable[..., Any]:
-        """The statistic called `method_name` of this history: 'mean', 'max', 'min', 'current' or a registered one.
+        """Return the statistic `method_name` of this history: 'mean', 'max', 'min', 'current' or a registered one.
 
         Raises:
           KeyError: no statistic has that name.
@@ -175,7 +175,7 @@ class HistoryBuffer:
         return types.MethodType(self._statistics[method_name], self)
 
     def state_dict(self) -> dict[str, Any]:
-        """The newest 256 values at most, and the totals over all: a bounded dict that JSON can hold."""
+        """Return the newest 256 values at most, and the totals over all: a bounded dict that JSON can hold."""
         part = self._latest(min(self._kept, _SAVED_VALUES))
         return {
             "values": self._values[part].tolist(),
@@ -188,7 +188,7 @@ class HistoryBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replaces the history by what `state_dict` gave."""
+        """Replace the history by the one that `state_dict` returned."""
         self._clear()
         for value, count in zip(state["values"], state["counts"], strict=True):
             self.push(float(value), int(count))
@@ -218,20 +218,20 @@ class HistoryBuffer:
         if window_size is None:
             return True
         if isinstance(window_size, bool) or not isinstance(window_size, int):
-            raise TypeError(f"a window is a number of values (an int) or None, found {window_size!r}")
+            raise TypeError(f"a window must be a number of values (an int) or None, got {window_size!r}")
         if window_size < 1:
-            raise ValueError(f"a window holds at least 1 value, found {window_size}")
+            raise ValueError(f"a window must be at least 1 value, got {window_size}")
         return window_size >= self._updates
 
     def _latest(self, window_size: int | None) -> slice | np.ndarray:
-        """Where the newest values lie, in order: min(window_size, number kept) of them."""
+        """Return the indices of the newest values, in order: min(window_size, number kept) of them."""
         number = self._kept if window_size is None else min(window_size, self._kept)
         if number <= self._next:
             return slice(self._next - number, self._next)
         return np.arange(self._next - number, self._next)  # negative indices count from the ring's end: older values
 
     def _samples(self, part: slice | np.ndarray) -> np.ndarray:
-        """How many samples each of these values stands for, float64[n]."""
+        """Return the number of samples in each of these values, float64[n]."""
         counts: np.ndarray = np.ones_like(self._values[part]) if self._counts is None else self._counts[part]
         return counts
 
@@ -241,30 +241,30 @@ for _method in (HistoryBuffer.mean, HistoryBuffer.max, HistoryBuffer.min, Histor
 
 
 def to_float(value: Any) -> float:
-    """The Python float that a Python number, numpy number or array of one element stands for.
+    """Convert a Python number, numpy number or array of one element to a Python float.
 
     Raises:
       TypeError: not a real number. ValueError: an array of more or less than one element.
     """
     size = getattr(value, "size", 1)
     if size != 1:
-        raise ValueError(f"a logged scalar has one element, found {size} (shape {tuple(value.shape)})")
+        raise ValueError(f"a logged scalar must have one element, got {size} (shape {tuple(value.shape)})")
     if isinstance(value, str | bytes) or value is None:
-        raise TypeError(f"a logged scalar is a number, found {type(value).__name__}: {value!r}")
+        raise TypeError(f"a logged scalar must be a number, got {type(value).__name__}: {value!r}")
     try:
         return float(value.item() if hasattr(value, "item") else value)
     except TypeError as error:
-        raise TypeError(f"a logged scalar is a real number, found {type(value).__name__}: {value!r}") from error
+        raise TypeError(f"a logged scalar must be a real number, got {type(value).__name__}: {value!r}") from error
 
 
 def check_count(count: Any) -> int:
-    """`count` if it is an int of at least 1.
+    """Return `count` if it is an int of at least 1.
 
     Raises:
       TypeError: not an int. ValueError: below 1.
     """
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
-        raise TypeError(f"the count of a logged scalar is an int, found {count!r}")
+        raise TypeError(f"the count of a logged scalar must be an int, got {count!r}")
     if count < 1:
-        raise ValueError(f"the count of a logged scalar is at least 1, found {count}")
+        raise ValueError(f"the count of a logged scalar must be at least 1, got {count}")
     return int(count)

@@ -1,6 +1,6 @@
-"""The message hub: scalars with their history and other infos, written by the run and read by whatever reports them.
+"""Collect the scalars of a run with their history, and other infos, for loggers to read.
 
-Metrics of the step are device arrays. The hub keeps them as they are, so that the loop never waits for the device; the
+Metrics of the step are device arrays. The hub keeps them unchanged, so that the loop never waits for the device; the
 first read of a scalar fetches all of them in one transfer.
 """
 
@@ -20,7 +20,7 @@ _NOT_JSON = object()
 
 
 class MessageHub:
-    """Scalars with their history, and infos without.
+    """Store scalars with their history, and infos without.
 
     A scalar (`update_scalar`) keeps a `HistoryBuffer`; an info (`update_info`) is the value given last, of any kind.
     Keys that belong to a loop begin with 'train/', 'val/' or 'test/'.
@@ -52,20 +52,20 @@ class MessageHub:
 
     @classmethod
     def get_instance(cls, name: str) -> "MessageHub":
-        """The one hub called `name`, made at the first call."""
+        """Return the hub called `name`, created at the first call."""
         if name not in cls._instances:
             cls._instances[name] = cls(name)
         return cls._instances[name]
 
     @classmethod
     def new_instance(cls, name: str) -> "MessageHub":
-        """A hub without history that from now on is the one called `name`, and the current one."""
+        """Return a new hub without history that replaces the one called `name` and becomes the current one."""
         cls._instances.pop(name, None)
         return cls.get_instance(name)
 
     @classmethod
     def get_current_instance(cls) -> "MessageHub":
-        """The hub made last; one called 'jengine' where there is none."""
+        """Return the hub created last; one called 'jengine' if there is none."""
         return next(reversed(cls._instances.values())) if cls._instances else cls.get_instance("jengine")
 
     def start_iteration(self, iteration: int) -> None:
@@ -75,12 +75,12 @@ class MessageHub:
             self.flush()
 
     def update_scalar(self, key: str, value: Any, count: int = 1, resumed: bool = True) -> None:
-        """Appends `value` to the history of `key`. Does not wait for the device.
+        """Append `value` to the history of `key`. Does not wait for the device.
 
         Args:
           key: the name, as a rule with its loop: 'train/loss'.
           value: a number or an array of one element (of numpy or on a device). For `count` > 1 the sum over so many.
-          count: how many samples the value stands for.
+          count: number of samples in the value.
           resumed: whether checkpoints keep this key.
 
         Raises:
@@ -99,7 +99,7 @@ class MessageHub:
             self.flush()
 
     def update_scalars(self, scalars: Mapping[str, Any], resumed: bool = True) -> None:
-        """`update_scalar` for each item; a value is a scalar or `dict(value=..., count=...)`.
+        """Call `update_scalar` for each item; a value is a scalar or `dict(value=..., count=...)`.
 
         Raises:
           TypeError: not a mapping. KeyError: a dict without 'value' or with further keys.
@@ -139,7 +139,7 @@ class MessageHub:
         self._pending.add_batch(key, values, first_iteration, reported)
 
     def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
-        """Sets the info `key`, of any type, over what it was.
+        """Set the info `key`, of any type, replacing its value.
 
         Raises:
           AssertionError: the key was used before with another `resumed`.
@@ -149,7 +149,7 @@ class MessageHub:
         self._runtime_info[key] = value
 
     def update_info_dict(self, infos: Mapping[str, Any], resumed: bool = True) -> None:
-        """`update_info` for each item.
+        """Call `update_info` for each item.
 
         Raises:
           TypeError: not a mapping.
@@ -160,25 +160,25 @@ class MessageHub:
             self.update_info(key, value, resumed)
 
     def pop_info(self, key: str, default: Any = None) -> Any:
-        """Removes the info `key` and returns it, or `default` where there is none."""
+        """Remove the info `key` and return it, or `default` if there is none."""
         return self._runtime_info.pop(key, default)
 
     def get_info(self, key: str, default: Any = None) -> Any:
-        """The info `key`, or `default` where there is none."""
+        """Return the info `key`, or `default` if there is none."""
         return self._runtime_info.get(key, default)
 
     def get_scalar(self, key: str) -> HistoryBuffer:
-        """The history of the scalar `key`; fetches what waits.
+        """Return the history of the scalar `key`; fetch pending values.
 
         Raises:
-          KeyError: no scalar has that name; the message says the closest.
+          KeyError: no scalar has that name; the message names the closest.
         """
         self.flush()
         return _find(self._log_scalars, key)
 
     @property
     def log_scalars(self) -> dict[str, HistoryBuffer]:
-        """All histories by key; fetches what waits."""
+        """All histories by key; the read fetches pending values."""
         self.flush()
         return self._log_scalars
 
@@ -215,9 +215,9 @@ class MessageHub:
         return HubSnapshot(self, pending, dict(self._runtime_info))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as a dict that JSON can hold and that does not grow with the run.
+        """Return the saved part of the hub, as a dict that JSON can hold and that does not grow with the run.
 
-        The keys marked `resumed=False` are left out. An info that JSON cannot hold is left out with a warning; tuples
+        The keys marked `resumed=False` are omitted. An info that JSON cannot hold is omitted with a warning; tuples
         become lists and numpy numbers become Python's.
         """
         scalars = {key: h.state_dict() for key, h in self.log_scalars.items() if self._resumed[key]}
@@ -234,7 +234,7 @@ class MessageHub:
         return {"log_scalars": scalars, "runtime_info": infos}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Puts back what `state_dict` gave; other keys, and those marked `resumed=False` since, stay as they are.
+        """Restore the values of `state_dict`; other keys, and those marked `resumed=False` since, are unchanged.
 
         Raises:
           KeyError: `state` lacks 'log_scalars' or 'runtime_info'.
@@ -259,7 +259,7 @@ class MessageHub:
 
 
 class HubSnapshot:
-    """A message hub as it was at one moment, for a reader in another thread.
+    """Hold a message hub as it was at one moment, for a reader in another thread.
 
     Args:
       hub: the hub, whose histories are shared.
@@ -328,7 +328,7 @@ def _resumed_changed(key: str, resumed: bool) -> str:
 
 
 def _as_json(value: Any) -> Any:
-    """`value` in JSON's types, or `_NOT_JSON`."""
+    """Return `value` in JSON's types, or `_NOT_JSON`."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):

@@ -1,4 +1,4 @@
-"""Scalars that wait in a buffer until something reads them, so that the training loop never waits for the device."""
+"""Buffer scalars until a read, so that the training loop never waits for the device."""
 
 import bisect
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class _Column:
-    """Values of one scalar that stand for equally many samples, with the steps that gave them."""
+    """Hold values of one scalar, of equally many samples each, with their steps."""
 
     __slots__ = ("samples", "steps", "taken", "values")
 
@@ -31,7 +31,7 @@ _Transfer = tuple[str, Any, _Column, int, Sequence[int] | None]
 
 
 class PendingScalars:
-    """Buffer of scalars, on the host and on the device, in the order in which they were added.
+    """Buffer scalars, on the host and on the device, in the order in which they were added.
 
     Attributes:
       size: number of values that were added and not fetched.
@@ -94,7 +94,7 @@ class PendingScalars:
         """Remove what was fetched up to and including `step`.
 
         Yields:
-          The scalar, values of it in order, and the number of samples that each of them stands for.
+          The scalar, values of it in order, and the number of samples in each of them.
         """
         for key, columns in self._columns.items():
             for column in columns:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 
 class PhaseTimer:
-    """Clock that always runs for exactly one phase, so that the phases add up to the time since `start`.
+    """Time exactly one phase at each moment, so that the phases add up to the time since `start`.
 
     Args:
       clock: returns the time in seconds.
@@ -39,7 +39,7 @@ class PhaseTimer:
         return before
 
     def relabel(self, phase: str) -> None:
-        """Attribute the time since the last switch to `phase`: only afterwards is it known whether a call compiled."""
+        """Attribute the time since the last switch to `phase`, for example after a call that turned out to compile."""
         self._phase = phase
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""From the message hub's histories to a log line and the tag that goes to the visualization backends."""
+"""Format the histories of the message hub as a log line and as the tag of the visualization backends."""
 
 import datetime
 import functools
@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from jengine.errors import place
+from jengine.errors import config_path
 from jengine.logging.history import HistoryBuffer
 from jengine.logging.message_hub import MessageHub
 from jengine.registry import LOG_PROCESSORS, check_arguments
@@ -28,7 +28,7 @@ class LoggedLoop(Protocol):
 
 
 class LoggedRun(Protocol):
-    """Describe what a log line needs of the Runner."""
+    """Describe the part of the Runner that log lines need."""
 
     @property
     def iter(self) -> int:
@@ -65,13 +65,13 @@ class LoggedRun(Protocol):
 
 @LOG_PROCESSORS.register_module()
 class LogProcessor:
-    """Chooses the statistic of each scalar and formats them, in the line format of MMEngine.
+    """Choose the statistic of each scalar and format them, in the line format of MMEngine.
 
     A scalar whose name matches `mean_pattern` is shown as its mean over the newest `window_size` values, any other as
     its current value. `custom_cfg` adds statistics or replaces them.
 
     Args:
-      window_size: how many values a mean takes.
+      window_size: number of values in a mean.
       by_epoch: headers count epochs, `Epoch(train) [1][2/4]`; False: `Iter(train) [2/40]`.
       custom_cfg: list of `dict(data_src, method_name, window_size, log_name)`: the scalar (without its loop), the
         statistic, its window (an int, 'epoch' or 'global'), and the name of the result (default: `data_src`, whose
@@ -84,7 +84,7 @@ class LogProcessor:
       AssertionError: two entries of `custom_cfg` with the same result name, an entry without `data_src`, or the
         window 'epoch' with `by_epoch=False`.
       KeyError: an entry without a known `method_name`, or without `window_size` while `by_epoch=False`.
-      TypeError: a window that is no int, 'epoch' or 'global'; an argument that the statistic does not have.
+      TypeError: a window that is not an int, 'epoch' or 'global'; an argument that the statistic does not have.
       ValueError: a window below 1.
     """
 
@@ -97,7 +97,7 @@ class LogProcessor:
         log_with_hierarchy: bool = False,
         mean_pattern: str = r".*(loss|time|data_time|grad_norm).*",
     ) -> None:
-        with place("window_size"):
+        with config_path("window_size"):
             _check_window(window_size, names=())
         self.window_size = window_size
         self.by_epoch = by_epoch
@@ -109,7 +109,7 @@ class LogProcessor:
         _check_custom_cfg(self.custom_cfg, by_epoch)
 
     def get_log_after_iter(self, runner: LoggedRun, batch_idx: int, mode: Mode) -> tuple[dict[str, Any], str]:
-        """Formats what an iteration reports.
+        """Format the scalars of an iteration.
 
         Args:
           runner: the runner.
@@ -148,7 +148,7 @@ class LogProcessor:
     def get_log_after_epoch(
         self, runner: LoggedRun, batch_idx: int, mode: Mode, with_non_scalar: bool = False
     ) -> tuple[dict[str, Any], str]:
-        """Formats what a validation or test pass found; `time` and `data_time` are means over the pass and come last.
+        """Format the results of a validation or test pass; `time` and `data_time` are means over the pass, at the end.
 
         Args:
           runner: the runner.
@@ -185,7 +185,7 @@ class LogProcessor:
     def _scalars(
         self, hub: MessageHub, batch_idx: int, mode: Mode, custom_cfg: Sequence[Mapping[str, Any]]
     ) -> dict[str, float]:
-        """The statistic of each scalar of the loop, by name without the loop.
+        """Return the statistic of each scalar of the loop, by name without the loop.
 
         A metric of a validation or test is one exact number for each pass: only times are averaged there.
         """
@@ -199,7 +199,7 @@ class LogProcessor:
             arguments = dict(entry)
             source = arguments.pop("data_src").removeprefix(f"{mode}/")
             if source not in histories:
-                continue  # each loop has its own scalars
+                continue  # a scalar of another loop
             window = {"epoch": batch_idx + 1, "global": histories[source].updates}
             if arguments.get("window_size") in ("epoch", "global"):
                 arguments["window_size"] = window[arguments["window_size"]]
@@ -223,7 +223,7 @@ class LogProcessor:
         return f"Epoch({mode}) {epoch:>{width + 2}}{progress}"
 
     def _peak_memory(self) -> int | None:
-        """The highest use of any local device since the process began, in MB; None where devices do not report it."""
+        """Return the peak memory of any local device since the process began, in MB; None if devices report none."""
         peaks = [device.memory_stats()["peak_bytes_in_use"] for device in self._reporting_devices]
         return max(peaks) // _BYTES_PER_MB if peaks else None
 
@@ -240,18 +240,18 @@ class LogProcessor:
 
 
 def _of_mode(values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
-    """What belongs to the loop, by name without the loop."""
+    """Return the entries of the loop, by name without the loop."""
     prefix = f"{mode}/"
     return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
 
 def _untrained(runner: LoggedRun) -> bool:
-    """Whether the runner only validates or tests."""
+    """Return whether the runner only validates or tests."""
     return runner.train_loop is None
 
 
 def _epoch(runner: LoggedRun, mode: Mode) -> int:
-    """The epoch as shown: from 1 in training; validation comes after the count went up; 0 without training."""
+    """Return the epoch to show: from 1 in training; validation comes after the count went up; 0 without training."""
     if mode == "train":
         return runner.epoch + 1
     return 0 if _untrained(runner) else runner.epoch
@@ -280,7 +280,7 @@ def _check_window(window: Any, names: Sequence[str]) -> None:
 def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -> None:
     targets: set[str] = set()
     for index, entry in enumerate(custom_cfg):
-        with place("custom_cfg", index):
+        with config_path("custom_cfg", index):
             if "data_src" not in entry:
                 raise AssertionError(f"an entry needs 'data_src', the scalar it is about; found {sorted(entry)}")
             target = entry.get("log_name", entry["data_src"])

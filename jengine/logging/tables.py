@@ -1,4 +1,4 @@
-"""Plain-text tables for log lines and reports."""
+"""Format plain-text tables for log lines and reports."""
 
 import io
 import numbers
@@ -21,7 +21,7 @@ def format_table(
     title: str | None = None,
     align: Sequence[Align] | None = None,
 ) -> str:
-    """Formats rows as a table of plain ASCII, without colours and without wrapping.
+    """Format rows as a table of plain ASCII, without colours and without wrapping.
 
     Integers get thousands separators, floats six significant digits, None an empty cell.
 
@@ -44,7 +44,7 @@ def format_table(
     if align is None:
         align = [_natural_alignment([row[i] for row in cells]) for i in range(len(columns))]
     elif len(align) != len(columns):
-        raise ValueError(f"{len(align)} alignments for {len(columns)} columns")
+        raise ValueError(f"align must have an entry for each of the {len(columns)} columns, got {len(align)}")
     table = Table(box=box.ASCII2)
     for heading, side in zip(columns, align, strict=True):
         table.add_column(Text(heading), justify=side, no_wrap=True)

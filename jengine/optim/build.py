@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jengine.config import resolve
-from jengine.errors import place
+from jengine.errors import config_path
 from jengine.optim.wrapper import OptimWrapper
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
@@ -30,7 +30,7 @@ def build_optim_wrapper(
     Raises:
       AssertionError, KeyError, TypeError, ValueError: what is wrong with the config.
     """
-    with place("optim_wrapper"):
+    with config_path("optim_wrapper"):
         return construct(params_or_model, cfg, module_types)
 
 
@@ -46,7 +46,7 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
     several = "optimizer" not in own and own and all(_describes_one(value) for value in own.values())
     default = "MultiOptimWrapperConstructor" if several else "DefaultOptimWrapperConstructor"
     name = own.pop("constructor", default)
-    with place("constructor"):
+    with config_path("constructor"):
         entry = OPTIM_WRAPPER_CONSTRUCTORS.get(name) if isinstance(name, str) else name
     constructor = entry(optim_wrapper_cfg=own, paramwise_cfg=paramwise_cfg)
     # a constructor of one's own need take the model alone

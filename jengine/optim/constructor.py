@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jengine import paths
-from jengine.errors import ConfigError, closest, place
+from jengine.errors import ConfigError, closest, config_path
 from jengine.optim.modules import Module, Parameter, module_tree
 from jengine.optim.optimizers.optax_named import from_optax
 from jengine.optim.param_group import did_you_mean
@@ -189,13 +189,13 @@ class DefaultOptimWrapperConstructor:
     def _build_optimizer(self) -> Any:
         cfg = self.optimizer_cfg
         if hasattr(cfg, "items"):
-            with place("optimizer"):
+            with config_path("optimizer"):
                 return OPTIMIZERS.build({k: v for k, v in cfg.items() if k not in _TORCH_EXECUTION})
         if hasattr(cfg, "defaults"):
             return cfg
         if hasattr(cfg, "update") and hasattr(cfg, "init"):
             return from_optax(cfg)
-        with place("optimizer"):
+        with config_path("optimizer"):
             return OPTIMIZERS.build(cfg)
 
     def _validate_cfg(self) -> None:

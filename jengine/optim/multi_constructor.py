@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine import paths
-from jengine.errors import place
+from jengine.errors import config_path
 from jengine.optim.constructor import params_of
 from jengine.optim.param_group import did_you_mean
 from jengine.optim.wrapper import OptimWrapper
@@ -57,7 +57,7 @@ class MultiOptimWrapperConstructor:
             modules = own.pop("modules", [name])
             if self.paramwise_cfg is not None:
                 own.setdefault("paramwise_cfg", self.paramwise_cfg)
-            with place(name):
+            with config_path(name):
                 part = _part(params, [modules] if isinstance(modules, str) else modules)
                 for path in paths.flatten(part):
                     if path in claimed:

@@ -20,7 +20,7 @@ from jengine.optim.core import Optimizer, Tree, state_dtype, step_zero, zeros_li
 from jengine.optim.counting import Accumulation
 from jengine.optim.grouped import GroupedOptimizer
 from jengine.optim.optimizers.optax_named import from_optax
-from jengine.optim.state import OptState, added, total, weighted
+from jengine.optim.state import OptState, add_to_accumulator, add_to_weight_sum, scale_by_weight
 from jengine.registry import OPTIM_WRAPPERS, OPTIMIZERS
 
 _LEAST = 1e-12  # weights add up to 0 only where nothing counts, and then the gradients are 0 too
@@ -84,11 +84,11 @@ class OptimWrapper:
 
         Returns:
           Name -> float32[G] over the groups (a list of G scalars when there are more than 64); with accumulation
-          also `loss_factor`, float32[]: what the summed gradients of the current window are divided by.
+          also `accumulation_divisor`, float32[]: the divisor of the summed gradients of the current window.
         """
         numbers = self.grouped.numbers()
         if self.accumulative_counts > 1:
-            numbers["loss_factor"] = self.grouped.number(self._accumulation.window_size())
+            numbers["accumulation_divisor"] = self.grouped.number(self._accumulation.window_size())
         return numbers
 
     @property
@@ -111,11 +111,11 @@ class OptimWrapper:
         return OptState(
             count=step_zero(),
             inner=self.grouped.init(params),
-            acc=zeros_like(trainable) if self.accumulative_counts > 1 else None,
+            accumulated_grads=zeros_like(trainable) if self.accumulative_counts > 1 else None,
             loss_scale=None,
             metrics={name: jnp.zeros((), jnp.float32) for name in self._metric_names()},
-            pending=step_zero() if self.accumulates else None,
-            weight=jnp.zeros((), jnp.float32) if self.accumulative_counts > 1 else None,
+            num_accumulated=step_zero() if self.accumulates else None,
+            weight_sum=jnp.zeros((), jnp.float32) if self.accumulative_counts > 1 else None,
         )
 
     def value_and_grad(self, loss_fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
@@ -150,17 +150,21 @@ class OptimWrapper:
         return value_and_grad
 
     def accumulate(self, grads: Tree, opt_state: OptState, weight: jax.Array | None = None) -> OptState:
-        """The iteration that only adds its gradients to `opt_state.acc`.
+        """The iteration that only adds its gradients to `opt_state.accumulated_grads`.
 
         Args:
           grads: gradients as `value_and_grad` gives them.
           opt_state: the state.
           weight: see `update`.
         """
-        if opt_state.acc is None or opt_state.pending is None:
+        if opt_state.accumulated_grads is None or opt_state.num_accumulated is None:
             raise ValueError("nothing accumulates here: build the wrapper with accumulative_counts above 1")
-        acc = added(opt_state, weighted(self.grouped.known_layout().trainable(grads), weight))
-        return opt_state._replace(acc=acc, pending=opt_state.pending + 1, weight=total(opt_state, weight))
+        summed = add_to_accumulator(opt_state, scale_by_weight(self.grouped.known_layout().trainable(grads), weight))
+        return opt_state._replace(
+            accumulated_grads=summed,
+            num_accumulated=opt_state.num_accumulated + 1,
+            weight_sum=add_to_weight_sum(opt_state, weight),
+        )
 
     def update(
         self,
@@ -231,15 +235,15 @@ class OptimWrapper:
     ) -> tuple[Tree, OptState]:
         hyperparams = self.hyperparams if hyperparams is None else hyperparams
         grads = self.grouped.layout(params).trainable(grads)
-        grads = weighted(jax.tree.map(lambda g: g.astype(state_dtype(g.dtype)), grads), weight)
-        if opt_state.acc is not None:
-            grads = added(opt_state, grads)
-            weight = None if weight is None else total(opt_state, weight)
+        grads = scale_by_weight(jax.tree.map(lambda g: g.astype(state_dtype(g.dtype)), grads), weight)
+        if opt_state.accumulated_grads is not None:
+            grads = add_to_accumulator(opt_state, grads)
+            weight = None if weight is None else add_to_weight_sum(opt_state, weight)
         if self.accumulative_counts > 1 and weight is None:
-            grads = jax.tree.map(lambda g: g / hyperparams["loss_factor"], grads)
-        if opt_state.acc is not None:
-            # what acc holds does not count any more, so it may as well hold these: zeros would have to be written
-            opt_state = opt_state._replace(acc=grads, pending=step_zero())
+            grads = jax.tree.map(lambda g: g / hyperparams["accumulation_divisor"], grads)
+        if opt_state.accumulated_grads is not None:
+            # the sums are no longer needed; keep these gradients there, because zeros would have to be written
+            opt_state = opt_state._replace(accumulated_grads=grads, num_accumulated=step_zero())
         return self._step(grads, opt_state, params, hyperparams, outcome, weight)
 
     def _step(
@@ -346,7 +350,8 @@ class OptimWrapper:
 
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
         """Everything: `state` (arrays), `param_groups` and, with more than one group, `base_param_settings`."""
-        state = {name: getattr(opt_state, name) for name in ("count", "inner", "acc", "pending", "weight")}
+        names = ("count", "inner", "accumulated_grads", "num_accumulated", "weight_sum")
+        state = {name: getattr(opt_state, name) for name in names}
         return {"state": state, **self.group_state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
@@ -420,9 +425,11 @@ class OptimWrapper:
           The new state and what `loss_fn` returned.
         """
         self.start_step()
-        if opt_state.acc is None:
+        if opt_state.accumulated_grads is None:
             zeros = zeros_like(self.grouped.layout(params).trainable(params))
-            opt_state = opt_state._replace(acc=zeros, pending=step_zero(), weight=jnp.zeros((), jnp.float32))
+            opt_state = opt_state._replace(
+                accumulated_grads=zeros, num_accumulated=step_zero(), weight_sum=jnp.zeros((), jnp.float32)
+            )
         out, grads = self.value_and_grad(loss_fn, has_aux)(params, opt_state, *args)
         return self.accumulate(grads, opt_state), out
 
@@ -434,17 +441,17 @@ class OptimWrapper:
         Returns:
           The new parameters and state; without a `backward` before, the old ones.
         """
-        if opt_state.acc is None:
+        if opt_state.accumulated_grads is None:
             return params, opt_state
         numbers = self.hyperparams if hyperparams is None else hyperparams
-        grads = added(opt_state, jax.tree.map(jnp.zeros_like, opt_state.acc))
+        grads = add_to_accumulator(opt_state, jax.tree.map(jnp.zeros_like, opt_state.accumulated_grads))
         return self._step(grads, opt_state, params, numbers, self._added_to(params))
 
     def zero_grad(self, opt_state: OptState) -> OptState:
         """Clears the summed gradients."""
-        if opt_state.pending is None:
+        if opt_state.num_accumulated is None:
             return opt_state
-        return opt_state._replace(pending=step_zero())
+        return opt_state._replace(num_accumulated=step_zero())
 
     @contextlib.contextmanager
     def optim_context(self, model: Any = None) -> Iterator[bool]:

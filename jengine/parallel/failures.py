@@ -1,9 +1,9 @@
-"""How a process of a run learns that another one has failed or is gone.
+"""Detect that another process of a run has failed or is gone.
 
-A process that fails on the host leaves a note in the key-value store of JAX's coordination service before it ends; one
-that is killed leaves none, and is found by a roll call when an exchange breaks, or by its silence where none does. A
-thread looks into the store a few times a second, so that this works while the main thread waits on a device for a
-process that will never come.
+A process that fails on the host writes a note to the key-value store of JAX's coordination service before it ends; one
+that is killed writes none, and is found by a roll call when a collective breaks, or by its silence where none does. A
+thread reads the store a few times a second, so that this works while the main thread waits on a device for a process
+that will never come.
 """
 
 import contextlib
@@ -27,15 +27,15 @@ _ROLL_CALL = "jengine/roll_call"
 _ANSWERS = "jengine/answers"
 _LEFT = "jengine/left"
 _WHO = "jengine/who"
-SILENCE = 60.0  # seconds; an extension that holds Python's lock for so long is none that is known
+SILENCE = 60.0  # seconds; no known extension holds Python's lock for so long
 _STATUS = re.compile(r"^(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
 
 
 class ProcessError(RuntimeError):
-    """Another process of the run is missing or has failed.
+    """Signal that another process of the run is missing or has failed.
 
     Attributes:
-      processes: which ones.
+      processes: their indices.
     """
 
     def __init__(self, message: str, processes: list[int]) -> None:
@@ -43,20 +43,20 @@ class ProcessError(RuntimeError):
         self.processes = processes
 
 
-class Watch:
-    """Looks into the store, in a thread, for what the other processes have to say.
+class FailureDetector:
+    """Read the store, in a thread, for failures of the other processes.
 
     Args:
       store: the client of the coordination service.
       index: this process.
-      count: how many there are.
-      poll: seconds between two looks.
+      count: number of processes.
+      poll: seconds between two reads.
       grace: seconds that others have to answer a roll call, and that an error has to end this process in Python
         before it is ended from the thread.
       silence: seconds without a sign of life after which a process is gone; `SILENCE` by default.
 
     Attributes:
-      watcher: called in the thread at each look; None for nothing.
+      watcher: called in the thread at each read; None for nothing.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Watch:
         self.watcher: Callable[[], None] | None = None
         self._poll, self._grace = poll, grace
         self._failure: dict[str, Any] | None = None  # of the first process to fail
-        self._cut = False  # the store is gone: to ask it would be to wait for ever
+        self._cut = False  # the store is gone: a read would wait for ever
         self._gone: list[int] = []  # processes that are not to be waited for
         self._names: dict[str, str] = {}
         self._ending = threading.Event()  # an error is on its way up in Python
@@ -86,28 +86,28 @@ class Watch:
 
     @property
     def ending(self) -> bool:
-        """Whether an error is about to end this process."""
+        """True if an error is about to end this process."""
         return self._ending.is_set()
 
     def start(self) -> None:
-        """Starts the thread, and another one where process 0 is not this one."""
+        """Start the thread, and a second one unless this is process 0."""
         self._looked = time.monotonic()
         self._thread.start()
         if self.index:
             threading.Thread(target=self._await_answers, name="jengine-service", daemon=True).start()
 
-    def stop(self) -> None:
-        """Ends the thread."""
+    def stop_thread(self) -> None:
+        """End the thread."""
         self._stopped.set()
         if threading.current_thread() is not self._thread and not self._cut:
             self._thread.join(self._grace)
 
-    def leave(self) -> None:
-        """Call at the end of the process: ends a failed one at once, where JAX would wait for processes that are gone.
+    def stop(self) -> None:
+        """End detection at the end of the process; end a failed one at once, where JAX would wait for others.
 
-        Process 0, with which the service ends, waits until the others have read why.
+        Process 0, with which the service ends, waits until the others have read the reason.
         """
-        self.stop()
+        self.stop_thread()
         if not self._ending.is_set():
             with contextlib.suppress(Exception):
                 self._pulse.stop()
@@ -122,8 +122,8 @@ class Watch:
         sys.stderr.flush()
         os._exit(1)
 
-    def tell(self, error: BaseException) -> None:
-        """Leaves a note that this process ends with `error`, for the others to end too."""
+    def report(self, error: BaseException) -> None:
+        """Write to the store that this process ends with `error`, so that the others end too."""
         where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))  # the hook, the iteration
         told = {"process": self.index, "what": f"failed: {type(error).__name__}: {error}{where}"[:2000]}
         self._ending.set()
@@ -134,7 +134,7 @@ class Watch:
             self._failure = told
 
     def raise_failure(self) -> None:
-        """Raises the failure of another process, if there is one.
+        """Raise the failure of another process, if there is one.
 
         Raises:
           ProcessError: names the process and its error.
@@ -142,8 +142,8 @@ class Watch:
         if self._failure is not None and self._failure["process"] != self.index:
             raise self.error(self._story())
 
-    def explain(self, error: BaseException) -> None:
-        """Raises the reason behind an error of JAX's runtime: a collective breaks when another process is gone.
+    def diagnose(self, error: BaseException) -> None:
+        """Raise the cause of an error of JAX's runtime: a collective breaks when another process is gone.
 
         Raises:
           ProcessError: names the processes that failed or do not answer. Nothing is raised if all are well, or if
@@ -162,7 +162,7 @@ class Watch:
             raise self.error(f"{names} {verb} gone: no answer for {self._grace:g} s", missing) from error
 
     def error(self, message: str, processes: list[int] | None = None) -> ProcessError:
-        """A ProcessError to be raised at once: the thread leaves the end of the process to it."""
+        """Return a ProcessError to raise at once: the thread no longer ends the process."""
         self._ending.set()
         if processes is None:
             assert self._failure is not None
@@ -170,7 +170,7 @@ class Watch:
         return ProcessError(message, processes)
 
     def lose_service(self, why: str = "the connection to it broke") -> None:
-        """Call from a thread when process 0, and with it the store, is lost.
+        """Handle the loss of process 0, and with it the store; call it from a thread.
 
         It leaves Python some time to end this process with an error, and then ends it.
 
@@ -186,7 +186,7 @@ class Watch:
             self._end_process()
 
     def name(self, process: int) -> str:
-        """Process, number and host, as a person finds it."""
+        """Return the index, the process id and the host of a process."""
         if str(process) not in self._names:
             with contextlib.suppress(Exception):
                 self._learn_names()
@@ -213,7 +213,7 @@ class Watch:
                 self._end_process()
 
     def _look(self, now: float) -> None:
-        self._learn_names()  # while they can be asked for
+        self._learn_names()  # while the store is available
         self._note_failure()
         self._answer_roll_calls()
         if self._pulse.beat(now):
@@ -222,9 +222,9 @@ class Watch:
             watcher()
 
     def _await_answers(self) -> None:
-        """Runs in a thread: a store that does not answer keeps the other one waiting."""
+        """Detect, in a second thread, a store that does not answer, for which the first thread waits."""
         overdue = 0
-        while overdue < 2:  # twice: when all threads were held up, the other one may only be about to look
+        while overdue < 2:  # twice: when all threads were held up, the other one may be about to read
             if self._stopped.wait(5 * self._poll):
                 return
             silent = time.monotonic() - self._looked > self._pulse.silence
@@ -232,7 +232,7 @@ class Watch:
         self.lose_service(f"no answer for {self._pulse.silence:g} s")
 
     def _overdue(self) -> bool:
-        """Whether another process failed a grace time ago and the main thread still does not know."""
+        """Return whether another process failed a grace time ago and the main thread has not raised it."""
         if self._failure is None or self._failure["process"] == self.index or self._ending.is_set():
             return False
         self._noticed = self._noticed or time.monotonic()
@@ -244,7 +244,7 @@ class Watch:
                 self._failure = json.loads(text)
 
     def _note_silence(self) -> None:
-        """Tells all that the next process is gone."""
+        """Report to all that the next process is gone."""
         if self._failure is None:
             self._gone = [self._pulse.next]
             told = {"process": self._pulse.next, "what": f"is gone: no sign of life for {self._pulse.silence:g} s"}
@@ -260,7 +260,7 @@ class Watch:
                 self.store.key_value_set(f"{_ANSWERS}/{call}/{self.index}", "here", True)
 
     def _roll_call(self) -> list[int]:
-        """Who does not answer in time; process 0, which holds the service, if nobody can be asked."""
+        """Return the processes that do not answer in time; process 0, which runs the service, if the store is gone."""
         call = f"{self.index}-{time.time_ns()}"
         try:
             self.store.key_value_set(f"{_ROLL_CALL}/{call}", "who is here?")
@@ -269,7 +269,7 @@ class Watch:
             return [0]
 
     def _wait_for_all(self, place: str, seconds: float, without: Sequence[int] = ()) -> list[int]:
-        """The processes that have put nothing at `place` when the time is over."""
+        """Return the processes without an entry at `place` when the time is over."""
         deadline = time.monotonic() + seconds
         while True:
             there = {int(key.rsplit("/", 1)[1]) for key, _ in self.store.key_value_dir_get(place)}
@@ -279,7 +279,7 @@ class Watch:
             time.sleep(self._poll)
 
     def _end_process(self) -> None:
-        """Ends this process, whose main thread waits for one that will never come."""
+        """End this process, whose main thread waits for another that will never come."""
         print(f"jengine: ProcessError: {self._story()}", file=sys.stderr)
         self._ending.set()
-        self.leave()
+        self.stop()

@@ -90,8 +90,8 @@ def launch(
             link.close()
         raise
     processes = get_processes()
-    if link is not None and processes.watch is not None:
-        link.watch(processes.watch.lose_service)
+    if link is not None and processes.failure_detector is not None:
+        link.watch(processes.failure_detector.lose_service)
 
 
 def _complete(settings: Settings, launcher: str, timeout: float) -> tuple[str, int, int, Sequence[int] | None]:

@@ -1,4 +1,4 @@
-"""One program over a mesh of devices: the batch divided, parameters divided or copied, collectives placed by XLA."""
+"""Run one program over a mesh of devices: the batch divided, parameters divided or copied, collectives from XLA."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from jengine.parallel.mesh import build_mesh
-from jengine.parallel.on_mesh import OnMesh
+from jengine.parallel.mesh_strategy import MeshStrategy
 from jengine.parallel.placement import Axis, Placement
 from jengine.parallel.strategy import SingleDevice, Strategy
 from jengine.registry import STRATEGIES
@@ -16,20 +16,20 @@ PyTree = Any
 
 
 @STRATEGIES.register_module()
-class Pjit(OnMesh):
-    """The step as `jax.jit` over a mesh (what pjit is today): the program of one device, on many.
+class Pjit(MeshStrategy):
+    """Compile the step with `jax.jit` over a mesh (which replaced pjit): the program of one device, on many.
 
-    Whatever the step computes is what one device would: losses, norms and statistics are those of the whole batch. The
-    optimizer's state, averages and accumulated gradients lie as their parameters do. For the same reason gradients are
-    exchanged in accumulating iterations too; `Replica`, which takes the same mesh and rules, does so once an update.
+    The step computes the same as on one device: losses, norms and statistics are those of the whole batch. The
+    optimizer's state, averages and accumulated gradients are placed as their parameters. For this reason gradients are
+    exchanged in accumulating iterations too; `DataParallel`, with the same mesh and rules, does so once an update.
 
     Args:
-      mesh: devices along `data`, `fsdp` and `tensor`; -1 takes what is left. Or a `jax.sharding.Mesh`.
+      mesh: devices along `data`, `fsdp` and `tensor`; -1 takes the remaining ones. Or a `jax.sharding.Mesh`.
       rules: `(part of a name, axes)` pairs, see `Placement`.
       logical_axes: logical axis of a Flax model -> axis of the mesh.
-      fsdp_min_size: elements from which on a parameter is divided over `fsdp` by itself.
+      fsdp_min_size: number of elements from which a parameter is divided over `fsdp` without a rule.
       strict: a rule that matches nothing is an error, not a warning.
-      devices: how many devices to take; None takes all.
+      devices: number of devices to take; None takes all.
 
     Raises:
       ConfigError: see `build_mesh` and `Placement`.
@@ -52,19 +52,19 @@ class Pjit(OnMesh):
         return jax.jit(step, donate_argnums=0, out_shardings=shardings)
 
     def adapt_for_eval(self, model: Any) -> Any:
-        """The model as an evaluation step takes it: itself."""
+        """Return the model itself."""
         return model
 
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
-        """The model state as it is: its statistics are those of the whole batch."""
+        """Return the model state itself: its statistics are those of the whole batch."""
         return model_state
 
 
 def default_strategy() -> Strategy:
-    """The strategy of a run that names none.
+    """Return the strategy of a run without a configured one.
 
-    All devices as `data` of one mesh. On CPU the first device alone, unless there are several processes: what XLA calls
-    several CPU devices shares the cores that one device uses.
+    All devices as `data` of one mesh. On CPU the first device alone, unless there are several processes: XLA's
+    several CPU devices share the cores that one device uses.
     """
     several = len(jax.devices()) > 1 and jax.devices()[0].platform != "cpu"
     return Pjit() if several or jax.process_count() > 1 else SingleDevice()

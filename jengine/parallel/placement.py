@@ -1,4 +1,4 @@
-"""Rules over parameter paths to shardings: which axis of which parameter is divided over which axis of the mesh."""
+"""Map parameter paths to shardings: which axis of which parameter is divided over which axis of the mesh."""
 
 import logging
 import math
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh, PartitionSpec
 
 from jengine import paths
-from jengine.errors import ConfigError, closest, place
+from jengine.errors import ConfigError, closest, config_path
 from jengine.optim.param_group import did_you_mean
 
 logger = logging.getLogger("jengine")
@@ -18,36 +18,36 @@ Axis = str | tuple[str, ...] | None
 
 
 class Rule(NamedTuple):
-    """A part of a name, and how the parameters that have it are divided."""
+    """Hold a part of a name, and the division of the parameters that match it."""
 
     key: str
-    axes: tuple[Axis, ...]  # for each axis of the array, the axis of the mesh, several of them, or none
+    axes: tuple[Axis, ...]  # for each axis of the array, an axis of the mesh, several of them, or None
 
 
 class Placed(NamedTuple):
-    """How one parameter is divided, and why."""
+    """Hold the division of one parameter, and its reason."""
 
     spec: PartitionSpec
     reason: str  # the key of the rule, 'logical axes', 'fsdp' or '' (a copy on every device)
 
 
 class Placement:
-    """Decides how each parameter is divided.
+    """Decide how each parameter is divided.
 
     The longest rule whose key is part of the parameter's name, as Flax or as PyTorch spells it, alone decides; then the
     logical axes that the model gave the parameter; then, for large ones, the `fsdp` axis along the largest axis of the
-    array that it divides. What is left has a copy on every device.
+    array that it divides. Every device has a copy of the others.
 
     Args:
       mesh: the mesh.
       rules: `(key, axes)` pairs: `('mlp.up.kernel', (None, 'tensor'))`; missing axes are None.
       logical_axes: name of a logical axis -> axis of the mesh; a name that is an axis of the mesh stands for itself.
-      fsdp_min_size: elements from which on a parameter is divided over `fsdp` by itself.
+      fsdp_min_size: number of elements from which a parameter is divided over `fsdp` without a rule.
       strict: a rule that matches nothing is an error, not a warning.
       axes: the axes over which parameters may be divided; None for all.
 
     Raises:
-      ConfigError: rules that are no such pairs, or name no axis of the mesh or none of `axes`.
+      ConfigError: rules that are not such pairs, or that name an axis outside of the mesh or of `axes`.
     """
 
     def __init__(
@@ -61,22 +61,22 @@ class Placement:
     ) -> None:
         self.mesh = mesh
         self._axes = tuple(mesh.axis_names if axes is None else axes)
-        with place("rules"):
+        with config_path("rules"):
             self._rules = [self._rule(rule) for rule in rules]
         self._rules.sort(key=lambda rule: (-len(rule.key), rule.key))
         self._logical = dict(logical_axes or {})
-        with place("logical_axes"):
+        with config_path("logical_axes"):
             for axis in self._logical.values():
                 self._check_axis(axis)
         self._fsdp_min_size = fsdp_min_size
         self._strict = strict
 
     def place(self, params: Any, logical_axes: Mapping[str, Sequence[Axis]] | None = None) -> dict[str, Placed]:
-        """Decides for every parameter, by dotted path.
+        """Return the division of every parameter, by dotted path.
 
         Args:
           params: pytree of arrays or ShapeDtypeStructs.
-          logical_axes: dotted path -> name of each axis, several, or none, as the model gave them.
+          logical_axes: dotted path -> name of each axis, several, or None, as given by the model.
 
         Raises:
           ConfigError: a rule that does not fit a parameter that it matches; or, under `strict`, matches nothing.
@@ -108,14 +108,14 @@ class Placement:
         return Placed(PartitionSpec(*(None,) * axis, "fsdp"), "fsdp")
 
     def _logical_axis(self, name: Axis) -> Axis:
-        """The axis of the mesh, or several, that a logical axis stands for, if any."""
+        """Return the axis of the mesh, or several, of a logical axis, if any."""
         if not isinstance(name, tuple):
             return self._logical.get(name, name if name in self._axes else None) if name else None
         axes = [self._logical_axis(part) for part in name]
         return tuple(part for axis in axes for part in ((axis,) if isinstance(axis, str) else axis or ())) or None
 
     def _fsdp_axis(self, shape: tuple[int, ...]) -> int | None:
-        """The largest axis that the devices of `fsdp` divide, if the parameter is large."""
+        """Return the largest axis that the devices of `fsdp` divide, if the parameter is large."""
         count = self.mesh.shape.get("fsdp", 1)
         if count == 1 or math.prod(shape) < self._fsdp_min_size:
             return None
@@ -141,11 +141,11 @@ class Placement:
     def _rule(self, rule: Any) -> Rule:
         if not isinstance(rule, Sequence) or isinstance(rule, str) or len(rule) != 2 or not isinstance(rule[0], str):
             raise ConfigError(
-                f"a rule is a pair of a part of a name and axes, ('kernel', (None, 'tensor')); found {rule!r}"
+                f"a rule must be a pair of a part of a name and axes, ('kernel', (None, 'tensor')), got {rule!r}"
             )
         key, axes = rule
         if isinstance(axes, str) or not isinstance(axes, Sequence):
-            raise ConfigError(f"the axes of the rule {key!r} are a tuple, one entry for each axis; found {axes!r}")
+            raise ConfigError(f"the axes of the rule {key!r} must be a tuple, one entry for each axis, got {axes!r}")
         for axis in axes:
             self._check_axis(axis)
         return Rule(key, tuple(tuple(axis) if isinstance(axis, list) else axis for axis in axes))
@@ -160,7 +160,7 @@ class Placement:
 
 
 def placement_table(placed: Mapping[str, Placed], params: Any, mesh: Mesh) -> list[list[str]]:
-    """The rows under COLUMNS: parameters that are divided, and one row for all of which every device has a copy."""
+    """Return the rows under COLUMNS: divided parameters, and one row for all parameters with a copy on every device."""
     leaves = paths.flatten(params)
     rows, copied = [], 0
     for path, (spec, reason) in placed.items():

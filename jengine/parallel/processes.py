@@ -1,4 +1,4 @@
-"""What the processes of a run exchange on the host: small values, and that all have come so far.
+"""Exchange small values between the processes of a run, on the host, and wait for each other.
 
 Everything goes through the key-value store of JAX's coordination service and touches no device, so that it works
 before the first compile and costs the devices nothing.
@@ -15,61 +15,66 @@ from types import TracebackType
 from typing import Any
 
 from jengine.errors import ConfigError
-from jengine.parallel.failures import ProcessError, Watch
+from jengine.parallel.failures import FailureDetector, ProcessError
 from jengine.parallel.store import Store
 
-TIMEOUT = 300.0  # seconds; the slowest start of a process beside the fastest one, with room to spare
-_SLICE = 1.0  # seconds of waiting after which failures of others are looked at
+TIMEOUT = 300.0  # seconds; covers the delay between the fastest and the slowest start of a process
+_SLICE = 1.0  # seconds of waiting between two checks for failures of others
 _NOTHING = "nothing"
 
 
-class DifferentProcessesError(ConfigError):
-    """The processes of a run do not run the same thing. Raised on all of them."""
+class ProcessMismatchError(ConfigError):
+    """Signal on all processes of a run that they do not run the same thing."""
 
 
-class Alone:
-    """A run of one process: every value is agreed on."""
+class SingleProcess:
+    """Act as the only process of a run: every value is agreed on."""
 
     index, count = 0, 1
-    watch: Watch | None = None
+    failure_detector: FailureDetector | None = None
     failing = False
 
-    def exchange(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
-        """The values of all processes."""
+    def all_gather(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
+        """Return the values of all processes."""
         return [value]
 
     def fail(self, error: BaseException) -> None:
-        """There is nobody to tell, and nobody else who could be the reason."""
+        """Do nothing: there is no other process to report to, or that could be the reason."""
 
 
 class Processes:
-    """The processes of a run, as one of them sees them.
+    """Connect a process to the others of the run.
 
     Args:
       store: the client of the coordination service.
       index: this process.
-      count: how many there are.
-      timeout: seconds after which a process that did not come is missing.
-      watch: looks for failures of the others; made by default.
+      count: number of processes.
+      timeout: seconds after which a process that did not come counts as missing.
+      failure_detector: detects failures of the others; created by default.
     """
 
     def __init__(
-        self, store: Store, index: int, count: int, timeout: float = TIMEOUT, watch: Watch | None = None
+        self,
+        store: Store,
+        index: int,
+        count: int,
+        timeout: float = TIMEOUT,
+        failure_detector: FailureDetector | None = None,
     ) -> None:
         self.index, self.count, self.timeout = index, count, timeout
-        self.watch = Watch(store, index, count) if watch is None else watch
+        self.failure_detector = FailureDetector(store, index, count) if failure_detector is None else failure_detector
         self._store = store
-        self._round = self._agreements = 0
+        self._round = self._consensus_count = 0
 
-    def exchange(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
-        """Hands a value to all processes and returns those of all: every process waits here for every other.
+    def all_gather(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
+        """Return the values of all processes in order; every process waits here for every other.
 
         All processes call it, in the same order.
 
         Args:
-          name: what it is about, for errors.
+          name: subject of the exchange, for errors.
           value: anything that JSON can hold.
-          timeout: seconds; that of the object by default.
+          timeout: seconds; by default that of the object.
 
         Returns:
           The values, by process.
@@ -78,120 +83,122 @@ class Processes:
           ProcessError: a process did not come in time, or has failed; the message names it.
         """
         self._round += 1
-        place = f"jengine/exchange/{self._round}"
+        place = f"jengine/all_gather/{self._round}"
         self._store.key_value_set(f"{place}/{self.index}", json.dumps(value))
         limit = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
         values = [json.loads(self._wait(place, process, name, limit, deadline)) for process in range(self.count)]
-        with contextlib.suppress(Exception):  # whoever came here has read the last round, and left the one before
-            self._store.key_value_delete(f"jengine/exchange/{self._round - 2}/{self.index}")
+        with contextlib.suppress(Exception):  # all that came here have read the last round, and left the one before
+            self._store.key_value_delete(f"jengine/all_gather/{self._round - 2}/{self.index}")
         return values
 
     def fail(self, error: BaseException) -> None:
         """Call when this process ends with an error, so that all do.
 
         Raises:
-          ProcessError: the reason of `error` is another process, which the message names.
+          ProcessError: `error` was caused by another process, which the message names.
         """
-        if not isinstance(error, ProcessError | DifferentProcessesError):
-            self.watch.explain(error)
-            self.watch.tell(error)
+        if not isinstance(error, ProcessError | ProcessMismatchError):
+            self.failure_detector.diagnose(error)
+            self.failure_detector.report(error)
 
     @property
     def failing(self) -> bool:
-        """Whether this process is about to end with an error, so that waiting for others leads nowhere."""
-        return self.watch.ending
+        """True if this process is about to end with an error, so that waiting for others is useless."""
+        return self.failure_detector.ending
 
-    def new_agreement(self) -> int:
-        """The number of the next agreement: the same on all processes."""
-        self._agreements += 1
-        return self._agreements
+    def new_consensus(self) -> int:
+        """Return the number of the next `ShutdownConsensus`: the same on all processes."""
+        self._consensus_count += 1
+        return self._consensus_count
 
     def late(self, place: str, name: str, limit: float | None = None) -> ProcessError:
-        """The error of a wait that took too long.
+        """Return the error of a wait that took too long.
 
         Args:
-          place: where in the store every process should have put a value.
-          name: what was waited for.
-          limit: seconds that it took; those of the object by default.
+          place: path in the store at which every process should have put a value.
+          name: subject of the wait.
+          limit: its seconds; by default those of the object.
         """
         there = {int(key.rsplit("/", 1)[1]) for key, _ in self._store.key_value_dir_get(place)}
         missing = [process for process in range(self.count) if process not in there]
-        return self.watch.error(
-            f"{', '.join(map(self.watch.name, missing))} did not come to {name!r} within "
+        return self.failure_detector.error(
+            f"{', '.join(map(self.failure_detector.name, missing))} did not come to {name!r} within "
             f"{self.timeout if limit is None else limit:g} s; {len(there)} of {self.count} processes did",
             missing,
         )
 
     def _wait(self, place: str, process: int, name: str, limit: float, deadline: float) -> str:
-        """The text that `process` puts at `place`."""
+        """Return the text that `process` puts at `place`."""
         while True:
             left = max(deadline - time.monotonic(), 0.01)
             try:
                 return self._store.blocking_key_value_get(f"{place}/{process}", int(1000 * min(left, _SLICE)) or 1)
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
-                    raise self.watch.error(f"process 0, which the others depend on, is gone: {error}", [0]) from error
-            self.watch.raise_failure()
+                    raise self.failure_detector.error(
+                        f"process 0, on which the others depend, is gone: {error}", [0]
+                    ) from error
+            self.failure_detector.raise_failure()
             if time.monotonic() >= deadline:
                 raise self.late(place, name, limit)
 
 
-def get_processes() -> Alone | Processes:
-    """The processes of this run; the same object at each call."""
-    # There is no public way to the client; orbax and flax take the same one.
+def get_processes() -> SingleProcess | Processes:
+    """Return the processes of this run; the same object at each call."""
+    # There is no public access to the client; orbax and flax use the same one.
     from jax._src import distributed
 
     state = distributed.global_state
     if state.client is None or state.num_processes == 1:
-        return Alone()
+        return SingleProcess()
     return _processes(state.client, state.process_id, state.num_processes)
 
 
 @functools.cache
 def _processes(client: Any, index: int, count: int) -> Processes:
     processes = Processes(client, index, count)
-    processes.watch.start()
-    _leave_after_errors(processes.watch)
-    atexit.register(processes.watch.leave)
+    processes.failure_detector.start()
+    _leave_after_errors(processes.failure_detector)
+    atexit.register(processes.failure_detector.stop)
     return processes
 
 
-def _leave_after_errors(watch: Watch) -> None:
-    """An error that nobody catches ends the process as soon as it is printed: threads that wait for others do not."""
+def _leave_after_errors(failure_detector: FailureDetector) -> None:
+    """End the process as soon as an uncaught error is printed, although threads still wait for other processes."""
     print_error = sys.excepthook
 
     def leave(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         print_error(kind, error, traceback)
-        watch.leave()
+        failure_detector.stop()
 
     sys.excepthook = leave
 
 
-def check_same(processes: Alone | Processes, facts: Mapping[str, Any]) -> None:
-    """Holds that all processes run the same thing.
+def assert_equal_across_processes(processes: SingleProcess | Processes, facts: Mapping[str, Any]) -> None:
+    """Check that all processes run the same thing.
 
     Args:
       processes: those of the run.
       facts: nested dicts and lists: the config, the numbers of batches, versions.
 
     Raises:
-      DifferentProcessesError: on every process, with the first difference by its place in `facts`.
+      ProcessMismatchError: on every process, with the first difference by its path in `facts`.
     """
     mine = _plain(facts)
-    everyone = processes.exchange("the start", mine)
+    everyone = processes.all_gather("the start", mine)
     for process, other in enumerate(everyone):
         found = first_difference(everyone[0], other)
         if found is not None:
             place, first, second = found
-            raise DifferentProcessesError(
+            raise ProcessMismatchError(
                 f"the processes differ at `{place}`: {first} on process 0, {second} on process {process}; "
                 "start all of them with the same config and the same command"
             )
 
 
 def first_difference(one: Any, other: Any, place: str = "") -> tuple[str, str, str] | None:
-    """Where two nests of dicts and lists first differ: the place and what stands there; None where they are equal."""
+    """Return the path and the two values at which nested dicts and lists first differ; None where they are equal."""
     if isinstance(one, dict) and isinstance(other, dict):
         keys = [*one, *(key for key in other if key not in one)]
         pairs = [(f"{place}.{key}" if place else key, one.get(key, ...), other.get(key, ...)) for key in keys]
@@ -208,7 +215,7 @@ def _shown(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON holds it; objects, whose text holds addresses, by the name of their type."""
+    """Return `value` as JSON holds it; an object, whose text contains its address, by the name of its type."""
     if hasattr(value, "items") and not isinstance(value, type):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""A process's own rows of arrays that are divided over several processes, and lists that all processes share."""
+"""Select a process's own rows of arrays divided over several processes, and gather lists of all processes."""
 
 import base64
 import pickle
@@ -7,31 +7,31 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.parallel.processes import Alone, Processes
+from jengine.parallel.processes import Processes, SingleProcess
 
 PyTree = Any
 
-_CHUNK = 2**20  # characters; a message of the coordination service holds four times as many
+_CHUNK = 2**20  # characters; the limit of the coordination service is four times as many
 
 
-def local_rows(tree: PyTree, batch: PyTree) -> PyTree:
-    """The rows that this process read, of arrays that have one for each row of the whole batch.
+def process_local_batch(tree: PyTree, batch: PyTree) -> PyTree:
+    """Return the rows that this process read, of arrays with one for each row of the whole batch.
 
     Args:
       tree: pytree of arrays; with the batch axis first they are cut, others must have a copy everywhere.
-      batch: the batch as the strategy has put it, which tells whose rows are whose.
+      batch: the batch as placed by the strategy, which determines the rows of each process.
 
     Returns:
       `tree` with numpy arrays.
 
     Raises:
-      ValueError: an array that is divided otherwise than the batch.
+      ValueError: an array that is not divided like the batch.
     """
     whole = jax.tree.leaves(batch)[0]
     mine = _spans(whole)
 
     def cut(leaf: Any) -> Any:
-        """The rows of this process."""
+        """Return the rows of this process."""
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
             return leaf
         has_rows = leaf.ndim > 0 and leaf.shape[0] == whole.shape[0]
@@ -49,10 +49,10 @@ def local_rows(tree: PyTree, batch: PyTree) -> PyTree:
     return jax.tree.map(cut, tree)
 
 
-def gather_lists(values: list[Any], processes: Alone | Processes) -> list[Any]:
-    """The lists of all processes in one, by process; every process calls it.
+def all_gather_objects(values: list[Any], processes: SingleProcess | Processes) -> list[Any]:
+    """Return the lists of all processes as one, in their order; every process calls it.
 
-    It goes over the host, for devices may still be at work.
+    The values are sent by the host, because devices may still be busy.
 
     Args:
       values: anything that pickles.
@@ -60,14 +60,14 @@ def gather_lists(values: list[Any], processes: Alone | Processes) -> list[Any]:
     """
     text = base64.b64encode(pickle.dumps(values)).decode()
     chunks = [text[i : i + _CHUNK] for i in range(0, len(text), _CHUNK)]
-    most = max(processes.exchange("the size of the results", len(chunks)))
-    sent = [processes.exchange("the results", "".join(chunks[i : i + 1])) for i in range(most)]
+    most = max(processes.all_gather("the size of the results", len(chunks)))
+    sent = [processes.all_gather("the results", "".join(chunks[i : i + 1])) for i in range(most)]
     texts = ["".join(parts) for parts in zip(*sent, strict=True)]
     return [value for own in texts for value in pickle.loads(base64.b64decode(own))]
 
 
 def _spans(array: jax.Array) -> list[tuple[int, int]]:
-    """The rows on this process's devices, each once, in order."""
+    """Return the row ranges on this process's devices, each once, in order."""
     return sorted({_span(shard.index, array.shape) for shard in array.addressable_shards})
 
 

@@ -1,4 +1,4 @@
-"""Strategies: where arrays are placed and how the step is compiled."""
+"""Define strategies: the placement of arrays and the compilation of the step."""
 
 import collections
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _FAST_TO_COMPILE = {"xla_backend_optimization_level": 1}  # of LLVM, for a CPU; 
 
 
 class Strategy(Protocol):
-    """The interface between the Runner and the devices.
+    """Define the interface between the Runner and the devices.
 
     Attributes:
       axis_name: the mapped axis of the step, None where it has none.
@@ -80,7 +80,7 @@ class SingleDevice:
     def __init__(self, device: int = 0) -> None:
         devices = jax.local_devices()
         if not 0 <= device < len(devices):
-            raise ValueError(f"SingleDevice: there are {len(devices)} devices, found device={device}")
+            raise ValueError(f"SingleDevice: device must be an index of the {len(devices)} local devices, got {device}")
         self.device = devices[device]
         self.max_in_flight = 8 if self.platform == "cpu" else 2  # on an accelerator each holds a batch in its memory
 

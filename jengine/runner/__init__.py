@@ -1,4 +1,4 @@
-"""The Runner and its loops."""
+"""Provide the Runner and its loops."""
 
 from jengine.runner.loops import EpochBasedTrainLoop as EpochBasedTrainLoop
 from jengine.runner.loops import IterBasedTrainLoop as IterBasedTrainLoop

@@ -1,9 +1,9 @@
-"""From the sections of a config to the objects of a run, each built inside `place(section)`."""
+"""Build the objects of a run from the sections of a config, each inside `config_path(section)`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jengine.errors import ConfigError, place
+from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook
 from jengine.hooks.hook_list import HookList
 from jengine.model import CastModel, Model, get_precision
@@ -29,7 +29,7 @@ DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
 
 
 def check_sections(sections: Mapping[str, Any]) -> None:
-    """Holds that training, validation and test are each described whole or not at all.
+    """Check that each of training, validation and test is complete or absent.
 
     Raises:
       ConfigError: some arguments of one of them are given and others are not.
@@ -39,54 +39,54 @@ def check_sections(sections: Mapping[str, Any]) -> None:
         if missing and len(missing) < len(names):
             given = [name for name in names if name not in missing]
             raise ConfigError(
-                f"{mode} is described in part: {', '.join(given)} given, {', '.join(missing)} missing; "
-                f"give all of {', '.join(names)}, or none"
+                f"the {mode} sections must be complete or absent, "
+                f"got {', '.join(given)} without {', '.join(missing)}; give all of {', '.join(names)}, or none"
             )
     if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
-        raise ConfigError("param_scheduler is given without an optim_wrapper whose numbers it could change")
+        raise ConfigError("param_scheduler needs an optim_wrapper")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Holds that an argument is one of a few words.
+    """Check that an argument is one of a few words.
 
     Raises:
       ConfigError: it is not.
     """
-    with place(name):
+    with config_path(name):
         if value not in choices:
-            raise ConfigError(f"{name} is one of {', '.join(map(repr, choices))}, found {value!r}")
+            raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def build_model(model: Any, precision: Any) -> Model:
-    """The model, from an instance or a config, under the precision policy."""
-    with place("model"):
+    """Return the model, from an instance or a config, under the precision policy."""
+    with config_path("model"):
         if hasattr(model, "items"):
             model = MODELS.build(model)
         missing = [name for name in ("init", "loss", "predict") if not callable(getattr(model, name, None))]
         if missing:
             raise TypeError(
-                f"a model has init, loss and predict; {type(model).__name__} lacks {', '.join(missing)}: wrap a Flax "
-                "module in LinenModel or NnxModel, and plain functions in FunctionalModel"
+                f"a model must have init, loss and predict; {type(model).__name__} lacks {', '.join(missing)}: wrap "
+                "a Flax module in LinenModel or NnxModel, and plain functions in FunctionalModel"
             )
-    with place("precision"):
+    with config_path("precision"):
         policy = get_precision(precision)
     return model if policy is None else CastModel(model, policy)
 
 
 def build_strategy(parallel: Any) -> Any:
-    """The strategy, from None (see `default_strategy`), an instance or a config."""
-    with place("parallel"):
+    """Return the strategy, from None (see `default_strategy`), an instance or a config."""
+    with config_path("parallel"):
         if parallel is None:
             return default_strategy()
         return STRATEGIES.build(parallel) if hasattr(parallel, "items") else parallel
 
 
 def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
-    """The default hooks as changed by the config, then the custom ones.
+    """Return the default hooks as changed by the config, followed by the custom ones.
 
     Args:
-      default_hooks: by name: a config or a hook takes the place of the default of that name or is added; None takes
-        the default away.
+      default_hooks: by name: a config or a hook replaces the default of that name or is added; None removes
+        the default.
       custom_hooks: a list of configs or hooks, or a single one.
 
     Raises:
@@ -94,27 +94,28 @@ def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
     """
     hooks = HookList()
     if default_hooks is not None and not hasattr(default_hooks, "items"):
-        raise TypeError(f"default_hooks is a dict of hooks by name, found {type(default_hooks).__name__}")
+        raise TypeError(f"default_hooks must be a dict of hooks by name, got {type(default_hooks).__name__}")
     merged: dict[str, Any] = {**DEFAULT_HOOKS, **dict((default_hooks or {}).items())}
     for name, hook in merged.items():
-        with place("default_hooks", name):
+        with config_path("default_hooks", name):
             if hook is not None:
                 hooks.register(hook)
             elif name not in DEFAULT_HOOKS:
-                raise ValueError(f"None takes a default hook away; {name!r} is none of {', '.join(DEFAULT_HOOKS)}")
+                known = ", ".join(DEFAULT_HOOKS)
+                raise ValueError(f"None removes a default hook: its name must be one of {known}, got {name!r}")
     if hasattr(custom_hooks, "items") or isinstance(custom_hooks, Hook):
         custom_hooks = [custom_hooks]
     if custom_hooks is not None and not isinstance(custom_hooks, list | tuple):
-        raise TypeError(f"custom_hooks is a list of hooks, or one, found {type(custom_hooks).__name__}")
+        raise TypeError(f"custom_hooks must be a list of hooks, or one, got {type(custom_hooks).__name__}")
     for i, hook in enumerate(custom_hooks or []):
-        with place("custom_hooks", i):
+        with config_path("custom_hooks", i):
             hooks.register(hook)
     return hooks
 
 
 def build_visualizer(visualizer: Any, save_dir: str) -> Any:
-    """The visualizer, from None (scalars as JSON lines), an instance or a config."""
-    with place("visualizer"):
+    """Return the visualizer, from None (scalars as JSON lines), an instance or a config."""
+    with config_path("visualizer"):
         if visualizer is None or hasattr(visualizer, "items"):
             cfg = dict(visualizer or {})
             return VISUALIZERS.build({"type": "Visualizer", "save_dir": save_dir, **cfg})
@@ -122,28 +123,28 @@ def build_visualizer(visualizer: Any, save_dir: str) -> Any:
 
 
 def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
-    """The log processor, from None, an instance or a config; it counts as the training loop does."""
-    with place("log_processor"):
+    """Return the log processor, from None, an instance or a config; it counts as the training loop does."""
+    with config_path("log_processor"):
         if log_processor is None or hasattr(log_processor, "items"):
             return LOG_PROCESSORS.build({"type": "LogProcessor", "by_epoch": by_epoch, **dict(log_processor or {})})
         return log_processor
 
 
 def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
-    """The training loop: by `type`, or by `by_epoch` (True unless said otherwise)."""
+    """Return the training loop, chosen by `type`, or by `by_epoch` (default True)."""
     if not hasattr(cfg, "items"):
         return cfg
-    with place("train_cfg"):
+    with config_path("train_cfg"):
         cfg = dict(cfg)
         if "type" in cfg and "by_epoch" in cfg:
-            raise ConfigError("train_cfg names both a type and by_epoch, which stands for a type; keep one of them")
+            raise ConfigError("train_cfg must have a type or by_epoch, got both; remove one of them")
         if "type" not in cfg:
             cfg["type"] = "EpochBasedTrainLoop" if cfg.pop("by_epoch", True) else "IterBasedTrainLoop"
         return LOOPS.build(cfg, runner=runner, dataloader=dataloader)
 
 
 def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: Any) -> Any:
-    """The schedulers of `cfg` for the numbers of `optim_wrapper`, over the whole of a training loop."""
+    """Return the schedulers of `cfg` for the hyperparameters of `optim_wrapper`, over a whole training loop."""
     return build_param_schedulers(
         cfg,
         optim_wrapper,
@@ -155,13 +156,13 @@ def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: Any) -> Any:
 
 
 def check_train_loop(cfg: Any) -> None:
-    """Checks the arguments of the training loop before anything is built from data.
+    """Check the arguments of the training loop before anything is built from data.
 
     Raises:
-      TypeError: arguments that the loop does not take, or that it lacks.
+      TypeError: unknown or missing arguments.
     """
     if hasattr(cfg, "items"):
-        with place("train_cfg"):
+        with config_path("train_cfg"):
             arguments = {k: v for k, v in cfg.items() if k != "by_epoch"}
             kind = arguments.pop("type", "EpochBasedTrainLoop" if cfg.get("by_epoch", True) else "IterBasedTrainLoop")
             entry = LOOPS.get(kind) if isinstance(kind, str) else kind
@@ -169,33 +170,33 @@ def check_train_loop(cfg: Any) -> None:
 
 
 def build_eval_loop(runner: Runner, mode: str, cfg: Any, dataloader: Any, evaluator: Any) -> Any:
-    """The validation or test loop; `type` may be left out."""
+    """Return the validation or test loop; `type` is optional."""
     from jengine.evaluation import build_evaluator
 
     if not hasattr(cfg, "items"):
         return cfg
-    with place(f"{mode}_evaluator"):
+    with config_path(f"{mode}_evaluator"):
         evaluator = build_evaluator(evaluator)
-    with place(f"{mode}_cfg"):
+    with config_path(f"{mode}_cfg"):
         kind = {"val": "ValLoop", "test": "TestLoop"}[mode]
         return LOOPS.build({"type": kind, **dict(cfg)}, runner=runner, dataloader=dataloader, evaluator=evaluator)
 
 
 def counts_epochs(train_cfg: Any) -> bool:
-    """Whether the training loop that `train_cfg` describes counts in epochs; True where nothing is trained."""
+    """Return whether the training loop of `train_cfg` counts in epochs; True for a run without training."""
     if hasattr(train_cfg, "items"):
         return train_cfg.get("by_epoch", train_cfg.get("type") != "IterBasedTrainLoop")
     return getattr(train_cfg, "by_epoch", True)
 
 
 def map_over(axis_name: str | None, optim_wrapper: Any) -> None:
-    """Tells every wrapper the mapped axis of the strategy's step, if it has one."""
+    """Set the mapped axis of the strategy's step on every wrapper, if there is one."""
     for wrapper in optim_wrapper.values() if isinstance(optim_wrapper, Mapping) else [optim_wrapper]:
         wrapper.axis_name = axis_name or wrapper.axis_name
 
 
 def warnings_of(optim_wrapper: Any, module_types: Mapping[str, str]) -> list[str]:
-    """What a user of this optimizer with this model should know before training."""
+    """Return warnings about the use of this optimizer with this model, to log before training."""
     if getattr(optim_wrapper, "accumulative_counts", 1) == 1:
         return []
     norms = [path for path, kind in module_types.items() if "BatchNorm" in kind]
@@ -209,10 +210,10 @@ def warnings_of(optim_wrapper: Any, module_types: Mapping[str, str]) -> list[str
 
 
 def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
-    """Scales every learning rate by the linear rule: real batch size over the one that the config was made for.
+    """Scale every learning rate by the linear rule: real batch size over the one that the config was made for.
 
     Args:
-      optim_wrapper: whose groups are scaled, the one that holds the base settings included.
+      optim_wrapper: its groups are scaled, including the one that holds the base settings.
       auto_scale_lr: None, or `dict(enable=bool, base_batch_size=int)`.
       batch_size: examples per iteration over all devices.
 
@@ -221,7 +222,7 @@ def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
     """
     if auto_scale_lr is None:
         return 1.0
-    with place("auto_scale_lr"):
+    with config_path("auto_scale_lr"):
         cfg = dict(auto_scale_lr)
         check_arguments(_auto_scale_lr, cfg)
         enable, base = _auto_scale_lr(**cfg)
@@ -237,13 +238,13 @@ def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
 
 def _auto_scale_lr(base_batch_size: int, enable: bool = False) -> tuple[bool, int]:
     if base_batch_size < 1:
-        raise ValueError(f"base_batch_size is a positive number of examples, found {base_batch_size}")
+        raise ValueError(f"base_batch_size must be a positive number of examples, got {base_batch_size}")
     return enable, base_batch_size
 
 
 class NoOptimizer:
-    """Stands where no optimizer is needed."""
+    """Replace the optimizer wrapper where no optimizer is needed."""
 
     def init(self, params: Any) -> None:
-        """No state."""
+        """Return None: there is no state."""
         return None

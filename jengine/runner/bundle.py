@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run, and how a run takes it back."""
+"""Collect the contents of a checkpoint of a run, and restore a run from it."""
 
 import functools
 import importlib.metadata
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jengine.optim.schedulers import load_schedulers_state_dict, schedulers_state_dict
-from jengine.parallel import reform
+from jengine.parallel import convert_replica_axis
 from jengine.runner.hook_states import Placement, place_hook_states, start_hook_states
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.workdir import LoadFrom
@@ -20,10 +20,10 @@ Bundle = dict[str, Any]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-def pack(
+def collect_checkpoint(
     runner: Runner, *, save_optimizer: bool, save_param_scheduler: bool, meta: Mapping[str, Any] | None
 ) -> Bundle:
-    """Everything that an exact resume needs: `state` (arrays) and the rest (JSON-able)."""
+    """Return everything that an exact resume needs: `state` (arrays) and the rest (JSON-able)."""
     from jengine import __version__
 
     runner.log_writer.flush()  # before the sizes of the scalar files are read
@@ -65,20 +65,20 @@ def _versions() -> dict[str, str]:
 
 
 def resume(runner: Runner, path: str) -> None:
-    """Puts the run where the checkpoint at `path` was written."""
+    """Restore the run to the point at which the checkpoint at `path` was written."""
     from jengine.checkpoint import read_meta, restore, stored_arrays
 
     target = {name: getattr(runner.state, name) for name in TrainState.__dataclass_fields__}
     found = read_meta(path)
     fresh = {}
     if "optimizer" not in found:
-        runner.logger.warning(f"{path} was saved without the optimizer, which starts anew.")
+        runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
         fresh["opt_state"] = target.pop("opt_state")
     placed = place_hook_states(target["hook_state"], stored_arrays(path), found.get("exchanged", {}))
     target["hook_state"] = placed.states
     replicas = runner.strategy.replicas, found.get("replicas")
-    arrays, rest = restore(path, reform(target, *replicas), rename=placed.rename, ignore=placed.ignore)
-    arrays = _placed_like(reform(arrays, *reversed(replicas)), target)
+    arrays, rest = restore(path, convert_replica_axis(target, *replicas), rename=placed.rename, ignore=placed.ignore)
+    arrays = _placed_like(convert_replica_axis(arrays, *reversed(replicas)), target)
     bundle: Bundle = {"state": {**arrays, **fresh}, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     meta = bundle["meta"]
@@ -101,7 +101,7 @@ def resume(runner: Runner, path: str) -> None:
 
 
 def load_weights(runner: Runner, source: "LoadFrom") -> None:
-    """Takes parameters and model state, and nothing else, from a checkpoint."""
+    """Load parameters and model state, and nothing else, from a checkpoint."""
     from jengine.checkpoint import load_params, read_meta, stored_arrays
 
     assert runner.state is not None
@@ -126,15 +126,15 @@ def load_weights(runner: Runner, source: "LoadFrom") -> None:
             weights[item] = own
             continue
         replicas = runner.strategy.replicas, rest.get("replicas")
-        target = reform({item: own}, *replicas)[item]
+        target = convert_replica_axis({item: own}, *replicas)[item]
         loaded, report = load_params(source.path, target, strict=source.strict, rename=rules, item=place)
-        weights[item] = _placed_like(reform({item: loaded}, *reversed(replicas))[item], own)
+        weights[item] = _placed_like(convert_replica_axis({item: loaded}, *reversed(replicas))[item], own)
         if not report.fits:
             runner.logger.warning(f"Not all of {item} was loaded from {source.path} (strict=False): {report}")
     bundle: Bundle = {"state": weights, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     weights = {item: bundle["state"][item] for item in weights}
-    # What hooks remember of the weights, averages of them above all, begins with those that were loaded.
+    # Hook states derived from the weights, such as their averages, start from the loaded ones.
     states = start_hook_states(runner, runner.state.hook_state, **weights)
     runner.state = runner.state.replace(**weights, hook_state=states)
     averaged = "averaged " if "exchanged" in rest and not source.raw else ""
@@ -142,9 +142,9 @@ def load_weights(runner: Runner, source: "LoadFrom") -> None:
 
 
 def _with_missing_hooks(runner: Runner, state: TrainState, placed: Placement, path: str) -> TrainState:
-    """`state` with the first states of the hooks that the checkpoint does not know."""
+    """Return `state` with initial states for the hooks that are missing in the checkpoint."""
     for name in placed.left_out:
-        runner.logger.warning(f"{path} has a state of {name}, which is no hook of this run: it is left out.")
+        runner.logger.warning(f"{path} has a state of {name}, which is not a hook of this run: it is ignored.")
     for name in placed.missing:
         runner.logger.warning(f"{path} has no state of {name}, which starts from the weights of the checkpoint.")
     first = start_hook_states(runner, placed.missing, state.params, state.model_state)
@@ -152,7 +152,7 @@ def _with_missing_hooks(runner: Runner, state: TrainState, placed: Placement, pa
 
 
 def _load_schedulers(runner: Runner, saved: Any) -> None:
-    """Goes on with the schedules, and says whose settings hold where config and checkpoint differ."""
+    """Restore the schedules, and log which settings apply where config and checkpoint differ."""
     loop, choice = runner.train_loop, runner.param_scheduler_on_resume
     differences = load_schedulers_state_dict(
         runner.param_schedulers,
@@ -165,13 +165,13 @@ def _load_schedulers(runner: Runner, saved: Any) -> None:
     if differences:
         listed = "\n  ".join(differences)
         runner.logger.warning(
-            f"The schedules of the config are not those of the checkpoint. Those of the {choice} hold "
+            f"The schedules of the config are not those of the checkpoint. Those of the {choice} apply "
             f"(param_scheduler_on_resume={choice!r}):\n  {listed}"
         )
 
 
 def _placed_like(tree: Any, like: Any) -> Any:
-    """`tree` with the arrays that came back as NumPy on the devices of `like`."""
+    """Return `tree` with NumPy arrays moved to the devices of `like`."""
     return jax.tree.map(lambda x, own: jax.device_put(x, own.sharding) if isinstance(x, np.ndarray) else x, tree, like)
 
 

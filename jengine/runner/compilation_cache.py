@@ -1,4 +1,4 @@
-"""JAX's persistent compilation cache, on by default: the second start of a run does not compile again."""
+"""Enable JAX's persistent compilation cache by default: the second start of a run does not compile again."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ _listening = False
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs in the user's cache directory, unless JAX was told another place or none.
+    """Store compiled programs in the user's cache directory, unless JAX is configured otherwise.
 
     `JAX_COMPILATION_CACHE_DIR` names another directory, `JAX_ENABLE_COMPILATION_CACHE=false` turns it off.
     """
@@ -27,7 +27,7 @@ def use_compilation_cache() -> None:
 
 
 def cache_counts() -> tuple[int, int]:
-    """How many programs this process has found in the cache, and how many it had to compile for it."""
+    """Return the number of cache hits and of cache misses of this process."""
     return _counts["hits"], _counts["misses"]
 
 

@@ -1,4 +1,4 @@
-"""Traced states of hooks and checkpoints: whose is stored where, and whose starts anew from the weights."""
+"""Match hook states to checkpoint entries; a hook without an entry starts from the weights."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -12,17 +12,17 @@ PyTree = Any
 
 
 class Placement(NamedTuple):
-    """How the hook states of a run and those of a checkpoint fit together."""
+    """Describe how the hook states of a run match those of a checkpoint."""
 
-    states: dict[str, PyTree]  # of this run, those that the checkpoint has too
-    missing: list[str]  # hooks of this run of which the checkpoint has no state
-    left_out: list[str]  # hooks of which the checkpoint has a state, and which this run does not have
+    states: dict[str, PyTree]  # of this run, where the checkpoint has them too
+    missing: list[str]  # hooks of this run without a state in the checkpoint
+    left_out: list[str]  # hooks with a state in the checkpoint that this run does not have
     rename: list[tuple[str, str]]  # stored prefix -> prefix in the training state, where they differ
-    ignore: list[str]  # stored prefixes that this run has no use for
+    ignore: list[str]  # stored prefixes that this run does not use
 
 
 def place_hook_states(own: Mapping[str, PyTree], stored: Iterable[str], exchanged: Mapping[str, str]) -> Placement:
-    """Finds where a checkpoint has what a run needs.
+    """Match the hook states of a run to the entries of a checkpoint.
 
     Args:
       own: the run's traced states by hook.
@@ -52,7 +52,7 @@ def place_hook_states(own: Mapping[str, PyTree], stored: Iterable[str], exchange
 
 
 def start_hook_states(runner: Runner, names: Iterable[str], params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
-    """The first states of the hooks called `names`, made from the weights given, on the device."""
+    """Return initial states for the hooks called `names`, made from the given weights, on the device."""
     wanted = set(names)
 
     def make(params: PyTree, model_state: PyTree) -> dict[str, PyTree]:

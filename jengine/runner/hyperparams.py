@@ -1,4 +1,4 @@
-"""Hyperparameters of the step: scalars that hooks set, and all of them as one vector for the compiled step."""
+"""Hold the hyperparameters of the step: scalars that hooks set, and all of them as one vector for the compiled step."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Hyperparams(dict[str, np.float32]):
-    """A dict of scalars by name, each stored as np.float32: of one dtype, so that a new value never causes a trace.
+    """Map names to scalars, each stored as np.float32, so that a new value never causes a trace.
 
     They are scalars, not arrays, which `hyperparams["x"] += 1` would modify while a dispatched step still reads them.
     """
@@ -29,7 +29,7 @@ class Hyperparams(dict[str, np.float32]):
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """Structure of hyperparameters, and shape and dtype of each leaf."""
+    """Describe the structure of hyperparameters, and shape and dtype of each leaf."""
 
     treedef: Any
     leaves: tuple[tuple[tuple[int, ...], np.dtype], ...]
@@ -38,11 +38,11 @@ class _Layout:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class FlatHyperparams:
-    """Hyperparameters of a step, or of each step of a chunk, as one array: each further array costs a transfer a call.
+    """Hold the hyperparameters of a step, or of each step of a chunk, as one array: each array costs a transfer a call.
 
     Attributes:
       vector: float[n]; float[K, n] for a chunk.
-      layout: static; what `unravel` makes of the vector.
+      layout: static; the structure that `unravel` restores.
     """
 
     vector: Any

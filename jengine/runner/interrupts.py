@@ -1,23 +1,23 @@
-"""Lets a signal end training between two iterations, so that nothing is lost."""
+"""End training on a signal between two iterations, so that nothing is lost."""
 
 import signal
 import threading
 from types import FrameType
 from typing import Any
 
-from jengine.parallel import Agreement
+from jengine.parallel import ShutdownConsensus
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupts:
-    """Notes SIGTERM and SIGINT while it is entered; whoever loops asks `check` between two iterations.
+    """Record SIGTERM and SIGINT while entered; the loop calls `check` between two iterations.
 
-    The first signal is noted, so that the iteration under way is finished and can be saved; a second one of the
-    same kind acts at once, as ever. Outside the main thread, where Python allows no handlers, signals act as before.
+    The first signal is recorded, so that the current iteration finishes and can be saved; a second one of the
+    same kind acts at once. Outside the main thread, where Python allows no handlers, signals act as before.
 
     Args:
-      agreement: finds where all processes end when one of them gets a signal.
+      consensus: finds where all processes end when one of them gets a signal.
 
     Attributes:
       agreed: whether all processes end here, after a signal.
@@ -25,16 +25,16 @@ class Interrupts:
         processes it does not, since all of them must end at the same iteration.
     """
 
-    def __init__(self, agreement: Agreement) -> None:
+    def __init__(self, consensus: ShutdownConsensus) -> None:
         self.signum: int | None = None
         self.agreed = False
         self.raise_at_once = False
-        self._agreement = agreement
+        self._consensus = consensus
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
         self.signum, self.agreed = None, False
-        self._agreement.__enter__()
+        self._consensus.__enter__()
         if threading.current_thread() is threading.main_thread():
             self._before = {signum: signal.signal(signum, self._note) for signum in _SIGNALS}
         return self
@@ -43,16 +43,16 @@ class Interrupts:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         self._before = {}
-        self._agreement.__exit__(*error)
+        self._consensus.__exit__(*error)
 
     def check(self) -> None:
-        """Ends the run if a signal came, to this process or another.
+        """End the run if a signal came, to this process or another.
 
         Raises:
           KeyboardInterrupt: after SIGINT. SystemExit: after SIGTERM, with exit code 143.
           ProcessError: another process has failed.
         """
-        signum = self._agreement.check(self.signum)
+        signum = self._consensus.check(self.signum)
         if signum is None:
             return
         self.agreed = True
@@ -63,5 +63,5 @@ class Interrupts:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
         signal.signal(signum, self._before[signum])
-        if self.raise_at_once and not self._agreement.is_shared:
+        if self.raise_at_once and not self._consensus.is_shared:
             self.check()

@@ -1,4 +1,4 @@
-"""The loops: by epochs, by iterations, and over the data of a validation or a test."""
+"""Run the loops: by epochs, by iterations, and over the data of a validation or a test."""
 
 import bisect
 import contextlib
@@ -11,7 +11,7 @@ import jax
 from jengine.data import BatchStream, prefetch_to_device
 from jengine.errors import ConfigError
 from jengine.model import CastModel, Precision
-from jengine.parallel import gather_lists, local_rows
+from jengine.parallel import all_gather_objects, process_local_batch
 from jengine.registry import LOOPS
 from jengine.runner import runner_protocol
 from jengine.runner.runner_protocol import Runner
@@ -21,7 +21,7 @@ PyTree = Any
 
 
 class TrainLoop:
-    """Common part of the training loops: the iterations, and when a validation is due.
+    """Implement the common part of the training loops: the iterations, and when a validation is due.
 
     Args:
       runner: its model is trained.
@@ -190,7 +190,7 @@ class TrainLoop:
         if validates:
             self.runner.val_loop.run()
         if validates or self.by_epoch:  # not after each iteration: all processes wait for each other here
-            self.stop_training = any(self.runner.processes.exchange("the end of an epoch", self.stop_training))
+            self.stop_training = any(self.runner.processes.all_gather("the end of an epoch", self.stop_training))
 
     def _interval(self, coming: int) -> int:
         """Return the validation interval before epoch or iteration number `coming`."""
@@ -332,7 +332,7 @@ class IterBasedTrainLoop(TrainLoop):
 
 
 class EvalLoop:
-    """One pass over the data of a validation or a test, with the sums of the metrics on the device.
+    """Evaluate over the data of a validation or a test once, with the sums of the metrics on the device.
 
     Args:
       runner: its model is evaluated.
@@ -400,7 +400,7 @@ class EvalLoop:
                 self._process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()
-        return self.evaluator.evaluate(sums, functools.partial(gather_lists, processes=runner.processes))
+        return self.evaluator.evaluate(sums, functools.partial(all_gather_objects, processes=runner.processes))
 
     def _call(self, *args: PyTree) -> Any:
         """Run the evaluation step and record compile time."""
@@ -417,13 +417,13 @@ class EvalLoop:
         """Pass the rows that this process read to the metrics on the host, if there are any."""
         if self.evaluator.host_metrics:
             if self.runner.processes.count > 1:
-                predictions, batch = local_rows((predictions, batch), batch)
+                predictions, batch = process_local_batch((predictions, batch), batch)
             self.evaluator.process_host(predictions, batch)
 
 
 @LOOPS.register_module()
 class ValLoop(EvalLoop):
-    """Validation: see `EvalLoop`."""
+    """Run a validation: see `EvalLoop`."""
 
     mode = "val"
 
@@ -436,7 +436,7 @@ class ValLoop(EvalLoop):
 
 @LOOPS.register_module()
 class TestLoop(EvalLoop):
-    """Test: see `EvalLoop`."""
+    """Run a test: see `EvalLoop`."""
 
     mode = "test"
     __test__ = False  # not one of pytest's classes

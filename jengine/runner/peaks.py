@@ -1,4 +1,4 @@
-"""What accelerators can do at most, and how much of it a run used."""
+"""Compare the floating-point rate of a run with the peak of the accelerator."""
 
 import re
 from collections.abc import Mapping
@@ -39,10 +39,10 @@ _WITHOUT_BFLOAT16 = r"\b(V100|T4)\b"
 
 
 def peak_flops(device_kind: str) -> dict[str, float]:
-    """The most operations a second of one device, by what is multiplied; nothing for a device that is not known.
+    """Return the peak operations per second of one device, by operand dtype; {} for an unknown device.
 
     Args:
-      device_kind: what JAX calls the device, `jax.Device.device_kind`.
+      device_kind: JAX's name of the device, `jax.Device.device_kind`.
     """
     for pattern, narrow, single in _PEAKS:
         if re.search(pattern, device_kind):
@@ -56,10 +56,10 @@ def peak_flops(device_kind: str) -> dict[str, float]:
 
 
 def utilisation(flops: Mapping[str, float], seconds: float, device_kind: str, devices: int) -> float | None:
-    """The share of what the devices can do that a step used: the time that it needs at their peak, over its time.
+    """Return the share of the devices' peak that a step used: the time that it needs at peak, over its time.
 
     The model FLOPs utilisation of PaLM (https://arxiv.org/abs/2204.02311, appendix B), with the operations counted in
-    the step itself. Each kind of product is held against its own peak.
+    the step itself. Each kind of product is compared with its own peak.
 
     Args:
       flops: operations of a step over all devices, as `count_flops` gives them.

@@ -1,11 +1,11 @@
-"""The schedules of a config without its model: every number of the optimizer over the whole run."""
+"""Preview the schedules of a config without its model: every hyperparameter of the optimizer over the whole run."""
 
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.data import build_dataloader
-from jengine.errors import ConfigError, place
+from jengine.errors import ConfigError, config_path
 from jengine.optim.schedulers import build_param_schedulers, flatten_schedulers
 from jengine.registry import OPTIM_WRAPPERS
 from jengine.runner.build import counts_epochs
@@ -14,18 +14,18 @@ Curves = dict[str, list[float]]
 
 
 def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -> Curves:
-    """Runs the schedulers of a config over a whole run, on the host alone.
+    """Run the schedulers of a config over a whole run, on the host alone.
 
-    Neither the model nor a batch is made. The length of an epoch, where the run or a schedule counts in epochs, is that
+    Neither the model nor a batch is built. Where the run or a schedule counts in epochs, the length of an epoch is that
     of the training data, which are built for it unless `epoch_length` is given. Groups that `paramwise_cfg` would make
-    are not known without the model: what is shown is the optimizer's own setting, which they multiply.
+    are not known without the model: the result is the optimizer's own setting, which they multiply.
 
     Args:
       cfg: a resolved config with `train_cfg`, `optim_wrapper` and perhaps `param_scheduler`.
       epoch_length: iterations in an epoch.
 
     Returns:
-      Name of the hyperparam (with the optimizer's name in front where there are several) -> its value in each
+      Name of the hyperparam (prefixed with the optimizer's name where there are several) -> its value in each
       iteration.
 
     Raises:
@@ -33,11 +33,11 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
     """
     for section in ("train_cfg", "optim_wrapper"):
         if cfg.get(section) is None:
-            raise ConfigError(f"there is no schedule to show: the config has no {section}")
+            raise ConfigError(f"there are no schedules: the config has no {section}")
     train_cfg = cfg["train_cfg"]
     by_epoch = counts_epochs(train_cfg)
     if epoch_length is None and (by_epoch or _counts_in_epochs(cfg.get("param_scheduler"))):
-        with place("train_dataloader"):
+        with config_path("train_dataloader"):
             epoch_length = len(build_dataloader(cfg["train_dataloader"], train=True))
     max_epochs = train_cfg["max_epochs"] if by_epoch else 1
     max_iters = max_epochs * (epoch_length or 0) if by_epoch else train_cfg["max_iters"]
@@ -71,23 +71,23 @@ def _run(wrappers: Mapping[str, Any], schedulers: Sequence[Any], max_iters: int,
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
-    """What a schedule may move: the numbers of the group, without what schedulers note for themselves."""
+    """Return the hyperparameters of the group that a schedule may change, without the schedulers' own entries."""
     numbers = {k: float(v) for k, v in group.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     betas = {f"beta{i}": float(beta) for i, beta in enumerate(group.get("betas", ()), 1)}
     return {k: v for k, v in {**numbers, **betas}.items() if not k.startswith("initial_") and k != "eps"}
 
 
 def _wrappers(cfg: Any) -> dict[str, Any]:
-    """The wrapper of the config as '', or several by name; none of them knows any parameters."""
+    """Return the wrapper of the config as '', or several by name, all without parameters."""
     if not hasattr(cfg, "items"):
         return {"": copy.deepcopy(cfg)}
-    with place("optim_wrapper"):
+    with config_path("optim_wrapper"):
         if "optimizer" in cfg:
             return {"": _wrapper(cfg)}
         wrappers = {}
         for name, own in cfg.items():
             if hasattr(own, "items"):
-                with place(name):
+                with config_path(name):
                     wrappers[name] = _wrapper(own)
         if not wrappers:
             raise ConfigError(f"an optimizer wrapper needs an 'optimizer', found only {sorted(cfg)}")
@@ -100,7 +100,7 @@ def _wrapper(cfg: Mapping[str, Any]) -> Any:
 
 
 def _counts_in_epochs(cfg: Any) -> bool:
-    """Whether some entry of a scheduler config needs to know how long an epoch is."""
+    """Return whether an entry of a scheduler config depends on the length of an epoch."""
     if not hasattr(cfg, "items"):
         return any(_counts_in_epochs(entry) for entry in cfg or [])
     if "type" not in cfg:  # schedulers by the name of their optimizer

@@ -1,4 +1,4 @@
-"""The compiled programs of training: update, accumulate, and a chunk of both."""
+"""Compile the programs of training: update, accumulate, and a chunk of both."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a run tells about itself: the parameter overview, the validation table, and where its files lie."""
+"""Report on a run: the parameter overview, the validation table, and the locations of its files."""
 
 import math
 import os
@@ -16,7 +16,7 @@ _MOST_ROWS = 40
 
 
 def introduction(runner: Runner, groups: str) -> str:
-    """What is about to run: the device, the parameters, the groups, the hooks.
+    """Describe the run that starts: the device, the parameters, the groups, the hooks.
 
     Args:
       runner: about to train.
@@ -36,7 +36,7 @@ def introduction(runner: Runner, groups: str) -> str:
 
 
 def conclude(runner: Runner) -> None:
-    """Log the results of a training, where its time went, and where its files are; record the numbers in the hub too.
+    """Log the results of a training, its time by phase, and where its files are; record the numbers in the hub too.
 
     Args:
       runner: after training; its last checkpoint may still be pending.
@@ -55,7 +55,7 @@ def conclude(runner: Runner) -> None:
 
 
 def parameter_overview(params: Any) -> str:
-    """A table of every parameter's path, shape, dtype and size; long models are shown by their ends."""
+    """Return a table of every parameter's path, shape, dtype and size; a long table is cut in the middle."""
     leaves = flatten(params)
     rows = [
         [path, str(tuple(leaf.shape)), str(leaf.dtype), f"{math.prod(leaf.shape):,}"] for path, leaf in leaves.items()
@@ -70,13 +70,13 @@ def parameter_overview(params: Any) -> str:
 
 
 def group_table(optim_wrapper: Any) -> str:
-    """The table of parameter groups, one for each optimizer wrapper."""
+    """Return the table of parameter groups, one for each optimizer wrapper."""
     columns, rows = optim_wrapper.group_table()
     return format_table(columns, rows, title="Parameter groups")
 
 
 def validation_table(history: Sequence[tuple[int, int, Mapping[str, float]]]) -> str:
-    """One row per validation: epoch, iteration, and every metric."""
+    """Return a table with a row for each validation: epoch, iteration, and every metric."""
     names = list(dict.fromkeys(name for _, _, metrics in history for name in metrics))
     rows = [
         [str(epoch), str(iteration), *(_number(metrics.get(name)) for name in names)]
@@ -86,7 +86,7 @@ def validation_table(history: Sequence[tuple[int, int, Mapping[str, float]]]) ->
 
 
 def closing_lines(runner: Runner) -> str:
-    """Where checkpoints, logs and TensorBoard files lie."""
+    """Return the locations of checkpoints, logs and TensorBoard files."""
     lines = [f"checkpoints:  {runner.work_dir}"]
     last = os.path.join(runner.work_dir, "last_checkpoint")
     if os.path.exists(last):

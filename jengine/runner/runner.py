@@ -1,4 +1,4 @@
-"""The Runner: from a config to a trained model."""
+"""Provide the Runner: from a config to a trained model."""
 
 import functools
 import os
@@ -11,19 +11,19 @@ import numpy as np
 from jengine.checkpoint import Checkpointer, WorkDirLock
 from jengine.config import check_keys, dump_config, resolve, write_config
 from jengine.data import build_dataloader
-from jengine.errors import ConfigError, place
+from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook, Priority
 from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.runner_protocol import MaybeNone
 from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, build_logger
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.parallel import Agreement, DispatchLimiter, check_same, get_processes
+from jengine.parallel import DispatchLimiter, ShutdownConsensus, assert_equal_across_processes, get_processes
 from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.programs import TrainPrograms
-from jengine.runner.together import ending_together, share
+from jengine.runner.together import abort_all_on_error, broadcast_identity
 from jengine.runner.workdir import LoadFrom, identify, set_aside
 from jengine.train import TrainState, create_train_state
 
@@ -34,11 +34,11 @@ class Runner:
     """Train, validate and test a model, with hooks around one compiled step.
 
     Everything can be given built or as a config (`dict(type=..., ...)`); the arguments are MMEngine's. Bad arguments
-    are refused here, before anything is compiled; what depends on the data is built by `train`, `val` and `test`.
+    raise here, before anything is compiled; objects that depend on the data are built by `train`, `val` and `test`.
 
     Args:
       model: a `Model`, or a config of one.
-      work_dir: where checkpoints and logs go.
+      work_dir: directory of checkpoints and logs.
       train_dataloader, val_dataloader, test_dataloader: config of a loader, a loader, or any sized iterable of batches.
       train_cfg: `dict(by_epoch=True, max_epochs=...)`, `dict(by_epoch=False, max_iters=...)` or a loop by `type`, with
         `val_begin`, `val_interval`, `dynamic_intervals` and `steps_per_call`.
@@ -46,33 +46,33 @@ class Runner:
       optim_wrapper: an `OptimWrapper` or a config of one.
       param_scheduler: a scheduler config, or a list of them, applied in order.
       val_evaluator, test_evaluator: metrics: a config, a list of them, or an `Evaluator`.
-      default_hooks: changes to the six default hooks, by name; None takes one away.
+      default_hooks: changes to the six default hooks, by name; None removes one.
       custom_hooks: further hooks: a list, or one.
       load_from: a checkpoint whose weights training (or a test) starts from: its path, or a dict of `path`,
-        `rename=[(old, new), ...]`, `strict` (False skips what does not fit, and says so) and `raw`.
+        `rename=[(old, new), ...]`, `strict` (False skips what does not fit, with a warning) and `raw`.
       resume: True continues from the newest checkpoint of `work_dir`, if there is one; a path from that checkpoint.
-      parallel: the strategy: which devices, and how.
+      parallel: the strategy: the devices, and how they are used.
       precision: the dtype to compute in, or a dict of `Precision`'s fields.
-      log_processor: how log lines are put together.
-      visualizer: where scalars and images go; JSON lines by default.
+      log_processor: format of log lines.
+      visualizer: destination of scalars and images; JSON lines by default.
       randomness: `dict(seed=int)`; a seed of None is drawn, and kept in the checkpoints.
       auto_scale_lr: `dict(enable=True, base_batch_size=...)` scales learning rates by the batch size.
-      experiment_name: what the run is called in its logs.
-      cfg: the config that all this came from; written to the work dir and kept in checkpoints.
-      log_level: what the terminal and the log file show, by the names of `logging`.
-      param_scheduler_on_resume: whose schedules hold after a resume where they differ: 'checkpoint' goes on as before,
-        'config' brings every value to where the config's schedules have it by then.
+      experiment_name: name of the run in its logs.
+      cfg: the config of the run; written to the work dir and kept in checkpoints.
+      log_level: lowest level in the terminal and the log file, by the names of `logging`.
+      param_scheduler_on_resume: source of the schedules after a resume where they differ: 'checkpoint' continues,
+        'config' sets every value to that of the config's schedules at this iteration.
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it.
       train_loop, val_loop, test_loop: the loops; None before `train`, `val` or `test` builds them.
       optim_wrapper, param_schedulers: built with the training loop.
       programs: the compiled programs of training; None before `train`.
-      hyperparams: scalars that hooks hand to the step beside those of the optimizer; set a key before training begins,
+      hyperparams: scalars that hooks pass to the step besides those of the optimizer; set a key before training begins,
         change its value at any time: nothing is traced again.
 
     Raises:
-      ConfigError, TypeError, ValueError, KeyError: see the message; its note says where in the config.
+      ConfigError, TypeError, ValueError, KeyError: see the message; its note gives the path in the config.
     """
 
     def __init__(
@@ -118,15 +118,19 @@ class Runner:
         self.cfg_text = dump_config(self.cfg) if cfg is not None else ""
 
         self.processes = get_processes()
-        check_same(self.processes, {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "config": self.cfg})
-        identity = share(identify(work_dir, load_from, resume, randomness, experiment_name), self.processes)
+        assert_equal_across_processes(
+            self.processes, {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "config": self.cfg}
+        )
+        identity = broadcast_identity(
+            identify(work_dir, load_from, resume, randomness, experiment_name), self.processes
+        )
         self.work_dir, self.log_dir, self.timestamp = identity.work_dir, identity.log_dir, identity.timestamp
         self.experiment_name, self.seed = identity.experiment_name, identity.seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
 
         use_compilation_cache()
         self.phase_timer = PhaseTimer()
-        self.interrupts = Interrupts(Agreement(self.processes))
+        self.interrupts = Interrupts(ShutdownConsensus(self.processes))
         self._lock = WorkDirLock(self.work_dir)
         self.strategy = build.build_strategy(parallel)
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
@@ -149,7 +153,7 @@ class Runner:
         self.checkpointer = Checkpointer(self.work_dir)
         self._loaded = False
         self._first_iter = 0
-        self._failure = ""  # where training stopped with an error
+        self._failure = ""  # the point at which training stopped with an error
 
     def _open_logs(self, level: int | str, visualizer: Any) -> None:
         os.makedirs(self.log_dir, exist_ok=True)
@@ -164,9 +168,9 @@ class Runner:
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> "Runner":
-        """A Runner from a config whose keys are the arguments of the constructor.
+        """Return a Runner from a config whose keys are the arguments of the constructor.
 
-        The key `vars` is the user's own: what it holds is kept with the config and otherwise not looked at.
+        The key `vars` is reserved for the user: its values are kept with the config and otherwise ignored.
 
         Raises:
           ConfigError: an unknown key, or `model` or `work_dir` is missing.
@@ -181,17 +185,17 @@ class Runner:
                 raise ConfigError(f"the config needs the key {name!r}")
         return cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
 
-    # --- What a user calls. ---
+    # --- Called by users. ---
 
     def train(self) -> TrainState:
-        """Trains to the end and returns the final state.
+        """Train to the end and return the final state.
 
         Raises:
           RuntimeError: the Runner was made without the sections of a training, or an earlier call stopped within an
             iteration, so that counters, state and hooks disagree.
         """
         if not self.is_training_configured:
-            raise RuntimeError("there is nothing to train: give train_dataloader, train_cfg and optim_wrapper")
+            raise RuntimeError("there is nothing to train: set train_dataloader, train_cfg and optim_wrapper")
         if not self._is_consistent():
             raise RuntimeError(
                 f"training cannot continue: it stopped {self._failure}, and counters, state and hooks disagree; "
@@ -200,7 +204,7 @@ class Runner:
         self.phase_timer.start("setup")
         self.prepare_training()
         try:
-            with ending_together(self.processes, self.interrupts):
+            with abort_all_on_error(self.processes, self.interrupts):
                 self._train()
         finally:
             self._close()
@@ -209,7 +213,7 @@ class Runner:
         return self.state
 
     def val(self) -> dict[str, float]:
-        """Validates once and returns the metrics.
+        """Validate once and return the metrics.
 
         Raises:
           RuntimeError: the Runner was made without the sections of a validation.
@@ -217,7 +221,7 @@ class Runner:
         return self._evaluate("val")
 
     def test(self) -> dict[str, float]:
-        """Tests once and returns the metrics; after `train` on the trained state, else on `load_from`.
+        """Test once and return the metrics; after `train` on the trained state, else on `load_from`.
 
         Raises:
           RuntimeError: the Runner was made without the sections of a test.
@@ -225,18 +229,18 @@ class Runner:
         return self._evaluate("test")
 
     def register_hook(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> None:
-        """Adds a hook, given as it is or as a config; `priority` goes before the config's and the class's."""
+        """Add a hook, given as an instance or a config; `priority` overrides that of the config and of the class."""
         self.hook_list.register(hook, priority)
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
-        """Calls every hook that defines `stage`, in priority order; a loop of your own may have stages of its own."""
+        """Call every hook that defines `stage`, in priority order; your own loop may define its own stages."""
         self.hook_list.call(self, stage, **arguments)
 
     def get_hooks_info(self) -> str:
-        """Which hooks run at which stage, in order."""
+        """Return a listing of the hooks of each stage, in order."""
         return self.hook_list.describe()
 
-    # --- What hooks and loops use. ---
+    # --- Called by hooks and loops. ---
 
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
         """Run one training step on a batch that is on its device; return the metrics, which stay there."""
@@ -252,7 +256,7 @@ class Runner:
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:
-        """Return all numbers that the step takes from the host: the optimizer's and those that hooks set."""
+        """Return all hyperparameters of the step: the optimizer's and those that hooks set."""
         return {**self.optim_wrapper.hyperparams, **self.hyperparams}
 
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
@@ -277,19 +281,21 @@ class Runner:
         by_epoch: bool = True,
         **options: Any,
     ) -> str:
-        """Writes a checkpoint in the background and returns its path.
+        """Write a checkpoint in the background and return its path.
 
         Args:
           out_dir: its directory, the work dir by default.
           filename: its name.
-          save_optimizer: with the optimizer's state and numbers.
+          save_optimizer: with the optimizer's state and hyperparameters.
           save_param_scheduler: with the schedulers.
-          meta: entries that go before the Runner's own (`epoch`, `iter`, …).
+          meta: entries that precede the Runner's own (`epoch`, `iter`, …).
           by_epoch: whether the checkpoint counts as one of an epoch border.
           **options: for `Checkpointer.save`.
         """
         before = self.phase_timer.enter("checkpoint")
-        packed = bundle.pack(self, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta)
+        packed = bundle.collect_checkpoint(
+            self, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
+        )
         packed["meta"]["by_epoch"] = by_epoch
         self.call_hook("before_save_checkpoint", checkpoint=packed)
         path = os.path.join(out_dir or self.work_dir, filename)
@@ -345,18 +351,18 @@ class Runner:
 
     @property
     def is_training_configured(self) -> bool:
-        """Whether the sections of a training were given."""
+        """True if the sections of a training were given."""
         return self._sections["train_cfg"] is not None
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this process writes the logs."""
+        """True if this process writes the logs."""
         return jax.process_index() == 0
 
-    # --- The parts of the story. ---
+    # --- Steps of a run. ---
 
     def build_optimizer(self) -> Any:
-        """The optimizer wrapper, built for the model's parameters; only their shapes are computed."""
+        """Return the optimizer wrapper, built for the model's parameters; only their shapes are computed."""
         if self.optim_wrapper is None:
             given = self._sections["optim_wrapper"]
             if isinstance(given, OptimWrapper | OptimWrapperDict):
@@ -368,7 +374,7 @@ class Runner:
         return self.optim_wrapper
 
     def _train(self) -> None:
-        """Training itself, between what is built before it and what is closed after it."""
+        """Run the training itself, after the setup and before the cleanup."""
         self._lock.acquire()
         self.call_hook("before_run")
         self._load_or_resume()
@@ -415,10 +421,10 @@ class Runner:
         return usable and (not isinstance(self.state.step, jax.Array) or int(self.state.step) == self.train_loop.iter)
 
     def prepare_training(self, abstract: bool = False) -> None:
-        """Builds what depends on the data: loops, optimizer, schedulers, and the state.
+        """Build everything that depends on the data: loops, optimizer, schedulers, and the state.
 
         Args:
-          abstract: of the state, only the form: its leaves become `jax.ShapeDtypeStruct`s, and no device holds any.
+          abstract: build only the structure of the state: its leaves are `jax.ShapeDtypeStruct`s.
         """
         loader = self.train_dataloader
         if self.train_loop is None:
@@ -429,7 +435,7 @@ class Runner:
             factor = build.scale_lr(wrapper, self._sections["auto_scale_lr"], batch_size)
             if factor != 1.0:
                 self.logger.info(f"Learning rates are scaled by {factor:g}, for a batch size of {batch_size}.")
-            self._group_table = report.group_table(wrapper)  # before a warm-up moves the numbers
+            self._group_table = report.group_table(wrapper)  # before a warm-up changes the hyperparameters
             for warning in build.warnings_of(wrapper, self.model.module_types):
                 self.logger.warning(warning)
             self.param_schedulers = build.build_schedulers(self.train_loop, self._sections["param_scheduler"], wrapper)
@@ -439,7 +445,7 @@ class Runner:
             self._init_state("train", abstract)
 
     def _init_state(self, mode: str, abstract: bool = False) -> None:
-        """Makes the state on the device; without an optimizer's part when nothing is trained."""
+        """Create the state on the device; without an optimizer state when nothing is trained."""
         wrapper: Any = self.optim_wrapper if mode == "train" else build.NoOptimizer()
         hooks = self.hooks if mode == "train" else ()
 
@@ -454,14 +460,14 @@ class Runner:
 
     @functools.cached_property
     def _init_model(self) -> Any:
-        """`(seed, batch) -> (params, model_state)`, traced once for the shapes and for the state.
+        """Return `(seed, batch) -> (params, model_state)`, traced once for the shapes and for the state.
 
-        The key is made within: outside, its operations would be programs of their own, which take a while to compile.
+        The key is created inside: outside, its operations would be separate programs, which take a while to compile.
         """
         return jax.jit(lambda seed, batch: self.model.init(_key(seed, 0), batch))
 
     def _example_batch(self, mode: str) -> PyTree:
-        """The first batch, for its form."""
+        """Return the first batch, as an example of the structure and shapes."""
         loader = self._loader(mode)
         for batch in loader:
             loader.set_epoch(0)
@@ -476,23 +482,23 @@ class Runner:
             bundle.resume(self, self._resume_from)
         elif self._load_from is not None:
             bundle.load_weights(self, self._load_from)
-        elif self._resume_from is not None:  # nothing is trained: what is resumed is the weights
+        elif self._resume_from is not None:  # nothing is trained: only the weights are resumed
             bundle.load_weights(self, LoadFrom(self._resume_from))
         if self.train_loop is not None and self._resume_from is None and self.is_main_process:
             moved = set_aside(self.work_dir)
             if moved is not None:
-                self.logger.warning(f"{self.work_dir} held checkpoints of an earlier run; they lie in {moved} now.")
+                self.logger.warning(f"{self.work_dir} held checkpoints of an earlier run; they are now in {moved}.")
 
     def _evaluate(self, mode: str) -> dict[str, float]:
         if self._sections[f"{mode}_cfg"] is None:
-            raise RuntimeError(f"there is nothing to run: give {mode}_dataloader, {mode}_cfg and {mode}_evaluator")
+            raise RuntimeError(f"there is nothing to run: set {mode}_dataloader, {mode}_cfg and {mode}_evaluator")
         if self.state is None:
             self._init_state(mode)
         loop = self._eval_loop(mode)
         self.call_hook("before_run")
         self._load_or_resume()
         try:
-            with ending_together(self.processes, self.interrupts):
+            with abort_all_on_error(self.processes, self.interrupts):
                 metrics = loop.run()
                 self.call_hook("after_run")
         finally:
@@ -509,7 +515,7 @@ class Runner:
     def _loader(self, mode: str) -> Any:
         name = f"{mode}_dataloader"
         if mode not in self._loaders and self._sections[name] is not None:
-            with place(name):
+            with config_path(name):
                 self._loaders[mode] = build_dataloader(
                     self._sections[name],
                     train=mode == "train",
@@ -517,11 +523,11 @@ class Runner:
                     process_index=self.processes.index,
                     process_count=self.processes.count,
                 )
-            check_same(self.processes, {name: {"batches": len(self._loaders[mode])}})
+            assert_equal_across_processes(self.processes, {name: {"batches": len(self._loaders[mode])}})
         return self._loaders.get(mode)
 
     def _save_what_is_done(self) -> None:
-        """After an error or a signal: save the iterations that are done, if counters, state and hooks agree.
+        """Save the completed iterations after an error or a signal, if counters, state and hooks agree.
 
         They disagree after an error within an iteration; then nothing is saved. With several processes it is saved only
         if all end here, since they save together.
@@ -533,11 +539,11 @@ class Runner:
                 self.call_hook("on_interrupt")
             else:
                 self.logger.error(f"Training ended within iteration {self.iter}, which is not saved.")
-        except Exception as error:  # the reason why training ended must not be lost over it
-            self.logger.error(f"What was done could not be saved: {type(error).__name__}: {error}")
+        except Exception as error:  # it must not hide the reason why training ended
+            self.logger.error(f"The completed iterations could not be saved: {type(error).__name__}: {error}")
 
     def _close(self) -> None:
-        """Finishes what runs in the background, also when the run failed."""
+        """Finish background work, also when the run failed."""
         with self.phase_timer.phase("checkpoint"):
             if not self.processes.failing:
                 self.checkpointer.wait()
@@ -546,5 +552,5 @@ class Runner:
 
 
 def _key(seed: Any, purpose: int) -> jax.Array:
-    """The key for the model's parameters (0) or for the steps (1)."""
+    """Return the key for the model's parameters (0) or for the steps (1)."""
     return jax.random.fold_in(jax.random.key(seed), purpose)

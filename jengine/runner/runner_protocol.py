@@ -1,7 +1,7 @@
-"""The Runner and its training loop as the other modules of this package see them.
+"""Describe the Runner and its training loop as the other modules of this package see them.
 
-The Runner imports these modules; they annotate it with the protocols below, which add to those of the hooks what only
-this package uses.
+The Runner imports these modules; they annotate it with the protocols below, which extend those of the hooks by what
+only this package uses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.hook_list import HookList
 from jengine.hooks.runner_protocol import MaybeNone
 from jengine.parallel import DispatchLimiter, Strategy
-from jengine.parallel.processes import Alone, Processes
+from jengine.parallel.processes import Processes, SingleProcess
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.programs import TrainPrograms
 
@@ -57,7 +57,7 @@ class Runner(runner_protocol.Runner, Protocol):
     # --- Processes and devices ---
 
     @property
-    def processes(self) -> Alone | Processes:
+    def processes(self) -> SingleProcess | Processes:
         """Return the processes of the run."""
 
     @property
@@ -87,10 +87,11 @@ class Runner(runner_protocol.Runner, Protocol):
         """Run a training step for each host batch in one call, and return the metrics of all of them."""
 
     def step_hyperparams(self) -> dict[str, Any]:
-        """Return all numbers that the step takes from the host."""
+        """Return all hyperparameters of the step, as host values."""
 
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
-        """Return what validation and test evaluate: suffix of the metric names -> `(params, model_state)`."""
+        """Return the variables that validation and test evaluate: suffix of the metric names -> `(params,
+        model_state)`."""
 
     # --- Checkpoints and reports ---
 
@@ -107,4 +108,4 @@ class Runner(runner_protocol.Runner, Protocol):
 
     @property
     def param_scheduler_on_resume(self) -> str:
-        """Return whose schedules hold after a resume where they differ: 'checkpoint' or 'config'."""
+        """Return the source of the schedules after a resume where they differ: 'checkpoint' or 'config'."""

@@ -1,4 +1,4 @@
-"""Where the time of a run went, and how fast it was."""
+"""Report the time of a run by phase, and its speed."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ _TRAINING = ("input", "hooks", "step", "logging")  # without compiling, validati
 
 
 def speed_of(runner: Runner) -> dict[str, float]:
-    """The account of a run up to now, as scalars.
+    """Return the time account of a run up to now, as scalars.
 
     Args:
       runner: after training.
@@ -44,10 +44,10 @@ def speed_of(runner: Runner) -> dict[str, float]:
 
 
 def speed_table(scalars: Mapping[str, float]) -> str:
-    """The account as a table, and the speed in a line below.
+    """Return the time account as a table, with the speed in a line below.
 
     Args:
-      scalars: as `speed_of` gives them.
+      scalars: as returned by `speed_of`.
     """
     seconds = {name.removeprefix("seconds/"): took for name, took in scalars.items() if name.startswith("seconds/")}
     total = sum(seconds.values())

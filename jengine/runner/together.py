@@ -1,29 +1,29 @@
-"""What makes the processes of a run one run: one name and seed, one end."""
+"""Coordinate the processes of a run: one name and seed, one end."""
 
 import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-from jengine.parallel.processes import Alone, Processes
+from jengine.parallel.processes import Processes, SingleProcess
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.workdir import Identity
 
-# Clocks, drawn seeds and what a file system shows of a work dir differ between hosts.
+# Clocks, drawn seeds and views of a shared file system differ between hosts.
 _SHARED = ("log_dir", "timestamp", "experiment_name", "seed", "resume_from")
 
 
-def share(identity: Identity, processes: Alone | Processes) -> Identity:
-    """Who the run is, as process 0 has found it."""
+def broadcast_identity(identity: Identity, processes: SingleProcess | Processes) -> Identity:
+    """Return the identity of the run as found by process 0."""
     mine = {name: getattr(identity, name) for name in _SHARED}
-    return dataclasses.replace(identity, **processes.exchange("the name of the run", mine)[0])
+    return dataclasses.replace(identity, **processes.all_gather("the name of the run", mine)[0])
 
 
 @contextlib.contextmanager
-def ending_together(processes: Alone | Processes, interrupts: Interrupts) -> Iterator[None]:
-    """An error inside ends all processes, unless all have agreed to end here.
+def abort_all_on_error(processes: SingleProcess | Processes, interrupts: Interrupts) -> Iterator[None]:
+    """End all processes on an error inside, unless all have agreed to end here.
 
     Raises:
-      ProcessError: the error is the consequence of another process's, which it names.
+      ProcessError: the error was caused by another process, which the message names.
     """
     try:
         yield

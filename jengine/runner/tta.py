@@ -1,4 +1,4 @@
-"""A Runner whose test augments the data."""
+"""Build a Runner whose test augments the data."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,19 +10,19 @@ from jengine.runner.runner import Runner
 
 
 def build_runner_with_tta(cfg: Any) -> Runner:
-    """A Runner from a config whose test predicts several views of each batch and merges them.
+    """Return a Runner from a config whose test predicts several views of each batch and merges them.
 
     Args:
-      cfg: a config as `Runner.from_cfg` takes it, with `tta_model`, the config of a `BaseTTAModel`, which gets the
-        run's model as `module`; and perhaps `tta_pipeline`, transforms that the test data go through in the place of
-        those that they have. Both may also stand under the key `vars`, where `Runner.from_cfg` lets them pass. It is
-        left as it was.
+      cfg: a config for `Runner.from_cfg`, with `tta_model`, the config of a `BaseTTAModel`, which gets the
+        run's model as `module`; and optionally `tta_pipeline`, transforms of the test data that replace
+        the configured ones. Both may also be given under the key `vars`, which `Runner.from_cfg` ignores. It is
+        not modified.
 
     Returns:
-      The Runner; training and validation go without the augmentation.
+      The Runner; training and validation do not augment.
 
     Raises:
-      ConfigError: no `tta_model`, or no test.
+      ConfigError: `tta_model` or the test is missing.
     """
     plain = resolve(cfg)
     own = {name: plain.pop(name) for name in ("tta_model", "tta_pipeline") if name in plain}
@@ -32,7 +32,7 @@ def build_runner_with_tta(cfg: Any) -> Runner:
             "build_runner_with_tta: the config needs the key 'tta_model', dict(type=...) of a BaseTTAModel"
         )
     if plain.get("test_dataloader") is None:
-        raise ConfigError("build_runner_with_tta: the config describes no test: it needs the key 'test_dataloader'")
+        raise ConfigError("build_runner_with_tta: the config needs the key 'test_dataloader'")
     if own.get("tta_pipeline") is not None:
         plain["test_dataloader"] = _with_pipeline(plain["test_dataloader"], own["tta_pipeline"])
     runner = Runner.from_cfg(plain)
@@ -41,7 +41,7 @@ def build_runner_with_tta(cfg: Any) -> Runner:
 
 
 def _with_pipeline(loader: Any, pipeline: Any) -> Any:
-    """A config of a loader with another pipeline: that of the outermost dataset that has one, else one around it."""
+    """Return the config of a loader with another pipeline: in the outermost dataset that has one, else around it."""
     if not isinstance(loader, Mapping) or "dataset" not in loader:
         raise ConfigError("build_runner_with_tta: tta_pipeline needs a test_dataloader that is a dict with a `dataset`")
     owner = loader["dataset"]

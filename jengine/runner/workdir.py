@@ -1,4 +1,4 @@
-"""Who a run is and where it lives: its name, its seed, its directories, and what it starts from."""
+"""Determine the identity of a run: its name, its seed, its directories, and its initial weights."""
 
 import dataclasses
 import datetime
@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 
 from jengine.config import check_keys
-from jengine.errors import place
+from jengine.errors import config_path
 from jengine.registry import check_arguments
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadFrom:
-    """The weights that a run starts from.
+    """Describe the weights that a run starts from.
 
     Attributes:
       path: the checkpoint.
-      rename: `(old, new)` prefixes of parameter paths, for a model whose parts are called otherwise.
+      rename: `(old, new)` prefixes of parameter paths, for a model whose parts have other names.
       strict: False keeps the model's own values where the checkpoint has none that fit.
-      raw: True takes the raw parameters of a run that saved averages in their place.
+      raw: True loads the raw parameters of a run that saved averages instead.
     """
 
     path: str
@@ -33,15 +33,15 @@ class LoadFrom:
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What distinguishes a run from others. A resumed run has name, seed and log directory of the one it continues.
+    """Identify a run. A resumed run has name, seed and log directory of the one it continues.
 
     Attributes:
-      work_dir: absolute path; checkpoints lie here.
-      log_dir: `<work_dir>/<timestamp>`; logs lie here.
+      work_dir: absolute path of the directory of checkpoints.
+      log_dir: `<work_dir>/<timestamp>`, the directory of logs.
       timestamp: when the run began, `20250131_235959`.
-      experiment_name: what the run is called in its logs.
+      experiment_name: name of the run in its logs.
       seed: seed of its random numbers.
-      load_from: the weights it starts from, None for its own.
+      load_from: the weights it starts from, None for random ones.
       resume_from: the checkpoint that it continues, None for none.
     """
 
@@ -61,10 +61,10 @@ def identify(
     randomness: Mapping[str, Any] | None = None,
     experiment_name: str | None = None,
 ) -> Identity:
-    """Finds out who a run is; arguments as those of the Runner. Nothing is written.
+    """Determine the identity of a run; arguments as those of the Runner. Nothing is written.
 
     Raises:
-      FileNotFoundError: a checkpoint was named that is not there. ConfigError: an unknown key in `randomness`.
+      FileNotFoundError: a named checkpoint does not exist. ConfigError: an unknown key in `randomness`.
     """
     from jengine import checkpoint
 
@@ -73,7 +73,7 @@ def identify(
     if resume is True:
         resume_path = checkpoint.find_latest(work_dir)
     elif resume:
-        with place("resume"):
+        with config_path("resume"):
             resume_path = str(checkpoint.resolve(resume))
     earlier = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
 
@@ -91,12 +91,12 @@ def identify(
 
 
 def _read_load_from(load_from: Any) -> LoadFrom | None:
-    """The weights to start from, given as a path or as a dict of `LoadFrom`'s fields."""
+    """Return the weights to start from, given as a path or as a dict of `LoadFrom`'s fields."""
     from jengine import checkpoint
 
     if load_from is None:
         return None
-    with place("load_from"):
+    with config_path("load_from"):
         options = dict(load_from.items()) if hasattr(load_from, "items") else {"path": load_from}
         check_arguments(LoadFrom, options)
         rename = [(str(old), str(new)) for old, new in options.pop("rename", ())]
@@ -104,7 +104,7 @@ def _read_load_from(load_from: Any) -> LoadFrom | None:
 
 
 def _new_timestamp(work_dir: str) -> str:
-    """The local time, numbered if an earlier run in the same second has taken it."""
+    """Return the local time, numbered if an earlier run in the same second has taken it."""
     timestamp = name = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
     number = 1
     while os.path.exists(os.path.join(work_dir, name)):
@@ -113,7 +113,7 @@ def _new_timestamp(work_dir: str) -> str:
 
 
 def _choose_seed(randomness: Mapping[str, Any] | None, earlier: int | None) -> int:
-    with place("randomness"):
+    with config_path("randomness"):
         check_keys(dict(randomness or {}), ["seed"])
     if earlier is not None:
         return earlier
@@ -122,10 +122,10 @@ def _choose_seed(randomness: Mapping[str, Any] | None, earlier: int | None) -> i
 
 
 def set_aside(work_dir: str) -> str | None:
-    """Moves an earlier run's checkpoints out of the way of a run that starts anew, into `<work_dir>/earlier_<n>`.
+    """Move an earlier run's checkpoints into `<work_dir>/earlier_<n>`, before a run starts from scratch.
 
     Returns:
-      Where they lie now; None when there were none.
+      Their new directory; None when there were none.
     """
     from jengine.checkpoint import list_checkpoints
 

@@ -1,4 +1,4 @@
-"""The training step: its state, its builders, and the context of traced hooks."""
+"""Provide the training step: its state, its builders, and the context of traced hooks."""
 
 from jengine.train.compilation_counter import compilation_counter as compilation_counter
 from jengine.train.context import StepContext as StepContext

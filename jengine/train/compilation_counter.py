@@ -1,10 +1,10 @@
-"""Count the programs that this process compiles, so that the caller knows whether a call compiled something."""
+"""Count the programs that this process compiles, to detect calls that compile."""
 
 import jax
 
 
 class CompilationCounter:
-    """Counter of compiled programs, those found in the persistent cache included.
+    """Count compiled programs, those found in the persistent cache included.
 
     Attributes:
       count: programs compiled since `install` was called first. Compare it before and after a call.

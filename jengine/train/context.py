@@ -1,4 +1,4 @@
-"""The context of traced hooks: the values of the step that they are compiled into."""
+"""Define the context of traced hooks: the values of the step that they are compiled into."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ PyTree = Any
 
 
 class StepContext(struct.PyTreeNode):
-    """Values of the current step. Hooks receive one and return one, changed by `ctx.replace(...)`.
+    """Hold the values of the current step. Hooks receive one and return one, changed by `ctx.replace(...)`.
 
     Attributes:
       step: int32[], iterations done before this one.

@@ -1,4 +1,4 @@
-"""Floating-point operations of a traced function: those of its matrix products and convolutions."""
+"""Count floating-point operations of a traced function: those of its matrix products and convolutions."""
 
 import math
 from collections.abc import Iterator
@@ -11,18 +11,18 @@ Flops = dict[str, float]
 
 
 def count_flops(jaxpr: Any) -> Flops:
-    """Counts the operations of matrix products and convolutions, a multiplication and an addition each.
+    """Count the operations of matrix products and convolutions, a multiplication and an addition each.
 
-    XLA's own count (`cost_analysis`) takes a loop for one of its turns; here a `scan` counts all of them. A `while`,
-    whose turns nobody knows, counts one, a `cond` its longest branch, and what is mapped over devices all of them. What
-    `jax.checkpoint` computes twice counts twice. Kernels written by hand (Pallas, cuDNN attention) say nothing.
+    XLA's own count (`cost_analysis`) counts one iteration of a loop; here a `scan` counts all of them. A `while`,
+    whose iterations are unknown, counts one, a `cond` its longest branch, and a map over devices all of them. The work
+    that `jax.checkpoint` repeats counts twice. Custom kernels (Pallas, cuDNN attention) are not counted.
 
     Args:
       jaxpr: of a traced function, `jax.jit(fn).trace(*args).jaxpr`.
 
     Returns:
-      Operations by what is multiplied: 'bfloat16', 'float16', 'float32' and so on, the wider of the two operands; with
-      ' highest' where full precision is demanded of float32.
+      Operations by operand dtype: 'bfloat16', 'float16', 'float32' and so on, the wider of the two operands; with
+      ' highest' where full precision is requested of float32.
     """
     flops: Flops = {}
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
@@ -53,12 +53,12 @@ def _ragged_dot(eqn: Any) -> float:
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
     whole = 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
-    # a group sums over its own rows alone
+    # a group sums over its own rows only
     return whole / groups if set(numbers.lhs_ragged_dimensions) & set(contracted) else whole
 
 
 def _convolution(eqn: Any) -> float:
-    """As XLA counts: without what padding and the holes of a dilated input would be multiplied with."""
+    """Return the count of XLA: without multiplications by padding and by the holes of a dilated input."""
     left, right = (var.aval.shape for var in eqn.invars)
     out, params = eqn.outvars[0].aval.shape, eqn.params
     lhs, rhs, result = (getattr(params["dimension_numbers"], f"{name}_spec") for name in ("lhs", "rhs", "out"))
@@ -86,7 +86,7 @@ def _kind(eqn: Any) -> str:
 
 
 def _times(eqn: Any) -> int:
-    """How often what is inside an equation runs, over all devices."""
+    """Return how often the inner program of an equation runs, over all devices."""
     if eqn.primitive.name == "scan":
         return int(eqn.params["length"])
     if eqn.primitive.name == "shard_map":

@@ -1,4 +1,4 @@
-"""From what a model calls its losses to the one number that is minimised."""
+"""Reduce the named losses of a model to the one number that is minimized."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Reduces each loss to a scalar and adds up those that are minimised.
+    """Reduce each loss to a scalar and add up those that are minimized.
 
     Args:
       losses: name -> array of any shape (its mean), `(sum, weight)` (their quotient), or a list (the sum of its
@@ -28,23 +28,23 @@ def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array,
     reduced = {name: _reduce(value, mask) for name, value in losses.items()}
     minimised = [value for name, value in reduced.items() if "loss" in name]
     if not minimised:
-        raise ValueError(f"nothing to minimise: no loss has 'loss' in its name, found {sorted(losses)}")
+        raise ValueError(f"nothing to minimize: a loss must have 'loss' in its name, got {sorted(losses)}")
     total = sum(minimised[1:], start=minimised[0])
     return total, {**reduced, "loss": total}
 
 
 def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | None:
-    """What the mean losses of a batch count with when they are averaged with those of other batches.
+    """Return the weight of a batch for averaging its mean losses with those of other batches.
 
-    With it a loss given as `(sum, weight)` is divided once, by the weight of all batches. Losses beside it that are no
-    such pair count with the same weight.
+    With it a loss given as `(sum, weight)` is divided once, by the weight of all batches. Other losses count with the
+    same weight.
 
     Args:
       losses: as for `total_loss`.
-      batch: the batch, if padded examples (those that its `mask` leaves out) are to count for nothing.
+      batch: the batch, if padded examples (excluded by its `mask`) should not count.
 
     Returns:
-      f32[], the weight; None where all batches count alike.
+      f32[], the weight; None for equal weights.
 
     Raises:
       ValueError: losses with different weights.
@@ -60,7 +60,7 @@ def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | Non
         (one, _), (other, _), *_ = weights.values()
         raise ValueError(
             f"the losses {one!r} and {other!r} have different weights, so that their gradients cannot be averaged over "
-            "several iterations or replicas in one sum: give both the very same array as weight"
+            "several iterations or replicas in one sum: use the same array as weight of both"
         )
     if weights:
         _, weight = next(iter(weights.values()))
@@ -70,7 +70,7 @@ def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | Non
 
 
 def mean_over_replicas(outputs: dict[str, jax.Array], weight: jax.Array | None, axis_name: str) -> dict[str, jax.Array]:
-    """The losses of all replicas of a mapped axis together, weighted as their gradients are."""
+    """Return the mean of the losses over the replicas of a mapped axis, weighted as their gradients are."""
     if weight is None:
         return jax.lax.pmean(outputs, axis_name)
     sums, total = jax.lax.psum(({name: value * weight for name, value in outputs.items()}, weight), axis_name)
@@ -80,7 +80,7 @@ def mean_over_replicas(outputs: dict[str, jax.Array], weight: jax.Array | None, 
 def _reduce(value: Any, mask: jax.Array | None) -> jax.Array:
     if isinstance(value, tuple):
         if len(value) != 2:
-            raise ValueError(f"a loss given as a tuple is (sum, weight), found {len(value)} entries")
+            raise ValueError(f"a loss given as a tuple must be (sum, weight), got {len(value)} entries")
         return jnp.asarray(value[0], jnp.float32) / jnp.maximum(jnp.asarray(value[1], jnp.float32), 1e-12)
     if isinstance(value, list):
         return sum((_reduce(v, mask) for v in value), start=jnp.zeros((), jnp.float32))

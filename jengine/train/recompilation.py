@@ -17,11 +17,11 @@ _MODES = ("warn", "raise")
 
 
 class RecompilationError(TypeError):
-    """A compiled function was called with arguments of another structure, shape, dtype or placement than before."""
+    """Signal that arguments differ in structure, shape, dtype or placement from those of an earlier call."""
 
 
 def check_on_recompile(mode: str | None) -> str:
-    """Return what a recompilation leads to: `mode`, or the environment's `JENGINE_ON_RECOMPILE` ('warn') for None.
+    """Return the reaction to a recompilation: `mode`, or the environment's `JENGINE_ON_RECOMPILE` ('warn') for None.
 
     Raises:
       ValueError: neither 'warn' nor 'raise'.

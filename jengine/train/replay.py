@@ -1,4 +1,4 @@
-"""One recorded training step, run again to find where its numbers go wrong."""
+"""Run one recorded training step again to find where its numbers become non-finite."""
 
 import contextlib
 import traceback
@@ -19,11 +19,11 @@ _MARK = "non-finite elements of "
 
 
 class Findings(NamedTuple):
-    """What a replayed step showed."""
+    """Hold the results of a replayed step."""
 
-    outputs: dict[str, float]  # what the step reports
-    non_finite: dict[str, int]  # path -> elements that are infinite or no number, in the order of the computation
-    operation: str  # the first operation that gave one, and the line it stands in; '' where none is found
+    outputs: dict[str, float]  # metrics of the step
+    non_finite: dict[str, int]  # path -> number of infinite or NaN elements, in the order of the computation
+    operation: str  # the first operation with such a result, and its source line; '' for none
 
 
 def replay_step(
@@ -38,15 +38,15 @@ def replay_step(
     phases: Sequence[tuple[str, int]] | None = None,
     compile_step: Callable[..., Any] = jax.jit,
 ) -> Findings:
-    """Runs one training step on the arguments that it had, and looks at every array on the way.
+    """Run one training step on its recorded arguments, and check every array on the way.
 
     Args:
-      model, optim_wrapper, hooks, update, phases: what the step was built of, see `build_train_step`. Hooks that drop
-        steps take no part.
+      model, optim_wrapper, hooks, update, phases: parts of the step, see `build_train_step`. Hooks that drop
+        steps are left out.
       state: before the step.
       batch: its batch.
-      hyperparams: its numbers.
-      compile_step: compiles it; a step with a mapped axis needs that of its strategy.
+      hyperparams: its hyperparameters.
+      compile_step: compiles it; a step with a mapped axis requires that of its strategy.
     """
     hooks = [hook for hook in hooks if not getattr(hook, "update_on_skipped_steps", False)]
     wrappers = list(optim_wrapper.values()) if isinstance(optim_wrapper, Mapping) else [optim_wrapper]
@@ -68,7 +68,7 @@ def replay_step(
 
 
 class _Probe:
-    """A traced hook that counts what is not finite in the batch, as the model gets it, and in the gradients."""
+    """Count the non-finite elements of the batch, as the model receives it, and of the gradients, as a traced hook."""
 
     def __init__(self, axis: str | None) -> None:
         self._axis = axis
@@ -90,7 +90,7 @@ class _Probe:
 
 
 def _counts(name: str, tree: PyTree) -> dict[str, jax.Array]:
-    """Path -> how many elements are not finite, of the floating leaves."""
+    """Return the number of non-finite elements of each floating leaf, by path."""
     return {
         f"{name}.{path}" if path else name: jnp.sum(~jnp.isfinite(leaf))
         for path, leaf in flatten(tree).items()
@@ -99,9 +99,9 @@ def _counts(name: str, tree: PyTree) -> dict[str, jax.Array]:
 
 
 def _first_operation(step: Callable[..., Any], *args: Any) -> str:
-    """The first operation of `step` with a result that is not finite, from JAX's own search for it."""
+    """Return the first operation of `step` with a non-finite result, found by JAX's own search."""
     try:
-        # JAX prints that it has begun to search
+        # JAX prints a line when its search starts
         with jax.debug_nans(True), jax.debug_infs(True), contextlib.redirect_stdout(None):
             jax.block_until_ready(step(*args))
     except FloatingPointError as error:

@@ -1,4 +1,4 @@
-"""A chunk: several training steps in one `lax.scan`."""
+"""Build a chunk: several training steps in one `lax.scan`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ ScannedStep = Callable[[TrainState, PyTree, PyTree, jax.Array], tuple[TrainState
 
 
 class ScannedMetrics(struct.PyTreeNode):
-    """Metrics of the K steps of a chunk.
+    """Hold the metrics of the K steps of a chunk.
 
     Attributes:
       values: real[K] by name; NaN (0 for integers) where a step does not report the name.

@@ -1,4 +1,4 @@
-"""Signatures of call arguments: all that JAX compiles for, by dotted path, and their differences."""
+"""Compute signatures of call arguments: all that JAX compiles for, by dotted path, and their differences."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,13 +11,13 @@ from jengine.paths import dotted
 PyTree = Any
 Signature = dict[str, Any]
 
-_PLAIN = (dict, list, tuple, type(None))  # containers that are their children and nothing else
+_PLAIN = (dict, list, tuple, type(None))  # containers without data besides their children
 _MOST, _LONGEST = 5, 200
 
 
 @dataclasses.dataclass(frozen=True)
 class _Static:
-    """A static value: a field outside of the leaves, or the auxiliary data of a container."""
+    """Wrap a static value: a field outside of the leaves, or the auxiliary data of a container."""
 
     value: Any
 
@@ -27,7 +27,7 @@ class _Static:
 
 
 def abstract_signature(args: Sequence[PyTree], names: Sequence[str]) -> Signature:
-    """Return what a trace depends on: shape, dtype and weak type of each leaf, container types, static values.
+    """Return the inputs of a trace: shape, dtype and weak type of each leaf, container types, static values.
 
     Args:
       args: the arguments, arrays or their tracers.
@@ -43,7 +43,7 @@ def abstract_signature(args: Sequence[PyTree], names: Sequence[str]) -> Signatur
 
 
 def sharding_signature(args: Sequence[PyTree], names: Sequence[str]) -> Signature:
-    """Return what a recompilation without a trace depends on: devices and shardings of the leaves.
+    """Return the inputs of a recompilation without a trace: devices and shardings of the leaves.
 
     Host arrays and uncommitted device arrays follow the others, so they all compare equal.
     """

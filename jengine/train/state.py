@@ -1,4 +1,4 @@
-"""The training state: one donated pytree with everything that the step reads and changes."""
+"""Define the training state: one donated pytree with everything that the step reads and changes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ PyTree = Any
 
 
 class TrainState(struct.PyTreeNode):
-    """State of a training run, in this one form from the first step to the checkpoint.
+    """Hold the state of a training run, in this one form from the first step to the checkpoint.
 
     Attributes:
       step: int32[], training iterations done (micro-batches under gradient accumulation).

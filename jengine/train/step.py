@@ -1,4 +1,4 @@
-"""The training step and the evaluation step: pure functions, for the caller to compile."""
+"""Build the training step and the evaluation step: pure functions, for the caller to compile."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ EvalStep = Callable[[PyTree, PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
 class Phase(NamedTuple):
-    """Part of the training step: one optimizer and the loss that it minimizes."""
+    """Describe a part of the training step: one optimizer and the loss that it minimizes."""
 
     name: str  # '' when there is one optimizer alone
     optim_wrapper: OptimWrapper
@@ -49,11 +49,11 @@ def build_train_step(
       update: False builds the step of an iteration that only accumulates gradients (see `accumulative_counts`), without
         the optimizer, and with `traced_accumulate` instead of `traced_update`.
       phases: with several optimizers, which act in one step, in order, and how often: `[('disc', 2), ('gen', 1)]`; by
-        default each once. All see the same batch, each time with a key of its own.
+        default each once. All use the same batch, each time with a key of its own.
 
     Returns:
       The step. Its metrics are scalars f32[] by name: 'loss' (the total), each loss of the model, 'grad_norm' where
-      gradients are clipped by norm, and what hooks add. With phases, 'loss_<phase>' are their totals.
+      gradients are clipped by norm, and the metrics of hooks. With phases, 'loss_<phase>' are their totals.
 
     Raises:
       ValueError: phases that name no optimizer, or phases for a single one.
@@ -103,12 +103,12 @@ def _plan(model: Model, optim_wrapper: Any, phases: Sequence[tuple[str, int]] | 
     """Return the phases of a step, each as often as it acts."""
     if not isinstance(optim_wrapper, Mapping):
         if phases is not None:
-            raise ValueError(f"phases {list(phases)} are for several optimizers; there is one")
+            raise ValueError(f"phases must be None for a single optimizer, got {list(phases)}")
         return [Phase("", optim_wrapper, _under_amp(model, optim_wrapper).loss)]
     plan = []
     for name, times in [(name, 1) for name in optim_wrapper] if phases is None else phases:
         if name not in optim_wrapper:
-            raise ValueError(f"no optimizer is called {name!r}, as phases have it{closest(name, optim_wrapper)}")
+            raise ValueError(f"phases must name optimizers, got {name!r}{closest(name, optim_wrapper)}")
         if optim_wrapper[name].accumulative_counts > 1:
             raise ValueError(f"{name!r} accumulates gradients, which several optimizers in one step cannot do")
         loss = functools.partial(_under_amp(model, optim_wrapper[name]).phase_loss, name)

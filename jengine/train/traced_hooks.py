@@ -13,7 +13,7 @@ POINTS = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")
 
 
 class TracedHooks:
-    """Hooks with traced points or state, in the order given, under names that survive a restart.
+    """Hold hooks with traced points or state, in the order given, under names that survive a restart.
 
     The name of a hook is its class name; the second of a class is called `Name_1`, and so on.
     """
@@ -40,7 +40,7 @@ class TracedHooks:
           The context and the states that the hooks returned.
 
         Raises:
-          TypeError: a hook returned no context.
+          TypeError: a hook did not return a context.
         """
         rng = ctx.rng
         for name, hook in self._hooks.items():
@@ -51,7 +51,7 @@ class TracedHooks:
             if not isinstance(ctx, StepContext):
                 raise TypeError(
                     f"{type(hook).__name__}.{point} must return the context (`return ctx.replace(...)`), "
-                    f"found {type(ctx).__name__}"
+                    f"got {type(ctx).__name__}"
                 )
             if name in states:
                 states = {**states, name: ctx.hook_state}

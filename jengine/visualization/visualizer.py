@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jengine.config import dump_config
-from jengine.errors import UnknownNameError, closest, place
+from jengine.errors import UnknownNameError, closest, config_path
 from jengine.registry import VISBACKENDS, VISUALIZERS
 from jengine.visualization.backend import BaseVisBackend
 from jengine.visualization.graph import graph_text
@@ -56,7 +56,7 @@ class Visualizer:
             )
         defaults = {} if save_dir is None else {"save_dir": str(pathlib.Path(save_dir) / "vis_data")}
         for index, cfg in enumerate(vis_backends):
-            with place("vis_backends", index):
+            with config_path("vis_backends", index):
                 self._add_backend(cfg, defaults)
 
     def _add_backend(self, cfg: Any, defaults: dict[str, str]) -> None:

@@ -76,7 +76,7 @@ def test_the_command_plans_for_devices_that_are_not_there(config, tmp_path):
 
 def test_replicas_that_accumulate_exchange_nothing_until_they_update(config):
     cfg = resolve(load_config(config, ["--config.optim_wrapper.accumulative_counts=2"]))
-    text = plan(on_devices({**cfg, "parallel": dict(type="Replica", impl="pmap")}, 2))
+    text = plan(on_devices({**cfg, "parallel": dict(type="DataParallel", impl="pmap")}, 2))
     assert "No exchange between devices (accumulate)." in text
     update = text[text.index("Exchanges (update") :]
     size = int(re.search(r"\| all-reduce +\| 1 +\| \d +\| ([\d.]+) KiB", update)[1].split(".")[0])
@@ -85,7 +85,7 @@ def test_replicas_that_accumulate_exchange_nothing_until_they_update(config):
 
 def test_replicas_of_several_devices_exchange_only_within_until_they_update(config):
     cfg = resolve(load_config(config, ["--config.optim_wrapper.accumulative_counts=2"]))
-    cfg = {**cfg, "parallel": dict(type="Replica", rules=[("up", (None, "tensor")), ("down", ("tensor",))])}
+    cfg = {**cfg, "parallel": dict(type="DataParallel", rules=[("up", (None, "tensor")), ("down", ("tensor",))])}
     text = plan(on_devices(cfg, 4, {"data": 2, "tensor": 2}))
     assert re.search(r"\| up +\| \(64, 256\) +\| \(None, 'tensor'\) +\| \(64, 128\) +\| 32.00 KiB ", text), text
     update, accumulate = text[text.index("Exchanges (update") :].split("Program: accumulate")
@@ -129,7 +129,7 @@ def test_a_mesh_is_read():
     [
         (dict(train_cfg=None), None, "nothing to plan: the config needs train_cfg"),
         (dict(train_dataloader=[1, 2]), None, "nothing to plan"),
-        (dict(parallel=dict(type="SingleDevice")), None, "plan is for Pjit or Replica"),
+        (dict(parallel=dict(type="SingleDevice")), None, "plan is for Pjit or DataParallel"),
     ],
 )
 def test_a_config_that_cannot_be_planned_is_refused(config, changes, mesh, message):

@@ -5,7 +5,7 @@ import pytest
 from ml_collections import ConfigDict, FieldReference, FrozenConfigDict, config_dict
 
 from jengine.config import check_keys, resolve
-from jengine.errors import ConfigError, place
+from jengine.errors import ConfigError, config_path
 
 
 def test_references_are_resolved_everywhere():
@@ -60,5 +60,5 @@ def test_an_unknown_key_is_refused_with_the_closest():
         "unknown key 'optim_wraper' at the top level of the config; did you mean 'optim_wrapper'? "
         "(your own values go under `vars`)"
     )
-    with place("train_cfg"), pytest.raises(ConfigError, match="at `train_cfg`; expected one of: a, b"):
+    with config_path("train_cfg"), pytest.raises(ConfigError, match="at `train_cfg`; expected one of: a, b"):
         check_keys(["zzz"], ["a", "b"])

@@ -128,7 +128,7 @@ def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
 
 
 def test_arrays_of_different_length_are_refused():
-    with pytest.raises(ValueError, match=r"share their leading axis; found {'a': \(2,\), 'b': \(3,\)}"):
+    with pytest.raises(ValueError, match=r"share their leading axis, got {'a': \(2,\), 'b': \(3,\)}"):
         ArrayDataset({"a": np.zeros(2), "b": np.zeros(3)})
 
 

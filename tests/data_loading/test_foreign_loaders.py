@@ -108,7 +108,7 @@ def test_in_evaluation_the_last_batch_is_padded_and_all_have_a_mask(make):
 def test_evaluation_batches_that_are_no_dict_pass_when_all_are_full():
     batches = [(np.zeros(2), np.ones(2))] * 2
     assert len(list(IterableLoader(batches, train=False))) == 2
-    with pytest.raises(TypeError, match="a batch that may be padded is a dict"):
+    with pytest.raises(TypeError, match="a batch that may be padded must be a dict"):
         list(IterableLoader([*batches, (np.zeros(1), np.ones(1))], train=False))
 
 
@@ -166,10 +166,10 @@ def test_the_epoch_can_be_cut_short():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ((batch for batch in []), "generator can be gone through only once: give an object with __len__"),
-        (map(int, []), "map can be gone through only once"),
-        (ArrayDataset({"x": np.zeros(2)}), r"ArrayDataset is a dataset: give dict\(dataset=..., batch_size=...\)"),
-        (3, "a dataloader is a config dict or an iterable of batches, found int"),
+        ((batch for batch in []), "generator allows only one pass: give an object with __len__"),
+        (map(int, []), "map allows only one pass"),
+        (ArrayDataset({"x": np.zeros(2)}), r"ArrayDataset is a dataset; use dict\(dataset=..., batch_size=...\)"),
+        (3, "a dataloader must be a config dict or an iterable of batches, got int"),
         (type("Endless", (), {"__iter__": lambda self: iter(())})(), "Endless has no length: give an object"),
     ],
 )
@@ -179,7 +179,7 @@ def test_data_without_a_length_are_refused_with_advice(data, message):
 
 
 def test_no_batches_are_refused():
-    with pytest.raises(ValueError, match="the data have no whole batch"):
+    with pytest.raises(ValueError, match="the data must have at least one whole batch"):
         IterableLoader([], train=True)
 
 
@@ -200,9 +200,9 @@ def test_a_look_aside_is_a_pass_of_its_own_where_the_source_allows_it():
     loader = IterableLoader(source, train=True)
     found = iter(loader)
     first = next(found)["x"].tolist()
-    assert [batch["x"].tolist() for batch in loader.another(3)] == [[0], [1], [2], [3], [4]]
+    assert [batch["x"].tolist() for batch in loader.copy_at_epoch(3)] == [[0], [1], [2], [3], [4]]
     assert source.sampler.told == [3]
     assert [first, next(found)["x"].tolist()] == [[0], [1]]
     source.persistent_workers = True
-    with pytest.raises(ValueError, match="TorchLike with persistent_workers=True has one pass at a time"):
-        loader.another(0)
+    with pytest.raises(ValueError, match="TorchLike with persistent_workers=True allows one pass at a time"):
+        loader.copy_at_epoch(0)

@@ -250,12 +250,12 @@ def test_samplers_and_datasets_pickle_for_worker_processes():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"batch_size": 0}, ValueError, "batch_size is at least 1, found 0"),
-        ({"batch_size": 2.5}, TypeError, "batch_size is an integer, found 2.5"),
-        ({"batch_size": 2, "num_workers": -1}, ValueError, "num_workers is at least 0, found -1"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 2.5}, TypeError, "batch_size must be an integer, got 2.5"),
+        ({"batch_size": 2, "num_workers": -1}, ValueError, "num_workers must be at least 0, got -1"),
         ({"batch_size": 9, "drop_last": True}, ValueError, "smaller than one batch: 8 samples .* batch_size 9"),
-        ({"batch_size": 2, "num_batch_per_epoch": 0}, ValueError, "num_batch_per_epoch is at least 1"),
-        ({"batch_size": 2, "collate_fn": {"type": "x"}}, TypeError, "collate_fn is a function"),
+        ({"batch_size": 2, "num_batch_per_epoch": 0}, ValueError, "num_batch_per_epoch must be at least 1"),
+        ({"batch_size": 2, "collate_fn": {"type": "x"}}, TypeError, "collate_fn must be a function"),
         ({"batch_size": 2, "sampler": 3}, TypeError, "a sampler is an iterable of indices with a length, found int"),
     ],
 )
@@ -265,22 +265,22 @@ def test_bad_settings_say_what_was_found(arguments, error, message):
 
 
 def test_a_dataset_without_length_is_refused():
-    with pytest.raises(TypeError, match="a dataset has __len__ and __getitem__, found generator"):
+    with pytest.raises(TypeError, match="a dataset must have __len__ and __getitem__, got generator"):
         DataLoader((i for i in range(3)), 2)
 
 
 def test_a_place_outside_the_epoch_is_refused():
-    with pytest.raises(ValueError, match="start is a batch of the epoch, 0 to 2, found 3"):
+    with pytest.raises(ValueError, match="start must be a batch of the epoch, 0 to 2, got 3"):
         DataLoader(rows(4), 2).set_epoch(0, start=3)
 
 
 def test_a_batch_that_is_no_dict_cannot_be_padded():
-    with pytest.raises(TypeError, match="found tuple: return a dict, or use drop_last=True"):
+    with pytest.raises(TypeError, match="got tuple: return a dict, or use drop_last=True"):
         next(iter(DataLoader(ArrayDataset((np.zeros(4), np.zeros(4))), 2)))
 
 
 def test_a_batch_with_a_mask_of_its_own_is_refused():
-    with pytest.raises(ValueError, match="an entry 'mask' of its own"):
+    with pytest.raises(ValueError, match="must not have an entry 'mask'"):
         next(iter(DataLoader(ArrayDataset({"mask": np.zeros(4)}), 2)))
 
 
@@ -310,7 +310,7 @@ def test_a_look_aside_leaves_a_loader_where_it_is(num_threads):
     loader.set_epoch(1)
     found = iter(loader)
     first = next(found)["x"].tolist()
-    aside = loader.another(0)
+    aside = loader.copy_at_epoch(0)
     assert [batch["x"].tolist() for batch in aside] == orders[0]
     aside.close()
     assert (loader.epoch, loader.state_dict()) == (1, {"epoch": 1, "position": 1})

@@ -74,5 +74,5 @@ def test_closing_the_generator_closes_the_source():
 
 
 def test_a_negative_depth_is_refused_at_once():
-    with pytest.raises(ValueError, match="depth is 0 or more batches, found -1"):
+    with pytest.raises(ValueError, match="depth must be 0 or more batches, got -1"):
         prefetch_to_device([], depth=-1)

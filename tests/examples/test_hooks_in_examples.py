@@ -114,7 +114,7 @@ def test_averages_follow_the_weights(many_hooks):
 
 def test_statistics_of_the_norms_are_those_of_the_last_weights(many_hooks):
     runner, *_ = many_hooks
-    loader = runner.train_dataloader.another(runner.epoch - 1)
+    loader = runner.train_dataloader.copy_at_epoch(runner.epoch - 1)
     first = np.concatenate([batch["image"] for batch, _ in zip(loader, range(4), strict=False)])  # 512 samples
     kernel = np.asarray(runner.state.params["conv0_0"]["kernel"])  # [3, 3, 1, 8]
     padded = np.pad(first[..., 0], ((0, 0), (1, 1), (1, 1)))

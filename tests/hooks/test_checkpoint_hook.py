@@ -302,7 +302,7 @@ def test_a_validation_without_metrics_is_reported(caplog):
     runner = FakeRunner("/w/exp", CheckpointHook(save_best="auto"))
     runner.hook.before_train(runner)
     runner.hook.after_val_epoch(runner, {})
-    assert "gave no metrics" in caplog.text
+    assert "returned no metrics" in caplog.text
 
 
 def test_a_metric_that_is_not_there_is_an_error_that_names_those_that_are():
@@ -318,27 +318,27 @@ def test_a_metric_that_is_not_there_is_an_error_that_names_those_that_are():
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"interval": 0}, ValueError, "interval is at least 1, or -1 for the last checkpoint only; found 0"),
-        ({"interval": -2}, ValueError, "found -2"),
-        ({"interval": 1.5}, TypeError, "interval is an integer, found 1.5"),
-        ({"interval": True}, TypeError, "interval is an integer, found True"),
-        ({"by_epoch": "yes"}, TypeError, "by_epoch is True or False, found 'yes'"),
-        ({"max_keep_ckpts": 0}, ValueError, "max_keep_ckpts is at least 1, or -1 to keep all; found 0"),
-        ({"save_begin": -1}, ValueError, "save_begin is at least 0; found -1"),
-        ({"max_keep_ckpts": 2, "keep_every": 0}, ValueError, "keep_every is at least 1, or -1 for none; found 0"),
-        ({"keep_every": 5}, ValueError, "keep_every adds to max_keep_ckpts, which keeps all"),
-        ({"save_best": "acc", "keep_best": -1}, ValueError, "keep_best is at least 1; found -1"),
-        ({"keep_best": 2}, ValueError, "give the metric as save_best"),
-        ({"filename_tmpl": "epoch"}, ValueError, "one {} for the number, like 'epoch_{}'; found 'epoch'"),
+        ({"interval": 0}, ValueError, "interval must be at least 1, or -1 for the last checkpoint only, got 0"),
+        ({"interval": -2}, ValueError, "got -2"),
+        ({"interval": 1.5}, TypeError, "interval must be an integer, got 1.5"),
+        ({"interval": True}, TypeError, "interval must be an integer, got True"),
+        ({"by_epoch": "yes"}, TypeError, "by_epoch must be True or False, got 'yes'"),
+        ({"max_keep_ckpts": 0}, ValueError, "max_keep_ckpts must be at least 1, or -1 to keep all, got 0"),
+        ({"save_begin": -1}, ValueError, "save_begin must be at least 0, got -1"),
+        ({"max_keep_ckpts": 2, "keep_every": 0}, ValueError, "keep_every must be at least 1, or -1 for none, got 0"),
+        ({"keep_every": 5}, ValueError, "keep_every needs a positive max_keep_ckpts"),
+        ({"save_best": "acc", "keep_best": -1}, ValueError, "keep_best must be at least 1, got -1"),
+        ({"keep_best": 2}, ValueError, "keep_best needs save_best"),
+        ({"filename_tmpl": "epoch"}, ValueError, "one {} for the number, like 'epoch_{}', got 'epoch'"),
         ({"filename_tmpl": "a/{}"}, ValueError, "file name"),
-        ({"save_best": ["acc", "acc"]}, AssertionError, "names a metric twice"),
-        ({"save_best": ["auto", "acc"]}, AssertionError, "stands alone"),
-        ({"save_best": 3}, TypeError, "save_best is a name or a list of names, found 3"),
+        ({"save_best": ["acc", "acc"]}, AssertionError, "must have different metrics"),
+        ({"save_best": ["auto", "acc"]}, AssertionError, "must have 'auto' alone or metrics"),
+        ({"save_best": 3}, TypeError, "save_best must be a name or a list of names, got 3"),
         ({"save_best": "val_perplexity"}, ValueError, "cannot be told from its name"),
         ({"save_best": "acc", "rule": "greter"}, KeyError, "did you mean 'greater'"),
         ({"save_best": ["a", "b", "c"], "rule": ["less", "less"]}, ValueError, "one for each of the 3 metrics"),
         ({"backend_args": {"backend": "s3"}}, ValueError, "storage backends are not supported"),
-        ({"out_dir": "s3://bucket"}, ValueError, "directory of a file system, found 's3://bucket'"),
+        ({"out_dir": "s3://bucket"}, ValueError, "directory of a file system, got 's3://bucket'"),
     ],
 )
 def test_a_bad_setting_is_refused_at_construction(settings, error, message):

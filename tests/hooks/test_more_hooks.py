@@ -56,7 +56,7 @@ def test_compiled_functions_are_forgotten_only_if_asked(monkeypatch, fake_runner
     monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(True))
     EmptyCacheHook(clear_caches=True).after_train_epoch(fake_runner)
     assert cleared == [True]
-    with pytest.raises(ValueError, match="clear_caches and after_iter together"):
+    with pytest.raises(ValueError, match="clear_caches needs after_iter=False"):
         EmptyCacheHook(clear_caches=True, after_iter=True)
 
 
@@ -307,17 +307,17 @@ def test_each_trace_is_handed_over(tracing):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (dict(profile_times=2), ValueError, "traces one epoch at most, found profile_times=2"),
-        (dict(schedule=dict(active=1)), ValueError, "a schedule counts iterations"),
+        (dict(profile_times=2), ValueError, "profile_times must be 1 with by_epoch=True, got 2"),
+        (dict(schedule=dict(active=1)), ValueError, "a schedule needs by_epoch=False"),
         (dict(by_epoch=False, schedule=dict(activ=1)), ValueError, "no entry 'activ'; did you mean 'active'"),
         (
             dict(by_epoch=False, schedule=dict(active=0)),
             ValueError,
-            r"schedule\['active'\] is an integer of at least 1",
+            r"schedule\['active'\] must be an integer of at least 1",
         ),
-        (dict(on_trace_ready=dict(type="log_trace")), ValueError, "found the type 'log_trace'"),
+        (dict(on_trace_ready=dict(type="log_trace")), ValueError, "got the type 'log_trace'"),
         (dict(on_trace_ready=dict(type="tb_trace", dirname="x")), ValueError, "did you mean 'dir_name'"),
-        (dict(on_trace_ready=3), TypeError, "on_trace_ready is a function or a dict, found 3"),
+        (dict(on_trace_ready=3), TypeError, "on_trace_ready must be a function or a dict, got 3"),
         (dict(with_stack=True), TypeError, "with_stack"),
     ],
 )
@@ -327,7 +327,7 @@ def test_bad_settings_of_the_profiler_are_refused(arguments, error, message):
 
 
 def test_a_profile_longer_than_the_run_is_refused():
-    with pytest.raises(ValueError, match="profile_times=13, and the run has 12 iterations"):
+    with pytest.raises(ValueError, match="at most the 12 iterations of the run, got 13"):
         profiled(ProfilerHook(by_epoch=False, profile_times=13))
 
 
@@ -335,7 +335,7 @@ def test_a_profile_longer_than_the_run_is_refused():
     ("cfg", "error", "message"),
     [
         (dict(type="WarmupParamHook", param_name="a", value=1.0, warmup_epochs=0), ValueError, "a positive number of epochs"),
-        (dict(type="PreciseBNHook", num_samples=0), ValueError, "num_samples is an integer of at least 1"),
+        (dict(type="PreciseBNHook", num_samples=0), ValueError, "num_samples must be an integer of at least 1"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=0)]), ValueError, "action_epoch is an integer of at least 1"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, los=1)]), ValueError, "did you mean 'loss'"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, loss=1)] * 2), ValueError, "two changes have the action_epoch 2"),

@@ -138,7 +138,7 @@ def test_with_several_optimizers_a_step_is_dropped_as_a_whole():
     assert [float(state.params["one"]) for state, _ in found] == [-1, -1, -1, -2]
     assert [int(guard(state).in_row) for state, _ in found] == [0, 1, 2, 2]  # counted once for both optimizers
     hook = NumericsGuardHook(spike_factor=2.0)
-    with pytest.raises(ValueError, match="spike_factor is for a run with one optimizer"):
+    with pytest.raises(ValueError, match="spike_factor must be None in a run with several optimizers"):
         hook.before_train(types.SimpleNamespace(optim_wrapper=wrapper))
 
 
@@ -175,10 +175,10 @@ def test_replicas_judge_alike():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(max_in_row=0), "max_in_row is an integer of at least 1, found 0"),
-        (dict(interval=2.5), "interval is an integer of at least 1, found 2.5"),
-        (dict(window=None), "window is an integer of at least 1, found None"),
-        (dict(spike_factor=1.0), "spike_factor is a number above 1, found 1.0"),
+        (dict(max_in_row=0), "max_in_row must be an integer of at least 1, got 0"),
+        (dict(interval=2.5), "interval must be an integer of at least 1, got 2.5"),
+        (dict(window=None), "window must be an integer of at least 1, got None"),
+        (dict(spike_factor=1.0), "spike_factor must be a number above 1, got 1.0"),
     ],
 )
 def test_bad_settings_are_refused(arguments, message):

@@ -41,7 +41,7 @@ def test_schedulers_of_several_optimizers_come_as_a_dict(fake_runner):
 def test_no_scheduler_is_no_work_and_anything_else_a_type_error(fake_runner):
     one_run(fake_runner)
     fake_runner.param_schedulers = "cosine"
-    with pytest.raises(TypeError, match="found str"):
+    with pytest.raises(TypeError, match="got str"):
         ParamSchedulerHook().after_train_iter(fake_runner, batch_idx=0)
 
 

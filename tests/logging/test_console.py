@@ -168,5 +168,5 @@ def test_print_log_refuses_unknown_targets():
     build_logger("engine")
     with pytest.raises(ValueError, match="no logger called 'engin' was built; did you mean 'engine'"):
         print_log("x", logger="engin")
-    with pytest.raises(TypeError, match="found int"):
+    with pytest.raises(TypeError, match="got int"):
         print_log("x", logger=3)

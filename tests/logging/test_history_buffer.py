@@ -122,12 +122,12 @@ def test_numbers_of_every_kind_are_taken(value):
 
 @pytest.mark.parametrize("value", ["2", None, 2j, [1.0], {"value": 1}])
 def test_what_is_no_real_number_is_refused(value):
-    with pytest.raises(TypeError, match="a logged scalar is a"):
+    with pytest.raises(TypeError, match="a logged scalar must be a"):
         HistoryBuffer().update(value)
 
 
 def test_several_elements_are_refused():
-    with pytest.raises(ValueError, match=r"one element, found 2 \(shape \(2,\)\)"):
+    with pytest.raises(ValueError, match=r"one element, got 2 \(shape \(2,\)\)"):
         HistoryBuffer().update(np.ones(2))
 
 
@@ -138,7 +138,7 @@ def test_a_count_is_a_positive_int(count, error):
 
 
 def test_a_capacity_below_one_is_refused():
-    with pytest.raises(ValueError, match="at least 1, found 0"):
+    with pytest.raises(ValueError, match="at least 1, got 0"):
         HistoryBuffer(0)
 
 

@@ -22,5 +22,5 @@ def test_a_table_aligns_as_told():
 def test_a_table_refuses_rows_of_another_length():
     with pytest.raises(ValueError, match="row 1 has 1 cells, the table has 2 columns"):
         format_table(["a", "b"], [[1, 2], [3]])
-    with pytest.raises(ValueError, match="1 alignments for 2 columns"):
+    with pytest.raises(ValueError, match="each of the 2 columns, got 1"):
         format_table(["a", "b"], [[1, 2]], align=["left"])

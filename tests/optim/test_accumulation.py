@@ -48,7 +48,7 @@ def test_factor_and_updates_of_ten_iterations_by_four():
     updates, factors = [], []
     for _ in range(10):
         updates.append(wrapper.start_step())
-        factors.append(float(wrapper.hyperparams["loss_factor"]))
+        factors.append(float(wrapper.hyperparams["accumulation_divisor"]))
     assert [i + 1 for i, update in enumerate(updates) if update] == [4, 8, 10]
     assert factors == [4.0] * 8 + [2.0] * 2
 
@@ -65,7 +65,7 @@ def test_more_iterations_than_announced_make_whole_windows():
     wrapper.initialize_count_status(0, 4)
     for _ in range(6):
         wrapper.start_step()
-    assert (wrapper.should_update(), float(wrapper.hyperparams["loss_factor"])) == (True, 3.0)
+    assert (wrapper.should_update(), float(wrapper.hyperparams["accumulation_divisor"])) == (True, 3.0)
 
 
 @pytest.mark.parametrize(("counts", "error"), [(0, AssertionError), (-1, AssertionError), (1.5, TypeError)])
@@ -102,7 +102,7 @@ def test_replicas_exchange_gradients_once_a_window(check_vma):
     state = wrapper.init(params)
     shard = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
     replicated, split = PartitionSpec(), PartitionSpec("data")
-    state_spec = jax.tree.map(lambda _: replicated, state)._replace(acc={"w": split})
+    state_spec = jax.tree.map(lambda _: replicated, state)._replace(accumulated_grads={"w": split})
 
     def grads_of(params, opt_state, x):
         return wrapper.value_and_grad(lambda p, x: jnp.mean(x @ p["w"]))(params, opt_state, x)[1]
@@ -119,7 +119,7 @@ def test_replicas_exchange_gradients_once_a_window(check_vma):
         return jax.tree.map(jnp.add, params, updates), opt_state
 
     # the sums of every replica lie behind one another
-    state = state._replace(acc={"w": jnp.zeros(12)})
+    state = state._replace(accumulated_grads={"w": jnp.zeros(12)})
     x = np.random.default_rng(0).normal(size=(2, 8, 3)).astype("f")
     assert accumulate.lower(params, state, x[0]).compile().as_text().count("all-reduce(") == 0
     text = update.lower(params, state, x[1], wrapper.hyperparams).compile().as_text()

@@ -71,8 +71,8 @@ def test_zero_grad_clears_every_wrapper():
     )
     states = wrappers.init(PARAMS)
     states = {name: wrappers[name].accumulate(PARAMS, state) for name, state in states.items()}
-    assert [int(state.pending) for state in states.values()] == [1, 1]
-    assert [int(state.pending) for state in wrappers.zero_grad(states).values()] == [0, 0]
+    assert [int(state.num_accumulated) for state in states.values()] == [1, 1]
+    assert [int(state.num_accumulated) for state in wrappers.zero_grad(states).values()] == [0, 0]
 
 
 def test_only_wrappers_are_held():

@@ -100,7 +100,7 @@ def replicas(work_dir, devices, **changes):
         val_evaluator=dict(type="MeanLoss", loss=squared_error),
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1, max_keep_ckpts=-1), logger=None),
         custom_hooks=[dict(type="SyncBuffersHook"), dict(type="EMAHook", momentum=0.1), statistics],
-        parallel=dict(type="Replica", devices=devices),
+        parallel=dict(type="DataParallel", devices=devices),
         **changes,
     )
     state = runner.train()
@@ -138,7 +138,7 @@ def guarded(work_dir, devices, nans=(33,), steps_per_call=1, **settings):
         x=x,
         train_cfg=dict(max_epochs=2, steps_per_call=steps_per_call),
         custom_hooks=[dict(type="NumericsGuardHook", **{"interval": 1, **settings})],
-        parallel=dict(type="Replica", devices=devices),
+        parallel=dict(type="DataParallel", devices=devices),
     )
     state = runner.train()
     return {**flat("params", state.params), "dropped": np.asarray(state.hook_state["NumericsGuardHook"].dropped)}

@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-from jengine.parallel import Pjit, Replica, SingleDevice
+from jengine.parallel import DataParallel, Pjit, SingleDevice
 from jengine.registry import STRATEGIES
 
 
@@ -15,6 +15,6 @@ def test_configs_of_the_page():
         names = {}
         exec(config, names)
         built.append(STRATEGIES.build(names["parallel"]))
-    assert [type(one) for one in built] == [Pjit, Pjit, Replica, Replica, SingleDevice, Pjit]
+    assert [type(one) for one in built] == [Pjit, Pjit, DataParallel, DataParallel, SingleDevice, Pjit]
     assert dict(built[1].mesh.shape) == dict(built[3].mesh.shape) == dict(data=2, fsdp=4, tensor=1)
     assert built[3].replicas == 2

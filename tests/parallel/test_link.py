@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from jengine.parallel.failures import Watch
+from jengine.parallel.failures import FailureDetector
 from jengine.parallel.link import Link
 from tests.parallel.test_processes import free_port
 
@@ -111,45 +111,45 @@ class LostStore:
 def test_a_lost_service_explains_what_breaks_without_being_asked():
     store = LostStore()
     store.values["jengine/who/0"] = "pid 7 on host a"
-    watch = Watch(store, 1, 2, poll=0.001, grace=0.0)
-    watch._learn_names()
-    watch._ending.set()  # as if the error were already on its way up
+    detector = FailureDetector(store, 1, 2, poll=0.001, grace=0.0)
+    detector._learn_names()
+    detector._ending.set()  # as if the error were already on its way up
     store.lost = True
-    watch.lose_service()
+    detector.lose_service()
     with pytest.raises(
         RuntimeError, match=r"process 0 \(pid 7 on host a\) is gone: the connection to it broke"
     ) as raised:
-        watch.explain(ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer"))
+        detector.diagnose(ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer"))
     assert raised.value.processes == [0]
 
 
 def test_a_lost_service_ends_a_process_that_waits_on_a_device(monkeypatch, capsys):
     ended = []
-    monkeypatch.setattr(Watch, "leave", lambda watch: ended.append(watch.index))
+    monkeypatch.setattr(FailureDetector, "stop", lambda detector: ended.append(detector.index))
     store = LostStore()
-    watch = Watch(store, 1, 2, poll=0.001, grace=0.01)
+    detector = FailureDetector(store, 1, 2, poll=0.001, grace=0.01)
     store.lost = True
-    watch.lose_service()
+    detector.lose_service()
     assert ended == [1]
     assert "jengine: ProcessError: process 0 is gone: the connection to it broke" in capsys.readouterr().err
 
 
 def test_a_store_that_does_not_answer_is_lost_too(monkeypatch, capsys):
     ended, answer = threading.Event(), threading.Event()
-    monkeypatch.setattr(Watch, "leave", lambda watch: ended.set())
-    watch = Watch(LostStore(), 1, 2, poll=0.001, grace=0.01, silence=0.05)
-    monkeypatch.setattr(watch, "_look", lambda now: answer.wait(PATIENCE))
-    watch.start()
+    monkeypatch.setattr(FailureDetector, "stop", lambda detector: ended.set())
+    detector = FailureDetector(LostStore(), 1, 2, poll=0.001, grace=0.01, silence=0.05)
+    monkeypatch.setattr(detector, "_look", lambda now: answer.wait(PATIENCE))
+    detector.start()
     assert ended.wait(PATIENCE)
     answer.set()
-    watch.stop()
+    detector.stop_thread()
     assert "jengine: ProcessError: process 0 is gone: no answer for 0.05 s" in capsys.readouterr().err
 
 
 def test_a_service_that_goes_after_the_end_is_no_loss(monkeypatch):
-    watch = Watch(LostStore(), 1, 2, poll=0.001, grace=0.01)
-    watch.start()
-    watch.stop()
-    monkeypatch.setattr(Watch, "leave", lambda watch: pytest.fail("the run had ended"))
-    watch.lose_service()
-    watch.raise_failure()
+    detector = FailureDetector(LostStore(), 1, 2, poll=0.001, grace=0.01)
+    detector.start()
+    detector.stop_thread()
+    monkeypatch.setattr(FailureDetector, "stop", lambda detector: pytest.fail("the run had ended"))
+    detector.lose_service()
+    detector.raise_failure()

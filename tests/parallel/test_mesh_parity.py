@@ -4,7 +4,7 @@ import pytest
 
 from jengine import paths
 from jengine.model import LinenModel
-from jengine.parallel.replica_form import differs
+from jengine.parallel.replica_axis import is_per_replica
 from jengine.runner import Runner
 from tests.parallel.conftest import Net, loader, squared_error
 
@@ -104,9 +104,9 @@ def test_half_precision_skips_the_same_updates_on_every_mesh(tmp_path, on_one_de
 @pytest.mark.parametrize(
     ("optimizer", "parallel"),
     [
-        ("SGD", dict(type="Replica", devices=4)),
-        ("AdamW", dict(type="Replica", impl="pmap")),
-        ("LARS", dict(type="Replica", **MESHES["data 2, fsdp 2, tensor 2"])),
+        ("SGD", dict(type="DataParallel", devices=4)),
+        ("AdamW", dict(type="DataParallel", impl="pmap")),
+        ("LARS", dict(type="DataParallel", **MESHES["data 2, fsdp 2, tensor 2"])),
     ],
     ids=["SGD, 4 replicas", "AdamW, 8 replicas, pmap", "LARS, 2 replicas of 4 devices"],
 )
@@ -117,6 +117,6 @@ def test_replicas_that_share_statistics_end_as_on_one_device(
     state = train(tmp_path, parallel, OPTIMIZERS[optimizer], model=Net(statistics_over="data"))
 
     def of_the_first(path, leaf):
-        return leaf[0] if differs(path) else leaf
+        return leaf[0] if is_per_replica(path) else leaf
 
     assert_close(finals(paths.map_with_path(of_the_first, state)), finals(expected))

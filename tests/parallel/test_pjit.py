@@ -104,7 +104,7 @@ def test_a_mesh_with_explicit_axes_works_as_an_automatic_one():
 
 def test_a_batch_that_does_not_divide_is_refused_before_anything_is_compiled(make_run):
     runner = make_run(dict(type="Pjit"), train_dataloader=loader(4))
-    with pytest.raises(ValueError, match=r"divided over 8 devices, and its entry \['x'\] has the shape \(4, 8\)"):
+    with pytest.raises(ValueError, match=r"divided over 8 devices, but its entry \['x'\] has the shape \(4, 8\)"):
         runner.train()
     assert runner.state is None
 
@@ -116,11 +116,11 @@ def test_a_validation_batch_that_does_not_divide_is_refused(make_run):
         val_cfg=dict(),
         val_evaluator=dict(type="MeanLoss", loss=lambda p, b: jnp.square(p - b["y"]).sum(-1)),
     )
-    with pytest.raises(ValueError, match=r"divided over 8 devices, and its entry \['x'\] has the shape \(4, 8\)"):
+    with pytest.raises(ValueError, match=r"divided over 8 devices, but its entry \['x'\] has the shape \(4, 8\)"):
         runner.val()
 
 
-@pytest.mark.parametrize("kind", ["Pjit", "Replica"])
+@pytest.mark.parametrize("kind", ["Pjit", "DataParallel"])
 def test_a_rule_that_matches_nothing_ends_a_strict_run_before_it_starts(make_run, kind):
     runner = make_run(dict(type=kind, mesh=dict(tensor=2), rules=[("upp.kernel", (None, "tensor"))], strict=True))
     with pytest.raises(ConfigError, match="rules: 'upp.kernel' matches no parameter; closest: up.kernel"):

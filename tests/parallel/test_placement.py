@@ -50,8 +50,8 @@ def test_an_axis_that_fsdp_does_not_divide_is_passed_over():
     ("rules", "message"),
     [
         ([("kernel", (None, "tenzor"))], r"no axis 'tenzor'; did you mean 'tensor'\?"),
-        ([("kernel", "tensor")], "axes of the rule 'kernel' are a tuple"),
-        (["kernel"], "a rule is a pair"),
+        ([("kernel", "tensor")], "axes of the rule 'kernel' must be a tuple"),
+        (["kernel"], "a rule must be a pair"),
         ([("bias", (None, "tensor"))], "'bias' has 2 axes, the parameter 'layers_0.mlp.bias' 1"),
         ([("kernel", ("tensor", "tensor"))], "uses an axis of the mesh twice"),
     ],
@@ -93,10 +93,10 @@ def test_a_rule_that_matches_nothing_is_a_warning_with_the_closest_or_an_error(c
         (dict(data=3), None, "does not fit 8 devices: the axes other than -1 make up 3"),
         (dict(data=16), None, "does not fit 8 devices"),
         (dict(fsdp=3), None, "make up 3"),
-        (dict(data=-1, fsdp=-1), None, "only one axis may be -1, found data and fsdp"),
-        (dict(fdsp=2), None, "no axis is called 'fdsp'; did you mean 'fsdp'"),
-        (dict(data=0), None, "data is a number of devices or -1, found 0"),
-        (None, 9, "devices: there are 8, found devices=9"),
+        (dict(data=-1, fsdp=-1), None, "only one axis may be -1, got data and fsdp"),
+        (dict(fdsp=2), None, "an axis must be known, got 'fdsp'; did you mean 'fsdp'"),
+        (dict(data=0), None, "data must be a number of devices or -1, got 0"),
+        (None, 9, "devices must be at most 8, got 9"),
     ],
 )
 def test_meshes_that_do_not_fit_are_refused(mesh, devices, message):

@@ -139,6 +139,6 @@ def test_different_configs_end_both_with_the_first_difference(run):
     for code, output in run(2, own={1: ["lr=0.5"]}):
         assert code == 1
         assert (
-            "DifferentProcessesError: the processes differ at `config.optim_wrapper.lr`: "
+            "ProcessMismatchError: the processes differ at `config.optim_wrapper.lr`: "
             "0.1 on process 0, 0.5 on process 1"
         ) in output

@@ -1,6 +1,6 @@
 import pytest
 
-from jengine.parallel.failures import ProcessError, Watch
+from jengine.parallel.failures import FailureDetector, ProcessError
 from jengine.parallel.pulse import Pulse
 from tests.parallel.test_agreement import DictStore
 
@@ -39,14 +39,14 @@ def test_a_process_that_has_not_begun_or_has_left_is_not_silent():
 
 def test_all_are_told_who_is_gone():
     store = DictStore()
-    first, second, third = (Watch(store, index, 3, silence=10.0) for index in range(3))
+    first, second, third = (FailureDetector(store, index, 3, silence=10.0) for index in range(3))
     for now in range(20):
-        for watch in (first, second, third):
-            watch._look(now)
+        for detector in (first, second, third):
+            detector._look(now)
     for now in range(20, 40):
-        for watch in (first, third):
-            watch._look(now)
-    for watch in (first, third):
+        for detector in (first, third):
+            detector._look(now)
+    for detector in (first, third):
         with pytest.raises(ProcessError, match=r"process 1 \(pid .*\) is gone: no sign of life for 10 s") as raised:
-            watch.raise_failure()
+            detector.raise_failure()
         assert raised.value.processes == [1]

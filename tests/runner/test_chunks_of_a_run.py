@@ -118,8 +118,8 @@ def test_gradients_accumulate_over_calls(train):
     "parallel",
     [
         dict(type="Pjit", mesh=dict(data=2, fsdp=2), devices=4),
-        dict(type="Replica", devices=2),
-        dict(type="Replica", impl="pmap", devices=2),
+        dict(type="DataParallel", devices=2),
+        dict(type="DataParallel", impl="pmap", devices=2),
     ],
     ids=["pjit", "shard_map", "pmap"],
 )

@@ -63,7 +63,7 @@ def test_default_hooks_are_taken_away_replaced_and_added_by_name(make_runner):
     runner = make_runner(default_hooks=dict(timer=None, logger=dict(type="LoggerHook", interval=3), mine=Hook()))
     assert names(runner) == ["RuntimeInfoHook", "DistSamplerSeedHook", "Hook", *DEFAULTS[3:]]
     assert runner.hooks[3].interval == 3
-    with pytest.raises(ValueError, match="'tmier' is none of") as error:
+    with pytest.raises(ValueError, match="got 'tmier'") as error:
         make_runner(default_hooks=dict(tmier=None))
     assert error.value.__notes__ == ["in the config at `default_hooks.tmier`"]
 

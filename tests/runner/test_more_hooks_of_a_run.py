@@ -61,7 +61,7 @@ def test_a_parameter_warms_up_without_a_new_trace(make_runner):
 
 def test_a_number_of_the_optimizer_is_not_warmed_up_here(make_runner):
     hook = dict(type="WarmupParamHook", param_name="lr", value=0.5, warmup_epochs=1)
-    with pytest.raises(ValueError, match="'lr' is a number of the optimizer"):
+    with pytest.raises(ValueError, match="hyperparameter of the optimizer, got 'lr'"):
         make_runner(custom_hooks=[hook], **NO_VAL).train()
 
 
@@ -268,7 +268,9 @@ def test_statistics_are_the_mean_of_those_of_the_batches(make_runner, tmp_path, 
 
 
 def test_replicas_all_get_the_statistics_of_whole_batches(make_runner, tmp_path):
-    x, _, found = normed(make_runner, tmp_path, "run", dict(parallel=dict(type="Replica", devices=2)), num_samples=8)
+    x, _, found = normed(
+        make_runner, tmp_path, "run", dict(parallel=dict(type="DataParallel", devices=2)), num_samples=8
+    )
     exact = x.reshape(4, 4, 2)[:2].mean(axis=1).mean(axis=0)
     np.testing.assert_allclose(found["mean"], [exact, exact], atol=2e-6)
 

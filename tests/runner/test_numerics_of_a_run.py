@@ -165,7 +165,7 @@ def test_what_one_replica_finds_is_dropped_by_all(make_runner, tmp_path, impl):
     )
     hook = dict(type="NumericsGuardHook", max_in_row=2, interval=1)
     runner = make_runner(
-        **arguments(hook, EMA, train_dataloader=loader, parallel=dict(type="Replica", impl=impl, devices=2))
+        **arguments(hook, EMA, train_dataloader=loader, parallel=dict(type="DataParallel", impl=impl, devices=2))
     )
     with pytest.raises(FloatingPointError, match="the iterations 1 to 2 were dropped"):
         runner.train()

@@ -231,13 +231,13 @@ def test_several_optimizers_act_in_their_phases(make_runner):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(train_cfg=dict(max_epochs=1, phases=[("a", 1)])), "phases .* are for several optimizers"),
+        (dict(train_cfg=dict(max_epochs=1, phases=[("a", 1)])), "phases must be None for a single optimizer"),
         (
             dict(
                 train_cfg=dict(max_epochs=1, phases=[("c", 1)]),
                 optim_wrapper=dict(w=dict(optimizer=dict(type="SGD", lr=1.0))),
             ),
-            "no optimizer is called 'c'",
+            "phases must name optimizers, got 'c'",
         ),
         (
             dict(optim_wrapper=dict(w=dict(optimizer=dict(type="SGD", lr=1.0), accumulative_counts=2))),

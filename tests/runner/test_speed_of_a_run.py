@@ -77,7 +77,7 @@ def test_utilisation_is_told_for_devices_whose_peak_is_known(make_runner, monkey
 
 
 @pytest.mark.parametrize(
-    "parallel", [dict(type="Pjit", devices=4), dict(type="Replica", devices=4)], ids=["pjit", "replica"]
+    "parallel", [dict(type="Pjit", devices=4), dict(type="DataParallel", devices=4)], ids=["pjit", "replica"]
 )
 def test_operations_are_counted_over_all_devices(make_runner, parallel):
     runner = make_runner(parallel=parallel, train_cfg=dict(max_epochs=1))
@@ -97,7 +97,7 @@ def test_several_iterations_in_a_call_count_as_so_many(make_runner):
 
 
 def test_a_pmap_tells_no_operations_and_the_run_ends_all_the_same(make_runner):
-    runner = make_runner(parallel=dict(type="Replica", devices=4, impl="pmap"), train_cfg=dict(max_epochs=1))
+    runner = make_runner(parallel=dict(type="DataParallel", devices=4, impl="pmap"), train_cfg=dict(max_epochs=1))
     runner.train()
     assert runner.programs.flops() == {}
     assert "speed/flops_per_second" not in last_scalars(runner)

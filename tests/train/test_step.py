@@ -182,7 +182,7 @@ def test_the_total_adds_what_is_called_a_loss(losses, batch, total):
 
 
 def test_nothing_to_minimise_is_an_error():
-    with pytest.raises(ValueError, match=r"no loss has 'loss' in its name, found \['acc'\]"):
+    with pytest.raises(ValueError, match=r"a loss must have 'loss' in its name, got \['acc'\]"):
         total_loss({"acc": 1.0})
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jengine.config import check_keys
-from jengine.errors import ConfigError, place
+from jengine.errors import ConfigError, config_path
 from jengine.hooks.imix.optimizer import Fp16OptimizerHook, OptimizerHook
 
 _KEYS = (
@@ -76,7 +76,7 @@ def _optimizer_hook(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 def _hook(cfg: Mapping[str, Any]) -> OptimizerHook:
     kinds = {"OptimizerHook": OptimizerHook, "Fp16OptimizerHook": Fp16OptimizerHook}
-    with place("optimizer_config"):
+    with config_path("optimizer_config"):
         return kinds[cfg["type"]](**{name: value for name, value in cfg.items() if name != "type"})
 
 
@@ -93,7 +93,7 @@ def _schedule(name: str, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
 def _hooks(cfg: Mapping[str, Any], schedules: Mapping[str, Any], has_test: bool) -> list[dict[str, Any]]:
     """iMIX's default hooks after the optimizer's, in its order."""
     log = {"period": 50, **dict(cfg.get("log_config") or {})}
-    with place("log_config"):
+    with config_path("log_config"):
         check_keys(log, ("period", "hooks"))
     lr_config = schedules["lr_config"] or {}
     warmup = lr_config.get("warmup_iters", lr_config.get("warmup_iterations", 0))
@@ -137,7 +137,7 @@ def _train_cfg(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dataloader(name: str, cfg: Any) -> dict[str, Any]:
-    with place(name):
+    with config_path(name):
         data = {key: value for key, value in cfg.items() if key != "post_processor"}
         check_keys(data, _DATA_KEYS)
         for key in ("samples_per_gpu", "data"):

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jengine.errors import ConfigError, place
+from jengine.errors import ConfigError, config_path
 from jengine.hooks.imix.hook_base import HookBase
 from jengine.hooks.imix.log_buffer import LogBuffer
 from jengine.hooks.imix.writers import WRITERS, LogBufferWriter, TensorboardLoggerHook
@@ -41,7 +41,7 @@ class PeriodicLogger(HookBase):
             loggers = [dict(type="CommonMetricLoggerHook"), dict(type="JSONLoggerHook")]
         self.loggers: list[LogBufferWriter] = []
         for index, logger in enumerate(loggers):
-            with place("loggers", index):
+            with config_path("loggers", index):
                 built = WRITERS.build(logger) if hasattr(logger, "items") else logger
                 if not isinstance(built, LogBufferWriter):
                     raise TypeError(f"a writer is a LogBufferWriter or a config of one, found {built!r}")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.data import build_dataloader
-from jengine.errors import place
+from jengine.errors import config_path
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.hooks.selfsup.clustering import build_clustering, class_weights, describe_clusters
@@ -61,7 +61,7 @@ class DeepClusterHook(Hook):
         head: str = "head",
     ) -> None:
         self.extract_dataloader = extract_dataloader
-        with place("clustering"):
+        with config_path("clustering"):
             self.clustering = build_clustering(clustering)
         self.unif_sampling = unif_sampling
         self.reweight = reweight
@@ -96,7 +96,7 @@ class DeepClusterHook(Hook):
             memory_bank(runner.state.model_state, name)
         self._reset = build_reset(runner.model, runner.optim_wrapper, runner.state, self.head)
         self._extract = FeatureExtractor(runner.model)
-        with place("extract_dataloader"):
+        with config_path("extract_dataloader"):
             self._loader = build_dataloader(self.extract_dataloader, train=False)
         self._example = next(iter(self._data))
         self._data.set_epoch(0)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from jengine.errors import ConfigError, place
+from jengine.errors import ConfigError, config_path
 from jengine.optim.schedulers.annealing import OneCycleRule
 from jengine.optim.schedulers.rules import INF
 from jengine.optim.schedulers.scheduler import ParamScheduler
@@ -44,7 +44,7 @@ def build_param_schedulers(
       ValueError, KeyError, TypeError: what is wrong with which entry of the config.
     """
     run = _Run(max_epochs, max_iters, epoch_length, by_epoch_loop)
-    with place("param_scheduler"):
+    with config_path("param_scheduler"):
         if not _is_mapping(wrapper):
             if _is_mapping(cfg) and "type" not in cfg and cfg:
                 raise ConfigError(
@@ -59,7 +59,7 @@ def build_param_schedulers(
                 )
             built = {}
             for name, optimizer in wrapper.items():
-                with place(name):
+                with config_path(name):
                     built[name] = _build_list(cfg[name], optimizer, run)
             return built
         return {name: _build_list(cfg, optimizer, run) for name, optimizer in wrapper.items()}
@@ -84,7 +84,7 @@ def _build_list(cfg: Any, wrapper: Any, run: _Run) -> list[ParamScheduler]:
     if isinstance(cfg, list | tuple):
         built = []
         for index, item in enumerate(cfg):
-            with place(index):
+            with config_path(index):
                 built += _build_one(item, wrapper, run)
         return built
     return _build_one(cfg, wrapper, run)
@@ -99,7 +99,7 @@ def _build_one(cfg: Any, wrapper: Any, run: _Run) -> list[ParamScheduler]:
     converted = arguments.pop("convert_to_iter_based", False)
     entry: Any = arguments.get("type")
     if isinstance(entry, str):
-        with place("type"):
+        with config_path("type"):
             entry = PARAM_SCHEDULERS.get(entry)
     if entry is None:
         return [PARAM_SCHEDULERS.build(arguments, optimizer=wrapper)]  # says what is missing

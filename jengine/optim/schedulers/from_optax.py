@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jengine.errors import ConfigError, UnknownNameError, closest, place
+from jengine.errors import ConfigError, UnknownNameError, closest, config_path
 from jengine.optim.schedulers.rules import Affine, Rule, StepFunction
 from jengine.registry import check_arguments
 
@@ -69,7 +69,7 @@ def make_schedule(cfg: Any) -> Callable[[Any], Any]:
     arguments = {key: value for key, value in cfg.items() if key != "type"}
     check_arguments(factory, arguments)
     for key, value in arguments.items():
-        with place(key):
+        with config_path(key):
             if isinstance(value, Mapping) and "type" in value:
                 arguments[key] = make_schedule(value)
             elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):

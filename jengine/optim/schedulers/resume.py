@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jengine.errors import ConfigError, closest, place
+from jengine.errors import ConfigError, closest, config_path
 from jengine.optim.schedulers.build import Schedulers, flatten_schedulers
 from jengine.optim.schedulers.plateau import PlateauScheduler
 from jengine.optim.schedulers.scheduler import ParamScheduler
@@ -46,7 +46,7 @@ def load_schedulers_state_dict(
     """
     if settings not in _CHOICES:
         raise ConfigError(f"no choice is called {settings!r}{closest(settings, _CHOICES)}")
-    with place("param_scheduler"):
+    with config_path("param_scheduler"):
         if isinstance(schedulers, dict) != isinstance(state, dict) or (
             isinstance(schedulers, dict) and set(schedulers) != set(state)
         ):
@@ -56,7 +56,7 @@ def load_schedulers_state_dict(
         if isinstance(schedulers, dict):
             differences = []
             for name, chain in schedulers.items():
-                with place(name):
+                with config_path(name):
                     differences += _load_chain(chain, state[name], settings, f"param_scheduler.{name}")
         else:
             differences = _load_chain(schedulers, state, settings, "param_scheduler")
@@ -117,7 +117,7 @@ def _load_chain(chain: list[ParamScheduler], states: list[Any], settings: str, p
         return [message]
     differences = []
     for index, (scheduler, state) in enumerate(zip(chain, states, strict=True)):
-        with place(index):
+        with config_path(index):
             configured, saved = scheduler.state_dict()["settings"], state["settings"]
             for key in sorted(configured.keys() | saved.keys()):
                 if configured.get(key) != saved.get(key):

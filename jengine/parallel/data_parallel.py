@@ -1,9 +1,9 @@
-"""A program for each replica: every one sees its rows of the batch alone, and gradients are averaged.
+"""Run a program for each replica on its own rows of the batch, and average the gradients.
 
-It is the way of PyTorch's DistributedDataParallel: statistics such as those of BatchNorm belong to a replica, and
-replicas exchange nothing but gradients (and losses, for the log), once an update. Parameters and the optimizer's state
-are the same on all replicas; what differs has a leading axis, one entry a replica: the model state, the summed
-gradients, and whatever a hook keeps under `model_state` in its own state.
+This is the behaviour of PyTorch's DistributedDataParallel: statistics such as those of BatchNorm belong to a replica,
+and replicas exchange only gradients (and losses, for the log), once an update. Parameters and the optimizer's state
+are the same on all replicas; other state has a leading axis, one entry a replica: the model state, the summed
+gradients, and everything that a hook keeps under `model_state` in its own state.
 
 A replica is a device, or several among which XLA divides parameters and rows, as it does for `Pjit`.
 """
@@ -18,9 +18,9 @@ from jax.sharding import Mesh, PartitionSpec
 from jengine import paths
 from jengine.errors import ConfigError, closest
 from jengine.parallel.mesh import build_mesh
-from jengine.parallel.on_mesh import OnMesh
+from jengine.parallel.mesh_strategy import MeshStrategy
 from jengine.parallel.placement import Axis, Placement
-from jengine.parallel.replica_form import differs, per_replica
+from jengine.parallel.replica_axis import is_per_replica, per_replica
 from jengine.registry import STRATEGIES
 
 PyTree = Any
@@ -30,23 +30,24 @@ _EACH = PartitionSpec(AXIS)
 _IMPLS = ("shard_map", "pmap")
 
 
+@STRATEGIES.register_module(name="Replica")  # its former name, in existing configs
 @STRATEGIES.register_module()
-class Replica(OnMesh):
-    """The step on every replica by itself, under the mapped axis `data`.
+class DataParallel(MeshStrategy):
+    """Run the step on every replica separately, under the mapped axis `data`.
 
     In accumulating iterations replicas exchange nothing; logged losses are then those of the first one.
 
     Args:
-      impl: 'shard_map', or 'pmap', which JAX keeps for old code and which has one device a replica.
-      mesh: as many replicas as `data` has devices, each over the devices of `fsdp` and `tensor`; see `build_mesh`.
+      impl: 'shard_map', or 'pmap', which JAX keeps for old code and which uses one device a replica.
+      mesh: `data` sets the number of replicas, each over the devices of `fsdp` and `tensor`; see `build_mesh`.
       rules: how the parameters of a replica are divided over its devices, see `Placement`.
       logical_axes: logical axis of a Flax model -> axis of the mesh, `data` apart.
-      fsdp_min_size: elements from which on a parameter is divided over `fsdp` by itself.
+      fsdp_min_size: number of elements from which a parameter is divided over `fsdp` without a rule.
       strict: a rule that matches nothing is an error, not a warning.
-      devices: how many devices to take; None takes all.
+      devices: number of devices to take; None takes all.
 
     Raises:
-      ConfigError: another `impl`, a mesh that it cannot have; see `build_mesh` and `Placement`.
+      ConfigError: an unknown `impl`, or a mesh that it does not support; see `build_mesh` and `Placement`.
     """
 
     axis_name = AXIS
@@ -62,22 +63,24 @@ class Replica(OnMesh):
         devices: int | None = None,
     ) -> None:
         if impl not in _IMPLS:
-            raise ConfigError(f"Replica: impl is 'shard_map' or 'pmap', found {impl!r}{closest(str(impl), _IMPLS)}")
+            raise ConfigError(
+                f"DataParallel: impl must be 'shard_map' or 'pmap', got {impl!r}{closest(str(impl), _IMPLS)}"
+            )
         self.impl = impl
         built = build_mesh(mesh, devices)
         sizes = dict(built.shape)
         if AXIS not in sizes:
-            raise ConfigError(f"Replica: the mesh has a replica for each part of 'data', found the axes {tuple(sizes)}")
+            raise ConfigError(f"DataParallel: the mesh must have the axis 'data', got the axes {tuple(sizes)}")
         if impl == "pmap" and sizes[AXIS] < built.size:
             raise ConfigError(
-                f"Replica: a pmap has one device a replica, found the mesh {sizes}: take impl='shard_map'"
+                f"DataParallel: a pmap must have one device a replica, got the mesh {sizes}; use impl='shard_map'"
             )
-        if impl == "pmap":  # what it gives back lies on a mesh of this axis alone; on another it would be traced again
+        if impl == "pmap":  # its results are on a mesh of this axis only; another mesh would cause a trace
             built = Mesh(built.devices.ravel(), (AXIS,))
         within = [axis for axis in built.axis_names if axis != AXIS]
         super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict, axes=within))
         self.replicas = sizes[AXIS]
-        # XLA divides the program along the axes of a replica that are left; those of size 1 leave it nothing to do.
+        # XLA divides the program along the remaining axes of a replica; those of size 1 leave nothing to divide.
         self._mapped = {axis for axis, size in built.shape.items() if axis == AXIS or size == 1}
 
     def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
@@ -90,11 +93,11 @@ class Replica(OnMesh):
         return self._pmap(replica, chunked) if self.impl == "pmap" else self._shard_map(replica, chunked)
 
     def adapt_for_eval(self, model: Any) -> Any:
-        """The model as an evaluation step takes it: each replica predicts its rows with its own model state."""
+        """Return the model for an evaluation step: each replica predicts its rows with its own model state."""
         return _EachReplica(model, self.mesh, self._mapped)
 
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
-        """The model state with the mean over replicas in the place of each floating leaf; others stay."""
+        """Return the model state with each floating leaf replaced by its mean over replicas; other leaves stay."""
         if self.replicas == 1 or not jax.tree.leaves(model_state):
             return model_state
         return jax.jit(_means, out_shardings=self.shardings(model_state, under="model_state."))(model_state)
@@ -105,9 +108,9 @@ class Replica(OnMesh):
             return per_replica(lambda x: x[None], new), outputs
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
-            """The program over the mesh."""
-            specs = paths.map_with_path(lambda path, _: _EACH if differs(path) else PartitionSpec(), state)
-            # Without the check: it would refuse loops in a model whose carry starts as a constant.
+            """Run the program over the mesh."""
+            specs = paths.map_with_path(lambda path, _: _EACH if is_per_replica(path) else PartitionSpec(), state)
+            # Without the check, which rejects loops in a model whose carry starts as a constant.
             mapped = jax.shard_map(
                 one,
                 mesh=self.mesh,
@@ -120,12 +123,12 @@ class Replica(OnMesh):
 
         if self._state is None:
             return jax.jit(run, donate_argnums=0)
-        # Both ends are told, so that a state from elsewhere, a dump, is not donated to a part of another size.
+        # Both shardings are set, so that a state from a dump is not donated to a part of another size.
         begins, ends = (self._state, None, None), (self._state, self.sharding())
         return jax.jit(run, donate_argnums=0, in_shardings=begins, out_shardings=ends)
 
     def _pmap(self, replica: Callable[..., Any], chunked: bool) -> Callable[..., Any]:
-        """A pmap is told by axes, not by paths, what differs, so it is made when the state is known."""
+        """Return the pmap of the step, created once the state is known: it needs axes, not paths."""
         compiled: list[Callable[..., Any]] = []
         parts, axis = self.mesh.size, 1 if chunked else 0
 
@@ -137,9 +140,9 @@ class Replica(OnMesh):
             return jax.tree.map(divide, batch)
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
-            """Makes the pmap at the first call, and calls it."""
+            """Create the pmap at the first call, and call it."""
             if not compiled:
-                axes = paths.map_with_path(lambda path, _: 0 if differs(path) else None, state)
+                axes = paths.map_with_path(lambda path, _: 0 if is_per_replica(path) else None, state)
                 compiled.append(
                     jax.pmap(
                         replica,
@@ -155,23 +158,23 @@ class Replica(OnMesh):
         return run
 
     def _spread(self, state: PyTree) -> PyTree:
-        """All replicas start alike."""
+        """Give all replicas the same initial state."""
         return per_replica(lambda leaf: jnp.broadcast_to(leaf, (self.replicas, *leaf.shape)), state)
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
-        if differs(path):
+        if is_per_replica(path):
             return PartitionSpec(AXIS, *super()._spec(path, shape[1:]))
         return super()._spec(path, shape)
 
     def _own_key(self, rng: jax.Array) -> jax.Array:
-        """Replicas draw different numbers; a single one those of a single device."""
+        """Return a different key for each replica; that of a single device for a single replica."""
         if self.replicas == 1:
             return rng
         return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(rng), jax.lax.axis_index(AXIS)))
 
 
 class _EachReplica:
-    """A model whose predictions every replica makes for its own rows."""
+    """Wrap a model so that every replica predicts its own rows."""
 
     def __init__(self, model: Any, mesh: Mesh, mapped: set[str]) -> None:
         self._model = model
@@ -179,7 +182,7 @@ class _EachReplica:
         self._mapped = mapped
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        """The predictions for a batch divided over replicas; `model_state` has an entry for each."""
+        """Return the predictions for a batch divided over replicas; `model_state` has an entry for each."""
 
         def one(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
             return self._model.predict(params, jax.tree.map(lambda x: x[0], model_state), batch)

@@ -1,4 +1,4 @@
-"""What all strategies with a mesh share: where the state lies, batches divided over the devices, and evaluation."""
+"""Implement the common part of strategies with a mesh: placement of the state, division of batches, and evaluation."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +18,8 @@ PyTree = Any
 logger = logging.getLogger("jengine")
 
 
-class OnMesh:
-    """A strategy for several devices.
+class MeshStrategy:
+    """Run on several devices.
 
     Args:
       placement: decides how parameters are divided over its mesh.
@@ -27,7 +27,7 @@ class OnMesh:
     Attributes:
       mesh: the `jax.sharding.Mesh`.
       axis_name: the mapped axis of the step, None where it has none.
-      replicas: into how many replicas the state is divided, None where there are none.
+      replicas: number of replicas of the state, None where it has no replica axis.
       max_in_flight: training steps that may be dispatched and unfinished; 1 on several CPU devices, where more hang.
     """
 
@@ -43,16 +43,16 @@ class OnMesh:
 
     @property
     def platform(self) -> str:
-        """What kind of devices they are: 'cpu', 'gpu' or 'tpu'."""
+        """The kind of the devices: 'cpu', 'gpu' or 'tpu'."""
         return self.mesh.devices.flat[0].platform
 
     def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
-        """Compiles `make`, to be called once, so that each device makes its own part and none ever holds the whole.
+        """Compile `make`, to be called once, so that each device makes its own part and none ever holds the whole.
 
         Args:
-          make: gives a TrainState; or, from the parameters and the model state of one, the states of hooks.
-          *args: arrays that it will be called with.
-          model: whose `logical_axes` count.
+          make: returns a TrainState; or, from the parameters and the model state of one, the states of hooks.
+          *args: arguments of the later call.
+          model: its `logical_axes` apply.
 
         Raises:
           ValueError: an example batch among `args` that does not divide. ConfigError: see `Placement.place`.
@@ -72,7 +72,7 @@ class OnMesh:
         return jit_init(made, self.platform, self._state)
 
     def shardings(self, tree: PyTree, under: str = "") -> PyTree:
-        """The sharding of every leaf of a state: that of the parameter whose path its own ends with, else a copy.
+        """Return the sharding of every leaf of a state: that of the parameter whose path ends its own, else a copy.
 
         Args:
           tree: a training state or a part of it.
@@ -98,7 +98,7 @@ class OnMesh:
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
     def check_batch(self, batch: PyTree) -> None:
-        """Holds that a host batch, this process's share, divides over its devices.
+        """Check that a host batch, this process's share, divides over its devices.
 
         Raises:
           ValueError: it does not.
@@ -124,7 +124,7 @@ class OnMesh:
         return jax.jit(step, donate_argnums=2, out_shardings=(self.sharding(), None))
 
     def _spread(self, state: PyTree) -> PyTree:
-        """A training state as this strategy keeps it, from that of a single device."""
+        """Convert the training state of a single device to the form of this strategy."""
         return state
 
     def _place(self, params: PyTree, logical_axes: Mapping[str, Sequence[Axis]] | None) -> None:
@@ -143,5 +143,5 @@ class OnMesh:
         return PartitionSpec()
 
     def sharding(self, *axes: Any) -> NamedSharding:
-        """The sharding whose array axes are divided over these axes of the mesh; without any, a copy everywhere."""
+        """Return the sharding that divides array axes over these axes of the mesh; without any, a copy everywhere."""
         return NamedSharding(self.mesh, PartitionSpec(*axes))

@@ -10,7 +10,8 @@ from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 from jengine.hooks import Hook, SyncBuffersHook
 from jengine.model import FunctionalModel, LinenModel
-from jengine.parallel import Collective, Replica
+from jengine.parallel import Collective, DataParallel
+from jengine.registry import STRATEGIES
 from tests.parallel.conftest import X, Y, exchanges, loader, squared_error
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -45,7 +46,7 @@ def plain():
 def test_twenty_steps_end_as_on_one_device(make_run, assert_close, impl, devices, optimizer):
     changes = dict(model=plain(), optim_wrapper=optimizer, custom_hooks=[dict(type="EMAHook", momentum=0.1)])
     expected = make_run(work_dir="one", **changes).train()
-    runner = make_run(dict(type="Replica", impl=impl, devices=devices), work_dir="many", **changes)
+    runner = make_run(dict(type="DataParallel", impl=impl, devices=devices), work_dir="many", **changes)
     state = runner.train()
     assert runner.programs.update.traces == 1
     for part in ("params", "hook_state"):
@@ -55,7 +56,7 @@ def test_twenty_steps_end_as_on_one_device(make_run, assert_close, impl, devices
 
 
 def test_accumulating_exchanges_nothing_and_an_update_once(make_run):
-    runner = make_run(dict(type="Replica"), optim_wrapper=AMP, train_cfg=dict(by_epoch=False, max_iters=2))
+    runner = make_run(dict(type="DataParallel"), optim_wrapper=AMP, train_cfg=dict(by_epoch=False, max_iters=2))
     runner.train()
     assert exchanges(runner, runner.programs.accumulate) == []
     [update] = exchanges(runner, runner.programs.update)
@@ -79,7 +80,7 @@ def test_statistics_belong_to_a_replica_until_they_are_averaged(make_run, impl):
         return jnp.square(predictions - batch["y"]).sum(axis=-1)
 
     runner = make_run(
-        dict(type="Replica", impl=impl, devices=2),
+        dict(type="DataParallel", impl=impl, devices=2),
         train_cfg=dict(by_epoch=False, max_iters=1),
         val_dataloader=loader(8, drop_last=False),
         val_cfg=dict(),
@@ -108,8 +109,12 @@ class _Before(Hook):
         self.act(runner)
 
 
+def test_a_config_may_use_the_former_name():
+    assert type(STRATEGIES.build(dict(type="Replica", devices=2))) is DataParallel
+
+
 def test_averaging_leaves_integers_alone_and_gives_every_replica_the_mean():
-    strategy = Replica(devices=4)
+    strategy = DataParallel(devices=4)
     state = {"mean": jnp.array([0.0, 2.0, 4.0, 6.0]), "count": jnp.array([1, 2, 3, 4])}
     averaged = strategy.mean_over_replicas(state)
     assert averaged["mean"].tolist() == [3.0, 3.0, 3.0, 3.0]
@@ -118,7 +123,7 @@ def test_averaging_leaves_integers_alone_and_gives_every_replica_the_mean():
 
 def test_a_single_replica_has_nothing_to_average():
     state = {"mean": jnp.array([2.0])}
-    assert Replica(devices=1).mean_over_replicas(state) is state
+    assert DataParallel(devices=1).mean_over_replicas(state) is state
 
 
 @pytest.mark.parametrize(
@@ -129,7 +134,7 @@ def test_a_single_replica_has_nothing_to_average():
 def test_statistics_are_averaged_once_before_a_validation(make_run, train_cfg, times):
     calls = []
 
-    class Counting(Replica):
+    class Counting(DataParallel):
         def mean_over_replicas(self, model_state):
             calls.append(1)
             return super().mean_over_replicas(model_state)
@@ -184,7 +189,7 @@ def test_a_loss_by_words_is_that_of_the_full_batch(make_run, devices, counts):
         ).train()
 
     expected = run(None, 1, custom_hooks=[Look()])
-    found = run(dict(type="Replica", devices=devices), counts, custom_hooks=[Look()])
+    found = run(dict(type="DataParallel", devices=devices), counts, custom_hooks=[Look()])
     np.testing.assert_allclose(found.params["w"], expected.params["w"], atol=1e-6, rtol=1e-6)
     if counts == 1:
         assert seen[1] == pytest.approx(seen[0], rel=1e-6)
@@ -198,7 +203,7 @@ def test_padded_examples_count_for_nothing(make_run):
         train_cfg=dict(by_epoch=False, max_iters=3),
     )
     expected = make_run(work_dir="one", **changes).train()
-    state = make_run(dict(type="Replica"), work_dir="many", **changes).train()
+    state = make_run(dict(type="DataParallel"), work_dir="many", **changes).train()
     np.testing.assert_allclose(state.params["up"]["kernel"], expected.params["up"]["kernel"], atol=1e-6)
 
 
@@ -208,7 +213,7 @@ def test_replicas_draw_different_numbers(make_run):
         loss=lambda params, batch, rng: params["w"] * jax.random.normal(rng, (batch["x"].shape[0],)).mean(),
     )
     state = make_run(
-        dict(type="Replica", devices=2),
+        dict(type="DataParallel", devices=2),
         model=model,
         train_cfg=dict(by_epoch=False, max_iters=1),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=1.0)),
@@ -224,7 +229,7 @@ def test_a_run_resumes_with_the_statistics_of_each_replica(make_run, assert_clos
         optim_wrapper=AMP,
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=3), logger=None),
     )
-    parallel = dict(type="Replica", devices=2)
+    parallel = dict(type="DataParallel", devices=2)
     expected = make_run(parallel, work_dir="one", train_cfg=dict(by_epoch=False, max_iters=6), **changes).train()
 
     class Stop(Hook):
@@ -243,19 +248,19 @@ def test_a_run_resumes_with_the_statistics_of_each_replica(make_run, assert_clos
 
 
 def test_settings_that_cannot_be_are_refused(make_run):
-    with pytest.raises(ConfigError, match="impl is 'shard_map' or 'pmap', found 'pmapp'; did you mean 'pmap'"):
-        make_run(dict(type="Replica", impl="pmapp"))
-    with pytest.raises(ConfigError, match="there are 8, found devices=16"):
-        make_run(dict(type="Replica", devices=16))
+    with pytest.raises(ConfigError, match="impl must be 'shard_map' or 'pmap', got 'pmapp'; did you mean 'pmap'"):
+        make_run(dict(type="DataParallel", impl="pmapp"))
+    with pytest.raises(ConfigError, match="devices must be at most 8, got 16"):
+        make_run(dict(type="DataParallel", devices=16))
     with pytest.raises(ValueError, match="divided over 8 devices"):
-        make_run(dict(type="Replica"), train_dataloader=loader(12)).train()
+        make_run(dict(type="DataParallel"), train_dataloader=loader(12)).train()
 
 
 @pytest.mark.parametrize(
     ("saved", "resumed"),
-    [(dict(type="Replica", devices=2), None), (None, dict(type="Replica", devices=2)),
-     (dict(type="Replica", devices=4), dict(type="Replica", devices=2)),
-     (dict(type="Replica", mesh=dict(data=2, fsdp=4), fsdp_min_size=16), dict(type="Replica", devices=4))],
+    [(dict(type="DataParallel", devices=2), None), (None, dict(type="DataParallel", devices=2)),
+     (dict(type="DataParallel", devices=4), dict(type="DataParallel", devices=2)),
+     (dict(type="DataParallel", mesh=dict(data=2, fsdp=4), fsdp_min_size=16), dict(type="DataParallel", devices=4))],
     ids=["replicas to one device", "one device to replicas", "four replicas to two", "replicas of four to of one"],
 )  # fmt: skip
 def test_a_run_resumes_on_another_number_of_replicas_with_the_mean_of_their_statistics(make_run, saved, resumed):
@@ -278,7 +283,11 @@ def test_a_run_resumes_on_another_number_of_replicas_with_the_mean_of_their_stat
     def mean(tree, parallel):
         return jax.tree.map(lambda x: np.asarray(x).mean(axis=0) if parallel else np.asarray(x), jax.device_get(tree))
 
-    for part in (lambda s: s.model_state, lambda s: s.opt_state.acc, lambda s: s.hook_state["EMAHook"].model_state):
+    for part in (
+        lambda s: s.model_state,
+        lambda s: s.opt_state.accumulated_grads,
+        lambda s: s.hook_state["EMAHook"].model_state,
+    ):
         for found, expected in zip(
             jax.tree.leaves(mean(part(seen["state"]), resumed)), jax.tree.leaves(mean(part(first), saved)), strict=True
         ):
@@ -295,7 +304,7 @@ def test_weights_of_one_device_start_replicas(make_run, tmp_path):
             seen["mean"] = jax.device_get(runner.state.model_state["batch_stats"]["bn"]["mean"])
 
     make_run(
-        dict(type="Replica", devices=2),
+        dict(type="DataParallel", devices=2),
         load_from=tmp_path / "one" / "iter_1",
         train_cfg=dict(by_epoch=False, max_iters=1),
         custom_hooks=[Look()],
@@ -310,7 +319,7 @@ def test_an_iteration_that_one_replica_drops_is_dropped_by_all(make_run):
             return ctx.replace(apply_update=ctx.batch["x"].max() < X.max())  # false on one replica alone
 
     runner = make_run(
-        dict(type="Replica", devices=4),
+        dict(type="DataParallel", devices=4),
         model=plain(),
         train_cfg=dict(by_epoch=False, max_iters=1),
         custom_hooks=[Drop()],

@@ -12,7 +12,7 @@ from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel
 from tests.parallel.conftest import X, Y, exchanges, loader, squared_error
-from tests.parallel.test_replica import AMP, LARS, TEXT, plain, words_model
+from tests.parallel.test_data_parallel import AMP, LARS, TEXT, plain, words_model
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -31,7 +31,7 @@ MESHES = {
 def test_twenty_steps_end_as_one_program_on_the_same_mesh(make_run, assert_close, mesh, optimizer):
     changes = dict(model=plain(), optim_wrapper=optimizer, custom_hooks=[dict(type="EMAHook", momentum=0.1)])
     expected = make_run(dict(type="Pjit", **MESHES[mesh]), work_dir="one", **changes).train()
-    runner = make_run(dict(type="Replica", **MESHES[mesh]), work_dir="many", **changes)
+    runner = make_run(dict(type="DataParallel", **MESHES[mesh]), work_dir="many", **changes)
     state = runner.train()
     assert runner.programs.update.traces == 1
     assert runner.programs.accumulate.traces == 1
@@ -40,13 +40,13 @@ def test_twenty_steps_end_as_one_program_on_the_same_mesh(make_run, assert_close
     for part in ("inner", "loss_scale", "metrics"):
         assert_close(getattr(state.opt_state, part), getattr(expected.opt_state, part), atol=1e-6)
     # within a replica everything lies as it does without any; summed gradients have the replicas in front
-    kernel, summed = state.params["up"]["kernel"], state.opt_state.acc["up"]["kernel"]
+    kernel, summed = state.params["up"]["kernel"], state.opt_state.accumulated_grads["up"]["kernel"]
     assert kernel.sharding == expected.params["up"]["kernel"].sharding
     assert summed.sharding.spec == P("data", *kernel.sharding.spec)
     assert summed.shape == (runner.strategy.replicas, 8, 16)
 
 
-@pytest.mark.parametrize("kind", ["Pjit", "Replica"])
+@pytest.mark.parametrize("kind", ["Pjit", "DataParallel"])
 def test_replicas_exchange_gradients_once_an_update_and_one_program_in_each_iteration(make_run, kind):
     class Bare(nn.Module):
         @nn.compact
@@ -71,7 +71,7 @@ def test_replicas_exchange_gradients_once_an_update_and_one_program_in_each_iter
         assert size(step, "all-gather") == size(step, "reduce-scatter") == params
     # between replicas: of each gradient the part that a device keeps; and the loss, within a replica and between them
     gradients = pytest.approx(params // 4, abs=8)
-    assert size(runner.programs.accumulate, "all-reduce") == (4 if kind == "Replica" else gradients)
+    assert size(runner.programs.accumulate, "all-reduce") == (4 if kind == "DataParallel" else gradients)
     assert size(runner.programs.update, "all-reduce") == gradients
 
 
@@ -88,7 +88,7 @@ def test_a_loss_by_words_is_that_of_the_full_batch(make_run, counts):
         ).train()
 
     expected = run(None, 1)
-    found = run(dict(type="Replica", mesh=dict(fsdp=2), devices=4), counts)
+    found = run(dict(type="DataParallel", mesh=dict(fsdp=2), devices=4), counts)
     np.testing.assert_allclose(found.params["w"], expected.params["w"], atol=1e-6, rtol=1e-6)
 
 
@@ -100,7 +100,7 @@ def test_statistics_are_those_of_the_replica_whatever_its_devices(make_run):
             kernel.append(np.asarray(runner.state.params["up"]["kernel"]))
 
     runner = make_run(
-        dict(type="Replica", mesh=dict(data=2, fsdp=2, tensor=2), rules=RULES),
+        dict(type="DataParallel", mesh=dict(data=2, fsdp=2, tensor=2), rules=RULES),
         train_cfg=dict(by_epoch=False, max_iters=1),
         val_dataloader=loader(8),
         val_cfg=dict(),
@@ -130,7 +130,7 @@ def test_replicas_draw_different_numbers_and_the_devices_of_one_the_same(make_ru
         loss=lambda params, batch, rng: params["w"] * jax.random.normal(rng, (batch["x"].shape[0],)).mean(),
     )
     runner = make_run(
-        dict(type="Replica", mesh=dict(data=2, fsdp=2), devices=4),
+        dict(type="DataParallel", mesh=dict(data=2, fsdp=2), devices=4),
         model=model,
         train_cfg=dict(by_epoch=False, max_iters=1),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=1.0)),
@@ -143,20 +143,20 @@ def test_replicas_draw_different_numbers_and_the_devices_of_one_the_same(make_ru
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(impl="pmap", mesh=dict(fsdp=2)), "a pmap has one device a replica, found the mesh .'data': 4, 'fsdp': 2"),
+        (dict(impl="pmap", mesh=dict(fsdp=2)), "a pmap must have one device a replica, got the mesh .'data': 4, 'fsdp': 2"),
         (dict(rules=[("up", ("data",))]), "each part of 'data' has all parameters, .* over it: take fsdp or tensor"),
         (dict(rules=[("up", ("data",))], impl="pmap"), "each part of 'data' has all parameters, .* over it\nin"),
         (dict(logical_axes=dict(mlp="data")), "each part of 'data' has all parameters"),
-        (dict(mesh=jax.make_mesh((8,), ("fsdp",))), r"a replica for each part of 'data', found the axes \('fsdp',\)"),
+        (dict(mesh=jax.make_mesh((8,), ("fsdp",))), r"the mesh must have the axis 'data', got the axes \('fsdp',\)"),
         (dict(mesh=dict(data=3)), "does not fit 8 devices"),
     ],
 )
 def test_meshes_and_rules_that_cannot_be_are_refused(make_run, settings, message):
     with pytest.raises(ConfigError, match=message):
-        make_run(dict(type="Replica", **settings))
+        make_run(dict(type="DataParallel", **settings))
 
 
 def test_a_batch_divides_over_all_devices_of_all_replicas(make_run):
-    runner = make_run(dict(type="Replica", mesh=dict(fsdp=2)), train_dataloader=loader(4))
-    with pytest.raises(ValueError, match=r"divided over 8 devices, and its entry \['x'\] has the shape \(4, 8\)"):
+    runner = make_run(dict(type="DataParallel", mesh=dict(fsdp=2)), train_dataloader=loader(4))
+    with pytest.raises(ValueError, match=r"divided over 8 devices, but its entry \['x'\] has the shape \(4, 8\)"):
         runner.train()

@@ -1,0 +1,51 @@
+"""Convert the state of replicas: the leaves with a leading replica axis, and their values without it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine import paths
+
+PyTree = Any
+
+
+def is_per_replica(path: str) -> bool:
+    """Return whether the leaf of a training state at this dotted path has a leading replica axis."""
+    item, *rest = path.split(".")
+    if item == "hook_state":
+        return "model_state" in rest[1:2]
+    return item == "model_state" or (item == "opt_state" and rest[0] in ("accumulated_grads", "weight_sum"))
+
+
+def per_replica(fn: Callable[[Any], Any], state: PyTree) -> PyTree:
+    """Apply `fn` to the per-replica leaves of `state`, a training state or a dict of its items."""
+    return paths.map_with_path(lambda path, leaf: fn(leaf) if is_per_replica(path) else leaf, state)
+
+
+def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -> PyTree:
+    """Convert a state of some number of replicas to one of another number.
+
+    Statistics and summed gradients become their mean, as in an update; other values become those of the first replica.
+    Every new replica gets them.
+
+    Args:
+      state: a training state, or a dict of its items.
+      before: its replicas; None for a state without a leading axis.
+      after: the requested replicas; None for no leading axis.
+
+    Returns:
+      `state` itself where both are the same; else with NumPy arrays for the per-replica leaves.
+    """
+    if before == after:
+        return state
+
+    def one(leaf: Any) -> np.ndarray:
+        value = np.asarray(leaf)
+        if before is not None:
+            floating = jax.numpy.issubdtype(value.dtype, np.floating)
+            value = value.mean(axis=0, dtype=np.float32).astype(value.dtype) if floating else value[0]
+        return value if after is None else np.broadcast_to(value, (after, *value.shape))
+
+    return per_replica(one, state)
