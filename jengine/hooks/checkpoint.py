@@ -186,12 +186,16 @@ class CheckpointHook(Hook):
             elif runner.iter == self._epoch_end_iter:
                 self._save_regular(runner, runner.epoch, epoch=runner.epoch, iteration=runner.iter)
             else:  # in the middle of an epoch: the name of a whole one would be wrong
-                runner.logger.info(f"Saving checkpoint at {runner.iter} iterations")
+                self._announce(runner, f"{runner.iter} iterations")
                 self._last = f"iter_{runner.iter}"
                 self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=[])
 
+    def _announce(self, runner: Runner, when: str) -> None:
+        runner.log_writer.flush()  # a save waits for the device in any case, and so the line comes in its place
+        runner.logger.info(f"Saving checkpoint at {when}")
+
     def _save_regular(self, runner: Runner, number: int, *, epoch: int, iteration: int) -> None:
-        runner.logger.info(f"Saving checkpoint at {number} {'epochs' if self.by_epoch else 'iterations'}")
+        self._announce(runner, f"{number} {'epochs' if self.by_epoch else 'iterations'}")
         self._kept, surplus = self._sort_out([*(kept for kept in self._kept if kept != number), number])
         self._last = self._name(number)
         self._saved_iter = iteration

@@ -7,6 +7,7 @@ import pytest
 
 from jengine.checkpoint import Checkpointer, load, read_meta
 from jengine.hooks import CheckpointHook
+from jengine.logging import AsyncWriter
 from jengine.registry import HOOKS
 
 
@@ -44,6 +45,7 @@ class FakeRunner:
         self.checkpointer = writer(work_dir)
         self.message_hub = FakeHub()
         self.logger = logging.getLogger("test_checkpoint_hook")
+        self.log_writer = AsyncWriter()
         self.saves = []
 
     def save_checkpoint(
