@@ -21,14 +21,12 @@ class Interrupts:
 
     Attributes:
       agreed: whether all processes end here, after a signal.
-      raise_at_once: True while the loop waits for data, perhaps forever: a signal then ends the wait. With several
-        processes it does not, since all of them must end at the same iteration.
     """
 
     def __init__(self, consensus: ShutdownConsensus) -> None:
         self.signum: int | None = None
         self.agreed = False
-        self.raise_at_once = False
+        self._waiting = False
         self._consensus = consensus
         self._before: dict[int, Any] = {}
 
@@ -44,6 +42,22 @@ class Interrupts:
             signal.signal(signum, handler)
         self._before = {}
         self._consensus.__exit__(*error)
+
+    def start_waiting(self) -> None:
+        """Let a signal end the run at once from now on: the loop waits for data, perhaps forever.
+
+        With several processes it does not, since all of them must end at the same iteration.
+
+        Raises:
+          KeyboardInterrupt, SystemExit: as `check`, for a signal that came just before.
+        """
+        self._waiting = not self._consensus.is_shared
+        if self._waiting and self.signum is not None:
+            self.check()
+
+    def stop_waiting(self) -> None:
+        """Record signals again until the next `check`."""
+        self._waiting = False
 
     def check(self) -> None:
         """End the run if a signal came, to this process or another.
@@ -63,5 +77,5 @@ class Interrupts:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
         signal.signal(signum, self._before[signum])
-        if self.raise_at_once and not self._consensus.is_shared:
+        if self._waiting:
             self.check()

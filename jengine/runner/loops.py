@@ -153,11 +153,11 @@ class TrainLoop:
         """Take batches of one structure, at most `size`; a signal that comes meanwhile ends training at once."""
         runner = self.runner
         runner.phase_timer.enter("input")
-        runner.interrupts.raise_at_once = True
+        runner.interrupts.start_waiting()
         try:
             taken = batches.take(size)
         finally:
-            runner.interrupts.raise_at_once = False
+            runner.interrupts.stop_waiting()
         if len(taken) > 1 and self._is_slow_in_scan(taken):
             runner.logger.warning(
                 f"steps_per_call={self.steps_per_call} has no effect: the step has convolutions, which XLA compiles to "
