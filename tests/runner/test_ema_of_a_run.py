@@ -164,7 +164,7 @@ def test_without_the_hook_a_resumed_run_goes_on_from_the_raw_weights(make_runner
     make_runner(**arguments({**EMA, "update_buffers": True}, train_cfg=dict(max_epochs=2))).train()
     runner = make_runner(**arguments(), resume=True)
     assert bits(runner.train()) == bits(expected)
-    assert log(runner).count("has a state of EMAHook, which is no hook of this run") == 1
+    assert log(runner).count("has a state of EMAHook, which is not a hook of this run") == 1
 
 
 def test_a_checkpoint_without_an_average_gives_it_its_weights(make_runner, tmp_path):
