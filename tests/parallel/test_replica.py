@@ -13,8 +13,6 @@ from jengine.model import FunctionalModel, LinenModel
 from jengine.parallel import Collective, Replica
 from tests.parallel.conftest import X, Y, exchanges, loader, squared_error
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 IMPLS = ["shard_map", "pmap"]
 AMP = dict(
     type="AmpOptimWrapper",
