@@ -22,8 +22,12 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
+# Tests that compare programs bit for bit run in processes that compile as for users, all others with quick compiles.
+# In the order of their names the long files come before the last ones.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 pytest: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST) -m "not full_optimization"
+	$(PYTEST) -m full_optimization
 
 # The same with the newest version of every package, in an environment from scratch: what `make lock` would bring.
 test-newest:

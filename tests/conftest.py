@@ -1,20 +1,29 @@
-"""Eight fake CPU devices, one compilation cache for all tests, and nothing that waits."""
+"""Eight fake CPU devices, quick compiles, one compilation cache for all processes, and nothing that waits."""
 
 import os
 import pathlib
 import sys
 
+import pytest
+
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JENGINE_ON_RECOMPILE", "raise")  # a compile that nobody asked for fails the test
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(__file__).parent.parent / ".cache" / "jax")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
-import jax
-import pytest
 
-_CACHE = pathlib.Path(__file__).parent.parent / ".cache" / "jax"
-jax.config.update("jax_compilation_cache_dir", str(_CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+def pytest_configure(config):
+    """Compile with few optimizations and XLA's older emitters: most tests compile longer than they run.
+
+    XLA reads its flags once in a process, so tests that need the programs of users run in processes of their own, with
+    `-m full_optimization` as in `make test`. Without the option they run too, with quick compiles like all others.
+    """
+    config.addinivalue_line("markers", "full_optimization: compares programs or values closely, compiled as for users")
+    if config.option.markexpr != "full_optimization":
+        os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +36,3 @@ def event_files_in_order(monkeypatch):
     module = sys.modules.get("tensorboard.summary.writer.event_file_writer")
     if module is not None:
         monkeypatch.setattr(module, "_global_uid", module.AtomicCounter(0))
-
-
-@pytest.fixture(scope="module")
-def quick_compiles():
-    """Programs are compiled with few optimizations: for tests that compile a lot and compare no bits."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)

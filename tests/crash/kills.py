@@ -26,7 +26,7 @@ def start(work_dir, iterations):
     }
     command = [sys.executable, str(JOB), str(work_dir), str(iterations)]
     with open(work_dir.with_suffix(".out"), "a") as out:
-        return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **cache})
+        return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env={**cache, **os.environ})
 
 
 def lines(work_dir):

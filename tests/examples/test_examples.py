@@ -9,8 +9,6 @@ import pytest
 from jengine import Runner, load_config
 from jengine.config import resolve
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.py") if "def get_config" in path.read_text())
 EXAMPLES = {

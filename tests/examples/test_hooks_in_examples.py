@@ -15,8 +15,6 @@ from jengine.config import resolve
 from jengine.hooks import imix
 from jengine.runner.build import DEFAULT_HOOKS
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 ROOT = pathlib.Path(__file__).parent.parent.parent
 BASES = {"Hook", "HookBase"}
 WRITERS = {"CommonMetricLoggerHook", "JSONLoggerHook", "TensorboardLoggerHook"}

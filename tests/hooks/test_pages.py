@@ -7,8 +7,6 @@ import pytest
 
 from jengine.registry import HOOKS
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 DOCS = pathlib.Path(__file__).parent.parent.parent / "docs"
 
 

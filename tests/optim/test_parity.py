@@ -15,6 +15,8 @@ import pytest
 from jengine.optim import AmpOptimWrapper, build_optim_wrapper
 from jengine.optim.schedulers import build_param_schedulers
 
+pytestmark = pytest.mark.full_optimization
+
 DATA = pathlib.Path(__file__).parent.parent / "data" / "parity"
 SCHEDULES = sorted(path.stem for path in DATA.glob("sched_*.json"))
 SCALERS = sorted(path.stem for path in DATA.glob("scaler_*.json"))

@@ -70,8 +70,7 @@ ACTIONS = dict(
 )
 
 
-def main():
-    work_dir, *rest = sys.argv[1:]
+def main(work_dir, *rest):
     options = dict(argument.split("=") for argument in rest)
     index, count = int(options.get("index", 0)), int(options.get("count", 1))
     if count > 1:
@@ -95,7 +94,7 @@ def main():
         val_cfg=dict(),
         val_evaluator=[dict(type="MeanLoss", loss=lambda p, batch: jnp.square(p - batch["y"])), Median()],
         custom_hooks=hooks,
-        parallel=dict(type="Pjit"),
+        parallel=dict(type="Pjit", devices=int(options["devices"]) if "devices" in options else None),
         randomness=dict(seed=int(options["seed"]) if "seed" in options else None),
         resume=options.get("resume") == "yes",
         cfg=dict(work_dir=work_dir, optim_wrapper=dict(lr=float(options.get("lr", 0.1)))),
@@ -110,4 +109,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -14,8 +14,6 @@ from jengine.parallel import Collective, DataParallel
 from jengine.registry import STRATEGIES
 from tests.parallel.conftest import X, Y, exchanges, loader, squared_error
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 IMPLS = ["shard_map", "pmap"]
 AMP = dict(
     type="AmpOptimWrapper",

@@ -14,8 +14,6 @@ from jengine.model import FunctionalModel, LinenModel
 from tests.parallel.conftest import X, Y, exchanges, loader, squared_error
 from tests.parallel.test_data_parallel import AMP, LARS, TEXT, plain, words_model
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 RULES = [("up.kernel", ("fsdp", "tensor")), ("down.kernel", ("tensor", "fsdp"))]
 MESHES = {
     "data 4, tensor 2": dict(mesh=dict(tensor=2), rules=[("up.kernel", (None, "tensor"))]),

@@ -9,8 +9,6 @@ from jengine.runner import Runner
 from tests.parallel.conftest import Net, loader, squared_error
 
 # All leaves with two axes are divided over `fsdp` and `tensor`; vectors of 16 over `fsdp` by their size.
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 RULES = [("up.kernel", ("fsdp", "tensor")), ("down.kernel", ("tensor", "fsdp"))]
 MESHES = {
     "data 1": dict(devices=1),

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 
-import jax
 import numpy as np
 import pytest
 
@@ -36,12 +35,7 @@ class Done:
 
 
 def run_parts(folder, names, devices):
-    env = {
-        **environment(devices),
-        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    where, jobs = address(), []
+    env, where, jobs = environment(devices), address(), []
     try:
         for index in (0, 1):
             command = [sys.executable, "-m", "tests.parallel.parts", str(folder), ",".join(names), where, str(index)]

@@ -14,8 +14,6 @@ from jengine.hooks import Hook
 from jengine.parallel import Pjit, SingleDevice, default_strategy
 from tests.parallel.conftest import X, Y, exchanges, loader
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 P = PartitionSpec
 TENSOR_RULES = [("up.kernel", (None, "tensor")), ("down.kernel", ("tensor", None))]
 

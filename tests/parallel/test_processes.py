@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from jengine import checkpoint
+from tests.parallel import job
 
-JOB = pathlib.Path(__file__).parent / "job.py"
+ROOT = pathlib.Path(__file__).parent.parent.parent
 PATIENCE = 180.0  # seconds; on a machine that does nothing else all of it takes less than ten
 
 
@@ -32,9 +33,8 @@ def address():
 
 
 def environment(devices):
-    """Of a process with so many fake devices, which compiles more quickly than well."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    """Return the environment of a process with so many fake devices; XLA takes the last count in its flags."""
+    return {**os.environ, "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"}
 
 
 @pytest.fixture
@@ -48,15 +48,14 @@ def run(tmp_path):
             mine = (own or {}).get(index, [])
             arguments = [f"count={count}", f"index={index}", f"address={where}", f"save={tmp_path}", *options, *mine]
             out = open(tmp_path / f"{work_dir}_{index}.out", "w")  # noqa: SIM115
-            command = [sys.executable, str(JOB), str(tmp_path / work_dir), *arguments]
-            job = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=JOB.parent.parent.parent)
-            jobs.append(job)
-        codes = [job.wait(PATIENCE) for job in jobs[-count:]]
+            command = [sys.executable, job.__file__, str(tmp_path / work_dir), *arguments]
+            jobs.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=ROOT))
+        codes = [process.wait(PATIENCE) for process in jobs[-count:]]
         return [(code, (tmp_path / f"{work_dir}_{index}.out").read_text()) for index, code in enumerate(codes)]
 
     yield start
-    for job in jobs:
-        job.kill()
+    for process in jobs:
+        process.kill()
 
 
 def found(tmp_path, index, count):
@@ -69,7 +68,8 @@ def ended_at(output):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_two_processes_train_and_validate_as_one_with_as_many_devices(run, tmp_path, devices):
-    for code, output in [*run(1, "seed=3", devices=2 * devices, work_dir="one"), *run(2, "seed=3", devices=devices)]:
+    job.main(tmp_path / "one", "seed=3", f"devices={2 * devices}", f"save={tmp_path}")
+    for code, output in run(2, "seed=3", devices=devices):
         assert code == 0, output
     expected, first, second = found(tmp_path, 0, 1), found(tmp_path, 0, 2), found(tmp_path, 1, 2)
     assert np.abs(expected["w"]).max() > 0.3

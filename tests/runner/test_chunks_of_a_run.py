@@ -13,6 +13,8 @@ from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 
+pytestmark = pytest.mark.full_optimization
+
 FULL = dict(
     optim_wrapper=dict(optimizer=dict(type="AdamW", lr=0.1), clip_grad=dict(max_norm=1.0)),
     param_scheduler=[
@@ -202,7 +204,12 @@ def test_a_resumed_run_goes_on_in_the_middle_of_what_was_a_call(train, make_runn
 
 
 def test_hooks_that_keep_chunks_at_one_step_are_named_once(train):
-    runner = train(4, custom_hooks=[Every(), dict(type="EmptyCacheHook", after_iter=True)])
+    # one chunk of 4; EmptyCacheHook collects garbage after each iteration, slowly in a process of many tests
+    runner = train(
+        4,
+        custom_hooks=[Every(), dict(type="EmptyCacheHook", after_iter=True)],
+        train_cfg=dict(by_epoch=False, max_iters=4, steps_per_call=4),
+    )
     log = next(pathlib.Path(runner.log_dir).glob("*.log")).read_text()
     assert log.count("steps_per_call=4 has no effect: Every, EmptyCacheHook may act at each step") == 1
     assert traces(runner) == (0, 1, 0)

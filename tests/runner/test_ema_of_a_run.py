@@ -72,6 +72,7 @@ def arguments(*hooks, **changes):
     }
 
 
+@pytest.mark.full_optimization
 @pytest.mark.parametrize("optimizer", [dict(type="SGD", lr=0.1, momentum=0.9), dict(type="AdamW", lr=0.05)])
 def test_training_has_the_same_bits_with_and_without_the_average(make_runner, tmp_path, optimizer):
     finals, validations = [], []
@@ -159,6 +160,7 @@ def test_a_resumed_run_ends_with_the_same_bits(make_runner, tmp_path, ema, chang
     assert bits(again.train()) == bits(expected)
 
 
+@pytest.mark.full_optimization
 def test_without_the_hook_a_resumed_run_goes_on_from_the_raw_weights(make_runner, tmp_path, caplog):
     expected = make_runner(work_dir=tmp_path / "plain", **arguments()).train()
     make_runner(**arguments({**EMA, "update_buffers": True}, train_cfg=dict(max_epochs=2))).train()
@@ -167,6 +169,7 @@ def test_without_the_hook_a_resumed_run_goes_on_from_the_raw_weights(make_runner
     assert log(runner).count("has a state of EMAHook, which is not a hook of this run") == 1
 
 
+@pytest.mark.full_optimization
 def test_a_checkpoint_without_an_average_gives_it_its_weights(make_runner, tmp_path):
     first = make_runner(**arguments(train_cfg=dict(max_epochs=2))).train()
     watch = Watch()

@@ -96,6 +96,7 @@ def test_schedules_and_random_keys_go_on_over_a_drop(make_runner, tmp_path):
     assert moved(guarded.train()) == moved(passing.train())
 
 
+@pytest.mark.full_optimization
 def test_where_nothing_is_wrong_the_guard_changes_nothing(make_runner, tmp_path):
     finals = []
     for name, hooks in (("with", [GUARD, EMA]), ("without", [EMA])):

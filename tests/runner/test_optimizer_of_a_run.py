@@ -182,6 +182,7 @@ def test_mixed_precision_skips_an_overflow_whole_and_logs_it(make_runner):
     assert runner.programs.update.traces == 1
 
 
+@pytest.mark.full_optimization
 def test_float32_under_the_mixed_precision_wrapper_is_the_plain_run(make_runner):
     data, optimizer = batches(8), dict(type="Adam", lr=0.05)
     run = dict(train_dataloader=data, train_cfg=dict(max_epochs=1), **NO_VAL)

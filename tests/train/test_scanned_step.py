@@ -28,6 +28,7 @@ def batches():
     return [{"x": rng.normal(size=(4, 3)).astype(np.float32), "y": np.ones(4, np.float32)} for _ in range(STEPS)]
 
 
+@pytest.mark.full_optimization
 @pytest.mark.parametrize("counts", [1, 2])
 def test_a_chunk_ends_where_its_steps_end(counts):
     model = noisy_model()
