@@ -52,7 +52,7 @@ def export_params(
     Raises:
       KeyError: the checkpoint has no such item. ValueError: two tensors would get the same name; a dtype that the
         file cannot hold; no statistics where they were asked for. TypeError: `batch_stats=True` with a pytree.
-      FileNotFoundError, CorruptCheckpointError: there is no such checkpoint, or it is not whole.
+      FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist or is incomplete.
       ImportError: safetensors is not installed.
     """
     _check_installed()

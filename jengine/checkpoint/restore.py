@@ -95,7 +95,7 @@ def restore(
 
     Raises:
       CheckpointMismatchError: paths, shapes or dtypes differ; nothing was read.
-      FileNotFoundError, CorruptCheckpointError: there is no such checkpoint, or it is not whole.
+      FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist or is incomplete.
     """
     directory = Path(resolve(path))
     wanted = {name: arrays.struct(leaf) for name, leaf in flatten(target).items()}

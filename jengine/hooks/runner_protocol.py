@@ -15,6 +15,7 @@ from jengine.logging import AsyncWriter, LogProcessor, MessageHub, PhaseTimer
 from jengine.model import Model
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.schedulers import Schedulers
+from jengine.parallel import Strategy
 from jengine.train import TrainState
 from jengine.visualization import Visualizer
 
@@ -75,20 +76,6 @@ class EvalLoop(Protocol):
 
     def run(self) -> dict[str, float]:
         """Evaluate once and return the metrics by name."""
-
-
-class Strategy(Protocol):
-    """Describe the placement of arrays on devices for hooks."""
-
-    @property
-    def replicas(self) -> int | None:
-        """Return the length of the leading axis of per-replica state; None if there is no such axis."""
-
-    def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
-        """Start the transfer of a host batch to the devices."""
-
-    def mean_over_replicas(self, model_state: PyTree) -> PyTree:
-        """Return the model state with the mean over replicas in place of each floating leaf."""
 
 
 class Runner(Protocol):

@@ -39,7 +39,7 @@ class SingleProcess:
         return [value]
 
     def fail(self, error: BaseException) -> None:
-        """Do nothing: there is no other process to report to, or that could be the reason."""
+        """Do nothing: there is no other process."""
 
 
 class Processes:

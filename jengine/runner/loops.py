@@ -71,6 +71,7 @@ class TrainLoop:
         self.steps_per_call = int(steps_per_call)
         self.stop_training = False
         self.is_consistent = True
+        self._checked_scan = False
         self.iter = 0
         self.epoch = 0
         milestones = sorted(dynamic_intervals or [])
@@ -100,7 +101,7 @@ class TrainLoop:
             taken = self._take(batches, self._chunk_size(stop))
             if not taken:
                 break
-            if len(taken) > 1 and len(taken) == self.steps_per_call:
+            if len(taken) == self.steps_per_call > 1:
                 self.run_chunk(batch_idx + self.iter - start, taken)
             else:
                 for batch in taken:
@@ -153,23 +154,26 @@ class TrainLoop:
         """Take batches of one structure, at most `size`; a signal that comes meanwhile ends training at once."""
         runner = self.runner
         runner.phase_timer.enter("input")
-        runner.interrupts.start_waiting()
         try:
+            runner.interrupts.start_waiting()
             taken = batches.take(size)
         finally:
             runner.interrupts.stop_waiting()
-        if len(taken) > 1 and self._is_slow_in_scan(taken):
+        if len(taken) == size > 1 and not self._checked_scan:
+            self._check_scan(taken)
+        runner.phase_timer.enter("hooks")
+        return taken
+
+    def _check_scan(self, batches: Sequence[PyTree]) -> None:
+        """Run single steps from now on, with a warning, where a chunk would be slow on this device."""
+        runner = self.runner
+        self._checked_scan = True
+        if runner.programs.is_slow_in_scan(runner.state, batches, runner.step_hyperparams()):
             runner.logger.warning(
                 f"steps_per_call={self.steps_per_call} has no effect: the step has convolutions, which XLA compiles to "
                 "slow code within a loop on a CPU; iterations run one by one."
             )
             self.steps_per_call = 1
-        runner.phase_timer.enter("hooks")
-        return taken
-
-    def _is_slow_in_scan(self, batches: Sequence[PyTree]) -> bool:
-        runner = self.runner
-        return runner.programs.is_slow_in_scan(runner.state, batches, runner.step_hyperparams())
 
     def _open(self, source: Iterable[PyTree]) -> BatchStream:
         """Return the batches of `source`; those of single steps are sent to the device ahead of their use."""

@@ -76,7 +76,6 @@ class TrainPrograms:
         self._limiter = limiter
         self._timer = timer
         self._ravel = Raveler()
-        self._slow_in_scan: bool | None = None
 
     def run_step(
         self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool
@@ -125,15 +124,12 @@ class TrainPrograms:
         self, state: TrainState, batches: Sequence[PyTree], hyperparams: Mapping[str, Any]
     ) -> bool:
         """Return whether the step has convolutions, which XLA compiles to slow code within a loop on a CPU."""
-        if self._slow_in_scan is None:
-            program = self._compiled[self.chunk]
-            self._slow_in_scan = False
-            if self._strategy.platform == "cpu" and hasattr(program, "trace"):  # a pmap has none
-                size = len(batches)
-                inputs = self._ravel.stack([hyperparams] * size), np.ones(size, bool)
-                batch = self._strategy.put_batch(stack_batches(batches), chunked=True)
-                self._slow_in_scan = _SLOW_IN_SCAN in str(program.trace(state, batch, inputs).jaxpr)
-        return self._slow_in_scan
+        program = self._compiled[self.chunk]
+        if self._strategy.platform != "cpu" or not hasattr(program, "trace"):  # a pmap has none
+            return False
+        inputs = self._ravel.stack([hyperparams] * len(batches)), np.ones(len(batches), bool)
+        batch = self._strategy.put_batch(stack_batches(batches), chunked=True)
+        return _SLOW_IN_SCAN in str(program.trace(state, batch, inputs).jaxpr)
 
     def flops(self) -> Flops:
         """Return the operations of an iteration over all devices, see `count_flops`; {} before the first."""

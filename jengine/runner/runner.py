@@ -535,6 +535,9 @@ class Runner:
         together = self.processes.count == 1 or self.interrupts.agreed
         try:
             self.log_writer.flush()
+        except Exception as error:  # a log that cannot be written must not keep the state from being saved
+            self.logger.error(f"The log could not be written: {type(error).__name__}: {error}")
+        try:
             if together and self._is_consistent():
                 self.call_hook("on_interrupt")
             else:

@@ -13,7 +13,7 @@ from jengine.hooks import runner_protocol
 from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.hook_list import HookList
 from jengine.hooks.runner_protocol import MaybeNone
-from jengine.parallel import DispatchLimiter, Strategy
+from jengine.parallel import DispatchLimiter
 from jengine.parallel.processes import Processes, SingleProcess
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.programs import TrainPrograms
@@ -59,10 +59,6 @@ class Runner(runner_protocol.Runner, Protocol):
     @property
     def processes(self) -> SingleProcess | Processes:
         """Return the processes of the run."""
-
-    @property
-    def strategy(self) -> Strategy:
-        """Return the strategy: placement and compilation."""
 
     @property
     def dispatch_limiter(self) -> DispatchLimiter:

@@ -77,6 +77,24 @@ def test_a_signal_during_validation_is_not_waited_for(make_runner, tmp_path):
     assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).name == "epoch_1"
 
 
+def test_a_log_line_that_fails_does_not_keep_a_signal_from_saving(make_runner, tmp_path):
+    runner = make_runner(
+        train_cfg=dict(by_epoch=False, max_iters=8, val_interval=99),
+        default_hooks={**SAVE, "logger": dict(type="LoggerHook", interval=6)},
+        custom_hooks=[SignalAt(signal.SIGTERM, 5)],
+    )
+
+    def fail(*args):
+        raise OSError("no space left on device")
+
+    runner.log_processor.get_log_after_iter = fail
+    with pytest.raises(SystemExit):
+        runner.train()
+    assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).name == "iter_6"
+    log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
+    assert "The log could not be written: OSError: no space left on device" in log
+
+
 def test_outside_the_main_thread_signals_are_left_alone(make_runner):
     before, seen = signal.getsignal(signal.SIGTERM), []
 

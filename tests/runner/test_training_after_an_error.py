@@ -76,7 +76,11 @@ def test_training_does_not_continue_where_some_hooks_have_seen_an_iteration_and_
     jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
 
 
-@pytest.mark.parametrize("train_cfg", [SINGLE, CHUNKS], ids=["single steps", "chunks"])
+@pytest.mark.parametrize(
+    "train_cfg",
+    [SINGLE, CHUNKS, dict(max_epochs=2, steps_per_call=4)],  # in the last the error comes within the first chunk
+    ids=["single steps", "chunks", "a chunk cut short"],
+)
 def test_training_continues_after_an_error_of_the_loader(make_runner, tmp_path, train_cfg):
     rng = np.random.default_rng(0)
     data = [dict(x=rng.normal(size=(4, 2)).astype(np.float32), y=np.ones(4, np.float32)) for _ in range(4)]
