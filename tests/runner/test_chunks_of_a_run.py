@@ -196,6 +196,16 @@ def test_a_smaller_last_batch_has_a_call_of_its_own(train):
     assert_same_run(one, four)
 
 
+def test_a_chunk_that_another_batch_cuts_short_compiles_nothing(train):
+    batch = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
+    other = {**batch, "x": np.ones((4, 2), np.float16)}
+    runner = train(
+        4, by_epoch=False, train_dataloader=[batch, batch, other, *[batch] * 8], default_hooks=dict(checkpoint=None),
+        train_cfg=dict(by_epoch=False, max_iters=11, val_interval=99, steps_per_call=4, on_recompile="warn"),
+    )  # fmt: skip
+    assert traces(runner) == (1, 2, 0)
+
+
 def test_a_resumed_run_goes_on_in_the_middle_of_what_was_a_call(train, make_runner):
     whole, start = train(4), train(1)
     resumed = train(3, resume=str(pathlib.Path(start.work_dir) / "iter_10"))

@@ -79,7 +79,7 @@ def test_training_does_not_continue_where_some_hooks_have_seen_an_iteration_and_
 @pytest.mark.parametrize(
     "train_cfg",
     [SINGLE, CHUNKS, dict(max_epochs=2, steps_per_call=4)],  # in the last the error comes within the first chunk
-    ids=["single steps", "chunks", "a chunk cut short"],
+    ids=["single steps", "chunks", "the first chunk cut short"],
 )
 def test_training_continues_after_an_error_of_the_loader(make_runner, tmp_path, train_cfg):
     rng = np.random.default_rng(0)
