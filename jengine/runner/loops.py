@@ -459,6 +459,6 @@ def _inconsistent(loop: runner_protocol.TrainLoop | None) -> Iterator[None]:
 
 def _check_count(owner: str, name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-        raise TypeError(f"{owner}: {name} is an integer, found {value!r}")
+        raise TypeError(f"{owner}: {name} must be an integer, got {value!r}")
     if value < least:
-        raise ValueError(f"{owner}: {name} is at least {least}, found {value}")
+        raise ValueError(f"{owner}: {name} must be at least {least}, got {value}")

@@ -132,12 +132,12 @@ def test_the_last_validation_batch_is_padded_and_does_not_count(make_runner):
 @pytest.mark.parametrize(
     ("changes", "error", "message", "place"),
     [
-        (dict(train_cfg=dict(max_epochs=0)), ValueError, "at least 1, found 0", "train_cfg"),
-        (dict(train_cfg=dict(max_epochs=2, val_interval=0)), ValueError, "val_interval is at least 1", "train_cfg"),
+        (dict(train_cfg=dict(max_epochs=0)), ValueError, "at least 1, got 0", "train_cfg"),
+        (dict(train_cfg=dict(max_epochs=2, val_interval=0)), ValueError, "val_interval must be at least 1", "train_cfg"),
         (dict(train_cfg=dict(max_epoch=2)), TypeError, "no argument 'max_epoch'; did you mean 'max_epochs'", "train_cfg"),
         (dict(train_cfg=dict(by_epoch=False, max_epochs=2)), TypeError, "no argument 'max_epochs'", "train_cfg"),
         (dict(train_cfg=dict(type="EpochBasedTrainLoop", by_epoch=True, max_epochs=2)), ConfigError, "remove one", "train_cfg"),
-        (dict(train_cfg=dict(max_epochs=2.5)), TypeError, "an integer, found 2.5", "train_cfg"),
+        (dict(train_cfg=dict(max_epochs=2.5)), TypeError, "an integer, got 2.5", "train_cfg"),
         (dict(optim_wrapper=dict(optimizer=(dict(type="SGD", lr=1.0),))), TypeError, "comma", "optim_wrapper.optimizer"),
         (dict(optim_wrapper=dict(optimizer=dict(type="SDG", lr=1.0))), KeyError, "did you mean 'SGD'", "optim_wrapper.optimizer.type"),
         (dict(optim_wrapper=dict(optimizer=dict(type="SGD", lrr=1.0))), TypeError, "did you mean 'lr'", "optim_wrapper.optimizer"),
