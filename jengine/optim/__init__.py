@@ -2,10 +2,10 @@
 
 from jengine.optim import optimizers as optimizers
 from jengine.optim import schedulers as schedulers
+from jengine.optim import transforms as transforms
 from jengine.optim.amp import AmpOptimWrapper as AmpOptimWrapper
 from jengine.optim.build import build_optim_wrapper as build_optim_wrapper
 from jengine.optim.constructor import DefaultOptimWrapperConstructor as DefaultOptimWrapperConstructor
-from jengine.optim.core import Core as Core
 from jengine.optim.core import Optimizer as Optimizer
 from jengine.optim.layer_decay import (
     LearningRateDecayOptimizerConstructor as LearningRateDecayOptimizerConstructor,
@@ -13,7 +13,6 @@ from jengine.optim.layer_decay import (
 from jengine.optim.layer_decay import (
     LearningRateDecayOptimWrapperConstructor as LearningRateDecayOptimWrapperConstructor,
 )
-from jengine.optim.loss_scale import LossScaleState as LossScaleState
 from jengine.optim.modules import Module as Module
 from jengine.optim.modules import Parameter as Parameter
 from jengine.optim.multi_constructor import MultiOptimWrapperConstructor as MultiOptimWrapperConstructor
@@ -35,6 +34,6 @@ from jengine.optim.optimizers import RAdam as RAdam
 from jengine.optim.optimizers import RMSprop as RMSprop
 from jengine.optim.optimizers import Rprop as Rprop
 from jengine.optim.param_group import ParamGroup as ParamGroup
-from jengine.optim.state import OptState as OptState
 from jengine.optim.wrapper import OptimWrapper as OptimWrapper
+from jengine.optim.wrapper import OptState as OptState
 from jengine.optim.wrapper_dict import OptimWrapperDict as OptimWrapperDict

@@ -1,17 +1,16 @@
 """Mixed precision: the loss in a low precision and scaled, parameters and optimizer state in float32."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine.errors import closest
-from jengine.optim.clip import clipping
 from jengine.optim.core import Tree
-from jengine.optim.loss_scale import LossScaleState, all_finite, parse_loss_scale
-from jengine.optim.state import OptState
-from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.transforms import dynamic_loss_scale
+from jengine.optim.wrapper import OptimWrapper, OptState
 from jengine.registry import OPTIM_WRAPPERS
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -44,91 +43,86 @@ class AmpOptimWrapper(OptimWrapper):
         if self.dtype not in _DTYPES:
             raise ValueError(f"AmpOptimWrapper: unknown dtype {dtype!r}{closest(self.dtype, _DTYPES)}")
 
-    def init(self, params: Tree) -> OptState:
-        """The state before the first update; see OptimWrapper."""
-        return super().init(params)._replace(loss_scale=self.loss_scale.init())
+    def _skipping(self, chain: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+        return dynamic_loss_scale(chain, *self.loss_scale)
 
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
-        """Everything that OptimWrapper saves, and the `loss_scaler` under the key names of PyTorch's GradScaler."""
-        scale = _loss_scale(opt_state)
+        """Return what OptimWrapper saves, and the `loss_scaler` under the key names of PyTorch's GradScaler."""
+        scale, tracker = (optax.tree.get(opt_state, name) for name in ("loss_scale", "growth_tracker"))
         loss_scaler = {
-            "scale": float(scale.scale),
+            "scale": float(scale),
             "growth_factor": self.loss_scale.growth_factor,
             "backoff_factor": self.loss_scale.backoff_factor,
             "growth_interval": self.loss_scale.growth_interval,
-            "_growth_tracker": int(scale.growth_tracker),
+            "_growth_tracker": int(tracker),
         }
         return {**super().state_dict(opt_state), "loss_scaler": loss_scaler}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
-        """Puts a `state_dict` in force; without a `loss_scaler` the scale stays as it is in `opt_state`."""
+        """Restore a `state_dict`; without a `loss_scaler` the scale stays as it is in `opt_state`."""
+        scale, tracker = (optax.tree.get(opt_state, name) for name in ("loss_scale", "growth_tracker"))
+        if (saved := state_dict.get("loss_scaler")) is not None:
+            self.loss_scale = self.loss_scale._replace(
+                growth_factor=saved["growth_factor"],
+                backoff_factor=saved["backoff_factor"],
+                growth_interval=saved["growth_interval"],
+            )
+            self.__dict__.pop("tx", None)  # it is built again, with these settings
+            scale, tracker = jnp.float32(saved["scale"]), jnp.int32(saved["_growth_tracker"])
         opt_state = super().load_state_dict(state_dict, opt_state)
-        saved = state_dict.get("loss_scaler")
-        if saved is None:
-            return opt_state
-        self.loss_scale = self.loss_scale._replace(
-            growth_factor=saved["growth_factor"],
-            backoff_factor=saved["backoff_factor"],
-            growth_interval=saved["growth_interval"],
-        )
-        scale = _loss_scale(opt_state)._replace(
-            scale=jnp.asarray(saved["scale"], jnp.float32),
-            growth_tracker=jnp.asarray(saved["_growth_tracker"], jnp.int32),
-        )
-        return opt_state._replace(loss_scale=scale)
+        return optax.tree.set(opt_state, loss_scale=scale, growth_tracker=tracker)
 
-    def as_optax(self) -> NoReturn:
-        """Not with a loss scale, which a chain of gradient transformations cannot see.
+    def metrics(self, opt_state: OptState) -> dict[str, jax.Array]:
+        """Return what the log shows of a state; beside that of OptimWrapper `loss_scale` and `skipped_steps`, float32[]."""
+        scale, skipped = (optax.tree.get(opt_state, name) for name in ("loss_scale", "skipped_steps"))
+        return {**super().metrics(opt_state), "loss_scale": scale, "skipped_steps": skipped.astype(jnp.float32)}
 
-        Raises:
-          ValueError: always.
-        """
-        raise ValueError("a plain optax chain cannot scale the loss: use an OptimWrapper, with bfloat16 for speed")
-
-    def _clip_and_step(
-        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any], outcome: Any
-    ) -> tuple[Tree, OptState]:
-        scale = _loss_scale(opt_state)
-        finite = all_finite(grads)
-        inverse = 1 / scale.scale
-
-        def unscaled() -> Tree:
-            return jax.tree.map(lambda g: g * inverse.astype(g.dtype), grads)
-
-        clip, metrics = clipping(unscaled(), self.clip_grad)
-
-        # the branch unscales and clips by itself: what it is handed would have to be written out for it
-        def apply(inner: Any) -> tuple[Tree, Any]:
-            updates, inner = self.grouped.update(clip(unscaled()), inner, params, hyperparams)
-            return outcome.of(updates), inner
-
-        def skip(inner: Any) -> tuple[Tree, Any]:
-            if outcome.unchanged is not None:
-                return outcome.unchanged, inner
-            return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(apply, inner)[0]), inner
-
-        # a branch, not a selection on every leaf: that costs four times the update
-        result, inner = jax.lax.cond(finite, apply, skip, opt_state.inner)
-        moved = self.loss_scale.update(scale, finite)
-        metrics |= {"loss_scale": scale.scale, "skipped_steps": moved.skipped.astype(jnp.float32)}
-        count = opt_state.count + finite.astype(jnp.int32)
-        return result, opt_state._replace(count=count, inner=inner, loss_scale=moved, metrics=metrics)
-
-    def _metric_names(self) -> tuple[str, ...]:
-        return (*super()._metric_names(), "loss_scale", "skipped_steps")
+    def is_finite(self, opt_state: OptState) -> jax.Array | None:
+        """Return whether the last update was applied, bool[]."""
+        return optax.tree.get(opt_state, "is_finite")
 
     def _scale_loss(self, loss: jax.Array, opt_state: OptState) -> jax.Array:
-        return loss.astype(jnp.float32) * _loss_scale(opt_state).scale
+        return loss.astype(jnp.float32) * optax.tree.get(opt_state, "loss_scale")
 
     def _call(self, loss_fn: Callable[..., Any], params: Tree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         params, args, kwargs = _cast((params, args, kwargs), self.dtype)
         return loss_fn(params, *args, **kwargs)
 
 
-def _loss_scale(opt_state: OptState) -> LossScaleState:
-    if opt_state.loss_scale is None:
-        raise ValueError("the state has no loss scale: make it with AmpOptimWrapper.init")
-    return opt_state.loss_scale
+class LossScale(NamedTuple):
+    """Hold the settings of `dynamic_loss_scale`."""
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    min_scale: float = 2.0**-126
+    max_scale: float = 2.0**127
+
+
+def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
+    """Read the `loss_scale` of an AmpOptimWrapper.
+
+    Args:
+      loss_scale: 'dynamic'; a float, for a constant scale; or a dict of the settings of `dynamic_loss_scale`.
+
+    Raises:
+      TypeError: anything else, or an unknown setting. ValueError: a setting outside its range.
+    """
+    if isinstance(loss_scale, str) and loss_scale == "dynamic":
+        settings = LossScale()
+    elif isinstance(loss_scale, float):
+        settings = LossScale(init_scale=loss_scale, growth_factor=1.0, backoff_factor=1.0)
+    elif isinstance(loss_scale, Mapping) or hasattr(loss_scale, "items"):
+        arguments = dict(loss_scale.items())
+        for key in arguments:
+            if key not in LossScale._fields:
+                raise TypeError(f"loss_scale has no {key!r}{closest(str(key), LossScale._fields)}")
+        settings = LossScale(**arguments)
+    else:
+        raise TypeError(f"loss_scale must be 'dynamic', a float or a dict, found {loss_scale!r}")
+    dynamic_loss_scale(optax.identity(), *settings)  # checks them
+    return settings
 
 
 def _cast(tree: Tree, dtype: str) -> Tree:

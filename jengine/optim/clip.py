@@ -1,18 +1,10 @@
-"""Gradient clipping as PyTorch defines it: by the norm of all gradients together, or by value.
+"""Read the `clip_grad` of an optimizer wrapper."""
 
-`optax.clip_by_global_norm` knows the 2-norm alone and divides by the norm; PyTorch divides by the norm plus 1e-6.
-"""
-
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-
 from jengine.errors import closest
-from jengine.optim.core import Tree
 
 _ARGUMENTS = {"norm": ("max_norm", "norm_type"), "value": ("clip_value",)}
 
@@ -70,43 +62,3 @@ def _positive(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
         raise ValueError(f"clip_grad: {name} must be a number of at least 0, found {value!r}")
     return float(value)
-
-
-def global_norm(grads: Tree, norm_type: float = 2.0) -> jax.Array:
-    """The norm of all elements of all leaves together, float32[].
-
-    Args:
-      grads: pytree of floating arrays.
-      norm_type: the p of the p-norm; `math.inf` for the largest magnitude.
-    """
-    leaves = [jnp.asarray(leaf, jnp.promote_types(jnp.float32, leaf.dtype)) for leaf in jax.tree.leaves(grads)]
-    if not leaves:
-        return jnp.zeros((), jnp.float32)
-    if math.isinf(norm_type):
-        return jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0) for leaf in leaves]))
-    if norm_type == 2:
-        return jnp.sqrt(sum(jnp.sum(leaf * leaf) for leaf in leaves))
-    if norm_type == 1:
-        return jnp.asarray(sum(jnp.sum(jnp.abs(leaf)) for leaf in leaves))
-    return sum(jnp.sum(jnp.abs(leaf) ** norm_type) for leaf in leaves) ** (1 / norm_type)
-
-
-def clipping(grads: Tree, rule: ClipByNorm | ClipByValue | None) -> tuple[Callable[[Tree], Tree], dict[str, jax.Array]]:
-    """How to clip gradients.
-
-    Args:
-      grads: pytree of floating arrays.
-      rule: what `parse_clip_grad` returned.
-
-    Returns:
-      A function that clips them, and what to log: `grad_norm`, the norm before clipping, when clipping by norm.
-    """
-    if rule is None:
-        return lambda tree: tree, {}
-    if isinstance(rule, ClipByValue):
-        bound = rule.clip_value
-        return lambda tree: jax.tree.map(lambda g: jnp.clip(g, -bound, bound), tree), {}
-    norm = global_norm(grads, rule.norm_type)
-    factor = jnp.minimum(rule.max_norm / (norm + 1e-6), 1.0)
-    metrics = {"grad_norm": norm.astype(jnp.float32)}
-    return lambda tree: jax.tree.map(lambda g: g * factor.astype(g.dtype), tree), metrics

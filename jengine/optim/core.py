@@ -1,51 +1,60 @@
-"""What an optimizer is here: a pure core over the whole parameter tree, and the settings of its parameter groups.
+"""Describe an optimizer before it knows any parameters: the settings of its groups, and the parts of its chain.
 
-A core never holds a number that may change during training. Learning rates, decays, momenta reach `update` as data:
-for each of them one pytree with the structure of the parameters, whose leaves are the scalars of the leaf's group
-(leaves of one group hold the very same scalar). So schedulers move them and nothing is compiled again.
+The parts never close over a number that may change during training. They are built inside the trace from numbers that
+are data, as in `optax.inject_hyperparams`, so that schedules move them and nothing is compiled again.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import optax
+
+from jengine.optim.transforms import add_decayed_weights_by_rule, scale_by_group_learning_rate
+
+if TYPE_CHECKING:
+    from jengine.optim.param_group import ParamGroup
 
 Tree: TypeAlias = Any  # a pytree of arrays with the structure of the parameters
-Numbers: TypeAlias = Mapping[str, Tree]  # hyperparameter -> pytree of its scalars, float32[]
-
-
-class Core(NamedTuple):
-    """The pure part of an optimizer."""
-
-    init: Callable[[Tree], Any]  # params -> state
-    update: Callable[[Tree, Any, Tree, Numbers], tuple[Tree, Any]]  # grads, state, params, numbers -> updates, state
-    numbers: Callable[[Mapping[str, Any]], dict[str, float]]  # the settings of a group -> what `update` is given
+Parts: TypeAlias = Sequence[tuple[str, optax.GradientTransformation]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """An optimizer by name, before it knows any parameters.
+    """Describe an optimizer by its chain and the settings of its parameter groups.
+
+    By itself it is a gradient transformation: `init` and `update` are those of `OptimWrapper(optimizer).tx`.
 
     Attributes:
-      name: what it is called in a config.
+      name: its name in a config.
       defaults: the settings that a parameter group starts from: lr, weight_decay, momentum or betas, eps, flags.
-      plan: makes the core that serves the given groups; it reads their flags, never their numbers.
-      whole_tensor: the update of one element depends on its whole tensor (norms, matrix factors), so that a tensor
-        cannot be divided among groups.
-      param_groups: settings that differ from `defaults`, each with its 'params'; None: one group for everything.
+      parts: `parts(**settings)` returns the named parts of the chain; it is called in the trace, with traced scalars in
+        the place of `numbers`, and trees of scalars like the parameters for those `by_leaf` that differ.
+      numbers: the settings that are data: floats, and tuples of floats.
+      by_leaf: those of `numbers` that may differ from parameter to parameter in one chain. Groups that differ in another
+        setting have chains of their own.
+      absent_at_zero: those of `numbers` that are constant if they are 0 at first, because the chain then has no state
+        for them (momentum).
+      whole_tensor: an update depends on the whole tensor (norms, matrix factors), so that the layers of a stacked
+        parameter cannot be in several groups.
+      groups: settings that differ from `defaults`, each with its 'params'; None: one group of all parameters.
     """
 
     name: str
     defaults: Mapping[str, Any]
-    plan: Callable[[Sequence[Mapping[str, Any]]], Core]
+    parts: Callable[..., Parts]
+    numbers: tuple[str, ...]
+    by_leaf: tuple[str, ...] = ("lr", "weight_decay")
+    absent_at_zero: tuple[str, ...] = ()
     whole_tensor: bool = False
-    param_groups: tuple[Mapping[str, Any], ...] | None = None
+    groups: tuple[Mapping[str, Any], ...] | None = None
 
     def with_groups(self, groups: Sequence[Mapping[str, Any]]) -> "Optimizer":
-        """The same optimizer on parameter groups.
+        """Return the same optimizer on parameter groups.
 
         Args:
           groups: each a dict of settings with `params`: a dotted path, or a list of them; a path stands for all the
@@ -56,69 +65,38 @@ class Optimizer:
         """
         for index, group in enumerate(groups):
             if "params" not in group:
-                raise ValueError(f"parameter group {index} of {self.name} has no 'params'; found {sorted(group)}")
-        return dataclasses.replace(self, param_groups=tuple(dict(g) for g in groups))
+                raise ValueError(f"parameter group {index} of {self.name} must have 'params', got {sorted(group)}")
+        return dataclasses.replace(self, groups=tuple(dict(g) for g in groups))
 
+    # ------------------------------------------------------------------ usable by itself, as in PyTorch
 
-def numbers_of(*names: str) -> Callable[[Mapping[str, Any]], dict[str, float]]:
-    """The usual `Core.numbers`: the settings called `names`; of a tuple each element, `etas_0`, `etas_1`.
+    @functools.cached_property
+    def _wrapper(self) -> Any:
+        from jengine.optim.wrapper import OptimWrapper
 
-    Betas travel as their complements, `beta1_complement`, `beta2_complement`: a float32 beta of 0.999 is off by 6e-8,
-    and so is `1 - beta`, which is a thousand times smaller.
-    """
+        return OptimWrapper(self)
 
-    def numbers(group: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers of a group as the step takes them: tuples one by one, betas as what is missing to 1."""
-        out: dict[str, float] = {}
-        for name in names:
-            value = group[name]
-            if type(value) is float:  # as a rule; this runs once an iteration
-                out[name] = value
-            elif name == "betas":
-                out.update({f"beta{i}_complement": 1.0 - b for i, b in enumerate(value, start=1)})
-            elif isinstance(value, tuple | list):
-                out.update({f"{name}_{i}": float(item) for i, item in enumerate(value)})
-            else:
-                out[name] = float(value)
-        return out
+    @property
+    def tx(self) -> optax.GradientTransformationExtraArgs:
+        """The optimizer as an optax transformation."""
+        return self._wrapper.tx
 
-    return numbers
+    @property
+    def param_groups(self) -> "list[ParamGroup]":
+        """The parameter groups."""
+        return self._wrapper.param_groups
 
+    def init(self, params: Tree) -> Any:
+        """Return the state before the first update."""
+        return self._wrapper.init(params)
 
-def numbers_without_momentum(optimizer: str, *names: str) -> Callable[[Mapping[str, Any]], dict[str, float]]:
-    """`numbers_of` for an optimizer that keeps no momentum because no group had any when it was built.
-
-    The function raises ValueError when momentum is set later.
-    """
-    numbers = numbers_of(*names)
-
-    def checked(group: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers of a group whose momentum has stayed 0."""
-        if group["momentum"]:
-            raise ValueError(
-                f"{optimizer} was built with momentum 0 and keeps none, so it cannot be moved to {group['momentum']}; "
-                "start from a momentum above 0"
-            )
-        return numbers(group)
-
-    return checked
-
-
-def shared_flag(optimizer: str, groups: Sequence[Mapping[str, Any]], name: str) -> Any:
-    """The value of a flag that all groups must share, for it decides which operations the step has.
-
-    Raises:
-      ValueError: groups disagree.
-    """
-    values = {group[name] for group in groups}
-    if len(values) != 1:
-        found = ", ".join(sorted(map(repr, values)))
-        raise ValueError(f"{optimizer}: {name!r} must be the same in all parameter groups, found {found}")
-    return values.pop()
+    def update(self, grads: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
+        """Return the updates, to be added by `optax.apply_updates`, and the new state; see `OptimWrapper.update`."""
+        return self._wrapper.update(grads, state, params, **extra)
 
 
 def in_range(optimizer: str, low: float = 0.0, below: float | None = None, **values: float) -> None:
-    """Holds settings against their legal range.
+    """Check settings against their legal range.
 
     Raises:
       ValueError: one is under `low`, or not under `below`. TypeError: one is no number.
@@ -132,7 +110,7 @@ def in_range(optimizer: str, low: float = 0.0, below: float | None = None, **val
 
 
 def betas_in_range(optimizer: str, betas: Sequence[float], length: int = 2) -> tuple[float, ...]:
-    """`betas` as a tuple of floats.
+    """Return `betas` as a tuple of floats.
 
     Raises:
       ValueError: a wrong number of them, or one outside [0, 1).
@@ -144,91 +122,81 @@ def betas_in_range(optimizer: str, betas: Sequence[float], length: int = 2) -> t
 
 
 def state_dtype(dtype: Any) -> Any:
-    """The dtype of state that belongs to a parameter: float32, or the parameter's own if that is wider."""
+    """Return the dtype of state that belongs to a parameter: float32, or the parameter's own if that is wider."""
     return jnp.promote_types(jnp.float32, dtype)
 
 
+def wide(tree: Tree) -> Tree:
+    """Return `tree` in float32, or wider where it is."""
+    return jax.tree.map(lambda x: jnp.asarray(x, state_dtype(x.dtype)), tree)
+
+
 def zeros_like(tree: Tree) -> Tree:
-    """Zeros for the state of an optimizer: shapes of `tree`, at least float32."""
+    """Return zeros for the state of an optimizer: shapes of `tree`, at least float32."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, state_dtype(x.dtype)), tree)
 
 
 def step_zero() -> jax.Array:
-    """The count of updates before the first, int32[]."""
+    """Return the count of updates before the first, int32[]."""
     return jnp.zeros((), jnp.int32)
 
 
-def per_group(fn: Callable[..., Any], *trees: Tree) -> Tree:
-    """`jax.tree.map` over trees of group scalars that calls `fn` once for each group, not once for each leaf."""
-    seen: dict[tuple[int, ...], Any] = {}
-
-    def once(*scalars: Any) -> Any:
-        key = tuple(id(scalar) for scalar in scalars)
-        if key not in seen:
-            seen[key] = fn(*scalars)
-        return seen[key]
-
-    return jax.tree.map(once, *trees)
-
-
-def bias_correction(complement: Tree, count: jax.Array) -> Tree:
-    """`1 - beta**count` for each group, accurate in float32 where the plain formula loses five digits.
+def bias_correction(beta: jax.Array, count: jax.Array) -> jax.Array:
+    """Return `1 - beta**count`, accurate in float32 where the plain formula loses five digits.
 
     Args:
-      complement: tree of `1 - beta`, float32[].
+      beta: decay, float32[].
       count: the number of this update, from 1, int32[].
     """
-    return per_group(lambda c: -jnp.expm1(count.astype(c.dtype) * jnp.log1p(-c)), complement)
+    return -jnp.expm1(count.astype(jnp.result_type(beta)) * jnp.log(beta))
 
 
-def mean(previous: Tree, complement: Tree, new: Tree) -> Tree:
-    """The exponential mean `beta * previous + (1 - beta) * new`, given `1 - beta`."""
-    return jax.tree.map(lambda m, c, x: m + c * (x - m), previous, complement, new)
+def moving_average(previous: Tree, beta: Any, new: Tree) -> Tree:
+    """Return the exponential mean `beta * previous + (1 - beta) * new`."""
+    return jax.tree.map(lambda m, x: m + (1 - beta) * (x - m), previous, new)
 
 
-def mean_of_squares(previous: Tree, complement: Tree, new: Tree) -> Tree:
-    """The exponential mean of the squares of `new`, given `1 - beta`."""
-    return jax.tree.map(lambda v, c, x: (1 - c) * v + c * x * x, previous, complement, new)
+def moving_average_of_squares(previous: Tree, beta: Any, new: Tree) -> Tree:
+    """Return the exponential mean of the squares of `new`."""
+    return jax.tree.map(lambda v, x: beta * v + (1 - beta) * x * x, previous, new)
 
 
 def unzip(tree: Tree, like: Tree, count: int) -> tuple[Tree, ...]:
-    """A tree of tuples, made by a map over `like`, as a tuple of trees."""
+    """Return a tree of tuples, made by a map over `like`, as a tuple of trees."""
     treedef: Any = jax.tree.structure(like)
     rows = treedef.flatten_up_to(tree)
     return tuple(treedef.unflatten([row[i] for row in rows]) for i in range(count))
 
 
-def add_decay(grads: Tree, params: Tree, weight_decay: Tree) -> Tree:
-    """Coupled (L2) weight decay: `grads + weight_decay * params`."""
-    return jax.tree.map(lambda g, p, wd: g + wd * p, grads, params, weight_decay)
-
-
-def add_decoupled_decay(updates: Tree, params: Tree, hp: Numbers) -> Tree:
-    """Decoupled weight decay: `updates - lr * weight_decay * params`."""
-    rate = per_group(jnp.multiply, hp["lr"], hp["weight_decay"])
-    return jax.tree.map(lambda u, k, p: u - k * p, updates, rate, params)
-
-
-def momentum_intake(steps: jax.Array, hp: Numbers) -> Tree:
-    """The share of a gradient that enters the momentum of SGD, for each group.
-
-    All of it in the first step, and in a group without momentum, which follows its gradient; else `1 - dampening`.
-
-    Args:
-      steps: updates done before, int32[].
-      hp: numbers with `momentum` and `dampening`.
-    """
-    return per_group(
-        lambda m, d: jnp.where((steps == 0) | (m == 0), jnp.ones_like(d), 1 - d), hp["momentum"], hp["dampening"]
-    )
-
-
 def norm(x: jax.Array) -> jax.Array:
-    """The 2-norm of all elements, at least float32."""
+    """Return the 2-norm of all elements, at least float32."""
     x = x.astype(state_dtype(x.dtype))
     return jnp.sqrt(jnp.sum(x * x))
 
 
-def negate(tree: Tree) -> Tree:
-    """Every leaf negated: what `maximize=True` does to gradients."""
-    return jax.tree.map(jnp.negative, tree)
+def need_params(optimizer: str, params: Tree) -> Tree:
+    """Return `params`.
+
+    Raises:
+      ValueError: there are none.
+    """
+    if params is None:
+        raise ValueError(f"{optimizer} needs the parameters: call update(grads, state, params)")
+    return params
+
+
+def is_zero(number: Any) -> bool:
+    """Return whether a setting is the constant 0, not data."""
+    return isinstance(number, int | float) and number == 0
+
+
+def ascent(maximize: bool) -> Parts:
+    """Return what `maximize=True` does to gradients."""
+    return [("ascent", optax.scale(-1.0))] if maximize else []
+
+
+def chain_with_decay(scale: Parts, lr: Any, weight_decay: Any, *, decoupled: bool, maximize: bool = False) -> Parts:
+    """Return the usual chain: coupled decay before `scale`, or decoupled decay behind it, and the learning rate."""
+    decay = ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay))
+    rate = ("scale_by_learning_rate", scale_by_group_learning_rate(lr))
+    return [*ascent(maximize), *scale, decay, rate] if decoupled else [*ascent(maximize), decay, *scale, rate]

@@ -5,11 +5,12 @@ count as zero, also for the norm that clips, their updates are zero, and their p
 is, as in PyTorch for parameters without a gradient. (The count of steps, which all parameters share, goes on.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine import paths
 from jengine.optim.core import Tree
@@ -41,21 +42,39 @@ def mask(tree: Tree, flags: list[Any]) -> Tree:
     return treedef.unflatten([_where(flag, jnp.zeros_like(x), x) for x, flag in zip(leaves, flags, strict=True)])
 
 
-def hold(layout: Layout, flags: list[Any], old: Any, new: Any) -> Any:
-    """An optimizer state that is `old` for frozen parameters and `new` for the others.
+def hold_frozen(
+    inner: optax.GradientTransformationExtraArgs, layout: Layout, flags: list[Any], chains: Sequence[Sequence[int]]
+) -> optax.GradientTransformationExtraArgs:
+    """Return `inner` without effect on frozen parameters: zero gradients and updates, and state that stays.
 
-    Whatever part of the state is structured as the parameters, or as those of one group, belongs to them leaf by leaf.
+    Args:
+      inner: a transformation of the trainable parameters.
+      layout: the groups of the parameters.
+      flags: for each leaf whether it is frozen, see `flags`.
+      chains: the groups that share a chain.
     """
-    groups = {group for group in layout.groups if group is not None and not isinstance(group, tuple)}
-    selections = [[group is not None for group in layout.groups]]
-    selections += [[group == own for group in layout.groups] for own in sorted(groups)]
+
+    def update(grads: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
+        updates, new_state = inner.update(mask(grads, flags), state, params, **extra)
+        return mask(updates, flags), hold(layout, flags, chains, state, new_state)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def hold(layout: Layout, flags: list[Any], chains: Sequence[Sequence[int]], old: Any, new: Any) -> Any:
+    """Return an optimizer state that is `old` for frozen parameters and `new` for the others.
+
+    Each part of the state that is structured as the parameters, or as those of one chain, belongs to them leaf by leaf.
+    """
+    everything = sorted({group for chain in chains for group in chain})
     of_structure: dict[Any, list[Any]] = {}
-    for chosen in selections:
-        structure = jax.tree.structure(layout.treedef.unflatten([0 if c else None for c in chosen]))
-        of_structure.setdefault(structure, [f for f, c in zip(flags, chosen, strict=True) if c])
+    indices = layout.treedef.unflatten(range(len(layout.paths)))
+    for chosen in (everything, *chains):
+        part = layout.part(indices, chosen)
+        of_structure.setdefault(jax.tree.structure(part), [flags[i] for i in jax.tree.leaves(part)])
 
     def part(before: Any, after: Any) -> Any:
-        """A part of the optimizer state, as it was before where the parameters are frozen."""
+        """Return a part of the optimizer state, as it was before where the parameters are frozen."""
         own = of_structure.get(jax.tree.structure(before))
         if own is None:
             return after

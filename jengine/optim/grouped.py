@@ -1,21 +1,28 @@
-"""An optimizer with its parameter groups, on the parameters that it serves."""
+"""Run the chain of an optimizer on parameter groups, whose numbers are data."""
 
-from collections.abc import Mapping
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jengine import paths
 from jengine.optim import freeze
-from jengine.optim.core import Optimizer, Tree
+from jengine.optim.core import Optimizer, Parts, Tree, wide
 from jengine.optim.group_table import COLUMNS, group_table
-from jengine.optim.param_group import Layout, ParamGroup, bind, group_numbers, shared_names
+from jengine.optim.param_group import Layout, ParamGroup, bind
+from jengine.optim.transforms.groups import GroupHyperparamsState
+
+Wrap = Callable[[optax.GradientTransformationExtraArgs], optax.GradientTransformationExtraArgs]
+_FIELDS = {"lr": ("learning_rate",), "betas": ("b1", "b2", "b3")}  # optax's names
 
 
 class GroupedOptimizer:
-    """Owns the numbers of the groups and knows which parameter is in which.
+    """Own the numbers of the groups, and know which parameter is in which.
 
     Args:
       optimizer: with groups of its own, or none for one group of all parameters.
@@ -29,87 +36,186 @@ class GroupedOptimizer:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.unmatched: list[str] = []
-        if optimizer.param_groups is None:
+        if optimizer.groups is None:
             self.param_groups = [ParamGroup(optimizer.defaults)]
         else:
-            self.param_groups = [_group(optimizer.defaults, settings) for settings in optimizer.param_groups]
+            self.param_groups = [_group(optimizer.defaults, settings) for settings in optimizer.groups]
+        self._members = [None] if optimizer.groups is None else [group.paths for group in self.param_groups]
         single = len(self.param_groups) == 1
         self.base_param_settings = None if single else ParamGroup(optimizer.defaults, paths=())
-        self._core = optimizer.plan(self.param_groups)
-        self._shared = shared_names(self.param_groups, self._core.numbers)
+        self._settings = [{name: group[name] for name in optimizer.defaults} for group in self.param_groups]
+        self._chains = _groups_by_chain(optimizer, self._settings)
+        self._fields = {name: _fields(name, optimizer.defaults[name]) for name in optimizer.numbers}
         self._dtype: Any = np.float32
-        self._kept: dict[str, tuple[list[float], Any]] = {}
+        self._read: tuple[list[Any], dict[str, Any]] = ([], {})
+        self._layouts: dict[Any, Layout] = {}  # by structure of the tree
         self._layout: Layout | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
 
+    # ------------------------------------------------------------------ the chain
+
+    def transformation(self, before: Parts, wrap: Wrap) -> optax.GradientTransformationExtraArgs:
+        """Return the chain with its numbers in the state, as `optax.inject_hyperparams` has them.
+
+        The update takes `hyperparams`, numbers by name, which replace those in the state: float32[] or [G] each, others
+        than in the state are ignored. An entry `frozen:PATTERN` that is not 0 freezes the parameters whose path
+        contains PATTERN. Other extra arguments go to the parts.
+
+        Args:
+          before: parts that act on the gradients of all groups, before the optimizer.
+          wrap: adds what surrounds the chain (see `accumulate_gradients`); it may not depend on numbers.
+        """
+
+        def init(params: Tree) -> GroupHyperparamsState:
+            layout = self.layout(params)
+            dtype = _dtype_of(layout.trainable(params))
+            hyperparams = {name: jnp.array(value, dtype) for name, value in self.numbers().items()}
+            inner = wrap(self._chain(before, hyperparams, layout, params))
+            return GroupHyperparamsState(hyperparams, inner.init(wide(layout.trainable(params))))
+
+        def update(
+            grads: Tree, state: GroupHyperparamsState, params: Tree = None, *,
+            hyperparams: Mapping[str, Any] | None = None, **extra: Any,
+        ) -> tuple[Tree, GroupHyperparamsState]:  # fmt: skip
+            given = hyperparams or {}
+            numbers = {
+                name: jnp.broadcast_to(jnp.asarray(given.get(name, old), old.dtype), old.shape)
+                for name, old in state.hyperparams.items()
+            }
+            layout = self.layout(grads if params is None else params)
+            chain = self._chain(before, numbers, layout, grads if params is None else params)
+            if (frozen := freeze.flags(layout, given)) is not None:
+                chain = freeze.hold_frozen(chain, layout, frozen, self._chains)
+            if "grad" in extra:
+                extra["grad"] = wide(layout.trainable(extra["grad"]))
+            if extra.get("value_fn") is not None:
+                extra["value_fn"] = _of_trainable(extra["value_fn"], layout, params)
+            own = None if params is None else wide(layout.trainable(params))
+            updates, inner_state = wrap(chain).update(wide(layout.trainable(grads)), state.inner_state, own, **extra)
+            zeros = jax.tree.map(jnp.zeros_like, grads)
+            return layout.fill(updates, zeros), GroupHyperparamsState(numbers, inner_state)
+
+        return optax.GradientTransformationExtraArgs(init, update)
+
+    def _chain(
+        self, before: Parts, hyperparams: Mapping[str, jax.Array], layout: Layout, like: Tree
+    ) -> optax.GradientTransformationExtraArgs:
+        """Return the chain on the numbers of a step; one for each set of groups that differ in more than `by_leaf`."""
+        layout.check_stacked(self._chains, self.optimizer)
+        by_leaf = {}
+        for name in self.optimizer.by_leaf:
+            if name in self._fields:
+                (field,) = self._fields[name]
+                by_leaf[name] = layout.spread(hyperparams[field], like)
+        chains = []
+        for index, groups in enumerate(self._chains):
+            first = self._settings[groups[0]]
+            settings = dict(first)
+            for name in self._moving(first):
+                if name in by_leaf:
+                    settings[name] = layout.part(by_leaf[name], groups) if len(self._chains) > 1 else by_leaf[name]
+                else:
+                    fields = [hyperparams[field] for field in self._fields[name]]
+                    values = [value if value.ndim == 0 else value[index] for value in fields]
+                    settings[name] = tuple(values) if isinstance(first[name], tuple) else values[0]
+            chains.append(self.optimizer.parts(**settings))
+        if len(chains) == 1:
+            return optax.named_chain(*before, *chains[0])
+        side_by_side = _side_by_side([optax.named_chain(*parts) for parts in chains], layout, self._chains)
+        return optax.named_chain(*before, ("groups", side_by_side))
+
+    def _moving(self, settings: Mapping[str, Any]) -> list[str]:
+        """Return the names of the settings that are data."""
+        absent = [name for name in self.optimizer.absent_at_zero if not settings[name]]
+        return [name for name in self.optimizer.numbers if name not in absent]
+
+    # ------------------------------------------------------------------ which parameter is in which group
+
     def layout(self, params: Tree) -> Layout:
-        """Which group each leaf of `params` is in; found at the first call, and again if the structure changes.
+        """Return the group of each leaf of a tree, of gradients or parameters.
+
+        Raises:
+          TypeError: a trainable leaf that is not floating. ValueError: groups that do not fit the tree.
+        """
+        treedef = jax.tree.structure(params)
+        if treedef not in self._layouts:
+            self._layouts[treedef] = bind(params, self._members)
+        return self._layouts[treedef]
+
+    def bind(self, params: Tree) -> None:
+        """Take the names and shapes of the parameters, for tables and `param_settings`.
 
         Raises:
           TypeError: a trainable leaf that is not floating. ValueError: groups that do not fit the parameters.
         """
-        if self._layout is not None and self._layout.treedef == jax.tree_util.tree_structure(params):
-            return self._layout
-        layout = bind(params, self.param_groups)
-        divided = [path for path, group in zip(layout.paths, layout.groups, strict=True) if isinstance(group, tuple)]
-        if divided and self.optimizer.whole_tensor:
-            raise ValueError(
-                f"{self.optimizer.name} works on whole tensors, so that the stacked layers of {divided[0]!r} cannot be "
-                "in different groups"
-            )
-        dtypes = {leaf.dtype for leaf in jax.tree.leaves(layout.trainable(params))}
-        self._kept.clear()
-        self._dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(np.float32, *dtypes))
+        layout = self.layout(params)
+        layout.check_stacked(self._chains, self.optimizer)
+        self._read = ([], {})
+        self._dtype = _dtype_of(layout.trainable(params))
         self._shapes = {path: tuple(leaf.shape) for path, leaf in paths.flatten(params).items()}
-        if self.param_groups[0].paths is None:
+        if self.optimizer.groups is None:
             self.param_groups[0].paths = list(layout.paths)
         self._layout = layout
-        return layout
 
-    def known_layout(self) -> Layout:
-        """The layout that an earlier call found.
+    def restrict(self, params: Tree) -> None:
+        """Train the parameters of a tree alone, where no groups were given: all others are frozen."""
+        if self.optimizer.groups is None:
+            self._members = [list(paths.flatten(params))]
+            self._layouts.clear()
 
-        Raises:
-          ValueError: there was none.
-        """
-        if self._layout is None:
-            raise ValueError("the optimizer wrapper does not know its parameters yet: call init(params) first")
-        return self._layout
+    # ------------------------------------------------------------------ the numbers on the host
 
     def numbers(self) -> dict[str, Any]:
-        """The numbers of all groups as the step takes them, see `group_numbers`."""
-        return group_numbers(self.param_groups, self._core.numbers, self._shared, self._dtype, self._kept)
+        """Return the numbers of all groups: by name a scalar, or float[G] where there are several groups.
+
+        Raises:
+          ValueError: a number was set that the chain cannot take.
+        """
+        values = [group[name] for group in self.param_groups for name in self._fields]
+        if values != self._read[0]:
+            self._read = (values, self._collect())
+        return dict(self._read[1])
 
     def number(self, value: Any) -> np.ndarray:
-        """`value`, a number or several, in the dtype of the numbers."""
+        """Return a number, or several, in the dtype of the numbers."""
         return np.asarray(value, self._dtype)
 
-    def init(self, params: Tree) -> Any:
-        """The state of the optimizer, for the trainable leaves of `params`."""
-        return self._core.init(self.layout(params).trainable(params))
+    def _collect(self) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        moving = {name for settings in self._settings for name in self._moving(settings)}
+        for name, fields in self._fields.items():
+            self._check(name)
+            if name not in moving:
+                continue
+            rows = [group[name] for group in self.param_groups]
+            if name not in self.optimizer.by_leaf:
+                rows = [rows[groups[0]] for groups in self._chains]
+            for i, field in enumerate(fields):
+                column = [row[i] if isinstance(row, tuple) else row for row in rows]
+                out[field] = np.asarray(column if len(column) > 1 else column[0], self._dtype)
+                out[field].setflags(write=False)  # the same array is returned again
+        return out
 
-    def update(self, grads: Tree, state: Any, params: Tree, hyperparams: Mapping[str, Any]) -> tuple[Tree, Any]:
-        """One step of the optimizer.
-
-        Args:
-          grads: gradients of the trainable leaves, None elsewhere.
-          state: its state.
-          params: all parameters.
-          hyperparams: what `numbers` gave, and flags that freeze parameters (see `freeze`).
-
-        Returns:
-          Updates of the trainable leaves, None elsewhere, and the new state.
-        """
-        layout = self.layout(params)
-        numbers = layout.spread(hyperparams, self._core.numbers(self.param_groups[0]), params)
-        updates, new_state = self._core.update(grads, state, layout.trainable(params), numbers)
-        flags = freeze.flags(layout, hyperparams)
-        if flags is None:
-            return updates, new_state
-        return freeze.mask(updates, flags), freeze.hold(layout, flags, state, new_state)
+    def _check(self, name: str) -> None:
+        """Check that the chain can take a number as it is now."""
+        optimizer = self.optimizer.name
+        for settings, group in zip(self._settings, self.param_groups, strict=True):
+            if name not in self._moving(settings) and group[name] != settings[name]:
+                raise ValueError(
+                    f"{optimizer} was built with {name} 0 and keeps none, so it cannot be moved to {group[name]}; "
+                    f"start from a {name} above 0"
+                )
+        if name not in self.optimizer.by_leaf:
+            for groups in self._chains:
+                found = [self.param_groups[g][name] for g in groups]
+                if any(value != found[0] for value in found):
+                    raise ValueError(
+                        f"{optimizer}: {name} must stay equal in the groups {list(groups)}, which were built with one "
+                        f"{name}, got {found}; give them different ones in the config"
+                    )
 
     def param_settings(self) -> dict[str, dict[str, Any]]:
-        """The settings in force for each parameter, by dotted path; empty until the parameters are known."""
+        """Return the settings of each parameter by dotted path; {} before `bind`."""
         if self._layout is None:
             return {}
         out = {}
@@ -121,20 +227,20 @@ class GroupedOptimizer:
         return out
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """The parameter groups as a table: column names and rows of strings; no rows until parameters are known."""
+        """Return the parameter groups as a table: column names and rows of strings; no rows before `bind`."""
         if self._layout is None:
             return list(COLUMNS), []
         return list(COLUMNS), group_table(self.param_groups, self._layout, self._shapes, self.unmatched)
 
     def state_dict(self) -> dict[str, Any]:
-        """The numbers of all groups, as JSON can hold them."""
+        """Return the numbers of all groups, as JSON can hold them."""
         out: dict[str, Any] = {"param_groups": [_plain(group) for group in self.param_groups]}
         if self.base_param_settings is not None:
             out["base_param_settings"] = _plain(self.base_param_settings)
         return out
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Puts the numbers of a `state_dict` in force.
+        """Restore the numbers of a `state_dict`.
 
         Raises:
           ValueError: it has another number of groups.
@@ -157,6 +263,54 @@ def _group(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> ParamGro
     return ParamGroup(
         {**defaults, **own}, [where] if isinstance(where, str) else list(where), settings.get("patterns", ())
     )
+
+
+def _groups_by_chain(optimizer: Optimizer, settings: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], ...]:
+    """Return the groups that share a chain: those that differ in nothing but the settings `by_leaf`."""
+    chains: dict[Any, list[int]] = {}
+    for index, own in enumerate(settings):
+        key = repr({k: v for k, v in own.items() if k not in optimizer.by_leaf}) if optimizer.by_leaf else index
+        chains.setdefault(key, []).append(index)
+    return tuple(tuple(groups) for groups in chains.values())
+
+
+def _fields(name: str, value: Any) -> tuple[str, ...]:
+    """Return the names of a setting's numbers in the state of the chain."""
+    if name in _FIELDS:
+        return _FIELDS[name][: len(value)] if isinstance(value, tuple) else _FIELDS[name]
+    return tuple(f"{name}_{i}" for i in range(len(value))) if isinstance(value, tuple) else (name,)
+
+
+def _dtype_of(trainable: Tree) -> Any:
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(trainable)}
+    return jax.dtypes.canonicalize_dtype(jnp.result_type(np.float32, *dtypes))
+
+
+def _side_by_side(
+    chains: Sequence[optax.GradientTransformationExtraArgs], layout: Layout, members: Sequence[Sequence[int]]
+) -> optax.GradientTransformationExtraArgs:
+    """Return several chains as one transformation, each on the parameters of its groups, with a state by groups."""
+    names = ["_".join(map(str, groups)) for groups in members]
+
+    def init(params: Tree) -> dict[str, Any]:
+        rows = zip(names, chains, members, strict=True)
+        return OrderedDict((name, chain.init(layout.part(params, groups))) for name, chain, groups in rows)
+
+    def update(grads: Tree, state: Mapping[str, Any], params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
+        updates: Tree = jax.tree.map(lambda g: None, grads)
+        new_state = OrderedDict()
+        for name, chain, groups in zip(names, chains, members, strict=True):
+            own = None if params is None else layout.part(params, groups)
+            found, new_state[name] = chain.update(layout.part(grads, groups), state[name], own, **extra)
+            updates = layout.fill(found, updates)
+        return updates, new_state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _of_trainable(value_fn: Callable[..., Any], layout: Layout, params: Tree) -> Callable[..., Any]:
+    """Return a function of the trainable parameters."""
+    return lambda trainable, *args, **kwargs: value_fn(layout.fill(trainable, params), *args, **kwargs)
 
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:

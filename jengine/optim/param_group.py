@@ -7,21 +7,18 @@ none: then it is frozen. Frozen leaves are None in the trees that the optimizer 
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import optax
 
 from jengine import paths
 
 Tree: TypeAlias = Any
-Numbers: TypeAlias = Callable[[Mapping[str, Any]], dict[str, float]]  # the settings of a group -> its hyperparams
 # the group of a leaf; of each index along its first axis; None when frozen
 Membership: TypeAlias = int | tuple[int, ...] | None
-
-VECTOR_LIMIT = 64  # beyond it, groups travel as a list of scalars: compile time grows with the distinct indices
 
 
 class ParamGroup(dict[str, Any]):
@@ -76,52 +73,74 @@ class Layout:
         except (ValueError, TypeError) as error:
             raise ValueError(f"a tree does not have the structure of the parameters: {error}") from None
 
-    def spread(self, hyperparams: Mapping[str, Any], names: Iterable[str], shapes: Tree) -> dict[str, Tree]:
-        """Hands each leaf the numbers of its group.
+    def part(self, tree: Tree, groups: Sequence[int]) -> Tree:
+        """Return `tree` with None in the place of each leaf that is not in one of `groups`."""
+        leaves = self.flatten(tree)
+        own = [x if _first(g) in groups else None for x, g in zip(leaves, self.groups, strict=True)]
+        return self.treedef.unflatten(own)
+
+    def spread(self, values: jax.Array, like: Tree) -> Any:
+        """Return the number of each leaf.
 
         Args:
-          hyperparams: name -> float[G], or a list of G scalars; float[1] where all groups have one number.
-          names: the hyperparams wanted.
-          shapes: the parameters; a stacked one gets a vector along its first axis, shaped to broadcast.
+          values: float[] for all leaves, or float[G].
+          like: the parameters; a stacked one gets a vector along its first axis, shaped to broadcast.
 
         Returns:
-          For each name a tree of scalars, None for frozen leaves.
+          `values` itself where it is a scalar, else a tree of scalars and vectors, None for frozen leaves.
+        """
+        if values.ndim == 0:
+            return values
+        scalars = jnp.unstack(values)
+        rows = zip(self.flatten(like), self.groups, strict=True)
+        return self.treedef.unflatten([_number_of(leaf, group, scalars) for leaf, group in rows])
+
+    def check_stacked(self, chains: Sequence[Sequence[int]], optimizer: Any) -> None:
+        """Check that the layers of each stacked parameter can be in different groups.
+
+        Args:
+          chains: the groups that share a chain.
+          optimizer: the `Optimizer`.
 
         Raises:
-          KeyError: a name is missing.
+          ValueError: they cannot.
         """
-        leaves = self.flatten(shapes)
-        out = {}
-        for name in names:
-            if name not in hyperparams:
-                raise KeyError(
-                    f"the hyperparams have no {name!r}, found {sorted(hyperparams)}; pass wrapper.hyperparams"
+        for path, group in zip(self.paths, self.groups, strict=True):
+            if not isinstance(group, tuple):
+                continue
+            if optimizer.whole_tensor:
+                raise ValueError(
+                    f"{optimizer.name} works on whole tensors, so that the stacked layers of {path!r} cannot be in "
+                    "different groups"
                 )
-            values = hyperparams[name]
-            scalars = list(values) if isinstance(values, list | tuple) else list(jnp.unstack(jnp.asarray(values)))
-            numbers = [_number_of(leaf, group, scalars) for leaf, group in zip(leaves, self.groups, strict=True)]
-            out[name] = self.treedef.unflatten(numbers)
-        return out
+            if not any(set(group) <= set(chain) for chain in chains):
+                raise ValueError(
+                    f"the stacked layers of {path!r} are in groups that differ in more than lr and weight_decay, "
+                    f"which {optimizer.name} cannot apply to parts of a tensor"
+                )
+
+
+def _first(group: Membership) -> int | None:
+    return group[0] if isinstance(group, tuple) else group
 
 
 def _number_of(leaf: Any, group: Membership, scalars: Sequence[Any]) -> Any:
-    """The scalar of a leaf's group, a broadcastable vector for a leaf whose layers are in several, None if frozen."""
+    """Return the scalar of a leaf's group, a broadcastable vector for a stacked leaf, None for a frozen one."""
     if group is None:
         return None
-    if len(scalars) == 1:
-        return scalars[0]
     if isinstance(group, tuple):
         vector = jnp.stack([scalars[g] for g in group])
         return vector.reshape(vector.shape + (1,) * (len(leaf.shape) - 1))
     return scalars[group]
 
 
-def bind(params: Tree, groups: Sequence[ParamGroup]) -> Layout:
-    """Finds the group of every leaf.
+def bind(params: Tree, members: Sequence[Sequence[str] | None]) -> Layout:
+    """Find the group of every leaf.
 
     Args:
       params: pytree of floating arrays or ShapeDtypeStructs; frozen leaves may have any dtype.
-      groups: their `paths` are resolved here: a module path stands for everything below it.
+      members: the paths of each group, None for all; a module path stands for everything below it. Paths may be missing in a
+        tree that is only a part, as `optax.masked` and `optax.partition` pass it.
 
     Raises:
       ValueError: a path that is none of the parameters', or a parameter in two groups.
@@ -132,9 +151,10 @@ def bind(params: Tree, groups: Sequence[ParamGroup]) -> Layout:
     if len(leaves) != treedef.num_leaves:
         raise ValueError("two parameters have the same dotted path: keys must not contain dots")
     member: dict[str, Any] = {}
-    for index, group in enumerate(groups):
-        for path in leaves if group.paths is None else group.paths:
-            for found, layer in _resolve(path, leaves):
+    is_part = not leaves or any(isinstance(x, optax.MaskedNode) for x in jax.tree.leaves(params, is_leaf=_is_masked))
+    for index, own in enumerate(members):
+        for path in leaves if own is None else own:
+            for found, layer in _resolve(path, leaves, is_part):
                 _join(member, found, layer, index, leaves[found])
     for path, leaf in leaves.items():
         if path in member and not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -151,14 +171,18 @@ def bind(params: Tree, groups: Sequence[ParamGroup]) -> Layout:
     return Layout(treedef, tuple(leaves), tuple(member.get(path) for path in leaves))
 
 
-def _resolve(path: str, leaves: Mapping[str, Any]) -> list[tuple[str, int | None]]:
+def _is_masked(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)
+
+
+def _resolve(path: str, leaves: Mapping[str, Any], is_part: bool) -> list[tuple[str, int | None]]:
     if path in leaves:
         return [(path, None)]
     layer = re.fullmatch(r"(.*)\[(\d+)\]", path)
     if layer and layer[1] in leaves:
         return [(layer[1], int(layer[2]))]
     below: list[tuple[str, int | None]] = [(p, None) for p in leaves if p.startswith(f"{path}.")]
-    if not below:
+    if not below and not is_part:
         raise ValueError(f"no parameter is called {path!r} or lies below it{did_you_mean(path, leaves)}")
     return below
 
@@ -183,61 +207,3 @@ def did_you_mean(path: str, candidates: Iterable[str]) -> str:
         names.update(dict.fromkeys(".".join(parts[:n]) for n in range(1, len(parts) + 1)))
     close = difflib.get_close_matches(path, names, n=3, cutoff=0.5)
     return f"; closest: {', '.join(close)}" if close else ""
-
-
-def shared_names(groups: Sequence[Mapping[str, Any]], numbers: Numbers) -> frozenset[str]:
-    """The hyperparams that all groups have alike, lr and weight decay apart: one number serves all groups.
-
-    Schedules move such a number in all groups alike, so it stays one; the program has fewer inputs and, with its
-    fusions no longer different from group to group, compiles faster.
-    """
-    rows = [numbers(group) for group in groups]
-    return frozenset(k for k in rows[0] if k not in ("lr", "weight_decay") and len({row[k] for row in rows}) == 1)
-
-
-def group_numbers(
-    groups: Sequence[Mapping[str, Any]],
-    numbers: Numbers,
-    shared: frozenset[str],
-    dtype: Any,
-    kept: dict[str, tuple[list[float], Any]],
-) -> dict[str, Any]:
-    """The hyperparams of all groups as the step takes them.
-
-    Args:
-      groups: the groups.
-      numbers: the hyperparams of a group by name.
-      shared: those that were alike in all groups at first; while they are, one number stands for all.
-      dtype: of the numbers.
-      kept: what was returned last with the values that it is of, by name; a value that has not changed is the same
-        array again.
-
-    Returns:
-      Name -> float[G], or a list of G scalars if G is large; float[1] for a shared one.
-    """
-    rows = [numbers(group) for group in groups]
-    out: dict[str, Any] = {}
-    if len(rows) == 1:
-        for name, value in rows[0].items():
-            entry = kept.get(name)
-            if entry is None or entry[0][0] != value:
-                array = np.array([value], dtype)
-                if entry is not None and entry[1][0] == array[0]:
-                    array = entry[1]  # what has changed is less than the dtype tells apart
-                array.setflags(write=False)  # the same array is returned again
-                entry = kept[name] = [value], array
-            out[name] = entry[1]
-        return out
-    for name in rows[0]:
-        values = [row[name] for row in rows]
-        if name in kept and kept[name][0] == values:
-            out[name] = kept[name][1]
-            continue
-        if name in shared and values.count(values[0]) == len(values):
-            out[name] = np.array(values[:1], dtype)
-        elif len(values) <= VECTOR_LIMIT:
-            out[name] = np.array(values, dtype)
-        else:
-            out[name] = [np.asarray(value, dtype) for value in values]
-        kept[name] = values, out[name]
-    return out

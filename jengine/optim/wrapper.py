@@ -1,44 +1,46 @@
-"""The optimizer wrapper: from gradients to parameter updates, one interface for every strategy.
-
-`update` is the whole of it as a pure function: add what was accumulated, divide, clip, step. The numbers that a
-schedule moves are in `param_groups`, on the host; `hyperparams` hands them to a compiled step as data.
-"""
+"""The optimizer wrapper: an optax chain, and what a training loop of MMEngine calls around it."""
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from jengine.optim import freeze
-from jengine.optim.as_optax import as_optax
-from jengine.optim.clip import ClipByNorm, clipping, parse_clip_grad
-from jengine.optim.core import Optimizer, Tree, state_dtype, step_zero, zeros_like
+from jengine.optim.build_optimizer import build_optimizer
+from jengine.optim.clip import ClipByNorm, ClipByValue, parse_clip_grad
+from jengine.optim.core import Optimizer, Parts, Tree
 from jengine.optim.counting import Accumulation
 from jengine.optim.grouped import GroupedOptimizer
-from jengine.optim.optimizers.optax_named import from_optax
-from jengine.optim.state import OptState, add_to_accumulator, add_to_weight_sum, scale_by_weight
-from jengine.registry import OPTIM_WRAPPERS, OPTIMIZERS
+from jengine.optim.transforms import accumulate_gradients, clip_by_norm
+from jengine.optim.transforms.accumulate import AccumulateState, init_accumulation, sum_of_window
+from jengine.registry import OPTIM_WRAPPERS
 
-_LEAST = 1e-12  # weights add up to 0 only where nothing counts, and then the gradients are 0 too
+OptState = Any  # the state of `OptimWrapper.tx`, a pytree
 
 
 @OPTIM_WRAPPERS.register_module()
 class OptimWrapper:
-    """Optimizer, parameter groups, gradient accumulation and clipping behind one interface.
+    """Hold an optax chain, `tx`, and the numbers of its parameter groups.
+
+    `tx` is all that the wrapper runs, from the outside to the inside: the numbers of the groups, kept in the state;
+    accumulation and the mean over replicas; loss scaling (`AmpOptimWrapper`); then clipping, weight decay, the
+    optimizer and the learning rate, a chain of named parts. It works wherever optax is used. `update`, `accumulate` and
+    the others call it as a training loop does.
 
     Args:
-      optimizer: an `Optimizer` such as `SGD(lr=0.1)`, its config, or an optax gradient transformation (whose
-        updates the group's lr, 1.0 at first, multiplies).
+      optimizer: an `Optimizer` such as `SGD(lr=0.1)`, its config, or an optax gradient transformation.
       accumulative_counts: iterations whose mean gradient makes one update.
       clip_grad: `dict(max_norm=, norm_type=2)`, `dict(clip_value=)` or None.
-      axis_name: the mapped axis of a `jax.pmap` or `jax.shard_map` around `value_and_grad` and `update`, which take
+      axis_name: mapped axis of a `jax.pmap` or `jax.shard_map` around `value_and_grad` and `update`, which take
         replicated parameters; gradients are averaged over it, once an update.
 
     Attributes:
+      tx: the chain.
+      optimizer: the optimizer.
       param_groups: the groups; their numbers may be set at any time between two steps.
       base_param_settings: with more than one group, a group of the optimizer's own settings that schedulers move
         along: the learning rate without any multiplier.
@@ -49,22 +51,45 @@ class OptimWrapper:
 
     def __init__(
         self,
-        optimizer: Optimizer | optax.GradientTransformation | Mapping[str, Any],
+        optimizer: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any],
         accumulative_counts: int = 1,
         clip_grad: Mapping[str, Any] | None = None,
         *,
         axis_name: str | None = None,
     ) -> None:
-        if isinstance(optimizer, optax.GradientTransformation):
-            optimizer = from_optax(optimizer)
-        elif not isinstance(optimizer, Optimizer):
-            optimizer = OPTIMIZERS.build(optimizer)
-        self.grouped = GroupedOptimizer(optimizer)
+        self.optimizer = build_optimizer(optimizer)
+        self.grouped = GroupedOptimizer(self.optimizer)
         self.param_groups = self.grouped.param_groups
         self.base_param_settings = self.grouped.base_param_settings
         self.clip_grad = parse_clip_grad(clip_grad)
         self.axis_name = axis_name
         self._accumulation = Accumulation(accumulative_counts)
+
+    @functools.cached_property
+    def tx(self) -> optax.GradientTransformationExtraArgs:
+        """The chain that the wrapper runs.
+
+        `update(grads, state, params)` takes these extra arguments, none of which is needed:
+          hyperparams: numbers by name in the place of those in `state.hyperparams`, see `OptimWrapper.hyperparams`.
+          is_last, weight, divisor: see `accumulate_gradients`.
+          value, grad, value_fn and others: for optimizers of optax that take them.
+        """
+        return self._transformation(self.accumulative_counts)
+
+    @functools.cached_property
+    def _tx_of_mean(self) -> optax.GradientTransformationExtraArgs:
+        """The chain without accumulation."""
+        return self._transformation(1)
+
+    def _transformation(self, every: int) -> optax.GradientTransformationExtraArgs:
+        def wrap(chain: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+            return accumulate_gradients(self._skipping(chain), every, self.axis_name)
+
+        return self.grouped.transformation(_clipping(self.clip_grad), wrap)
+
+    def _skipping(self, chain: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+        """Return the chain with what decides whether it runs at all."""
+        return chain
 
     # ------------------------------------------------------------------ what the step takes
 
@@ -79,27 +104,66 @@ class OptimWrapper:
         return self.accumulative_counts > 1
 
     @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The settings of the optimizer that a parameter group starts from."""
+        return self.optimizer.defaults
+
+    @property
     def hyperparams(self) -> dict[str, Any]:
         """The numbers of all groups as a compiled step takes them, read anew at each access.
 
         Returns:
-          Name -> float32[G] over the groups (a list of G scalars when there are more than 64); with accumulation
-          also `accumulation_divisor`, float32[]: the divisor of the summed gradients of the current window.
+          By name a float32[], or float32[G] where there are several groups: `learning_rate`, `weight_decay`, …; with
+          accumulation also `accumulation_divisor`, float32[], divides the summed gradients of the current window.
         """
         numbers = self.grouped.numbers()
-        if self.accumulative_counts > 1:
+        if self.accumulates:
             numbers["accumulation_divisor"] = self.grouped.number(self._accumulation.window_size())
         return numbers
 
     @property
     def param_settings(self) -> dict[str, dict[str, Any]]:
-        """The settings in force for each parameter, by dotted path; empty until the parameters are known."""
+        """The settings in force for each parameter, by dotted path; {} until the parameters are known."""
         return self.grouped.param_settings()
+
+    def learning_rate_multipliers(self, params: Tree) -> Tree:
+        """Return the learning rate of each parameter over that of the optimizer, as the rules set it.
+
+        Args:
+          params: the parameters.
+
+        Returns:
+          A tree of float32[] like the parameters, 0 for frozen ones; for a parameter whose layers are in several groups
+          an array that broadcasts against it.
+        """
+        base = self.defaults["lr"]
+        return self._by_leaf(params, lambda group: group["lr"] / base if base else 1.0, 0.0)
+
+    def weight_decays(self, params: Tree) -> Tree:
+        """Return the weight decay of each parameter, in the form of `learning_rate_multipliers`."""
+        return self._by_leaf(params, lambda group: group.get("weight_decay", 0.0), 0.0)
+
+    def decay_mask(self, params: Tree) -> Tree:
+        """Return which parameters decay, as the `mask` of `optax.add_decayed_weights` takes it.
+
+        Raises:
+          ValueError: the layers of one parameter differ, which a mask cannot say.
+        """
+        decays = self.weight_decays(params)
+        return jax.tree.map(_all_or_none, decays)
+
+    def _by_leaf(self, params: Tree, number: Callable[[Mapping[str, Any]], float], frozen: float) -> Tree:
+        layout = self.grouped.layout(params)
+        numbers = np.asarray([number(group) for group in self.param_groups], np.float32)
+        found = layout.spread(jnp.asarray(numbers if len(numbers) > 1 else numbers[0]), params)
+        if len(numbers) == 1:
+            found = layout.trainable(jax.tree.map(lambda _: found, params))
+        return layout.fill(found, jax.tree.map(lambda _: jnp.float32(frozen), params))
 
     # ------------------------------------------------------------------ pure: runs in the compiled step
 
     def init(self, params: Tree) -> OptState:
-        """The state before the first update.
+        """Return the state before the first update, that of `tx`.
 
         Args:
           params: pytree of floating arrays.
@@ -107,22 +171,15 @@ class OptimWrapper:
         Raises:
           TypeError: a trainable leaf that is not floating. ValueError: groups that do not fit the parameters.
         """
-        trainable = self.grouped.layout(params).trainable(params)
-        return OptState(
-            count=step_zero(),
-            inner=self.grouped.init(params),
-            accumulated_grads=zeros_like(trainable) if self.accumulative_counts > 1 else None,
-            loss_scale=None,
-            metrics={name: jnp.zeros((), jnp.float32) for name in self._metric_names()},
-            num_accumulated=step_zero() if self.accumulates else None,
-            weight_sum=jnp.zeros((), jnp.float32) if self.accumulative_counts > 1 else None,
-        )
+        self.grouped.bind(params)
+        return self.tx.init(params)
 
     def value_and_grad(self, loss_fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
-        """`jax.value_and_grad` with respect to the trainable parameters.
+        """Return `jax.value_and_grad` with respect to the trainable parameters.
 
         Args:
-          loss_fn: `(params, *args, **kwargs) -> loss`, or `(loss, aux)` with `has_aux`.
+          loss_fn: `(params, *args, **kwargs) -> loss`, or `(loss, aux)` with `has_aux`. A loss that is a dict counts
+            as the sum of the entries whose names contain 'loss', as in MMEngine.
           has_aux: see loss_fn.
 
         Returns:
@@ -131,13 +188,13 @@ class OptimWrapper:
         """
 
         def value_and_grad(params: Tree, opt_state: OptState, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
-            """The value as it is, and the gradients of the scaled loss."""
+            """Return the value as it is, and the gradients of the scaled loss."""
             layout = self.grouped.layout(params)
 
             def scaled(trainable: Tree) -> tuple[jax.Array, Any]:
                 out = self._call(loss_fn, layout.fill(trainable, params), args, kwargs)
                 loss = out[0] if has_aux else out
-                return self._scale_loss(loss, opt_state), (loss, out[1] if has_aux else None)
+                return self._scale_loss(_sum_of_losses(loss), opt_state), (loss, out[1] if has_aux else None)
 
             trainable = layout.trainable(params)
             if self.axis_name is not None:
@@ -150,49 +207,48 @@ class OptimWrapper:
         return value_and_grad
 
     def accumulate(self, grads: Tree, opt_state: OptState, weight: jax.Array | None = None) -> OptState:
-        """The iteration that only adds its gradients to `opt_state.accumulated_grads`.
+        """Run an iteration that only adds its gradients to those of the window.
 
         Args:
           grads: gradients as `value_and_grad` gives them.
           opt_state: the state.
           weight: see `update`.
         """
-        if opt_state.accumulated_grads is None or opt_state.num_accumulated is None:
-            raise ValueError("nothing accumulates here: build the wrapper with accumulative_counts above 1")
-        summed = add_to_accumulator(opt_state, scale_by_weight(self.grouped.known_layout().trainable(grads), weight))
-        return opt_state._replace(
-            accumulated_grads=summed,
-            num_accumulated=opt_state.num_accumulated + 1,
-            weight_sum=add_to_weight_sum(opt_state, weight),
-        )
+        if not self.accumulates:
+            raise ValueError("accumulative_counts must be above 1 to accumulate, got 1")
+        return self.tx.update(grads, opt_state, None, is_last=False, weight=weight)[1]
 
     def update(
         self,
         grads: Tree,
         opt_state: OptState,
-        params: Tree,
+        params: Tree | None = None,
         hyperparams: Mapping[str, Any] | None = None,
         weight: jax.Array | None = None,
+        **extra: Any,
     ) -> tuple[Tree, OptState]:
-        """The iteration that updates: adds what was accumulated, divides, clips, and steps.
+        """Run an iteration that updates: add what was accumulated, divide, clip and step.
 
         Args:
           grads: gradients as `value_and_grad` gives them.
           opt_state: the state.
           params: the parameters.
-          hyperparams: what `self.hyperparams` gave. An entry `frozen:PATTERN` that is not 0 freezes the parameters
-            whose path contains PATTERN for this step; others are ignored. None: the numbers of this moment, which a
-            trace would keep.
-          weight: float32[], what these gradients count with in the mean over the window and over replicas: for the mean
-            loss of a batch of sentences, its number of words. None: as much as any other.
+          hyperparams: what `self.hyperparams` returned. An entry `frozen:PATTERN` that is not 0 freezes the parameters
+            whose path contains PATTERN for this step; others are ignored. None: outside of a trace the numbers of
+            `param_groups`; in a trace, which would keep those of its moment, the numbers in the state.
+          weight: float32[], the weight of these gradients in the mean over the window and over replicas: for the mean
+            loss of a batch of sentences, its number of words. None: all weigh the same.
+          **extra: for optimizers of optax: `value`, `grad`, `value_fn`.
 
         Returns:
           The updates, to be added by `optax.apply_updates`, exact zeros for frozen parameters; and the new state.
         """
-        layout = self.grouped.layout(params)
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        outcome = _Outcome(lambda u: layout.fill(u, zeros), None)
-        return self._update(grads, opt_state, params, hyperparams, outcome, weight)
+        if hyperparams is None and not any(isinstance(g, jax.core.Tracer) for g in jax.tree.leaves(grads)):
+            hyperparams = self.hyperparams
+        divisor = (hyperparams or {}).get("accumulation_divisor")
+        return self.tx.update(
+            grads, opt_state, params, hyperparams=hyperparams, is_last=True, weight=weight, divisor=divisor, **extra
+        )
 
     def apply_gradients(
         self,
@@ -201,90 +257,27 @@ class OptimWrapper:
         params: Tree,
         hyperparams: Mapping[str, Any] | None = None,
         weight: jax.Array | None = None,
+        **extra: Any,
     ) -> tuple[Tree, OptState]:
-        """`update` and `optax.apply_updates` in one, which spares memory when an update may be skipped.
+        """Run `update` and `optax.apply_updates`; return the new parameters and the new state."""
+        updates, opt_state = self.update(grads, opt_state, params, hyperparams, weight, **extra)
+        return optax.apply_updates(params, updates), opt_state
 
-        Args:
-          grads: as for `update`, like the others.
-          opt_state: the state.
-          params: the parameters.
-          hyperparams: what `self.hyperparams` gave.
-          weight: as for `update`.
+    def metrics(self, opt_state: OptState) -> dict[str, jax.Array]:
+        """Return what the log shows of a state: `grad_norm`, float32[], where gradients are clipped by norm."""
+        if not isinstance(self.clip_grad, ClipByNorm):
+            return {}
+        return {"grad_norm": optax.tree.get(opt_state, "grad_norm")}
 
-        Returns:
-          The new parameters and the new state.
-        """
-        return self._update(grads, opt_state, params, hyperparams, self._added_to(params), weight)
-
-    def _added_to(self, params: Tree) -> "_Outcome":
-        layout = self.grouped.layout(params)
-
-        def add(updates: Tree) -> Tree:
-            return layout.fill(optax.apply_updates(layout.trainable(params), updates), params)
-
-        return _Outcome(add, params)
-
-    def _update(
-        self,
-        grads: Tree,
-        opt_state: OptState,
-        params: Tree,
-        hyperparams: Mapping[str, Any] | None,
-        outcome: "_Outcome",
-        weight: jax.Array | None,
-    ) -> tuple[Tree, OptState]:
-        hyperparams = self.hyperparams if hyperparams is None else hyperparams
-        grads = self.grouped.layout(params).trainable(grads)
-        grads = scale_by_weight(jax.tree.map(lambda g: g.astype(state_dtype(g.dtype)), grads), weight)
-        if opt_state.accumulated_grads is not None:
-            grads = add_to_accumulator(opt_state, grads)
-            weight = None if weight is None else add_to_weight_sum(opt_state, weight)
-        if self.accumulative_counts > 1 and weight is None:
-            grads = jax.tree.map(lambda g: g / hyperparams["accumulation_divisor"], grads)
-        if opt_state.accumulated_grads is not None:
-            # the sums are no longer needed; keep these gradients there, because zeros would have to be written
-            opt_state = opt_state._replace(accumulated_grads=grads, num_accumulated=step_zero())
-        return self._step(grads, opt_state, params, hyperparams, outcome, weight)
-
-    def _step(
-        self,
-        grads: Tree,
-        opt_state: OptState,
-        params: Tree,
-        hyperparams: Mapping[str, Any],
-        outcome: "_Outcome",
-        weight: jax.Array | None = None,
-    ) -> tuple[Tree, OptState]:
-        """Everything after accumulation, on trainable gradients; `weight` is what they have still to be divided by."""
-        if self.axis_name is not None:
-            grads, weight = jax.lax.pmean((grads, weight), self.axis_name)
-        if weight is not None:
-            divisor = jnp.maximum(weight, _LEAST)
-            grads = jax.tree.map(lambda g: g / divisor.astype(g.dtype), grads)
-        frozen = freeze.flags(self.grouped.layout(params), hyperparams)
-        if frozen is not None:
-            grads = freeze.mask(grads, frozen)
-        return self._clip_and_step(grads, opt_state, params, hyperparams, outcome)
-
-    def _clip_and_step(
-        self, grads: Tree, opt_state: OptState, params: Tree, hyperparams: Mapping[str, Any], outcome: "_Outcome"
-    ) -> tuple[Tree, OptState]:
-        clip, metrics = clipping(grads, self.clip_grad)
-        updates, inner = self.grouped.update(clip(grads), opt_state.inner, params, hyperparams)
-        return outcome.of(updates), opt_state._replace(count=opt_state.count + 1, inner=inner, metrics=metrics)
-
-    def _metric_names(self) -> tuple[str, ...]:
-        return ("grad_norm",) if isinstance(self.clip_grad, ClipByNorm) else ()
+    def is_finite(self, opt_state: OptState) -> jax.Array | None:
+        """Return whether the last update was applied, bool[]; None where none is ever skipped."""
+        return None
 
     def _scale_loss(self, loss: jax.Array, opt_state: OptState) -> jax.Array:
         return loss
 
     def _call(self, loss_fn: Callable[..., Any], params: Tree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return loss_fn(params, *args, **kwargs)
-
-    def as_optax(self) -> optax.GradientTransformationExtraArgs:
-        """The same training as a plain optax chain, see `jengine.optim.as_optax.as_optax`."""
-        return as_optax(self.grouped, self.clip_grad, self.accumulative_counts, lambda: self.hyperparams)
 
     # ------------------------------------------------------------------ host: counting, numbers, checkpoints
 
@@ -323,6 +316,8 @@ class OptimWrapper:
 
     def get_lr(self) -> dict[str, list[float]]:
         """Learning rates: `lr` of each group, preceded by `base_lr` when there is more than one group."""
+        if "lr" not in self.defaults:  # an optax transformation that keeps its learning rate to itself
+            return {}
         lr = [group["lr"] for group in self.param_groups]
         return (
             {"lr": lr} if self.base_param_settings is None else {"base_lr": [self.base_param_settings["lr"]], "lr": lr}
@@ -349,13 +344,11 @@ class OptimWrapper:
         self.grouped.load_state_dict(state_dict)
 
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
-        """Everything: `state` (arrays), `param_groups` and, with more than one group, `base_param_settings`."""
-        names = ("count", "inner", "accumulated_grads", "num_accumulated", "weight_sum")
-        state = {name: getattr(opt_state, name) for name in names}
-        return {"state": state, **self.group_state_dict()}
+        """Return `state` (arrays), `param_groups` and, with more than one group, `base_param_settings`."""
+        return {"state": opt_state, **self.group_state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
-        """Puts a `state_dict` in force.
+        """Restore a `state_dict`.
 
         Args:
           state_dict: what `state_dict` returned, here or in a run with the same config.
@@ -365,12 +358,11 @@ class OptimWrapper:
           ValueError: another structure or another number of groups.
         """
         saved = state_dict["state"]
-        mine = {name: getattr(opt_state, name) for name in saved}
-        found, expected = str(jax.tree.structure(saved)), str(jax.tree.structure(mine))
+        found, expected = str(jax.tree.structure(saved)), str(jax.tree.structure(opt_state))
         if found != expected:
             raise ValueError(f"the saved optimizer state is {found}, expected {expected}")
         self.load_group_state_dict(state_dict)
-        return opt_state._replace(**saved)
+        return saved
 
     # ------------------------------------------------------------------ one call an iteration, outside any Runner
 
@@ -419,39 +411,43 @@ class OptimWrapper:
     def backward(
         self, loss_fn: Callable[..., Any], params: Tree, opt_state: OptState, *args: Any, has_aux: bool = False
     ) -> tuple[OptState, Any]:
-        """Adds the gradients of `loss_fn(params, *args)` to those at hand, and counts one iteration; never steps.
+        """Add the gradients of `loss_fn(params, *args)` to those at hand, and count one iteration; never step.
 
         Returns:
           The new state and what `loss_fn` returned.
         """
         self.start_step()
-        if opt_state.accumulated_grads is None:
-            zeros = zeros_like(self.grouped.layout(params).trainable(params))
-            opt_state = opt_state._replace(
-                accumulated_grads=zeros, num_accumulated=step_zero(), weight_sum=jnp.zeros((), jnp.float32)
-            )
+        if not isinstance(opt_state.inner_state, AccumulateState):
+            trainable = self.grouped.layout(params).trainable(params)
+            opt_state = opt_state._replace(inner_state=init_accumulation(trainable, opt_state.inner_state))
         out, grads = self.value_and_grad(loss_fn, has_aux)(params, opt_state, *args)
-        return self.accumulate(grads, opt_state), out
+        return self._transformation(2).update(grads, opt_state, None, is_last=False)[1], out
 
     def step(
         self, params: Tree, opt_state: OptState, hyperparams: Mapping[str, Any] | None = None
     ) -> tuple[Tree, OptState]:
-        """Clips the gradients that `backward` summed and steps on them, as they are: nothing is divided or cleared.
+        """Clip the gradients that `backward` summed and step on them, as they are: nothing is divided or cleared.
 
         Returns:
           The new parameters and state; without a `backward` before, the old ones.
         """
-        if opt_state.accumulated_grads is None:
+        window = opt_state.inner_state
+        if not isinstance(window, AccumulateState):
             return params, opt_state
         numbers = self.hyperparams if hyperparams is None else hyperparams
-        grads = add_to_accumulator(opt_state, jax.tree.map(jnp.zeros_like, opt_state.accumulated_grads))
-        return self._step(grads, opt_state, params, numbers, self._added_to(params))
+        layout = self.grouped.layout(params)
+        grads = layout.fill(sum_of_window(window), jax.tree.map(jnp.zeros_like, params))
+        own = opt_state._replace(inner_state=window.inner_state)
+        updates, own = self._tx_of_mean.update(grads, own, params, hyperparams=numbers)
+        new_state = own._replace(inner_state=window._replace(inner_state=own.inner_state))
+        return optax.apply_updates(params, updates), new_state
 
     def zero_grad(self, opt_state: OptState) -> OptState:
-        """Clears the summed gradients."""
-        if opt_state.num_accumulated is None:
+        """Clear the summed gradients."""
+        window = opt_state.inner_state
+        if not isinstance(window, AccumulateState):
             return opt_state
-        return opt_state._replace(num_accumulated=step_zero())
+        return opt_state._replace(inner_state=window._replace(num_accumulated=jnp.zeros((), jnp.int32)))
 
     @contextlib.contextmanager
     def optim_context(self, model: Any = None) -> Iterator[bool]:
@@ -464,13 +460,31 @@ class OptimWrapper:
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self.grouped.optimizer.name}, {len(self.param_groups)} groups, "
+            f"{type(self).__name__}({self.optimizer.name}, {len(self.param_groups)} groups, "
             f"accumulative_counts={self.accumulative_counts}, clip_grad={self.clip_grad})"
         )
 
 
-class _Outcome(NamedTuple):
-    """What a step is to return of its updates."""
+def _clipping(clip_grad: ClipByNorm | ClipByValue | None) -> Parts:
+    if clip_grad is None:
+        return []
+    if isinstance(clip_grad, ClipByNorm):
+        return [("clip_by_norm", clip_by_norm(*clip_grad))]
+    return [("clip", optax.clip(clip_grad.clip_value))]
 
-    of: Callable[[Tree], Tree]  # trainable updates -> result
-    unchanged: Tree  # the result of a skipped step; None: `of` zeros
+
+def _sum_of_losses(loss: Any) -> jax.Array:
+    """Return the loss, or the sum of the losses in a dict."""
+    if not isinstance(loss, Mapping):
+        return loss
+    losses = [jnp.mean(value) for name, value in loss.items() if "loss" in name]
+    if not losses:
+        raise ValueError(f"a dict of losses must have a name that contains 'loss', got {sorted(loss)}")
+    return sum(losses[1:], start=losses[0])
+
+
+def _all_or_none(decays: jax.Array) -> bool:
+    found = np.unique(np.asarray(decays) != 0)
+    if len(found) > 1:
+        raise ValueError("the layers of a stacked parameter differ in weight decay, which a mask cannot say")
+    return bool(found[0])

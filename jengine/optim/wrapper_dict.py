@@ -6,8 +6,7 @@ from typing import Any, NoReturn
 from jengine.errors import UnknownNameError, closest
 from jengine.optim.core import Tree
 from jengine.optim.param_group import ParamGroup
-from jengine.optim.state import OptState
-from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper import OptimWrapper, OptState
 from jengine.registry import OPTIM_WRAPPERS
 
 

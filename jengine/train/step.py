@@ -148,10 +148,9 @@ def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepCont
     own, hyperparams = (ctx.opt_state[name], ctx.hyperparams[name]) if name else (ctx.opt_state, ctx.hyperparams)
     params, own = wrapper.apply_gradients(ctx.grads, own, ctx.params, hyperparams, ctx.loss_weight)
     model_state = ctx.model_state
-    if own.loss_scale is not None:  # an overflow leaves the model's state as it was, like everything else
-        finite = own.loss_scale.finite
+    if (finite := wrapper.is_finite(own)) is not None:  # an overflow leaves the model's state as it was, like all else
         model_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), model_state, old_model_state)
-    metrics = {f"{key}_{name}" if name else key: value for key, value in own.metrics.items()}
+    metrics = {f"{key}_{name}" if name else key: value for key, value in wrapper.metrics(own).items()}
     return ctx.replace(
         params=params,
         model_state=model_state,

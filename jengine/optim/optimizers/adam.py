@@ -1,28 +1,15 @@
-"""Adam and AdamW as torch.optim defines them.
+"""Adam and AdamW as torch.optim defines them."""
 
-The moments are those of `optax.adam`; written out here because amsgrad takes its maximum before the bias correction,
-because the betas are data, and because `optax` computes `1 - beta**t` in float32, which costs a factor of ten in
-accuracy.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine.optim import core
-from jengine.optim.core import Core, Numbers, Optimizer, Tree
+from jengine.optim.core import Optimizer, Parts, Tree
 from jengine.registry import OPTIMIZERS
-
-
-class AdamState(NamedTuple):
-    """State of Adam."""
-
-    steps: jax.Array  # int32[], updates done
-    mu: Tree  # float32, like the parameters: mean of the gradients
-    nu: Tree  # float32, like the parameters: mean of their squares
-    nu_max: Tree  # float32, like the parameters: largest nu so far; None without amsgrad
 
 
 @OPTIMIZERS.register_module()
@@ -35,7 +22,7 @@ def Adam(
     maximize: bool = False,
     decoupled_weight_decay: bool = False,
 ) -> Optimizer:
-    """Adam (Kingma and Ba, arXiv:1412.6980), with AMSGrad (Reddi et al., arXiv:1904.09237).
+    """Build Adam (Kingma and Ba, arXiv:1412.6980), with AMSGrad (Reddi et al., arXiv:1904.09237).
 
     Raises:
       ValueError: a setting outside its range.
@@ -52,7 +39,7 @@ def AdamW(
     amsgrad: bool = False,
     maximize: bool = False,
 ) -> Optimizer:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101).
+    """Build Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101).
 
     Raises:
       ValueError: a setting outside its range.
@@ -65,48 +52,51 @@ def _adam(
     decoupled: bool,
 ) -> Optimizer:  # fmt: skip
     core.in_range(name, lr=lr, eps=eps, weight_decay=weight_decay)
-    return Optimizer(
-        name=name,
-        defaults={
-            "lr": lr, "betas": core.betas_in_range(name, betas), "eps": eps, "weight_decay": weight_decay,
-            "amsgrad": amsgrad, "maximize": maximize, "decoupled_weight_decay": decoupled,
-        },
-        plan=_plan_for(name),
-    )  # fmt: skip
+    settings = {
+        "lr": lr, "betas": core.betas_in_range(name, betas), "eps": eps, "weight_decay": weight_decay,
+        "amsgrad": amsgrad, "maximize": maximize, "decoupled_weight_decay": decoupled,
+    }  # fmt: skip
+    return Optimizer(name, settings, _parts, ("lr", "betas", "eps", "weight_decay"))
 
 
-def _plan_for(name: str) -> Callable[[Sequence[Mapping[str, Any]]], Core]:
-    def plan(groups: Sequence[Mapping[str, Any]]) -> Core:
-        amsgrad, maximize, decoupled = (
-            core.shared_flag(name, groups, flag) for flag in ("amsgrad", "maximize", "decoupled_weight_decay")
-        )
-        return _core(amsgrad, maximize, decoupled)
+def _parts(
+    lr: Any, betas: Any, eps: Any, weight_decay: Any, amsgrad: bool, maximize: bool, decoupled_weight_decay: bool
+) -> Parts:
+    if amsgrad:
+        scale: Parts = [("scale_by_amsgrad", scale_by_amsgrad(*betas, eps))]
+    else:
+        scale = [("scale_by_adam", optax.scale_by_adam(*betas, eps))]
+    return core.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
 
-    return plan
+
+class AmsgradState(NamedTuple):
+    """Hold the state of AMSGrad."""
+
+    count: jax.Array  # int32[], updates done
+    mu: Tree  # float32, like the parameters: mean of the gradients
+    nu: Tree  # float32, like the parameters: mean of their squares
+    nu_max: Tree  # float32, like the parameters: largest nu so far
 
 
-def _core(amsgrad: bool, maximize: bool, decoupled: bool) -> Core:
-    def init(params: Tree) -> AdamState:
-        nu_max = core.zeros_like(params) if amsgrad else None
-        return AdamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params), nu_max)
+def scale_by_amsgrad(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
+    """Rescale gradients by AMSGrad; the maximum is taken before the bias correction, by optax after it.
 
-    def update(grads: Tree, state: AdamState, params: Tree, hp: Numbers) -> tuple[Tree, AdamState]:
-        """Bias-corrected first moments over the root of the second."""
-        grads = core.negate(grads) if maximize else grads
-        if not decoupled:
-            grads = core.add_decay(grads, params, hp["weight_decay"])
-        count = state.steps + 1
-        mu = core.mean(state.mu, hp["beta1_complement"], grads)
-        nu = core.mean_of_squares(state.nu, hp["beta2_complement"], grads)
-        nu_max = jax.tree.map(jnp.maximum, state.nu_max, nu) if amsgrad else None
-        step_size = core.per_group(jnp.divide, hp["lr"], core.bias_correction(hp["beta1_complement"], count))
-        root = core.per_group(jnp.sqrt, core.bias_correction(hp["beta2_complement"], count))
-        updates = jax.tree.map(
-            lambda s, m, v, r, eps: -s * m / (jnp.sqrt(v) / r + eps),
-            step_size, mu, nu_max if amsgrad else nu, root, hp["eps"],
-        )  # fmt: skip
-        if decoupled:
-            updates = core.add_decoupled_decay(updates, params, hp)
-        return updates, AdamState(count, mu, nu, nu_max)
+    Args:
+      b1: decay of the mean of gradients.
+      b2: decay of the mean of their squares.
+      eps: added to the root.
+    """
 
-    return Core(init, update, core.numbers_of("lr", "betas", "eps", "weight_decay"))
+    def init(params: Tree) -> AmsgradState:
+        return AmsgradState(core.step_zero(), *(core.zeros_like(params) for _ in range(3)))
+
+    def update(grads: Tree, state: AmsgradState, params: Tree = None) -> tuple[Tree, AmsgradState]:
+        count = state.count + 1
+        mu = core.moving_average(state.mu, b1, grads)
+        nu = core.moving_average_of_squares(state.nu, b2, grads)
+        nu_max = jax.tree.map(jnp.maximum, state.nu_max, nu)
+        first, second = core.bias_correction(b1, count), jnp.sqrt(core.bias_correction(b2, count))
+        updates = jax.tree.map(lambda m, v: m / first / (jnp.sqrt(v) / second + eps), mu, nu_max)
+        return updates, AmsgradState(count, mu, nu, nu_max)
+
+    return optax.GradientTransformation(init, update)

@@ -1,20 +1,14 @@
 """Stochastic gradient descent as torch.optim.SGD defines it."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from jengine.optim import core
-from jengine.optim.core import Core, Numbers, Optimizer, Tree
+from jengine.optim.core import Optimizer, Parts, Tree
 from jengine.registry import OPTIMIZERS
-
-
-class MomentumState(NamedTuple):
-    """State of SGD with momentum."""
-
-    steps: jax.Array  # int32[], updates done
-    momentum: Tree  # float32, like the parameters
 
 
 @OPTIMIZERS.register_module()
@@ -26,9 +20,7 @@ def SGD(
     nesterov: bool = False,
     maximize: bool = False,
 ) -> Optimizer:
-    """SGD with coupled weight decay. Without momentum in any group it holds no state.
-
-    Unlike `optax.sgd` it knows dampening, whose first momentum is the undampened gradient.
+    """Build SGD with coupled weight decay. Without momentum it holds no state.
 
     Raises:
       ValueError: a negative setting, or nesterov without momentum or with dampening.
@@ -39,50 +31,53 @@ def SGD(
         raise ValueError(
             f"SGD: nesterov needs momentum above 0 and dampening 0, found momentum={momentum}, dampening={dampening}"
         )
-    return Optimizer(
-        name="SGD",
-        defaults={
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "maximize": maximize,
-        },
-        plan=_plan,
-    )
+    settings = {
+        "lr": lr,
+        "momentum": momentum,
+        "dampening": dampening,
+        "weight_decay": weight_decay,
+        "nesterov": nesterov,
+        "maximize": maximize,
+    }
+    numbers = ("lr", "momentum", "dampening", "weight_decay")
+    return Optimizer("SGD", settings, _parts, numbers, absent_at_zero=("momentum", "dampening"))
 
 
-def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
-    nesterov = core.shared_flag("SGD", groups, "nesterov")
-    maximize = core.shared_flag("SGD", groups, "maximize")
-    if any(group["momentum"] for group in groups):
-        return _with_momentum(nesterov, maximize)
-    return _plain(maximize)
+def _parts(lr: Any, momentum: Any, dampening: Any, weight_decay: Any, nesterov: bool, maximize: bool) -> Parts:
+    momentum_of = momentum_parts(momentum, dampening, nesterov)
+    return core.chain_with_decay(momentum_of, lr, weight_decay, decoupled=False, maximize=maximize)
 
 
-def _plain(maximize: bool) -> Core:
-    def update(grads: Tree, state: None, params: Tree, hp: Numbers) -> tuple[Tree, None]:
-        grads = core.add_decay(core.negate(grads) if maximize else grads, params, hp["weight_decay"])
-        return jax.tree.map(lambda lr, g: -lr * g, hp["lr"], grads), state
+def momentum_parts(momentum: Any, dampening: Any, nesterov: bool) -> Parts:
+    """Return the momentum of SGD: nothing where it is the constant 0."""
+    if core.is_zero(momentum):
+        return []
+    if core.is_zero(dampening):
+        return [("trace", optax.trace(momentum, nesterov, accumulator_dtype=jnp.float32))]
+    return [("trace", dampened_trace(momentum, dampening))]
 
-    return Core(lambda params: None, update, core.numbers_without_momentum("SGD", "lr", "weight_decay"))
+
+class DampenedTraceState(NamedTuple):
+    """Hold the state of momentum with dampening."""
+
+    count: jax.Array  # int32[], updates done
+    trace: Tree  # float32, like the parameters
 
 
-def _with_momentum(nesterov: bool, maximize: bool) -> Core:
-    def init(params: Tree) -> MomentumState:
-        return MomentumState(core.step_zero(), core.zeros_like(params))
+def dampened_trace(decay: Any, dampening: Any) -> optax.GradientTransformation:
+    """Sum gradients with decay; all but the first enter with `1 - dampening`, which `optax.trace` does not have.
 
-    def update(grads: Tree, state: MomentumState, params: Tree, hp: Numbers) -> tuple[Tree, MomentumState]:
-        """Momentum of the gradients times the rate."""
-        grads = core.add_decay(core.negate(grads) if maximize else grads, params, hp["weight_decay"])
-        intake = core.momentum_intake(state.steps, hp)
-        momentum = jax.tree.map(lambda m, b, k, g: m * b + k * g, hp["momentum"], state.momentum, intake, grads)
-        if nesterov:
-            direction = jax.tree.map(lambda g, m, b: g + m * b, grads, hp["momentum"], momentum)
-        else:
-            direction = momentum
-        updates = jax.tree.map(lambda lr, d: -lr * d, hp["lr"], direction)
-        return updates, MomentumState(state.steps + 1, momentum)
+    Args:
+      decay: the momentum.
+      dampening: the part of a gradient that does not enter.
+    """
 
-    return Core(init, update, core.numbers_of("lr", "momentum", "dampening", "weight_decay"))
+    def init(params: Tree) -> DampenedTraceState:
+        return DampenedTraceState(core.step_zero(), core.zeros_like(params))
+
+    def update(grads: Tree, state: DampenedTraceState, params: Tree = None) -> tuple[Tree, DampenedTraceState]:
+        intake = jnp.where(state.count == 0, 1, 1 - dampening)
+        trace = jax.tree.map(lambda m, g: m * decay + intake * g, state.trace, grads)
+        return trace, DampenedTraceState(state.count + 1, trace)
+
+    return optax.GradientTransformation(init, update)
