@@ -13,6 +13,7 @@ from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.hooks.step_dump import write_dump
+from jengine.optim.transforms import LossScaleState, get_field
 from jengine.paths import flatten
 from jengine.registry import HOOKS
 from jengine.train import StepContext, hook_names
@@ -242,4 +243,5 @@ def _remembered(own: NumericsGuardState, good: jax.Array, loss: jax.Array, norm:
 def _loss_scales(opt_state: PyTree) -> list[jax.Array]:
     """Return the loss scales of the optimizers that have one, f32[] each."""
     states = opt_state.values() if isinstance(opt_state, Mapping) else [opt_state]
-    return [state.loss_scale.scale for state in states if state.loss_scale is not None]
+    found = [get_field(state, LossScaleState, "loss_scale") for state in states]
+    return [scale for scale in found if scale is not None]

@@ -9,7 +9,7 @@ import optax
 
 from jengine.errors import closest
 from jengine.optim.core import Tree
-from jengine.optim.transforms import dynamic_loss_scale
+from jengine.optim.transforms import LossScaleState, dynamic_loss_scale, get_field, set_fields
 from jengine.optim.wrapper import OptimWrapper, OptState
 from jengine.registry import OPTIM_WRAPPERS
 
@@ -48,7 +48,7 @@ class AmpOptimWrapper(OptimWrapper):
 
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
         """Return what OptimWrapper saves, and the `loss_scaler` under the key names of PyTorch's GradScaler."""
-        scale, tracker = (optax.tree.get(opt_state, name) for name in ("loss_scale", "growth_tracker"))
+        scale, tracker = (get_field(opt_state, LossScaleState, name) for name in ("loss_scale", "growth_tracker"))
         loss_scaler = {
             "scale": float(scale),
             "growth_factor": self.loss_scale.growth_factor,
@@ -60,7 +60,7 @@ class AmpOptimWrapper(OptimWrapper):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
         """Restore a `state_dict`; without a `loss_scaler` the scale stays as it is in `opt_state`."""
-        scale, tracker = (optax.tree.get(opt_state, name) for name in ("loss_scale", "growth_tracker"))
+        scale, tracker = (get_field(opt_state, LossScaleState, name) for name in ("loss_scale", "growth_tracker"))
         if (saved := state_dict.get("loss_scaler")) is not None:
             self.loss_scale = self.loss_scale._replace(
                 growth_factor=saved["growth_factor"],
@@ -69,24 +69,32 @@ class AmpOptimWrapper(OptimWrapper):
             )
             self.__dict__.pop("tx", None)  # it is built again, with these settings
             scale, tracker = jnp.float32(saved["scale"]), jnp.int32(saved["_growth_tracker"])
-        opt_state = super().load_state_dict(state_dict, opt_state)
-        return optax.tree.set(opt_state, loss_scale=scale, growth_tracker=tracker)
+        saved_state = _with_loss_scale(state_dict["state"], opt_state)
+        opt_state = super().load_state_dict({**state_dict, "state": saved_state}, opt_state)
+        return set_fields(opt_state, LossScaleState, loss_scale=scale, growth_tracker=tracker)
 
     def metrics(self, opt_state: OptState) -> dict[str, jax.Array]:
         """Return what the log shows of a state; beside that of OptimWrapper `loss_scale` and `skipped_steps`, float32[]."""
-        scale, skipped = (optax.tree.get(opt_state, name) for name in ("loss_scale", "skipped_steps"))
+        scale, skipped = (get_field(opt_state, LossScaleState, name) for name in ("loss_scale", "skipped_steps"))
         return {**super().metrics(opt_state), "loss_scale": scale, "skipped_steps": skipped.astype(jnp.float32)}
 
     def is_finite(self, opt_state: OptState) -> jax.Array | None:
         """Return whether the last update was applied, bool[]."""
-        return optax.tree.get(opt_state, "is_finite")
+        return get_field(opt_state, LossScaleState, "is_finite")
 
     def _scale_loss(self, loss: jax.Array, opt_state: OptState) -> jax.Array:
-        return loss.astype(jnp.float32) * optax.tree.get(opt_state, "loss_scale")
+        return loss.astype(jnp.float32) * get_field(opt_state, LossScaleState, "loss_scale")
 
     def _call(self, loss_fn: Callable[..., Any], params: Tree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         params, args, kwargs = _cast((params, args, kwargs), self.dtype)
         return loss_fn(params, *args, **kwargs)
+
+
+def _with_loss_scale(saved: Any, opt_state: Any) -> Any:
+    """Return a saved state with the loss scale of `opt_state` where it has none of its own."""
+    if isinstance(opt_state, LossScaleState):
+        return saved if isinstance(saved, LossScaleState) else opt_state._replace(inner_state=saved)
+    return saved._replace(inner_state=_with_loss_scale(saved.inner_state, opt_state.inner_state))
 
 
 class LossScale(NamedTuple):

@@ -98,7 +98,7 @@ class DefaultOptimWrapperConstructor:
             optimizer = optimizer.with_groups(groups)
         wrapper = OPTIM_WRAPPERS.build({"type": "OptimWrapper", **self.optim_wrapper_cfg}, optimizer=optimizer)
         wrapper.grouped.unmatched = self.unmatched
-        wrapper.grouped.layout(params)
+        wrapper.grouped.bind(params)
         return wrapper
 
     def add_params(

@@ -78,6 +78,8 @@ class GroupedOptimizer:
             hyperparams: Mapping[str, Any] | None = None, **extra: Any,
         ) -> tuple[Tree, GroupHyperparamsState]:  # fmt: skip
             given = hyperparams or {}
+            if given and not any(name in state.hyperparams or name.startswith(freeze.PREFIX) for name in given):
+                raise KeyError(f"hyperparams must have one of {sorted(state.hyperparams)}, got {sorted(given)}")
             numbers = {
                 name: jnp.broadcast_to(jnp.asarray(given.get(name, old), old.dtype), old.shape)
                 for name, old in state.hyperparams.items()
@@ -86,10 +88,8 @@ class GroupedOptimizer:
             chain = self._chain(before, numbers, layout, grads if params is None else params)
             if (frozen := freeze.flags(layout, given)) is not None:
                 chain = freeze.hold_frozen(chain, layout, frozen, self._chains)
-            if "grad" in extra:
-                extra["grad"] = wide(layout.trainable(extra["grad"]))
-            if extra.get("value_fn") is not None:
-                extra["value_fn"] = _of_trainable(extra["value_fn"], layout, params)
+            if None in layout.groups:  # for line searches, which then see the trainable parameters alone
+                extra = _of_trainable(extra, layout, params)
             own = None if params is None else wide(layout.trainable(params))
             updates, inner_state = wrap(chain).update(wide(layout.trainable(grads)), state.inner_state, own, **extra)
             zeros = jax.tree.map(jnp.zeros_like, grads)
@@ -156,6 +156,10 @@ class GroupedOptimizer:
         if self.optimizer.groups is None:
             self.param_groups[0].paths = list(layout.paths)
         self._layout = layout
+
+    def hold(self, layout: Layout, flags: list[Any], old: Any, new: Any) -> Any:
+        """Return an optimizer state that is `old` for the leaves with a flag and `new` for the others."""
+        return freeze.hold(layout, flags, self._chains, old, new)
 
     def restrict(self, params: Tree) -> None:
         """Train the parameters of a tree alone, where no groups were given: all others are frozen."""
@@ -308,9 +312,14 @@ def _side_by_side(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _of_trainable(value_fn: Callable[..., Any], layout: Layout, params: Tree) -> Callable[..., Any]:
-    """Return a function of the trainable parameters."""
-    return lambda trainable, *args, **kwargs: value_fn(layout.fill(trainable, params), *args, **kwargs)
+def _of_trainable(extra: Mapping[str, Any], layout: Layout, params: Tree) -> dict[str, Any]:
+    """Return the extra arguments of an update with `grad` and `value_fn` for the trainable parameters alone."""
+    out = dict(extra)
+    if "grad" in extra and jax.tree.structure(extra["grad"]) == layout.treedef:
+        out["grad"] = layout.trainable(extra["grad"])
+    if (value_fn := extra.get("value_fn")) is not None:
+        out["value_fn"] = lambda trainable, *args, **kwargs: value_fn(layout.fill(trainable, params), *args, **kwargs)
+    return out
 
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:

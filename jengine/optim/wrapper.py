@@ -15,7 +15,7 @@ from jengine.optim.clip import ClipByNorm, ClipByValue, parse_clip_grad
 from jengine.optim.core import Optimizer, Parts, Tree
 from jengine.optim.counting import Accumulation
 from jengine.optim.grouped import GroupedOptimizer
-from jengine.optim.transforms import accumulate_gradients, clip_by_norm
+from jengine.optim.transforms import ClipByNormState, accumulate_gradients, clip_by_norm, get_field
 from jengine.optim.transforms.accumulate import AccumulateState, init_accumulation, sum_of_window
 from jengine.registry import OPTIM_WRAPPERS
 
@@ -215,7 +215,7 @@ class OptimWrapper:
           weight: see `update`.
         """
         if not self.accumulates:
-            raise ValueError("accumulative_counts must be above 1 to accumulate, got 1")
+            raise ValueError("OptimWrapper.accumulate needs accumulative_counts above 1, got 1")
         return self.tx.update(grads, opt_state, None, is_last=False, weight=weight)[1]
 
     def update(
@@ -267,7 +267,7 @@ class OptimWrapper:
         """Return what the log shows of a state: `grad_norm`, float32[], where gradients are clipped by norm."""
         if not isinstance(self.clip_grad, ClipByNorm):
             return {}
-        return {"grad_norm": optax.tree.get(opt_state, "grad_norm")}
+        return {"grad_norm": get_field(opt_state, ClipByNormState, "grad_norm")}
 
     def is_finite(self, opt_state: OptState) -> jax.Array | None:
         """Return whether the last update was applied, bool[]; None where none is ever skipped."""
@@ -324,8 +324,10 @@ class OptimWrapper:
         )
 
     def get_momentum(self) -> dict[str, list[float]]:
-        """The momentum of each group: `momentum`, else the first of `betas`, else 0."""
-        return {"momentum": [g["momentum"] if "momentum" in g else g.get("betas", (0,))[0] for g in self.param_groups]}
+        """The momentum of each group: `momentum`, else the first of `betas`, else `b1`, else 0."""
+        if not self.defaults:  # an optax transformation that keeps its numbers to itself
+            return {}
+        return {"momentum": [_momentum(group) for group in self.param_groups]}
 
     def group_table(self) -> tuple[list[str], list[list[str]]]:
         """The parameter groups as a table: column names and rows of strings; no rows until parameters are known."""
@@ -471,6 +473,12 @@ def _clipping(clip_grad: ClipByNorm | ClipByValue | None) -> Parts:
     if isinstance(clip_grad, ClipByNorm):
         return [("clip_by_norm", clip_by_norm(*clip_grad))]
     return [("clip", optax.clip(clip_grad.clip_value))]
+
+
+def _momentum(group: Mapping[str, Any]) -> float:
+    if "betas" in group:
+        return group["betas"][0]
+    return group.get("momentum", group.get("b1")) or 0.0
 
 
 def _sum_of_losses(loss: Any) -> jax.Array:

@@ -16,7 +16,7 @@ def is_per_replica(path: str) -> bool:
     item, *rest = path.split(".")
     if item == "hook_state":
         return "model_state" in rest[1:2]
-    return item == "model_state" or (item == "opt_state" and rest[0] in ("accumulated_grads", "weight_sum"))
+    return item == "model_state" or (item == "opt_state" and rest[1:2] in (["accumulated_grads"], ["weight_sum"]))
 
 
 def per_replica(fn: Callable[[Any], Any], state: PyTree) -> PyTree:

@@ -146,7 +146,11 @@ def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepCont
     """Apply the optimizer of the phase to the parameters."""
     name, wrapper = phase.name, phase.optim_wrapper
     own, hyperparams = (ctx.opt_state[name], ctx.hyperparams[name]) if name else (ctx.opt_state, ctx.hyperparams)
-    params, own = wrapper.apply_gradients(ctx.grads, own, ctx.params, hyperparams, ctx.loss_weight)
+    loss = ctx.metrics[f"loss_{name}" if name else "loss"]
+    value_fn = _value_fn(phase, ctx, old_model_state)  # for line searches
+    params, own = wrapper.apply_gradients(
+        ctx.grads, own, ctx.params, hyperparams, ctx.loss_weight, value=loss, grad=ctx.grads, value_fn=value_fn
+    )
     model_state = ctx.model_state
     if (finite := wrapper.is_finite(own)) is not None:  # an overflow leaves the model's state as it was, like all else
         model_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), model_state, old_model_state)
@@ -157,6 +161,21 @@ def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepCont
         opt_state={**ctx.opt_state, name: own} if name else own,
         metrics={**ctx.metrics, **metrics},
     )
+
+
+def _value_fn(phase: Phase, ctx: StepContext, model_state: PyTree) -> Callable[[PyTree], jax.Array]:
+    """Return the loss as a function of the parameters alone."""
+
+    def value_fn(params: PyTree) -> jax.Array:
+        losses, _ = phase.loss(params, model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
+        total, _ = total_loss(losses, ctx.batch)
+        axis = phase.optim_wrapper.axis_name
+        if axis is None:
+            return total
+        weight = loss_weight(losses, ctx.batch)
+        return mean_over_replicas({"loss": total}, weight, axis)["loss"]
+
+    return value_fn
 
 
 def _accumulate(phase: Phase, ctx: StepContext) -> StepContext:

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -102,7 +103,7 @@ def test_replicas_exchange_gradients_once_a_window(check_vma):
     state = wrapper.init(params)
     shard = functools.partial(jax.shard_map, mesh=mesh, check_vma=check_vma)
     replicated, split = PartitionSpec(), PartitionSpec("data")
-    state_spec = jax.tree.map(lambda _: replicated, state)._replace(accumulated_grads={"w": split})
+    state_spec = optax.tree.set(jax.tree.map(lambda _: replicated, state), accumulated_grads={"w": split})
 
     def grads_of(params, opt_state, x):
         return wrapper.value_and_grad(lambda p, x: jnp.mean(x @ p["w"]))(params, opt_state, x)[1]
@@ -119,7 +120,7 @@ def test_replicas_exchange_gradients_once_a_window(check_vma):
         return jax.tree.map(jnp.add, params, updates), opt_state
 
     # the sums of every replica lie behind one another
-    state = state._replace(accumulated_grads={"w": jnp.zeros(12)})
+    state = optax.tree.set(state, accumulated_grads={"w": jnp.zeros(12)})
     x = np.random.default_rng(0).normal(size=(2, 8, 3)).astype("f")
     assert accumulate.lower(params, state, x[0]).compile().as_text().count("all-reduce(") == 0
     text = update.lower(params, state, x[1], wrapper.hyperparams).compile().as_text()
@@ -183,5 +184,5 @@ def test_forward_context_says_whether_gradients_are_used_at_once():
 def test_nothing_accumulates_without_a_window():
     wrapper = OptimWrapper(SGD(lr=0.1))
     params = {"w": jnp.ones(())}
-    with pytest.raises(ValueError, match="accumulative_counts above 1"):
+    with pytest.raises(ValueError, match="accumulative_counts above 1, got 1"):
         wrapper.accumulate(params, wrapper.init(params))

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 
 from jengine.errors import closest
-from jengine.optim import freeze
 from jengine.train import TrainState
 
 PyTree = Any
@@ -40,7 +39,7 @@ def build_reset(
         old = layout.flatten(params)
         rows = zip(chosen, fresh, old, strict=True)
         params = layout.treedef.unflatten([a.astype(b.dtype) if new else b for new, a, b in rows])
-        return params, freeze.hold(layout, chosen, optim_wrapper.init(params), opt_state)
+        return params, optim_wrapper.grouped.hold(layout, chosen, optim_wrapper.tx.init(params), opt_state)
 
     places = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
     compiled = jax.jit(reset, donate_argnums=(0, 1), out_shardings=places)

@@ -6,7 +6,7 @@ group in the place of its float arguments. Each group has a chain of its own, on
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -45,13 +45,28 @@ def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) 
 
     def parts(**settings: Any) -> Parts:
         numbers = {"learning_rate" if name == "lr" else name: value for name, value in settings.items()}
-
-        def update(grads: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
-            return tx.update(grads, optax.tree.set(state, **numbers) if numbers else state, params, **extra)
-
-        return [("optax", optax.GradientTransformationExtraArgs(tx.init, update))]
+        return [("optax", _with_numbers(tx, numbers) if numbers else tx)]
 
     return Optimizer("optax", defaults, parts, tuple(defaults), by_leaf=(), whole_tensor=True)
+
+
+def _with_numbers(
+    tx: optax.GradientTransformationExtraArgs, numbers: Mapping[str, Any]
+) -> optax.GradientTransformationExtraArgs:
+    """Return a transformation of `optax.inject_hyperparams` on numbers that its own state does not keep."""
+
+    def without(state: Any) -> Any:
+        return state._replace(hyperparams={k: v for k, v in state.hyperparams.items() if k not in numbers})
+
+    def init(params: Tree) -> Any:
+        return without(tx.init(params))
+
+    def update(grads: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
+        whole = state._replace(hyperparams={**state.hyperparams, **numbers})
+        updates, state = tx.update(grads, whole, params, **extra)
+        return updates, without(state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _injected(tx: optax.GradientTransformation) -> dict[str, float]:

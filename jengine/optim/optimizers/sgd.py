@@ -53,8 +53,8 @@ def momentum_parts(momentum: Any, dampening: Any, nesterov: bool) -> Parts:
     if core.is_zero(momentum):
         return []
     if core.is_zero(dampening):
-        return [("trace", optax.trace(momentum, nesterov, accumulator_dtype=jnp.float32))]
-    return [("trace", dampened_trace(momentum, dampening))]
+        return [("scale_by_momentum", optax.trace(momentum, nesterov, accumulator_dtype=jnp.float32))]
+    return [("scale_by_momentum", dampened_trace(momentum, dampening))]
 
 
 class DampenedTraceState(NamedTuple):

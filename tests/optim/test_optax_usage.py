@@ -1,0 +1,454 @@
+"""The wrapper's chain wherever optax is used, each time against optax by hand."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from flax.training import train_state
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jengine.optim import SGD, Adam, AdamW, AmpOptimWrapper, OptimWrapper, build_optim_wrapper, transforms
+
+RNG = np.random.default_rng(0)
+PARAMS = {
+    "backbone": {"kernel": jnp.asarray(RNG.normal(size=(4, 3)), jnp.float32), "bias": jnp.ones(3)},
+    "head": {"kernel": jnp.asarray(RNG.normal(size=(3, 2)), jnp.float32), "bias": jnp.zeros(2)},
+}
+TARGET = jax.tree.map(lambda p: p + 1, PARAMS)
+LR = 0.05
+
+
+def loss_fn(params, target=TARGET):
+    return sum(jnp.sum((p - t) ** 2) for p, t in zip(jax.tree.leaves(params), jax.tree.leaves(target), strict=True))
+
+
+def ours():
+    return OptimWrapper(AdamW(lr=LR, weight_decay=0.1)).tx
+
+
+def theirs():
+    return optax.adamw(LR, weight_decay=0.1)
+
+
+def train(tx, params=PARAMS, steps=5, loss=loss_fn, **extra):
+    """Train with nothing but optax; pass the loss to what needs it."""
+    tx = optax.with_extra_args_support(tx)
+
+    @jax.jit
+    def step(params, state):
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = tx.update(grads, state, params, value=value, grad=grads, value_fn=loss, **extra)
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    for _ in range(steps):
+        params, state = step(params, state)
+    return params
+
+
+def assert_close(found, expected, rtol=1e-5, atol=1e-5):
+    # betas are data here and constants there, where `1 - b2**count` loses five digits: 4e-5 of an update
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), found, expected)
+
+
+def labels(params):
+    return {name: jax.tree.map(lambda _: name, part) for name, part in params.items()}
+
+
+def biases(params):
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "bias", params)
+
+
+def halved(step):
+    return LR * 0.5 ** (step // 2)
+
+
+def every_other(updates, state, params=None, *, step=0):
+    return step % 2 == 0
+
+
+# each: our transformation inside of optax's, and the same of optax alone
+COMPOSITIONS = {
+    "alone": lambda make: make(),
+    "chain": lambda make: optax.chain(optax.clip(0.5), make()),
+    "chain, before another": lambda make: optax.chain(make(), optax.scale(0.5)),
+    "named_chain": lambda make: optax.named_chain(("clip", optax.clip_by_global_norm(1.0)), ("optimizer", make())),
+    "masked": lambda make: optax.masked(make(), biases),
+    "partition, one transformation twice": lambda make: (
+        lambda tx: optax.partition({"backbone": tx, "head": tx}, labels)
+    )(make()),
+    "multi_transform": lambda make: optax.multi_transform({"backbone": make(), "head": optax.sgd(0.1)}, labels),
+    "partition, a part frozen": lambda make: optax.partition(
+        {"backbone": optax.set_to_zero(), "head": make()}, labels
+    ),
+    "flatten": lambda make: optax.flatten(make()),
+    "MultiSteps": lambda make: optax.MultiSteps(make(), every_k_schedule=2),
+    "apply_if_finite": lambda make: optax.apply_if_finite(make(), max_consecutive_errors=2),
+    "lookahead sync": lambda make: optax.chain(make(), optax.ema(0.9)),
+    "reduce_on_plateau": lambda make: optax.chain(make(), optax.contrib.reduce_on_plateau(patience=1, factor=0.5)),
+    "scale_by_schedule": lambda make: optax.chain(make(), optax.scale_by_schedule(lambda step: 0.5**step)),
+    "add_decayed_weights": lambda make: optax.chain(optax.add_decayed_weights(0.1, mask=biases), make()),
+    "skip_not_finite": lambda make: optax.transforms.conditionally_transform(
+        make(), lambda step, **extra: step % 2 == 0
+    ),
+    "freeze": lambda make: optax.transforms.selective_transform(make(), freeze_mask=biases),
+    "keep_params_nonnegative": lambda make: optax.chain(make(), optax.keep_params_nonnegative()),
+    "schedule_free": lambda make: optax.contrib.schedule_free(make(), learning_rate=LR, b1=0.9),
+    "mechanize": lambda make: optax.contrib.mechanize(make()),
+    "polyak_averaging": lambda make: optax.chain(make(), optax.scale_by_polyak(max_learning_rate=0.5)),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_chain_works_inside_of_optax(name):
+    def make_tx(make):
+        tx = COMPOSITIONS[name](make)
+        return tx.gradient_transformation() if isinstance(tx, optax.MultiSteps) else tx
+
+    assert_close(train(make_tx(ours)), train(make_tx(theirs)))
+
+
+# each: a transformation of optax that the wrapper runs
+OPTIMIZERS = {
+    "adamw": lambda: optax.adamw(LR),
+    "sgd": lambda: optax.sgd(LR, momentum=0.9),
+    "schedule": lambda: optax.adam(halved),
+    "chain with a schedule": lambda: optax.chain(optax.clip(0.5), optax.adam(optax.cosine_decay_schedule(LR, 5))),
+    "inject_hyperparams": lambda: optax.inject_hyperparams(optax.adamw)(LR),
+    "inject_hyperparams, a schedule": lambda: optax.inject_hyperparams(optax.adamw)(halved),
+    "MultiSteps": lambda: optax.MultiSteps(optax.adam(LR), every_k_schedule=2),
+    "lbfgs": lambda: optax.lbfgs(),
+    "polyak_sgd": lambda: optax.polyak_sgd(),
+    "prodigy": lambda: optax.contrib.prodigy(),
+    "dadapt_adamw": lambda: optax.contrib.dadapt_adamw(),
+    "schedule_free_sgd": lambda: optax.contrib.schedule_free_sgd(LR),
+    "muon": lambda: optax.contrib.muon(LR),
+    "momo": lambda: optax.contrib.momo(),
+    "reduce_on_plateau": lambda: optax.chain(optax.sgd(LR), optax.contrib.reduce_on_plateau(patience=1, factor=0.5)),
+    "partition": lambda: optax.partition({"backbone": optax.sgd(LR), "head": optax.adam(LR)}, labels),
+    "masked": lambda: optax.masked(optax.sgd(LR), biases),
+    "apply_if_finite": lambda: optax.apply_if_finite(optax.adam(LR), 3),
+    "noise": lambda: optax.chain(optax.add_noise(0.1, 0.5, key=jax.random.key(0)), optax.sgd(LR)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_wrapper_runs_optax(name):
+    tx = OPTIMIZERS[name]()
+    by_hand = tx.gradient_transformation() if isinstance(tx, optax.MultiSteps) else tx
+    # a line search may stop elsewhere where a compiler rounds otherwise
+    assert_close(train(OptimWrapper(tx).tx), train(by_hand), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "reference"),
+    [
+        (dict(type="adamw", learning_rate=LR), optax.adamw(LR)),
+        (dict(type=optax.adamw, learning_rate=LR), optax.adamw(LR)),
+        (dict(type=optax.contrib.prodigy, learning_rate=1.0), optax.contrib.prodigy(1.0)),
+        (dict(type="lbfgs"), optax.lbfgs()),
+        (dict(type="polyak_sgd", max_learning_rate=0.5), optax.polyak_sgd(0.5)),
+    ],
+)
+def test_config_of_an_optax_optimizer(config, reference):
+    assert_close(train(OptimWrapper(config).tx), train(reference), rtol=1e-4, atol=1e-4)
+
+
+def test_learning_rate_of_an_optax_optimizer_is_that_of_the_group():
+    for optimizer in (dict(type="adamw", learning_rate=LR), dict(type=optax.adamw, learning_rate=LR)):
+        wrapper = OptimWrapper(optimizer)
+        assert wrapper.get_lr() == {"lr": [LR]}
+        assert wrapper.get_momentum() == {"momentum": [0.9]}
+    injected = OptimWrapper(optax.inject_hyperparams(optax.adamw)(LR))
+    assert injected.get_lr()["lr"] == pytest.approx([LR])
+    # of a built optimizer nobody knows them: nothing is better than 1.0 and 0
+    assert (OptimWrapper(optax.adamw(LR)).get_lr(), OptimWrapper(optax.adamw(LR)).get_momentum()) == ({}, {})
+
+
+def test_numbers_of_injected_hyperparams_are_those_of_the_group():
+    wrapper = OptimWrapper(optax.inject_hyperparams(optax.sgd)(learning_rate=LR))
+    wrapper.param_groups[0]["lr"] = 0.5
+    updates, _ = wrapper.update(PARAMS, wrapper.init(PARAMS), PARAMS)
+    assert_close(updates, jax.tree.map(lambda p: -0.5 * p, PARAMS))
+
+
+# ---------------------------------------------------------------------- numbers in the state
+
+
+def test_learning_rate_is_in_the_state_and_moves_without_a_trace():
+    tx = OptimWrapper(SGD(lr=0.1)).tx
+    state, traces = tx.init(PARAMS), []
+
+    @jax.jit
+    def step(state):
+        traces.append(1)
+        return tx.update(PARAMS, state, PARAMS)
+
+    assert float(optax.tree.get(state, "learning_rate")) == pytest.approx(0.1)
+    for lr in (0.1, 0.5):
+        state = optax.tree.set(state, learning_rate=jnp.float32(lr))
+        updates, state = step(state)
+        np.testing.assert_allclose(updates["head"]["kernel"], -lr * PARAMS["head"]["kernel"], rtol=1e-6)
+    assert len(traces) == 1
+    assert float(optax.tree.get(state, "learning_rate")) == pytest.approx(0.5)
+
+
+def test_hyperparams_replace_the_numbers_in_the_state():
+    wrapper = OptimWrapper(SGD(lr=0.1))
+    step, state = jax.jit(wrapper.tx.update), wrapper.init(PARAMS)
+    for lr in (0.1, 0.5):
+        wrapper.param_groups[0]["lr"] = lr
+        updates, state = step(PARAMS, state, PARAMS, hyperparams=wrapper.hyperparams)
+        np.testing.assert_allclose(updates["head"]["kernel"], -lr * PARAMS["head"]["kernel"], rtol=1e-6)
+        assert float(optax.tree.get(state, "learning_rate")) == pytest.approx(lr)
+    assert step._cache_size() == 1
+
+
+def test_update_without_hyperparams_takes_the_numbers_of_the_groups_outside_of_a_trace_alone():
+    wrapper = OptimWrapper(SGD(lr=0.1))
+    state = wrapper.init(PARAMS)
+    wrapper.param_groups[0]["lr"] = 0.5
+    outside, _ = wrapper.update(PARAMS, state, PARAMS)
+    inside, _ = jax.jit(wrapper.update)(PARAMS, state, PARAMS)
+    np.testing.assert_allclose(outside["head"]["kernel"], -0.5 * PARAMS["head"]["kernel"], rtol=1e-6)
+    np.testing.assert_allclose(inside["head"]["kernel"], -0.1 * PARAMS["head"]["kernel"], rtol=1e-6)
+
+
+def test_state_explains_itself():
+    wrapper = OptimWrapper(AdamW(lr=LR), clip_grad=dict(max_norm=1.0), accumulative_counts=2)
+    state = wrapper.init({"w": jnp.ones(3)})
+    assert list(state._fields) == ["hyperparams", "inner_state"]
+    assert sorted(state.hyperparams) == ["b1", "b2", "eps", "learning_rate", "weight_decay"]
+    assert list(state.inner_state.inner_state) == [
+        "clip_by_norm", "scale_by_adam", "add_decayed_weights", "scale_by_learning_rate",
+    ]  # fmt: skip
+    assert isinstance(state.inner_state.inner_state["scale_by_adam"], optax.ScaleByAdamState)
+
+
+def test_weight_decay_without_parameters_is_refused():
+    tx = ours()
+    with pytest.raises(ValueError, match="needs the parameters"):
+        tx.update(PARAMS, tx.init(PARAMS))
+
+
+# ---------------------------------------------------------------------- trees and states
+
+
+def test_one_wrapper_serves_two_models():
+    tx = ours()
+    other = {"w": jnp.arange(3.0)}
+    tx.init(PARAMS)
+    assert_close(train(tx, other, loss=lambda p: jnp.sum(p["w"] ** 2)), train(theirs(), other, loss=lambda p: jnp.sum(p["w"] ** 2)))
+    assert_close(train(tx), train(theirs()))
+
+
+def test_tree_map_params():
+    tx, reference = ours(), theirs()
+    sizes = optax.tree_map_params(tx, lambda leaf: leaf.size, tx.init(PARAMS), transform_non_params=lambda _: None)
+    expected = optax.tree_map_params(
+        reference, lambda leaf: leaf.size, reference.init(PARAMS), transform_non_params=lambda _: None
+    )
+    assert optax.tree.get(sizes, "mu") == optax.tree.get(expected, "mu")
+
+
+def test_rules_act_on_the_part_of_a_tree_that_masked_passes():
+    rules = dict(custom_keys={"head": dict(lr_mult=0.1)})
+    wrapper = build_optim_wrapper(PARAMS, dict(optimizer=dict(type="SGD", lr=1.0), paramwise_cfg=rules))
+    tx = optax.masked(wrapper.tx, biases)
+    updates, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+    np.testing.assert_allclose(updates["backbone"]["bias"], -PARAMS["backbone"]["bias"])
+    np.testing.assert_allclose(updates["head"]["bias"], -0.1 * PARAMS["head"]["bias"])
+    np.testing.assert_array_equal(updates["head"]["kernel"], PARAMS["head"]["kernel"])  # not masked: left alone
+
+
+def test_groups_of_a_tree_without_names_are_refused():
+    wrapper = OptimWrapper(SGD(lr=1.0).with_groups([{"params": "backbone"}, {"params": "head", "lr": 0.1}]))
+    with pytest.raises(ValueError, match="no parameter is called 'backbone'"):
+        optax.flatten(wrapper.tx).init(PARAMS)
+
+
+def test_masks_and_multipliers_for_chains_of_ones_own():
+    rules = dict(custom_keys={"head": dict(lr_mult=0.1)}, bias_decay_mult=0.0)
+    cfg = dict(optimizer=dict(type="AdamW", lr=LR, weight_decay=0.1), paramwise_cfg=rules)
+    wrapper = build_optim_wrapper(PARAMS, cfg)
+    assert wrapper.decay_mask(PARAMS) == {
+        "backbone": {"bias": False, "kernel": True}, "head": {"bias": True, "kernel": True},
+    }  # fmt: skip
+    multipliers = wrapper.learning_rate_multipliers(PARAMS)
+    by_optax = optax.chain(
+        optax.scale_by_adam(),
+        optax.add_decayed_weights(0.1, mask=wrapper.decay_mask(PARAMS)),
+        optax.scale(-LR),
+        optax.stateless(lambda updates, params: jax.tree.map(jnp.multiply, updates, multipliers)),
+    )
+    by_transforms = optax.chain(
+        optax.scale_by_adam(),
+        transforms.add_decayed_weights_by_rule(wrapper.weight_decays),
+        transforms.scale_by_group_learning_rate(jax.tree.map(lambda m: LR * m, multipliers)),
+    )
+    assert_close(train(wrapper.tx), train(by_optax))
+    assert_close(train(by_transforms), train(by_optax))
+
+
+# ---------------------------------------------------------------------- our transformations in chains of optax
+
+
+def test_accumulation_gives_what_multisteps_gives():
+    accumulating = transforms.accumulate_gradients(optax.adam(LR), every=3)
+    reference = optax.MultiSteps(optax.adam(LR), every_k_schedule=3).gradient_transformation()
+    assert_close(train(accumulating, steps=7), train(reference, steps=7))
+    assert_close(train(OptimWrapper(Adam(lr=LR), accumulative_counts=3).tx, steps=7), train(reference, steps=7))
+
+
+def test_clipping_in_a_chain():
+    tx = optax.chain(transforms.clip_by_norm(1.0), optax.sgd(LR))
+    assert_close(train(tx), train(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(LR))))
+
+
+def test_loss_scale_in_a_chain_skips_what_is_not_finite():
+    tx = transforms.dynamic_loss_scale(optax.adam(LR), init_scale=8.0)
+    state = tx.init(PARAMS)
+    grads = jax.grad(loss_fn)(PARAMS)
+    scaled = jax.tree.map(lambda g: g * optax.tree.get(state, "loss_scale"), grads)
+    updates, state = tx.update(scaled, state, PARAMS)
+    expected, expected_state = optax.adam(LR).update(grads, optax.adam(LR).init(PARAMS), PARAMS)
+    assert_close(updates, expected)
+    updates, after = tx.update(jax.tree.map(lambda g: g * jnp.nan, grads), state, PARAMS)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(updates))
+    assert_close(after.inner_state, expected_state)
+    assert float(optax.tree.get(after, "loss_scale")) == 4.0
+
+
+# ---------------------------------------------------------------------- transformations of JAX
+
+
+def test_train_state_of_flax():
+    states = [train_state.TrainState.create(apply_fn=loss_fn, params=PARAMS, tx=make()) for make in (ours, theirs)]
+    for _ in range(5):
+        states = [state.apply_gradients(grads=jax.grad(loss_fn)(state.params)) for state in states]
+    assert_close(states[0].params, states[1].params)
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)])
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.layers[1](nnx.relu(self.layers[0](self.norm(x))))
+
+
+@pytest.mark.parametrize("rules", [None, dict(norm_decay_mult=0.0)])
+def test_optimizer_of_nnx(rules):
+    x = jnp.asarray(RNG.normal(size=(8, 4)), jnp.float32)
+
+    def run(make):
+        model = Net(nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, make(model), wrt=nnx.Param)
+
+        @nnx.jit
+        def step(model, optimizer):
+            grads = nnx.grad(lambda m: jnp.mean((m(x) - 1) ** 2))(model)
+            optimizer.update(model, grads)
+
+        for _ in range(3):
+            step(model, optimizer)
+        return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+    cfg = dict(optimizer=dict(type="AdamW", lr=LR, weight_decay=0.1))
+    found = run(lambda model: build_optim_wrapper(model, cfg if rules is None else {**cfg, "paramwise_cfg": rules}).tx)
+
+    def mask(params):
+        return jax.tree_util.tree_map_with_path(lambda path, _: "norm" not in jax.tree_util.keystr(path), params)
+
+    expected = run(lambda model: optax.adamw(LR, weight_decay=0.1, mask=None if rules is None else mask))
+    assert_close(found, expected)
+
+
+def test_vmap_over_seeds():
+    seeds = jax.tree.map(lambda p: jnp.stack([p, 2 * p, -p]), PARAMS)
+
+    def run(tx, params):
+        def step(carry, _):
+            params, state = carry
+            updates, state = tx.update(jax.grad(loss_fn)(params), state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(step, (params, tx.init(params)), length=4)[0][0]
+
+    assert_close(jax.vmap(functools.partial(run, ours()))(seeds), jax.vmap(functools.partial(run, theirs()))(seeds))
+
+
+@pytest.mark.parametrize("through", ["pmap", "shard_map"])
+def test_mapped_axis_averages_gradients(through):
+    wrapper = OptimWrapper(SGD(lr=1.0), axis_name="data")
+    params, state = {"w": jnp.zeros(())}, wrapper.init({"w": jnp.zeros(())})
+    grads = {"w": jnp.asarray([1.0, 3.0])}
+    if through == "pmap":
+        updates = jax.pmap(lambda g: wrapper.tx.update(g, state, params)[0], axis_name="data")(grads)
+    else:
+        mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+        spec = PartitionSpec("data")
+        shard = functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec)
+        updates = jax.jit(shard(lambda g: {"w": wrapper.tx.update({"w": g["w"][0]}, state, params)[0]["w"][None] * jnp.ones(1)}))(grads)
+    np.testing.assert_allclose(updates["w"], [-2.0, -2.0])
+
+
+def test_sharded_parameters_have_sharded_state():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    params = {"w": jax.device_put(jnp.arange(8.0), sharding)}
+    tx = ours()
+    state = tx.init(params)
+    assert optax.tree.get(state, "mu")["w"].sharding == sharding
+    updates, state = jax.jit(tx.update)(params, state, params)
+    expected, _ = theirs().update(params, theirs().init(params), params)
+    assert_close(updates, expected)
+    assert updates["w"].sharding.is_equivalent_to(sharding, 1)
+
+
+def test_orbax_round_trip(tmp_path):
+    tx = OptimWrapper(AdamW(lr=LR), clip_grad=dict(max_norm=1.0), accumulative_counts=2).tx
+    _, state = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "state", jax.tree.map(ocp.utils.to_shape_dtype_struct, state))
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
+
+
+def test_amp_chain_is_a_transformation_as_well():
+    wrapper = AmpOptimWrapper(optimizer=AdamW(lr=LR, weight_decay=0.1), loss_scale=8.0, dtype="float32")
+    tx, params = wrapper.tx, PARAMS
+    state = tx.init(params)
+    for _ in range(5):
+        grads = jax.grad(lambda p, s: loss_fn(p) * optax.tree.get(s, "loss_scale"))(params, state)
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    assert_close(params, train(theirs()))
+
+
+def test_optimizer_by_itself():
+    sgd = SGD(lr=0.1)
+    state = sgd.init(PARAMS)
+    sgd.param_groups[0]["lr"] = 0.5
+    updates, _ = sgd.update(PARAMS, state, PARAMS)
+    assert_close(updates, jax.tree.map(lambda p: -0.5 * p, PARAMS))
+
+
+def test_linen_model_of_optax_documentation():
+    model = nn.Dense(2)
+    x, y = jnp.ones((4, 3)), jnp.zeros((4, 2))
+    params = model.init(jax.random.key(0), x)
+
+    def loss(params):
+        return optax.l2_loss(model.apply(params, x), y).mean()
+
+    assert_close(train(ours(), params, loss=loss), train(theirs(), params, loss=loss))
