@@ -51,10 +51,10 @@ class Look(Hook):
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         self.labels.append(np.asarray(data_batch["pseudo_label"]))
         if batch_idx == 0:
-            self.after[runner.epoch] = jax.tree.map(np.array, (runner.state.params, runner.state.opt_state.inner))
+            self.after[runner.epoch] = jax.tree.map(np.array, (runner.state.params, runner.state.opt_state.inner_state))
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self.before[runner.epoch + 1] = jax.tree.map(np.array, (runner.state.params, runner.state.opt_state.inner))
+        self.before[runner.epoch + 1] = jax.tree.map(np.array, (runner.state.params, runner.state.opt_state.inner_state))
 
 
 def make(work_dir, look=None, model=None, dataset=None, sampler=None, hook=None, **changes):
