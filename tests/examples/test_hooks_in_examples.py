@@ -160,7 +160,6 @@ def test_a_training_of_imix_in_half_precision_has_schedules_of_rate_and_momentum
             hook["eval_iter_period"] = 10
     runner = Runner.from_cfg({**cfg, "work_dir": tmp_path})
     state = runner.train()
-    assert int(optax.tree.get(state.opt_state, "count")) == 10  # an update takes two iterations
     assert float(optax.tree.get(state.opt_state, "loss_scale")) <= 1024.0
     rows = [json.loads(line) for line in (tmp_path / "training_status.json").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == [9, 19]
