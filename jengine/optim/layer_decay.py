@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from jengine import paths
 from jengine.errors import closest
 from jengine.optim import layer_ids
-from jengine.optim.constructor import DefaultOptimWrapperConstructor, params_of
+from jengine.optim.constructor import DefaultOptimWrapperConstructor
+from jengine.optim.model_params import params_of
 from jengine.optim.modules import Module, Parameter, module_tree
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
@@ -131,12 +132,12 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         """Builds the wrapper; see DefaultOptimWrapperConstructor."""
         self.warn_of_learning_rate_rules()
         params, types = params_of(model, module_types)
-        self.fill_base_lr()
+        self.read_optimizer()
         members = [entry for entry in entries(module_tree(params, types)) if self._is_trained(entry)]
         layer_id, layers = self.layers([entry.name for entry in members])
         strict = bool(self.paramwise_cfg.get("strict_upstream"))
         decays = [(entry, self._upstream_decay(entry) if strict else self._decay(entry)) for entry in members]
-        self._report_unmatched(params)
+        self.report_unmatched(params)
         groups = layer_groups(
             decays, layer_id, lambda layer: self.decay_rate ** (layers - layer - 1), self.base_lr, collapse=strict
         )
@@ -166,24 +167,24 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             logger.warning("ignored, for the layer alone decides the learning rate: %s", ", ".join(ignored))
 
     def _is_trained(self, entry: Entry) -> bool:
-        return bool(self._custom_settings(entry.parameter.path).get("requires_grad", True))
+        return bool(self.custom_settings(entry.parameter.path).get("requires_grad", True))
 
     def _decay(self, entry: Entry) -> float:
         leaf = entry.parameter.path.rpartition(".")[2]
-        custom = self._custom_settings(entry.parameter.path)
+        custom = self.custom_settings(entry.parameter.path)
         if custom:
             return custom["weight_decay"]
         # a stacked parameter counts with the axes of one of its layers
         shape = entry.parameter.shape[len(entry.parameter.shape) - entry.ndim :]
         single = Parameter(entry.parameter.path, shape, entry.parameter.dtype)
-        return self._typed_settings(leaf, single, entry.module, False).get("weight_decay", self.base_wd)
+        return self.typed_settings(leaf, single, entry.module, False).get("weight_decay", self.base_wd)
 
     def _upstream_decay(self, entry: Entry) -> float:
         weight_decay = self.base_wd
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
         for key in sorted(sorted(custom_keys), key=len, reverse=True):
             if key in entry.name or key in entry.path:
-                self._used.add(key)
+                self.matched.add(key)
                 weight_decay = self.base_wd * custom_keys[key].get("decay_mult", 1.0)
         return weight_decay
 
@@ -225,7 +226,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         if ignored:
             logger.warning("paramwise_cfg: ignored by %s: %s", type(self).__name__, ", ".join(ignored))
         rate, layers = self.paramwise_cfg["decay_rate"], self.paramwise_cfg["num_layers"] + 2
-        self.fill_base_lr()
+        self.read_optimizer()
         layer_id = self.layer_id(self.paramwise_cfg.get("backbone") or types.get("backbone", ""))
         decays = [
             (entry, 0.0 if _undecayed(entry) else self.base_wd or 0.0) for entry in entries(module_tree(params, types))
