@@ -59,7 +59,9 @@ def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """
     treedef: Any = jax.tree.structure(tree)
     others = [treedef.flatten_up_to(other) for other in rest]
-    return treedef.unflatten([fn(*named, *leaves) for named, *leaves in zip(leaves_with_path(tree), *others, strict=True)])
+    return treedef.unflatten(
+        [fn(*named, *leaves) for named, *leaves in zip(leaves_with_path(tree), *others, strict=True)]
+    )
 
 
 def unwrap(tree: Any) -> Any:
