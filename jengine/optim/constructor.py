@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine import paths
-from jengine.errors import ConfigError, closest
+from jengine.errors import ConfigError, closest, config_path
 from jengine.optim.build_optimizer import build_optimizer, refuse_trailing_comma
 from jengine.optim.core import Optimizer
 from jengine.optim.model_params import params_of
@@ -69,7 +69,8 @@ class DefaultOptimWrapperConstructor:
             raise AssertionError(f"an optimizer wrapper needs an 'optimizer', found only {sorted(optim_wrapper_cfg)}")
         self.optim_wrapper_cfg = dict(optim_wrapper_cfg)
         self.optimizer_cfg = self.optim_wrapper_cfg.pop("optimizer")
-        refuse_trailing_comma(self.optimizer_cfg, "an optimizer")
+        with config_path("optimizer"):
+            refuse_trailing_comma(self.optimizer_cfg, "an optimizer")
         self.paramwise_cfg = {} if paramwise_cfg is None else dict(paramwise_cfg)
         settings = self._optimizer_settings()
         self.base_lr: Any = settings.get("lr", settings.get("learning_rate"))
