@@ -25,7 +25,7 @@ def build_optimizer(
     Args:
       cfg: a config, `dict(type='SGD', lr=0.1)`, in which PyTorch's execution flags (`foreach`, `fused`,
         `capturable`, `differentiable`) have no effect; an `Optimizer`, which is returned; an optax gradient
-        transformation or an `optax.MultiSteps`, whose updates the group's lr, 1.0 at first, multiplies.
+        transformation or an `optax.MultiSteps`.
 
     Raises:
       TypeError: none of these, or a tuple of one, which a trailing comma makes of a config.

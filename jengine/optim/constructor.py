@@ -99,14 +99,24 @@ class DefaultOptimWrapperConstructor:
         """Take the optimizer's default learning rate where the config gives none, and check the custom keys by it.
 
         Raises:
-          ConfigError: a custom key with a field or a value that the optimizer's groups do not have.
+          ConfigError: a custom key with a field or a value that the optimizer's groups do not have, or a multiplier where
+        the optimizer has no learning rate.
         """
         optimizer = build_optimizer(self.optimizer_cfg)
         if self.base_lr is None:
-            self.base_lr = optimizer.defaults["lr"]
+            self.base_lr = optimizer.defaults.get("lr")
+        custom_keys = self.paramwise_cfg.get("custom_keys", {})
+        rules = [name for name in ("bias_lr_mult", "dcn_offset_lr_mult") if self.paramwise_cfg.get(name) is not None]
+        rules += [f"custom_keys[{key!r}].lr_mult" for key, rule in custom_keys.items() if "lr_mult" in rule]
+        if rules:
+            self.require_base_lr(rules[0])
         if not self._has_own_rules():
-            custom_keys = self.paramwise_cfg.get("custom_keys", {})
             check_custom_fields(custom_keys, optimizer.name, optimizer.defaults, self.custom_fields)
+
+    def require_base_lr(self, rule: str) -> None:
+        """Raise a ConfigError if the optimizer has no learning rate, which `rule` multiplies."""
+        if self.base_lr is None:
+            raise ConfigError(f"`optimizer.lr` must be a number, which {rule} multiplies, got none")
 
     def wrap(self, params: Any, groups: list[dict[str, Any]] | None) -> OptimWrapper:
         """Return the wrapper of the config on the given groups; None for one group of all parameters."""
@@ -158,7 +168,9 @@ class DefaultOptimWrapperConstructor:
             if any(key in spelling for spelling in paths.spellings(path)):
                 self.matched.add(key)
                 rule = dict(custom_keys[key])
-                settings: dict[str, Any] = {"lr": self.base_lr * rule.get("lr_mult", 1.0)}
+                settings: dict[str, Any] = {}
+                if self.base_lr is not None:
+                    settings["lr"] = self.base_lr * rule.get("lr_mult", 1.0)
                 if self.base_wd is not None:
                     settings["weight_decay"] = self.base_wd * rule.get("decay_mult", 1.0)
                 return {**settings, **rule, "patterns": (key,)}

@@ -101,6 +101,7 @@ class _ByName(DefaultOptimizerConstructor):
         """Build the wrapper; see DefaultOptimWrapperConstructor."""
         params, types = params_of(model, module_types)
         self.read_optimizer()
+        self.require_base_lr(type(self).__name__)
         members = _parameters(module_tree(params, types))
         self.check_names([parameter.path for parameter, _ in members])
         groups = [{"params": [p], **self.settings(p.path, self.is_exempt(p, module))} for p, module in members]

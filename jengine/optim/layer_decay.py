@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from jengine import paths
 from jengine.errors import ConfigError, closest
 from jengine.optim import layer_ids
+from jengine.optim.build_optimizer import build_optimizer
 from jengine.optim.constructor import DefaultOptimWrapperConstructor, shown_pattern, switched_off
 from jengine.optim.layer_pattern import STEM, LayerPattern
 from jengine.optim.model_params import params_of
@@ -236,6 +237,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         self.warn_of_learning_rate_rules()
         params, types = params_of(model, module_types)
         self.read_optimizer()
+        self.require_base_lr("layer decay")
         root = module_tree(params, types)
         name_of = torch_names() if self.pattern is None else flax_names(root, self.pattern)
         trained = [entry for entry in entries(root, name_of) if self._is_trained(entry)]
@@ -363,8 +365,9 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         ignored = [key for key in self.paramwise_cfg if key not in self._OWN_KEYS]
         if ignored:
             logger.warning("paramwise_cfg: ignored by %s: %s", type(self).__name__, ", ".join(ignored))
-        if self.base_lr is None:
-            self.read_optimizer()
+        if self.base_lr is None:  # not read_optimizer: custom keys are ignored here, so their fields are not checked
+            self.base_lr = build_optimizer(self.optimizer_cfg).defaults.get("lr")
+        self.require_base_lr("layer decay")
         root = module_tree(params, types)
         name_of = torch_names() if self.pattern is None else flax_names(root, self.pattern)
         members = [Member(entry, 0.0 if _undecayed(entry) else self.base_wd or 0.0) for entry in entries(root, name_of)]

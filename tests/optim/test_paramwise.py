@@ -228,6 +228,12 @@ def test_fields_that_the_documents_show_are_legal():
     build(TOY, {"custom_keys": {"head": {"lr": 0.5}}})
 
 
+def test_a_multiplier_needs_a_learning_rate_to_multiply():
+    for cfg in ({"bias_lr_mult": 2.0}, {"custom_keys": {"head": {"lr_mult": 2.0}}}):
+        with pytest.raises(ConfigError, match="`optimizer.lr` must be a number, which .*lr_mult multiplies, got none"):
+            build_optim_wrapper(TOY, {"optimizer": {"type": "adafactor"}, "paramwise_cfg": cfg})
+
+
 def test_custom_keys_may_be_a_list_of_pairs():
     pairs = [("backbone.layer0", {"lr_mult": 0.1}), ("head", {"lr_mult": 2})]
     for keys in (pairs, [list(pair) for pair in pairs], tuple(pairs), ConfigDict({"keys": pairs}).to_dict()["keys"]):
