@@ -99,8 +99,8 @@ class DefaultOptimWrapperConstructor:
         """Take the optimizer's default learning rate where the config gives none, and check the custom keys by it.
 
         Raises:
-          ConfigError: a custom key with a field or a value that the optimizer's groups do not have, or a multiplier where
-        the optimizer has no learning rate.
+          ConfigError: a custom key with a field or a value that the optimizer's groups do not have, or a multiplier
+        where the optimizer has no learning rate.
         """
         optimizer = build_optimizer(self.optimizer_cfg)
         if self.base_lr is None:
