@@ -145,7 +145,9 @@ def _import(module: str, name: str) -> Callable[..., Any] | None:
 HOOKS = Registry("hook", "jengine.hooks", rare=("jengine.hooks.imix", "jengine.hooks.selfsup"))
 OPTIMIZERS = Registry("optimizer", "jengine.optim")
 OPTIM_WRAPPERS = Registry("optimizer wrapper", "jengine.optim")
-OPTIM_WRAPPER_CONSTRUCTORS = Registry("optimizer wrapper constructor", "jengine.optim")
+OPTIM_WRAPPER_CONSTRUCTORS = Registry(
+    "optimizer wrapper constructor", "jengine.optim", rare=("jengine.optim.imix_constructors",)
+)
 PARAM_SCHEDULERS = Registry("parameter scheduler", "jengine.optim", rare=("jengine.optim.schedulers.imix_variants",))
 MODELS = Registry("model", "jengine.model")
 DATASETS = Registry("dataset", "jengine.data")

@@ -1,5 +1,12 @@
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 
 from jengine import paths
 
@@ -27,3 +34,69 @@ def test_torch_alias(path, alias):
 def test_a_root_parameter_is_spelled_with_a_leading_dot():
     assert paths.spellings("pos_embed") == (".pos_embed", ".pos_embed")
     assert paths.spellings("layers_0.scale") == ("layers_0.scale", "layers.0.weight")
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs)])
+        self.norm = nnx.BatchNorm(2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.norm(self.layers[0](x))
+
+
+NNX_PATHS = ["layers.0.bias", "layers.0.kernel", "norm.bias", "norm.scale"]
+
+
+def test_a_state_of_nnx_has_the_paths_of_its_arrays():
+    params = nnx.state(Net(nnx.Rngs(0)), nnx.Param)
+    assert list(paths.flatten(params)) == NNX_PATHS
+    assert list(paths.flatten(nnx.to_pure_dict(params))) == NNX_PATHS
+    named = paths.map_with_path(lambda path, x, y: path, params, params)
+    assert named["norm"]["scale"].get_value() == "norm.scale"
+    assert jax.tree.structure(named) == jax.tree.structure(params)
+
+
+def test_an_nnx_module_has_the_paths_of_its_state():
+    assert list(paths.flatten(Net(nnx.Rngs(0)))) == sorted([*NNX_PATHS, "norm.mean", "norm.var"])
+
+
+def test_gradients_and_what_nnx_optimizer_hands_to_optax_have_the_same_paths():
+    module, seen = Net(nnx.Rngs(0)), []
+
+    def update(grads, state, params):
+        seen.extend([list(paths.flatten(grads)), list(paths.flatten(params))])
+        return grads, state
+
+    def init(params):
+        seen.append(list(paths.flatten(params)))
+        return optax.EmptyState()
+
+    _, grads = nnx.value_and_grad(lambda m: m(jnp.ones((3, 2))).sum())(module)
+    optimizer = nnx.Optimizer(module, optax.GradientTransformation(init, update), wrt=nnx.Param)
+    optimizer.update(module, grads)
+    assert [list(paths.flatten(grads)), *seen] == [NNX_PATHS] * 4
+
+
+def test_boxed_parameters_of_linen_have_the_paths_of_their_arrays():
+    kernel_init = nn.with_partitioning(nn.initializers.ones, (None, "model"))
+    params = nn.Dense(2, kernel_init=kernel_init).init(jax.random.key(0), jnp.ones((1, 2)))["params"]
+    assert list(paths.flatten({"head": params})) == ["head.bias", "head.kernel"]
+
+
+def test_keys_and_fields_that_are_called_value_stay():
+    class Pair(NamedTuple):
+        key: int
+        value: int
+
+    assert list(paths.flatten({"value": {"value": 1}, "pair": Pair(1, 2)})) == ["pair.key", "pair.value", "value.value"]
+    inside = nnx.State({"value": nnx.Param(jnp.ones(1)), "net": {"value": {"a": nnx.Param(jnp.ones(1))}}})
+    assert list(paths.flatten(inside)) == ["net.value.a", "value"]
+    nested = nnx.State({"table": nnx.Param({"value": jnp.ones(1), "b": jnp.ones(1)})})
+    assert list(paths.flatten(nested)) == ["table.b", "table.value"]
+
+
+def test_without_wrappers_the_paths_of_jax_are_those_of_flatten():
+    params = nnx.state(Net(nnx.Rngs(0)), nnx.Param)
+    bare = jax.tree_util.tree_flatten_with_path(paths.unwrap({"params": params}))[0]
+    assert [paths.dotted(path) for path, _ in bare] == [f"params.{path}" for path in NNX_PATHS]

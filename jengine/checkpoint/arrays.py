@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.paths import dotted, flatten, map_with_path
+from jengine.paths import dotted, flatten, map_with_path, unwrap
 
 _SMALL = 2**22  # bytes; up to this size a state is written as NumPy arrays, each of which costs Orbax less time
 _ALIGNMENT = 64  # bytes; JAX uses NumPy memory with this alignment without a copy
@@ -42,7 +42,7 @@ def encode(state: Any) -> Any:
     """
     if len(flatten(state)) != len(jax.tree.leaves(state)):
         raise ValueError("two arrays of the state have the same dotted path: use names without dots")
-    storable = map_with_path(_storable, state)
+    storable = unwrap(map_with_path(_storable, state))  # on disk the paths are those of `flatten`
     if not _in_host_memory(storable):
         # Orbax copies the arrays of other devices before its `save` returns.
         return jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, storable)

@@ -41,7 +41,8 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     Raises:
       FileNotFoundError: no such file; the message names those that exist.
       ConfigError: not a Python file, no `get_config`, one that returns no config, an argument that it does not take,
-        or an override that does not fit. Errors inside the file keep their type and gain a note.
+        an override that does not fit, or a ConfigDict with a dot in a key, which ml_collections refuses. Other errors
+        inside the file keep their type and gain a note.
     """
     name, colon, argument = os.fspath(path).partition(".py:")
     file = pathlib.Path(f"{name}.py" if colon else name).expanduser()
@@ -52,7 +53,8 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     file = file.resolve()
     with _importable(file.parent):
         try:
-            cfg = _run(file, argument if colon else None)
+            with _dotted_keys_explained():
+                cfg = _run(file, argument if colon else None)
         except Exception as error:
             error.add_note(f"while the config file {str(file)!r} was loaded")
             raise
@@ -107,6 +109,22 @@ def _importable(directory: pathlib.Path) -> Iterator[None]:
             inside = str(getattr(module, "__file__", None) or "").startswith(f"{directory}{os.sep}")
             if inside and not name.startswith(MODULE_PREFIX):
                 own[name] = module
+
+
+@contextlib.contextmanager
+def _dotted_keys_explained() -> Iterator[None]:
+    """Replace ml_collections' error for a key with a dot by one that shows how to write it."""
+    try:
+        yield
+    except ValueError as error:
+        match = re.search(r"does not accept dots in field names.*the key (.*) contains one", str(error))
+        if match is None:
+            raise
+        key = match[1]
+        raise ConfigError(
+            f"a key of a ConfigDict must have no dot, got {key!r}; write custom_keys=[({key!r}, dict(...))], a list of "
+            "pairs, or return a plain dict from get_config()"
+        ) from None
 
 
 def _files_like(file: pathlib.Path) -> str:

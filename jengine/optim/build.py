@@ -4,21 +4,29 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import optax
+
 from jengine.config import resolve
 from jengine.errors import config_path
+from jengine.optim.build_optimizer import refuse_trailing_comma
+from jengine.optim.core import Optimizer
 from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 
 def build_optim_wrapper(
     params_or_model: Any, cfg: Mapping[str, Any], *, module_types: Mapping[str, str] | None = None
 ) -> Any:
-    """Builds an optimizer wrapper.
+    """Build an optimizer wrapper.
 
     Args:
-      params_or_model: a pytree of arrays or ShapeDtypeStructs, or an object that has one as `params` (and perhaps
-        `module_types`).
-      cfg: `dict(type='OptimWrapper', optimizer=dict(type=, lr=, ...), clip_grad=, accumulative_counts=,
+      params_or_model: a pytree of arrays or ShapeDtypeStructs; an `nnx.State` or `nnx.Module`, whose `nnx.Param`s are
+        trained (a module also gives its types); or an object that has parameters as `params` (and perhaps
+        `module_types`). Hand the wrapper trees of the same paths afterwards: the parameters themselves, for a module
+        `nnx.state(module, nnx.Param)`.
+      cfg: an optax gradient transformation or an `Optimizer` for a wrapper with nothing else; or
+        `dict(type='OptimWrapper', optimizer=dict(type=, lr=, ...), clip_grad=, accumulative_counts=,
         paramwise_cfg=, constructor=)`; only `optimizer` is needed. Or a dict of such by name, for several optimizers
         (see `MultiOptimWrapperConstructor`). It is left as it was.
       module_types: dotted module path -> class name, from which rules know norms and convolutions; without it they
@@ -28,6 +36,7 @@ def build_optim_wrapper(
       What the constructor returns: an OptimWrapper, or an OptimWrapperDict.
 
     Raises:
+      TypeError: no parameters are given, such as a Model before its `init`.
       AssertionError, KeyError, TypeError, ValueError: what is wrong with the config.
     """
     with config_path("optim_wrapper"):
@@ -35,10 +44,15 @@ def build_optim_wrapper(
 
 
 def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mapping[str, str] | None) -> Any:
-    """As `build_optim_wrapper`, for a config that stands at the current place.
+    """Build like `build_optim_wrapper`, from a config at the current config path.
 
     A config whose entries are all wrappers, or configs of one, describes several optimizers by name.
     """
+    refuse_trailing_comma(cfg, "an optimizer wrapper")
+    if isinstance(cfg, OptimWrapper | OptimWrapperDict):
+        return cfg
+    if isinstance(cfg, Optimizer | optax.GradientTransformation | optax.MultiSteps):
+        cfg = {"optimizer": cfg}
     if not hasattr(cfg, "items"):
         raise TypeError(f"an optimizer wrapper is a dict, found {type(cfg).__name__}: {cfg!r}")
     own = resolve({key: value for key, value in cfg.items() if key != "_delete_"})

@@ -1,11 +1,12 @@
-"""Builds several optimizer wrappers, each for its own part of the model."""
+"""Build several optimizer wrappers, each for its own part of the model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine import paths
 from jengine.errors import config_path
-from jengine.optim.constructor import params_of
+from jengine.optim.build_optimizer import refuse_trailing_comma
+from jengine.optim.model_params import params_of
 from jengine.optim.param_group import did_you_mean
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
@@ -14,7 +15,7 @@ from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class MultiOptimWrapperConstructor:
-    """Gives each named part of the model its own optimizer wrapper.
+    """Give each named part of the model its own optimizer wrapper.
 
     Args:
       optim_wrapper_cfg: name -> a built wrapper, or the config of one, as for one optimizer (`optimizer`, `clip_grad`,
@@ -29,16 +30,17 @@ class MultiOptimWrapperConstructor:
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
         cfg = {name: value for name, value in optim_wrapper_cfg.items() if name != "type"}
         for name, own in cfg.items():
+            refuse_trailing_comma(own, "an optimizer wrapper")
             if not hasattr(own, "items") and not isinstance(own, OptimWrapper):
                 raise TypeError(f"several optimizers are a dict of wrapper configs by name, found {name}={own!r}")
         self.optim_wrapper_cfg = cfg
         self.paramwise_cfg = paramwise_cfg
 
     def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> OptimWrapperDict:
-        """Builds the wrappers.
+        """Build the wrappers.
 
         Args:
-          model: parameters, or an object that has them as `params` (and perhaps `module_types`).
+          model: what `params_of` takes: parameters, or what holds them.
           module_types: dotted module path -> class name.
 
         Raises:
@@ -64,11 +66,12 @@ class MultiOptimWrapperConstructor:
                         raise ValueError(f"parameter {path!r} is claimed by {claimed[path]!r} and {name!r}")
                     claimed[path] = name
                 wrappers[name] = construct(part, own, types)
+                wrappers[name].grouped.restrict(part)
         return OptimWrapperDict(**wrappers)
 
 
 def _part(params: Any, modules: Sequence[str]) -> Any:
-    """The parameters below `modules`, in the nesting of `params`.
+    """Return the parameters below `modules`, in the nesting of `params`.
 
     Raises:
       ValueError: no parameter lies below one of them.

@@ -232,6 +232,8 @@ def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
     for wrapper in optim_wrapper.values() if isinstance(optim_wrapper, Mapping) else [optim_wrapper]:
         for group in [*wrapper.param_groups, wrapper.base_param_settings]:
             if group is not None:
+                if "lr" not in group:
+                    raise ConfigError("`auto_scale_lr.enable` must be False for an optimizer that hides its learning rate")
                 group["lr"] = group["lr"] * factor
     return factor
 

@@ -80,7 +80,7 @@ def _numbers(group: Mapping[str, Any]) -> dict[str, float]:
 def _wrappers(cfg: Any) -> dict[str, Any]:
     """Return the wrapper of the config as '', or several by name, all without parameters."""
     if not hasattr(cfg, "items"):
-        return {"": copy.deepcopy(cfg)}
+        return {"": copy.deepcopy(cfg) if isinstance(cfg, OptimWrapper) else OptimWrapper(cfg)}
     with config_path("optim_wrapper"):
         if "optimizer" in cfg:
             return {"": _wrapper(cfg)}

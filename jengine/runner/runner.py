@@ -43,7 +43,7 @@ class Runner:
       train_cfg: `dict(by_epoch=True, max_epochs=...)`, `dict(by_epoch=False, max_iters=...)` or a loop by `type`, with
         `val_begin`, `val_interval`, `dynamic_intervals` and `steps_per_call`.
       val_cfg, test_cfg: `dict()` or a loop by `type`.
-      optim_wrapper: an `OptimWrapper` or a config of one.
+      optim_wrapper: an `OptimWrapper`, a config of one, or an optax gradient transformation.
       param_scheduler: a scheduler config, or a list of them, applied in order.
       val_evaluator, test_evaluator: metrics: a config, a list of them, or an `Evaluator`.
       default_hooks: changes to the six default hooks, by name; None removes one.

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jengine.checkpoint import CheckpointMismatchError, arrays, load, read_meta, restore, stored_arrays
@@ -41,6 +42,16 @@ def test_a_restored_state_is_the_saved_one_bit_for_bit(checkpointer, tmp_path):
     assert_same(restored, state)
     assert isinstance(restored["opt_state"][1][0], optax.ScaleByAdamState)
     assert meta == {"meta": {"iter": 3, "epoch": 1}, "schedule": [0.1, float(np.float32(0.3))]}
+
+
+def test_a_state_of_nnx_is_stored_as_its_arrays(checkpointer, tmp_path):
+    params = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Param)
+    path = checkpointer.save(tmp_path / "epoch_1", {"params": params}, make_meta())
+    checkpointer.wait()
+    assert sorted(stored_arrays(path)) == ["params.bias", "params.kernel"]
+    assert_same(restore(path, {"params": params})[0], {"params": params})
+    plain = nnx.to_pure_dict(params)
+    assert_same(restore(path, {"params": plain})[0], {"params": plain})
 
 
 def test_the_random_stream_goes_on_where_it_was(checkpointer, tmp_path):

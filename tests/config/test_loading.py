@@ -32,6 +32,40 @@ def test_keys_with_dots_and_the_order_of_a_dict_are_kept(write):
     assert cfg.custom_keys["backbone.layer0"].lr_mult == 0.1
 
 
+def test_a_key_with_a_dot_in_a_config_dict_is_an_error_that_shows_the_list_of_pairs(write):
+    path = write(
+        "a.py",
+        """
+        from ml_collections import ConfigDict
+        def get_config():
+            return ConfigDict(dict(custom_keys={'backbone.layer0': dict(lr_mult=0.1)}))
+        """,
+    )
+    with pytest.raises(ConfigError) as error:
+        load_config(path)
+    assert str(error.value) == (
+        "a key of a ConfigDict must have no dot, got 'backbone.layer0'; write "
+        "custom_keys=[('backbone.layer0', dict(...))], a list of pairs, or return a plain dict from get_config()"
+    )
+    assert "a.py" in error.value.__notes__[0]
+
+
+def test_a_list_of_pairs_in_a_config_dict_stays_one(write):
+    path = write(
+        "a.py",
+        """
+        from ml_collections import ConfigDict
+        def get_config():
+            cfg = ConfigDict()
+            cfg.custom_keys = [('backbone.layer0', dict(lr_mult=0.1)), ('head', dict(lr_mult=2.0))]
+            return cfg
+        """,
+    )
+    assert resolve(load_config(path)) == {
+        "custom_keys": [("backbone.layer0", {"lr_mult": 0.1}), ("head", {"lr_mult": 2.0})]
+    }
+
+
 def test_an_override_reaches_everything_that_refers_to_the_value(write):
     path = write(
         "a.py",

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from ml_collections import ConfigDict
 
 from jengine.errors import ConfigError
 from jengine.optim import DefaultOptimWrapperConstructor, build_optim_wrapper
@@ -171,11 +172,74 @@ def test_flax_parameters_of_a_real_module():
             "no 'norm_decay_mul'; did you mean 'norm_decay_mult'",
         ),
         ({"custom_keys": {"hed": {"lr_mult": 2}}, "strict": True}, {}, ConfigError, "'hed' matches no parameter"),
+        ({"custom_keys": [("fc", {}), ("fc", {})]}, {}, ConfigError, "must have each key once, got 'fc' twice"),
+        ({"custom_keys": {"fc": 0.1}}, {}, ConfigError, "must be a dict such as dict.lr_mult=0.1., got 0.1"),
+        (
+            {"bias_lr_mult": "2"},
+            {},
+            ConfigError,
+            "`paramwise_cfg.bias_lr_mult` must be a number of at least 0, got '2'",
+        ),
+        ({"norm_decay_mult": -1}, {"weight_decay": 1.0}, ConfigError, "must be a number of at least 0, got -1"),
+        ({"strict": "no"}, {}, ConfigError, "`paramwise_cfg.strict` must be True or False, got 'no'"),
+        ({"dcn_modules": "dcn"}, {}, ConfigError, "`paramwise_cfg.dcn_modules` must be a list of module names"),
     ],
 )
 def test_bad_rules(cfg, optimizer, error, message):
     with pytest.raises(error, match=message):
         build(TOY, cfg, **optimizer)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("lr_multt", 0.1, "got 'lr_multt'; did you mean 'lr_mult'"),
+        ("decaymult", 0.1, "settings of SGD's groups, got 'decaymult'; did you mean 'decay_mult'"),
+        ("momentun", 0.1, "got 'momentun'; did you mean 'momentum'"),
+        ("betas", (0.9, 0.99), "settings of SGD's groups, got 'betas'"),
+        ("lr_mult", -1, "lr_mult` must be a number of at least 0, got -1"),
+        ("lr_mult", "0.1", "lr_mult` must be a number of at least 0, got '0.1'"),
+        ("lr_mult", True, "lr_mult` must be a number of at least 0, got True"),
+        ("lr_mult", float("nan"), "lr_mult` must be a number of at least 0, got nan"),
+        ("decay_mult", None, "decay_mult` must be a number of at least 0, got None"),
+        ("requires_grad", "no", "requires_grad` must be True or False, got 'no'"),
+        ("lr", -0.1, "lr` must be a number of at least 0, got -0.1"),
+        ("momentum", "0.9", "momentum` must be a number, got '0.9'"),
+        ("fix_lr", 1, "fix_lr` must be True or False, got 1"),
+    ],
+)
+def test_fields_of_a_custom_key_are_checked(field, value, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        build(TOY, {"custom_keys": {"head": {field: value}}}, weight_decay=0.1)
+    assert "`paramwise_cfg.custom_keys['head']" in str(error.value)
+    assert error.value.__notes__ == ["in the config at `optim_wrapper`"]
+
+
+def test_fields_that_the_documents_show_are_legal():
+    # SimSiam, DeepCluster, BarlowTwins and SwAV of MMSelfSup; betas and eps of one part
+    build(TOY, {"custom_keys": {"head": {"fix_lr": True}}})
+    build(TOY, {"custom_keys": {"head": {"momentum": 0.0}}}, momentum=0.9)
+    marks = {"decay_mult": 0, "lars_exclude": True}
+    keys = {"bn": {**marks, "lr_mult": 0.024}, "bias": {**marks, "lr_mult": 0.024}}
+    wrapper = build(TOY, {"custom_keys": keys}, type="LARS", weight_decay=1e-6)
+    assert wrapper.param_settings["head.bn.scale"]["lars_exclude"] is True
+    wrapper = build(TOY, {"custom_keys": {"head": {"betas": [0.8, 0.9], "eps": 1e-6}}}, type="AdamW")
+    assert wrapper.param_settings["head.bn.scale"]["eps"] == 1e-6
+    build(TOY, {"custom_keys": {"head": {"lr": 0.5}}})
+
+
+def test_a_multiplier_needs_a_learning_rate_to_multiply():
+    for cfg in ({"bias_lr_mult": 2.0}, {"custom_keys": {"head": {"lr_mult": 2.0}}}):
+        with pytest.raises(ConfigError, match="`optimizer.lr` must be a number, which .*lr_mult multiplies, got none"):
+            build_optim_wrapper(TOY, {"optimizer": {"type": "adafactor"}, "paramwise_cfg": cfg})
+
+
+def test_custom_keys_may_be_a_list_of_pairs():
+    pairs = [("backbone.layer0", {"lr_mult": 0.1}), ("head", {"lr_mult": 2})]
+    for keys in (pairs, [list(pair) for pair in pairs], tuple(pairs), ConfigDict({"keys": pairs}).to_dict()["keys"]):
+        wrapper = build(TOY, {"custom_keys": keys})
+        assert wrapper.get_lr()["lr"] == [0.1, 1.0, 2.0]
+    assert wrapper.group_table()[1][0][1] == "backbone.layer0"
 
 
 def test_flat_decay_alone_needs_no_weight_decay():
@@ -197,6 +261,51 @@ def test_key_that_matches_nothing_is_warned_about_and_in_the_table(caplog):
         ["1", "", "4", "10", "1", "0"],
         ["none", "head.linaer (matches nothing)", "0", "0", "", ""],
     ]
+
+
+def test_rules_that_a_custom_key_switches_off_are_in_the_table():
+    cfg = {"custom_keys": {"head": {"lr_mult": 0.1}}, "norm_decay_mult": 0.0, "bias_lr_mult": 2.0}
+    assert [row[:3] for row in build(TOY, cfg, weight_decay=1.0).group_table()[1]] == [
+        ["0", "", "2"],
+        ["1", "bias_lr_mult", "2"],
+        ["2", "head (switches off bias_lr_mult, norm_decay_mult)", "4"],
+    ]
+    # nothing is switched off where the key gives the same number, or where the rules act as well
+    same = {"custom_keys": {"bn": {"decay_mult": 0.0}}, "norm_decay_mult": 0.0}
+    assert [row[1] for row in build(TOY, same, weight_decay=1.0).group_table()[1]] == ["", "bn"]
+    forced = build(TOY, {**cfg, "force_default_settings": True}, weight_decay=1.0)
+    assert not any("switches off" in row[1] for row in forced.group_table()[1])
+
+
+@pytest.mark.parametrize(
+    "paramwise_cfg",
+    [
+        None,
+        {"norm_decay_mult": 0.0},
+        # the ViT example of MMSegmentation's and MMSelfSup's documents
+        {"custom_keys": {"pos_embed": {"decay_mult": 0.0}, "cls_token": {"decay_mult": 0.0}}},
+    ],
+)
+@pytest.mark.parametrize(
+    "constructor",
+    [
+        "DefaultOptimWrapperConstructor",
+        "LearningRateDecayOptimWrapperConstructor",
+        "LearningRateDecayOptimizerConstructor",
+    ],
+)
+def test_a_comma_after_the_optimizer_is_named_whatever_the_rules(paramwise_cfg, constructor):
+    optimizer = (dict(type="AdamW", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01),)
+    with pytest.raises(TypeError, match="an optimizer is a dict, found a tuple of one: remove the comma after"):
+        build_optim_wrapper(TOY, dict(optimizer=optimizer, paramwise_cfg=paramwise_cfg, constructor=constructor))
+
+
+def test_a_comma_after_the_wrapper_or_its_rules_is_named_too():
+    cfg = dict(optimizer=dict(type="SGD", lr=0.1))
+    with pytest.raises(TypeError, match="an optimizer wrapper is a dict, found a tuple of one: remove the comma"):
+        build_optim_wrapper(TOY, (cfg,))
+    with pytest.raises(TypeError, match="paramwise_cfg is a dict, found a tuple of one: remove the comma"):
+        build_optim_wrapper(TOY, dict(**cfg, paramwise_cfg=(dict(bias_lr_mult=2.0),)))
 
 
 def test_deformable_convolution_offsets():

@@ -50,7 +50,7 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
         work_dir=cfg["work_dir"],
         train_dataloader=_dataloader("train_data", cfg["train_data"]),
         train_cfg=_train_cfg(cfg),
-        optim_wrapper={**_hook(optimizer).wrapper_options(), "optimizer": cfg["optimizer"]},
+        optim_wrapper={**_hook(optimizer).wrapper_options(), **_optimizer_and_rules(cfg["optimizer"])},
         param_scheduler=[schedule for schedule in schedules.values() if schedule is not None],
         default_hooks=dict.fromkeys(_REPLACED),
         custom_hooks=[optimizer, *_hooks(cfg, schedules, has_test), *_custom_hooks(cfg)],
@@ -72,6 +72,15 @@ def _optimizer_hook(cfg: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "OptimizerHook", **options}
     scaler = dict(fp16.items()) if hasattr(fp16, "items") else None
     return {"type": "Fp16OptimizerHook", **options, "grad_scaler_config": scaler}
+
+
+def _optimizer_and_rules(optimizer: Any) -> dict[str, Any]:
+    """Return `optimizer`, `constructor` and `paramwise_cfg`, of which iMIX has the last two within the first."""
+    if not hasattr(optimizer, "items"):
+        return {"optimizer": optimizer}
+    own = dict(optimizer.items())
+    rules = {name: own.pop(name) for name in ("constructor", "paramwise_cfg") if name in own}
+    return {"constructor": "DefaultOptimizerConstructor", **rules, "optimizer": own}
 
 
 def _hook(cfg: Mapping[str, Any]) -> OptimizerHook:

@@ -1,0 +1,128 @@
+"""What `paramwise_cfg` may hold: the forms of `custom_keys`, legal fields and legal values."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from jengine.errors import ConfigError, closest
+
+MULTIPLIERS = ("lr_mult", "decay_mult")
+# Marks that hooks and optimizers read from a group; they need not be a setting of the run's optimizer.
+MARKS = {"fix_lr": False, "lars_exclude": False}
+_NOT_NEGATIVE = ("lr", "weight_decay", *MULTIPLIERS)
+
+
+def parse_custom_keys(custom_keys: Any) -> dict[str, dict[str, Any]]:
+    """Return `custom_keys` as a dict, in the order in which they are written.
+
+    Args:
+      custom_keys: a dict, or a list of pairs (key, fields): a ConfigDict cannot hold keys with dots.
+
+    Raises:
+      TypeError: neither. ConfigError: a key twice, or multipliers that are not numbers of at least 0.
+    """
+    pairs = list(custom_keys.items()) if hasattr(custom_keys, "items") else custom_keys
+    if not isinstance(pairs, list | tuple) or not all(_is_pair(pair) for pair in pairs):
+        raise TypeError(
+            "paramwise_cfg.custom_keys must be a dict, or a list of pairs (key, dict(...)), "
+            f"got {type(custom_keys).__name__}: {custom_keys!r}"
+        )
+    parsed: dict[str, dict[str, Any]] = {}
+    for key, fields in pairs:
+        if key in parsed:
+            raise ConfigError(f"`paramwise_cfg.custom_keys` must have each key once, got {key!r} twice")
+        if not hasattr(fields, "items"):
+            raise ConfigError(f"`{_path(key)}` must be a dict such as dict(lr_mult=0.1), got {fields!r}")
+        parsed[key] = dict(fields.items())
+        for name in MULTIPLIERS:
+            if name in fields:
+                check_value(_path(key, name), name, fields[name], 1.0)
+        if "requires_grad" in fields:
+            check_value(_path(key, "requires_grad"), "requires_grad", fields["requires_grad"], True)
+    return parsed
+
+
+def check_custom_fields(
+    custom_keys: Mapping[str, Mapping[str, Any]], optimizer: str, settings: Mapping[str, Any], more: Iterable[str] = ()
+) -> None:
+    """Check that every field of a custom key has a meaning, and a value of the right kind.
+
+    Args:
+      custom_keys: as `parse_custom_keys` returns them.
+      optimizer: its name.
+      settings: the settings of its groups, by which the kind of a value is known.
+      more: further legal fields, of any value.
+
+    Raises:
+      ConfigError: an unknown field, or a value of another kind than that of the setting.
+    """
+    known = {**MARKS, **settings}
+    legal = {*MULTIPLIERS, "requires_grad", *known, *more}
+    for key, fields in custom_keys.items():
+        for name, value in fields.items():
+            if name not in legal:
+                raise ConfigError(
+                    f"`{_path(key)}` must have the fields lr_mult, decay_mult, requires_grad or settings of "
+                    f"{optimizer}'s groups, got {name!r}{closest(str(name), legal)}"
+                )
+            if name in known and name not in MULTIPLIERS:
+                check_value(_path(key, name), name, value, known[name])
+
+
+def check_rules(cfg: Mapping[str, Any]) -> None:
+    """Check the values of the rules beside `custom_keys`; a rule that is None is not set.
+
+    Raises:
+      ConfigError: a multiplier that is not a number of at least 0, a switch that is not a bool, or modules that are
+        not a list of names.
+    """
+    for name, value in cfg.items():
+        path = f"paramwise_cfg.{name}"
+        if name.endswith("_mult") and value is not None:
+            check_value(path, "lr_mult", value, 1.0)
+        elif name in ("force_default_settings", "bypass_duplicate", "strict", "strict_upstream"):
+            check_value(path, name, value, True)
+        elif name == "dcn_modules" and (not isinstance(value, list | tuple) or not all(map(_is_name, value))):
+            raise ConfigError(f"`{path}` must be a list of module names, got {value!r}")
+
+
+def check_value(path: str, name: str, value: Any, example: Any) -> None:
+    """Check that a value is of the kind of `example`: a bool, a finite number, or as many numbers.
+
+    Args:
+      path: where the value is written, for the message.
+      name: the setting; learning rates, weight decays and multipliers must be at least 0.
+      value: what to check.
+      example: a legal value; one of another type than those above allows any value.
+
+    Raises:
+      ConfigError: the value is of another kind.
+    """
+    if isinstance(example, bool):
+        if not isinstance(value, bool):
+            raise ConfigError(f"`{path}` must be True or False, got {value!r}")
+    elif isinstance(example, Real):
+        legal = "a number of at least 0" if name in _NOT_NEGATIVE else "a number"
+        if not _is_number(value) or (name in _NOT_NEGATIVE and value < 0):
+            raise ConfigError(f"`{path}` must be {legal}, got {value!r}")
+    elif isinstance(example, tuple | list) and example and all(map(_is_number, example)):
+        numbers = isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_number, value))
+        if not numbers or len(value) != len(example):
+            raise ConfigError(f"`{path}` must be {len(example)} numbers, got {value!r}")
+
+
+def _path(key: str, field: str = "") -> str:
+    return f"paramwise_cfg.custom_keys[{key!r}]{'.' * bool(field)}{field}"
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

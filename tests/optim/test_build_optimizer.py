@@ -1,0 +1,57 @@
+"""One function makes an optimizer of whatever describes one."""
+
+import numpy as np
+import optax
+import pytest
+
+from jengine.optim import SGD, build_optim_wrapper
+from jengine.optim.build_optimizer import build_optimizer
+
+PARAMS = {"w": np.ones(2, np.float32)}
+
+
+def first_update(optimizer):
+    wrapper = build_optim_wrapper(PARAMS, dict(optimizer=optimizer))
+    updates, _ = wrapper.update({"w": np.ones(2, np.float32)}, wrapper.init(PARAMS), PARAMS)
+    return np.asarray(updates["w"])
+
+
+@pytest.mark.parametrize("flag", ["foreach", "fused", "capturable", "differentiable"])
+def test_flags_of_pytorchs_kernels_have_no_effect(flag):
+    built = build_optimizer({"type": "SGD", "lr": 0.1, "momentum": 0.9, flag: True})
+    assert built.name == "SGD"
+    assert flag not in built.defaults
+    assert built.defaults["momentum"] == 0.9
+
+
+def test_an_optimizer_is_returned_as_it_is():
+    optimizer = SGD(lr=0.1)
+    assert build_optimizer(optimizer) is optimizer
+
+
+def test_a_transformation_of_optax_makes_its_own_updates():
+    np.testing.assert_allclose(first_update(optax.sgd(0.5)), [-0.5, -0.5])
+
+
+def test_a_multi_steps_of_optax_updates_every_so_many_calls():
+    wrapper = build_optim_wrapper(PARAMS, dict(optimizer=optax.MultiSteps(optax.sgd(0.5), every_k_schedule=2)))
+    state, grads = wrapper.init(PARAMS), {"w": np.ones(2, np.float32)}
+    first, state = wrapper.update(grads, state, PARAMS)
+    second, state = wrapper.update(grads, state, PARAMS)
+    np.testing.assert_allclose(first["w"], [0, 0])
+    np.testing.assert_allclose(second["w"], [-0.5, -0.5])
+
+
+@pytest.mark.parametrize(
+    ("cfg", "error", "message"),
+    [
+        ((dict(type="SGD", lr=0.1),), TypeError, "an optimizer is a dict, found a tuple of one: remove the comma"),
+        ("SGD", TypeError, "an optimizer must be a dict with a 'type', an Optimizer or an optax .*, got str: 'SGD'"),
+        (dict(type="SGDD", lr=0.1), KeyError, "did you mean 'SGD'"),
+        (dict(type="SGD", lr=0.1, fuse=True), TypeError, "SGD has no argument 'fuse'"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused_with_its_place(cfg, error, message):
+    with pytest.raises(error, match=message) as caught:
+        build_optimizer(cfg)
+    assert caught.value.__notes__[0].startswith("in the config at `optimizer")
