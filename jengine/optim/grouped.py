@@ -1,6 +1,5 @@
 """Run the chain of an optimizer on parameter groups, whose numbers are data."""
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

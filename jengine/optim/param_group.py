@@ -139,8 +139,8 @@ def bind(params: Tree, members: Sequence[Sequence[str] | None]) -> Layout:
 
     Args:
       params: pytree of floating arrays or ShapeDtypeStructs; frozen leaves may have any dtype.
-      members: the paths of each group, None for all; a module path stands for everything below it. Paths may be missing in a
-        tree that is only a part, as `optax.masked` and `optax.partition` pass it.
+      members: the paths of each group, None for all; a module path stands for everything below it. Paths may be
+        missing in a tree that is only a part, as `optax.masked` and `optax.partition` pass it.
 
     Raises:
       ValueError: a path that is none of the parameters', or a parameter in two groups.

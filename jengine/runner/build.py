@@ -233,7 +233,7 @@ def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
         for group in [*wrapper.param_groups, wrapper.base_param_settings]:
             if group is not None:
                 if "lr" not in group:
-                    raise ConfigError("`auto_scale_lr.enable` must be False for an optimizer that hides its learning rate")
+                    raise ConfigError("`auto_scale_lr.enable` must be False where the optimizer has no `lr`, got True")
                 group["lr"] = group["lr"] * factor
     return factor
 

@@ -59,7 +59,7 @@ def assert_close(found, expected, rtol=1e-5, atol=1e-5):
 
 
 def labels(params):
-    return {name: jax.tree.map(lambda _: name, part) for name, part in params.items()}
+    return {name: jax.tree.map(lambda _, name=name: name, part) for name, part in params.items()}
 
 
 def biases(params):
@@ -85,9 +85,7 @@ COMPOSITIONS = {
         lambda tx: optax.partition({"backbone": tx, "head": tx}, labels)
     )(make()),
     "multi_transform": lambda make: optax.multi_transform({"backbone": make(), "head": optax.sgd(0.1)}, labels),
-    "partition, a part frozen": lambda make: optax.partition(
-        {"backbone": optax.set_to_zero(), "head": make()}, labels
-    ),
+    "partition, a part frozen": lambda make: optax.partition({"backbone": optax.set_to_zero(), "head": make()}, labels),
     "flatten": lambda make: optax.flatten(make()),
     "MultiSteps": lambda make: optax.MultiSteps(make(), every_k_schedule=2),
     "apply_if_finite": lambda make: optax.apply_if_finite(make(), max_consecutive_errors=2),
@@ -245,7 +243,10 @@ def test_one_wrapper_serves_two_models():
     tx = ours()
     other = {"w": jnp.arange(3.0)}
     tx.init(PARAMS)
-    assert_close(train(tx, other, loss=lambda p: jnp.sum(p["w"] ** 2)), train(theirs(), other, loss=lambda p: jnp.sum(p["w"] ** 2)))
+    assert_close(
+        train(tx, other, loss=lambda p: jnp.sum(p["w"] ** 2)),
+        train(theirs(), other, loss=lambda p: jnp.sum(p["w"] ** 2)),
+    )
     assert_close(train(tx), train(theirs()))
 
 
@@ -397,7 +398,9 @@ def test_mapped_axis_averages_gradients(through):
         mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
         spec = PartitionSpec("data")
         shard = functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec)
-        updates = jax.jit(shard(lambda g: {"w": wrapper.tx.update({"w": g["w"][0]}, state, params)[0]["w"][None] * jnp.ones(1)}))(grads)
+        updates = jax.jit(
+            shard(lambda g: {"w": wrapper.tx.update({"w": g["w"][0]}, state, params)[0]["w"][None] * jnp.ones(1)})
+        )(grads)
     np.testing.assert_allclose(updates["w"], [-2.0, -2.0])
 
 

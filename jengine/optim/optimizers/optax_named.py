@@ -102,7 +102,9 @@ def from_factory(factory: Factory) -> Callable[..., Optimizer]:
         if has_rate:
             lr = settings.pop("learning_rate")
             if callable(lr):
-                raise TypeError(f"{name}: learning_rate must be a number, found a schedule; put it into param_scheduler")
+                raise TypeError(
+                    f"{name}: learning_rate must be a number, found a schedule; put it into param_scheduler"
+                )
             if lr is not None:
                 core.in_range(name, lr=lr)
             settings = {"lr": lr, **settings}

@@ -90,7 +90,7 @@ def accumulate_gradients(
                 updates, inner_state = apply(mean, state.inner_state, params, None, extra)
             else:
                 updates, inner_state = apply(summed, state.inner_state, params, weight_sum, extra)
-            # keep the sums where they are: a next window starts from zero iterations, and zeros would have to be written
+            # the next window starts with 0 iterations; the sums stay, because zeros would have to be written
             return updates, AccumulateState(summed, jnp.zeros_like(count), state.weight_sum, inner_state)
 
         if is_last is None:

@@ -39,9 +39,7 @@ def add_decayed_weights_by_rule(weight_decay: ByRule) -> optax.GradientTransform
     return optax.GradientTransformation(optax.init_empty_state, update)
 
 
-def scale_by_group_learning_rate(
-    learning_rate: ByRule, *, flip_sign: bool = True
-) -> optax.GradientTransformation:
+def scale_by_group_learning_rate(learning_rate: ByRule, *, flip_sign: bool = True) -> optax.GradientTransformation:
     """Multiply the updates by minus the learning rate of each parameter.
 
     Args:
