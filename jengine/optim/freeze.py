@@ -70,8 +70,8 @@ def hold(layout: Layout, flags: list[Any], chains: Sequence[Sequence[int]], old:
     of_structure: dict[Any, list[Any]] = {}
     indices = layout.treedef.unflatten(range(len(layout.paths)))
     for chosen in (everything, *chains):
-        part = layout.part(indices, chosen)
-        of_structure.setdefault(jax.tree.structure(part), [flags[i] for i in jax.tree.leaves(part)])
+        members = layout.part(indices, chosen)
+        of_structure.setdefault(jax.tree.structure(members), [flags[i] for i in jax.tree.leaves(members)])
 
     def part(before: Any, after: Any) -> Any:
         """Return a part of the optimizer state, as it was before where the parameters are frozen."""

@@ -1,22 +1,16 @@
 """Adafactor as torch.optim.Adafactor defines it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine.optim import core
-from jengine.optim.core import Core, Numbers, Optimizer, Tree
+from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.transforms.groups import by_leaf
 from jengine.registry import OPTIMIZERS
-
-
-class AdafactorState(NamedTuple):
-    """State of Adafactor."""
-
-    steps: jax.Array  # int32[], updates done
-    rows: Tree  # float32[..., n, 1], mean squares along the last axis; the whole second moment of a vector or scalar
-    columns: Tree  # float32[..., 1, m], mean squares along the last but one; float32[] for a vector or scalar
 
 
 @OPTIMIZERS.register_module()
@@ -28,14 +22,12 @@ def Adafactor(
     weight_decay: float = 0.0,
     maximize: bool = False,
 ) -> Optimizer:
-    """Adafactor (Shazeer and Stern, arXiv:1804.04235), factored over the last two axes of each tensor.
-
-    `optax.adafactor` factors the two largest axes, and those only from 128 on.
+    """Build Adafactor (Shazeer and Stern, arXiv:1804.04235), factored over the last two axes of each tensor.
 
     Args:
       lr: the greatest relative step.
       beta2_decay: power of the step by which the second moment forgets.
-      eps: floors, of the second moment's root (None: the precision of the dtype) and of the parameters' scale.
+      eps: floors, of the second moment's root (None: the precision of float32) and of the parameters' scale; read once.
       d: the greatest root mean square of an update.
       weight_decay: decoupled decay.
       maximize: climb.
@@ -57,55 +49,93 @@ def Adafactor(
         "weight_decay": weight_decay,
         "maximize": maximize,
     }
-    return Optimizer("Adafactor", settings, _plan, whole_tensor=True)
+    return Optimizer("Adafactor", settings, _parts, ("lr", "beta2_decay", "d", "weight_decay"), whole_tensor=True)
 
 
-def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
-    maximize = core.shared_flag("Adafactor", groups, "maximize")
-    base_numbers = core.numbers_of("lr", "beta2_decay", "d", "weight_decay")
+def _parts(
+    lr: Any, beta2_decay: Any, eps: tuple[float | None, float], d: Any, weight_decay: Any, maximize: bool
+) -> Parts:
+    floor, scale_floor = eps
+    floor = float(jnp.finfo(jnp.float32).eps) if floor is None else floor
+    scale = [
+        ("scale_by_factored_rms", scale_by_factored_rms(beta2_decay, floor)),
+        ("clip_by_block_rms", optax.clip_by_block_rms(d)),
+        ("scale_by_param_block_rms", optax.scale_by_param_block_rms(scale_floor)),
+        ("cap_learning_rate", cap_learning_rate(lr)),
+    ]
+    return core.chain_with_decay(scale, lr, weight_decay, decoupled=True, maximize=maximize)
 
-    def numbers(group: Mapping[str, Any]) -> dict[str, float]:
-        floor, scale_floor = group["eps"]
-        floor = float(jnp.finfo(jnp.float32).eps) if floor is None else floor
-        return {**base_numbers(group), "eps1": floor, "eps2": scale_floor}
 
-    def init(params: Tree) -> AdafactorState:
+class FactoredRmsState(NamedTuple):
+    """Hold the factored second moments."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
+    rows: Tree  # float32[..., n, 1], mean squares along the last axis; the whole second moment of a vector or scalar
+    columns: Tree  # float32[..., 1, m], mean squares along the last but one; float32[] for a vector or scalar
+
+
+def scale_by_factored_rms(beta2_decay: Any, eps: Any) -> optax.GradientTransformation:
+    """Divide gradients by the root of a second moment that is factored over the last two axes of each tensor.
+
+    `optax.scale_by_factored_rms` factors the two largest axes, and those only from 128 on.
+
+    Args:
+      beta2_decay: power of the step by which the second moment forgets.
+      eps: the least root.
+    """
+
+    def init(params: Tree) -> FactoredRmsState:
         zeros = core.zeros_like(params)
         rows = jax.tree.map(lambda z: z[..., :1] if z.ndim > 1 else z, zeros)
         columns = jax.tree.map(lambda z: z[..., :1, :] if z.ndim > 1 else jnp.zeros((), z.dtype), zeros)
-        return AdafactorState(core.step_zero(), rows, columns)
+        return FactoredRmsState(core.step_zero(), rows, columns)
 
-    def update(grads: Tree, state: AdafactorState, params: Tree, hp: Numbers) -> tuple[Tree, AdafactorState]:
-        """Steps by factored second moments, relative to the size of each parameter."""
-        grads = core.negate(grads) if maximize else grads
-        steps = state.steps + 1
+    def update(grads: Tree, state: FactoredRmsState, params: Tree = None) -> tuple[Tree, FactoredRmsState]:
+        count = state.count + 1
 
-        def leaf(
-            g: Any, p: Any, row: Any, column: Any, lr: Any, beta2_decay: Any, eps1: Any, eps2: Any, d: Any, wd: Any
-        ) -> tuple[Any, ...]:
-            """The step of one parameter, and its moments by rows and columns."""
-            t = steps.astype(row.dtype)
-            scale = jnp.maximum(eps2, core.norm(p) / p.size**0.5)
-            rate = scale * jnp.minimum(lr, jax.lax.rsqrt(t))
-            forget = t**beta2_decay
+        def leaf(g: Any, row: Any, column: Any) -> tuple[Any, ...]:
+            forget = count.astype(row.dtype) ** beta2_decay
             square = g * g
             if g.ndim > 1:
                 row = row + forget * (jnp.mean(square, -1, keepdims=True) - row)
                 column = column + forget * (jnp.mean(square, -2, keepdims=True) - column)
-                variance = row * column / jnp.maximum(jnp.mean(row, -2, keepdims=True), eps1)
+                moment = row * column / jnp.maximum(jnp.mean(row, -2, keepdims=True), eps)
             else:
                 row = row + forget * (square - row)
-                variance = row
-            direction = g * jax.lax.rsqrt(jnp.maximum(variance, eps1**2))
-            excess = jnp.maximum(1, core.norm(direction) / (g.size**0.5 * d))
-            return -rate / excess * direction - lr * wd * p, row, column
+                moment = row
+            return g * jax.lax.rsqrt(jnp.maximum(moment, eps**2)), row, column
 
-        names = ("lr", "beta2_decay", "eps1", "eps2", "d", "weight_decay")
-        rows_out = jax.tree.map(leaf, grads, params, state.rows, state.columns, *(hp[name] for name in names))
-        updates, rows, columns = core.unzip(rows_out, grads, 3)
-        return updates, AdafactorState(steps, rows, columns)
+        updates, rows, columns = core.unzip(jax.tree.map(leaf, grads, state.rows, state.columns), grads, 3)
+        return updates, FactoredRmsState(count, rows, columns)
 
-    return Core(init, update, numbers)
+    return optax.GradientTransformation(init, update)
+
+
+class CapLearningRateState(NamedTuple):
+    """Count the updates of `cap_learning_rate`."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
+
+
+def cap_learning_rate(learning_rate: Any) -> optax.GradientTransformation:
+    """Scale updates so that the learning rate, which multiplies them later, counts as at most `1 / sqrt(count)`.
+
+    Args:
+      learning_rate: a number, or a tree of numbers like the parameters.
+    """
+
+    def init(params: Tree) -> CapLearningRateState:
+        return CapLearningRateState(core.step_zero())
+
+    def update(updates: Tree, state: CapLearningRateState, params: Tree = None) -> tuple[Tree, CapLearningRateState]:
+        count = state.count + 1
+
+        def leaf(u: Any, lr: Any) -> jax.Array:
+            return u * jnp.minimum(1, jax.lax.rsqrt(count.astype(u.dtype)) / lr)
+
+        return jax.tree.map(leaf, updates, by_leaf(learning_rate, updates)), CapLearningRateState(count)
+
+    return optax.GradientTransformation(init, update)
 
 
 # the name under which MMEngine registers it

@@ -1,21 +1,14 @@
 """Adagrad as torch.optim.Adagrad defines it."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine.optim import core
-from jengine.optim.core import Core, Numbers, Optimizer, Tree
+from jengine.optim.core import Optimizer, Parts, Tree
 from jengine.registry import OPTIMIZERS
-
-
-class AdagradState(NamedTuple):
-    """State of Adagrad."""
-
-    steps: jax.Array  # int32[], updates done
-    total: Tree  # float32, like the parameters: sum of the squared gradients
 
 
 @OPTIMIZERS.register_module()
@@ -27,7 +20,15 @@ def Adagrad(
     eps: float = 1e-10,
     maximize: bool = False,
 ) -> Optimizer:
-    """Adagrad (Duchi et al., JMLR 2011); eps joins outside the root, in optax inside it, and lr_decay is not there.
+    """Build Adagrad (Duchi et al., JMLR 2011) with coupled weight decay.
+
+    Args:
+      lr: learning rate.
+      lr_decay: after n updates the learning rate is divided by `1 + n * lr_decay`.
+      weight_decay: decay.
+      initial_accumulator_value: first value of the sums of squares.
+      eps: added to the root of the sums.
+      maximize: climb.
 
     Raises:
       ValueError: a setting outside its range.
@@ -42,24 +43,38 @@ def Adagrad(
         "eps": eps,
         "maximize": maximize,
     }
-    return Optimizer("Adagrad", settings, _plan)
+    return Optimizer("Adagrad", settings, _parts, ("lr", "lr_decay", "weight_decay", "eps"))
 
 
-def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
-    maximize = core.shared_flag("Adagrad", groups, "maximize")
-    start = core.shared_flag("Adagrad", groups, "initial_accumulator_value")
+def _parts(
+    lr: Any, lr_decay: Any, weight_decay: Any, initial_accumulator_value: float, eps: Any, maximize: bool
+) -> Parts:
+    scale = [
+        ("scale_by_adagrad", scale_by_adagrad(initial_accumulator_value, eps)),
+        ("scale_by_schedule", optax.scale_by_schedule(lambda count: 1 / (1 + count * lr_decay))),
+    ]
+    return core.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
+
+
+class AdagradState(NamedTuple):
+    """Hold the state of Adagrad."""
+
+    sum_of_squares: Tree  # float32, like the parameters
+
+
+def scale_by_adagrad(initial_accumulator_value: float, eps: Any) -> optax.GradientTransformation:
+    """Divide gradients by the root of the sum of their squares; `optax.scale_by_rss` adds eps inside the root.
+
+    Args:
+      initial_accumulator_value: first value of the sums.
+      eps: added to the root.
+    """
 
     def init(params: Tree) -> AdagradState:
-        return AdagradState(core.step_zero(), jax.tree.map(lambda z: z + start, core.zeros_like(params)))
+        return AdagradState(jax.tree.map(lambda z: z + initial_accumulator_value, core.zeros_like(params)))
 
-    def update(grads: Tree, state: AdagradState, params: Tree, hp: Numbers) -> tuple[Tree, AdagradState]:
-        """Steps over the root of the sum of all squared gradients."""
-        grads = core.add_decay(core.negate(grads) if maximize else grads, params, hp["weight_decay"])
-        rate = core.per_group(
-            lambda lr, decay: lr / (1 + state.steps.astype(decay.dtype) * decay), hp["lr"], hp["lr_decay"]
-        )
-        total = jax.tree.map(lambda s, g: s + g * g, state.total, grads)
-        updates = jax.tree.map(lambda r, g, s, eps: -r * g / (jnp.sqrt(s) + eps), rate, grads, total, hp["eps"])
-        return updates, AdagradState(state.steps + 1, total)
+    def update(grads: Tree, state: AdagradState, params: Tree = None) -> tuple[Tree, AdagradState]:
+        sums = jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, grads)
+        return jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), grads, sums), AdagradState(sums)
 
-    return Core(init, update, core.numbers_of("lr", "lr_decay", "weight_decay", "eps"))
+    return optax.GradientTransformation(init, update)

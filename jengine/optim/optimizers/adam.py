@@ -62,17 +62,18 @@ def _adam(
 def _parts(
     lr: Any, betas: Any, eps: Any, weight_decay: Any, amsgrad: bool, maximize: bool, decoupled_weight_decay: bool
 ) -> Parts:
+    b1, b2 = betas
     if amsgrad:
-        scale: Parts = [("scale_by_amsgrad", scale_by_amsgrad(*betas, eps))]
+        scale: Parts = [("scale_by_amsgrad", scale_by_amsgrad(b1, b2, eps))]
     else:
-        scale = [("scale_by_adam", optax.scale_by_adam(*betas, eps))]
+        scale = [("scale_by_adam", optax.scale_by_adam(b1, b2, eps))]
     return core.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
 
 
 class AmsgradState(NamedTuple):
     """Hold the state of AMSGrad."""
 
-    count: jax.Array  # int32[], updates done
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
     mu: Tree  # float32, like the parameters: mean of the gradients
     nu: Tree  # float32, like the parameters: mean of their squares
     nu_max: Tree  # float32, like the parameters: largest nu so far

@@ -1,25 +1,16 @@
 """Adan as MMPretrain defines it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine.optim import core
-from jengine.optim.clip import global_norm
-from jengine.optim.core import Core, Numbers, Optimizer, Tree
+from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.transforms.groups import by_leaf
 from jengine.registry import OPTIMIZERS
-
-
-class AdanState(NamedTuple):
-    """State of Adan."""
-
-    steps: jax.Array  # int32[], updates done
-    mu: Tree  # float32, like the parameters: mean of the gradients
-    delta: Tree  # float32, like the parameters: mean of their differences
-    nu: Tree  # float32, like the parameters: mean of the squared look-ahead gradients
-    previous: Tree  # float32, like the parameters: the last gradient
 
 
 @OPTIMIZERS.register_module()
@@ -31,16 +22,15 @@ def Adan(
     max_grad_norm: float = 0.0,
     no_prox: bool = False,
 ) -> Optimizer:
-    """Adaptive Nesterov momentum (Xie et al., arXiv:2208.06677) with its proximal weight decay.
-
-    `optax.adan` weighs the difference of gradients by `1 - betas[1]` and decays as AdamW does.
+    """Build adaptive Nesterov momentum (Xie et al., arXiv:2208.06677) with its proximal weight decay.
 
     Args:
       lr: learning rate.
       betas: decay of gradients, of their differences, of squares.
       eps: added to the root of the squares.
       weight_decay: decay.
-      max_grad_norm: the gradients of all tensors together are scaled down to this norm; 0 for never.
+      max_grad_norm: the gradients of all tensors together are scaled down to this norm; 0 for never. Groups that differ
+        in more than lr and weight_decay are clipped each by themselves.
       no_prox: decay as AdamW does.
 
     Raises:
@@ -55,37 +45,65 @@ def Adan(
         "max_grad_norm": max_grad_norm,
         "no_prox": no_prox,
     }
-    return Optimizer("Adan", settings, _plan)
+    return Optimizer("Adan", settings, _parts, ("lr", "betas", "eps", "weight_decay"))
 
 
-def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
-    no_prox = core.shared_flag("Adan", groups, "no_prox")
-    max_norm = core.shared_flag("Adan", groups, "max_grad_norm")
-    eps_of_norm = groups[0]["eps"]
+def _parts(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: float, no_prox: bool) -> Parts:
+    clip = [("clip", optax.clip_by_global_norm(max_grad_norm))] if max_grad_norm > 0 else []
+    proximal = [] if no_prox else [("proximal_decay", divide_by_proximal_decay(lr, weight_decay))]
+    b1, b2, b3 = betas
+    scale = [("scale_by_adan", scale_by_adan(b1, b2, b3, eps))]
+    return [*clip, *core.chain_with_decay(scale, lr, weight_decay, decoupled=True), *proximal]
+
+
+class AdanState(NamedTuple):
+    """Hold the state of Adan."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
+    mu: Tree  # float32, like the parameters: mean of the gradients
+    delta: Tree  # float32, like the parameters: mean of their differences
+    nu: Tree  # float32, like the parameters: mean of the squared look-ahead gradients
+    previous_grads: Tree  # float32, like the parameters
+
+
+def scale_by_adan(b1: Any, b2: Any, b3: Any, eps: Any) -> optax.GradientTransformation:
+    """Rescale gradients by Adan; `optax.scale_by_adan` weighs the difference of gradients by `1 - b2`, not by `b2`.
+
+    Args:
+      b1: decay of the mean of gradients.
+      b2: decay of the mean of their differences, and weight of a difference.
+      b3: decay of the mean of squares.
+      eps: added to the root.
+    """
 
     def init(params: Tree) -> AdanState:
         return AdanState(core.step_zero(), *(core.zeros_like(params) for _ in range(4)))
 
-    def update(grads: Tree, state: AdanState, params: Tree, hp: Numbers) -> tuple[Tree, AdanState]:
-        """Moments of the gradients and of their change, over the root of the second."""
-        if max_norm > 0:
-            factor = jnp.minimum(max_norm / (global_norm(grads) + eps_of_norm), 1)
-            grads = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
-        steps = state.steps + 1
-        change = jax.tree.map(lambda g, b: jnp.where(state.steps == 0, 0, g - b), grads, state.previous)
-        ahead = jax.tree.map(lambda g, c, d: g + (1 - c) * d, grads, hp["beta2_complement"], change)
-        mu = core.mean(state.mu, hp["beta1_complement"], grads)
-        delta = core.mean(state.delta, hp["beta2_complement"], change)
-        nu = core.mean_of_squares(state.nu, hp["beta3_complement"], ahead)
-        corrections = [core.bias_correction(hp[f"beta{i}_complement"], steps) for i in (1, 2, 3)]
-
-        def leaf(p: Any, m: Any, d: Any, v: Any, c: Any, b1: Any, b2: Any, b3: Any, lr: Any, eps: Any, wd: Any) -> Any:
-            step = -lr * (m / b1 + (1 - c) * d / b2) / (jnp.sqrt(v) / jnp.sqrt(b3) + eps)
-            return step - lr * wd * p if no_prox else (step - lr * wd * p) / (1 + lr * wd)
-
+    def update(grads: Tree, state: AdanState, params: Tree = None) -> tuple[Tree, AdanState]:
+        count = state.count + 1
+        change = jax.tree.map(lambda g, p: jnp.where(state.count == 0, 0, g - p), grads, state.previous_grads)
+        mu = core.moving_average(state.mu, b1, grads)
+        delta = core.moving_average(state.delta, b2, change)
+        nu = core.moving_average_of_squares(state.nu, b3, jax.tree.map(lambda g, c: g + b2 * c, grads, change))
+        first, second, third = (core.bias_correction(b, count) for b in (b1, b2, b3))
         updates = jax.tree.map(
-            leaf, params, mu, delta, nu, hp["beta2_complement"], *corrections, hp["lr"], hp["eps"], hp["weight_decay"]
+            lambda m, d, v: (m / first + b2 * d / second) / (jnp.sqrt(v / third) + eps), mu, delta, nu
         )
-        return updates, AdanState(steps, mu, delta, nu, grads)
+        return updates, AdanState(count, mu, delta, nu, grads)
 
-    return Core(init, update, core.numbers_of("lr", "betas", "eps", "weight_decay"))
+    return optax.GradientTransformation(init, update)
+
+
+def divide_by_proximal_decay(learning_rate: Any, weight_decay: Any) -> optax.GradientTransformation:
+    """Divide updates by `1 + learning_rate * weight_decay`, which makes decoupled weight decay proximal.
+
+    Args:
+      learning_rate: a number, or a tree of numbers like the parameters.
+      weight_decay: likewise.
+    """
+
+    def update(updates: Tree, params: Tree) -> Tree:
+        rates, decays = by_leaf(learning_rate, updates), by_leaf(weight_decay, updates)
+        return jax.tree.map(lambda u, lr, decay: u / (1 + lr * decay), updates, rates, decays)
+
+    return optax.stateless(update)

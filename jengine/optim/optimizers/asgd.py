@@ -1,22 +1,16 @@
 """Averaged SGD as torch.optim.ASGD defines it."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine.optim import core
-from jengine.optim.core import Core, Numbers, Optimizer, Tree
+from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.transforms import add_decayed_weights_by_rule
+from jengine.optim.transforms.groups import by_leaf
 from jengine.registry import OPTIMIZERS
-
-
-class ASGDState(NamedTuple):
-    """State of averaged SGD."""
-
-    steps: jax.Array  # int32[], updates done
-    eta: Tree  # float32[] a leaf: the rate of the next update, made from the lr of this one
-    average: Tree  # float32, like the parameters: their average, for the user
 
 
 @OPTIMIZERS.register_module()
@@ -28,7 +22,7 @@ def ASGD(
     weight_decay: float = 0.0,
     maximize: bool = False,
 ) -> Optimizer:
-    """Averaged SGD (Polyak and Juditsky, 1992). A change of lr acts one update later, as in PyTorch.
+    """Build averaged SGD (Polyak and Juditsky, 1992). A change of lr acts one update later, as in PyTorch.
 
     Args:
       lr: learning rate.
@@ -50,30 +44,49 @@ def ASGD(
         "weight_decay": weight_decay,
         "maximize": maximize,
     }
-    return Optimizer("ASGD", settings, _plan, whole_tensor=True)
+    numbers = ("lr", "lambd", "alpha", "t0", "weight_decay")
+    return Optimizer("ASGD", settings, _parts, numbers, whole_tensor=True)
 
 
-def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
-    maximize = core.shared_flag("ASGD", groups, "maximize")
+def _parts(lr: Any, lambd: Any, alpha: Any, t0: Any, weight_decay: Any, maximize: bool) -> Parts:
+    return [
+        *core.ascent(maximize),
+        ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay)),
+        ("asgd", averaged_sgd(lr, lambd, alpha, t0)),
+    ]
 
-    def init(params: Tree) -> ASGDState:
+
+class AveragedSgdState(NamedTuple):
+    """Hold the state of averaged SGD."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
+    eta: Tree  # float32[] a leaf: the rate of the next update, made from the learning rate of this one
+    average: Tree  # float32, like the parameters: their average, for the user
+
+
+def averaged_sgd(learning_rate: Any, lambd: Any, alpha: Any, t0: Any) -> optax.GradientTransformation:
+    """Descend with a decaying rate and average the parameters in the state, which optax does not have.
+
+    Args:
+      learning_rate: a number, or a tree of numbers like the parameters.
+      lambd: decay of the parameters.
+      alpha: power of the decay of the rate.
+      t0: the update at which averaging begins.
+    """
+
+    def init(params: Tree) -> AveragedSgdState:
         eta = jax.tree.map(lambda p: jnp.zeros((), core.state_dtype(p.dtype)), params)
-        return ASGDState(core.step_zero(), eta, core.zeros_like(params))
+        return AveragedSgdState(core.step_zero(), eta, core.zeros_like(params))
 
-    def update(grads: Tree, state: ASGDState, params: Tree, hp: Numbers) -> tuple[Tree, ASGDState]:
-        """Steps of a decaying size; the average of the parameters is kept in the state."""
-        grads = core.add_decay(core.negate(grads) if maximize else grads, params, hp["weight_decay"])
-        steps = state.steps + 1
-        eta = jax.tree.map(lambda lr, e: jnp.where(state.steps == 0, lr, e), hp["lr"], state.eta)
-        updates = jax.tree.map(lambda e, k, p, g: -e * (k * p + g), eta, hp["lambd"], params, grads)
-        weight = core.per_group(lambda t0: 1 / jnp.maximum(1, state.steps.astype(t0.dtype) - t0), hp["t0"])
-        average = jax.tree.map(lambda w, a, p, u: a + w * (p + u - a), weight, state.average, params, updates)
-        following = core.per_group(
-            lambda lr, k, alpha: lr / (1 + k * lr * steps.astype(lr.dtype)) ** alpha,
-            hp["lr"],
-            hp["lambd"],
-            hp["alpha"],
-        )
-        return updates, ASGDState(steps, following, average)
+    def update(grads: Tree, state: AveragedSgdState, params: Tree = None) -> tuple[Tree, AveragedSgdState]:
+        params = core.need_params("ASGD", params)
+        count = state.count + 1
+        rates = by_leaf(learning_rate, params)
+        eta = jax.tree.map(lambda lr, e: jnp.where(state.count == 0, lr, e), rates, state.eta)
+        updates = jax.tree.map(lambda e, p, g: -e * (lambd * p + g), eta, params, grads)
+        weight = 1 / jnp.maximum(1, state.count - t0)
+        average = jax.tree.map(lambda a, p, u: a + weight * (p + u - a), state.average, params, updates)
+        eta = jax.tree.map(lambda lr, e: (lr / (1 + lambd * lr * count) ** alpha).astype(e.dtype), rates, eta)
+        return updates, AveragedSgdState(count, eta, average)
 
-    return Core(init, update, core.numbers_of("lr", "lambd", "alpha", "t0", "weight_decay"))
+    return optax.GradientTransformation(init, update)

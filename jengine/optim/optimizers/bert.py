@@ -1,27 +1,22 @@
 """The optimizers of iMIX for BERT-like models: Adam without bias correction, and AdamW as Transformers had it."""
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine.errors import ConfigError, closest
 from jengine.optim import core
-from jengine.optim.core import Core, Numbers, Optimizer, Tree
+from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.transforms import scale_by_group_learning_rate
+from jengine.optim.transforms.groups import by_leaf
 from jengine.registry import OPTIMIZERS
 
 _SCHEDULES = ("warmup_linear", "warmup_cosine", "warmup_constant")
-_NUMBERS = core.numbers_of("lr", "betas", "eps", "weight_decay")
-
-
-class BertAdamState(NamedTuple):
-    """State of these optimizers."""
-
-    steps: jax.Array  # int32[], updates done
-    mu: Tree  # float32, like the parameters: mean of the gradients
-    nu: Tree  # float32, like the parameters: mean of their squares
+_NUMBERS = ("lr", "betas", "eps", "weight_decay")
 
 
 @OPTIMIZERS.register_module()
@@ -36,7 +31,7 @@ def BertAdam(
     weight_decay: float = 0.01,
     max_grad_norm: float = 1.0,
 ) -> Optimizer:
-    """Adam without bias correction and with decoupled weight decay, which may bring its own schedule.
+    """Build Adam without bias correction and with decoupled weight decay, which may bring its own schedule.
 
     Args:
       lr: the learning rate, which the schedule multiplies.
@@ -60,7 +55,7 @@ def BertAdam(
         raise ConfigError(f"BertAdam: t_total is a number of updates, or -1 for no schedule; found {t_total}")
     settings = _settings("BertAdam", lr, (b1, b2), e, weight_decay)
     settings |= {"warmup": warmup, "t_total": t_total, "schedule": schedule}
-    return Optimizer("BertAdam", settings, _plan_bert_adam)
+    return Optimizer("BertAdam", settings, _parts_of_bert_adam, _NUMBERS)
 
 
 @OPTIMIZERS.register_module()
@@ -71,14 +66,15 @@ def BertAdam1(
     weight_decay: float = 0.01,
     max_grad_norm: float = 1.0,
 ) -> Optimizer:
-    """`BertAdam` without a schedule, which scales the gradient of each tensor down to the norm `max_grad_norm`.
+    """Build `BertAdam` without a schedule, which scales the gradient of each tensor down to the norm `max_grad_norm`.
 
     Raises:
       ValueError: a setting outside its range.
     """
     settings = _settings("BertAdam1", lr, betas, eps, weight_decay)
     core.in_range("BertAdam1", max_grad_norm=max_grad_norm)
-    return Optimizer("BertAdam1", {**settings, "max_grad_norm": max_grad_norm}, _plan_bert_adam1, whole_tensor=True)
+    settings |= {"max_grad_norm": max_grad_norm}
+    return Optimizer("BertAdam1", settings, _parts_of_bert_adam1, _NUMBERS, whole_tensor=True)
 
 
 @OPTIMIZERS.register_module()
@@ -89,7 +85,7 @@ def TansformerAdamW(
     weight_decay: float = 0.0,
     correct_bias: bool = True,
 ) -> Optimizer:
-    """AdamW as Transformers had it; the name is spelt as in iMIX.
+    """Build AdamW as Transformers had it; the name is spelt as in iMIX.
 
     Other than in `AdamW`, `eps` is added before the bias correction, and the decay is taken of the updated parameters.
 
@@ -104,7 +100,7 @@ def TansformerAdamW(
       ValueError: a setting outside its range.
     """
     settings = _settings("TansformerAdamW", lr, betas, eps, weight_decay)
-    return Optimizer("TansformerAdamW", {**settings, "correct_bias": correct_bias}, _plan_transformer)
+    return Optimizer("TansformerAdamW", {**settings, "correct_bias": correct_bias}, _parts_of_transformer, _NUMBERS)
 
 
 def _settings(name: str, lr: float, betas: Sequence[float], eps: float, weight_decay: float) -> dict[str, Any]:
@@ -112,72 +108,89 @@ def _settings(name: str, lr: float, betas: Sequence[float], eps: float, weight_d
     return {"lr": lr, "betas": core.betas_in_range(name, betas), "eps": eps, "weight_decay": weight_decay}
 
 
-def _init(params: Tree) -> BertAdamState:
-    return BertAdamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params))
+def _parts_of_bert_adam(
+    lr: Any, betas: Any, eps: Any, weight_decay: Any, warmup: float, t_total: int, schedule: str
+) -> Parts:
+    parts = _uncorrected(lr, betas, eps, weight_decay)
+    if t_total == -1:
+        return parts
+    factor = functools.partial(_factor, warmup=warmup, t_total=t_total, schedule=schedule)
+    return [*parts, ("scale_by_schedule", optax.scale_by_schedule(factor))]
 
 
-def _moments(grads: Tree, state: BertAdamState, hp: Numbers) -> BertAdamState:
-    return BertAdamState(
-        state.steps + 1,
-        core.mean(state.mu, hp["beta1_complement"], grads),
-        core.mean_of_squares(state.nu, hp["beta2_complement"], grads),
-    )
+def _parts_of_bert_adam1(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: float) -> Parts:
+    return [("clip", clip_each_by_norm(max_grad_norm)), *_uncorrected(lr, betas, eps, weight_decay)]
 
 
-def _plan_bert_adam(groups: Sequence[Mapping[str, Any]]) -> Core:
-    flags = {name: core.shared_flag("BertAdam", groups, name) for name in ("warmup", "t_total", "schedule")}
-    return Core(_init, functools.partial(_uncorrected, factor=functools.partial(_factor, **flags)), _NUMBERS)
+def _parts_of_transformer(lr: Any, betas: Any, eps: Any, weight_decay: Any, correct_bias: bool) -> Parts:
+    b1, b2 = betas
+    return [
+        ("scale_by_transformers_adam", scale_by_transformers_adam(b1, b2, eps, correct_bias)),
+        ("scale_by_learning_rate", scale_by_group_learning_rate(lr)),
+        ("decay_updated_params", decay_updated_params(lr, weight_decay)),
+    ]
 
 
-def _plan_bert_adam1(groups: Sequence[Mapping[str, Any]]) -> Core:
-    most = core.shared_flag("BertAdam1", groups, "max_grad_norm")
-
-    def clipped(grads: Tree, state: BertAdamState, params: Tree, hp: Numbers) -> tuple[Tree, BertAdamState]:
-        return _uncorrected(jax.tree.map(lambda g: _clip(g, most), grads), state, params, hp)
-
-    return Core(_init, clipped, _NUMBERS)
+def _uncorrected(lr: Any, betas: Any, eps: Any, weight_decay: Any) -> Parts:
+    """Return Adam without bias correction, with decoupled decay."""
+    b1, b2 = betas
+    scale = [("scale_by_transformers_adam", scale_by_transformers_adam(b1, b2, eps, correct_bias=False))]
+    return core.chain_with_decay(scale, lr, weight_decay, decoupled=True)
 
 
-def _plan_transformer(groups: Sequence[Mapping[str, Any]]) -> Core:
-    correct_bias = core.shared_flag("TansformerAdamW", groups, "correct_bias")
+def scale_by_transformers_adam(b1: Any, b2: Any, eps: Any, correct_bias: bool) -> optax.GradientTransformation:
+    """Rescale gradients by Adam; `optax.scale_by_adam` adds eps after the bias correction, and always corrects.
 
-    def update(grads: Tree, state: BertAdamState, params: Tree, hp: Numbers) -> tuple[Tree, BertAdamState]:
-        """First moments over the root of the second, and decay of what results."""
-        state = _moments(grads, state, hp)
-        rate = hp["lr"]
+    Args:
+      b1: decay of the mean of gradients.
+      b2: decay of the mean of their squares.
+      eps: added to the root.
+      correct_bias: whether the means are corrected for their start at zero.
+    """
+
+    def init(params: Tree) -> optax.ScaleByAdamState:
+        return optax.ScaleByAdamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params))
+
+    def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
+        count = state.count + 1
+        mu = core.moving_average(state.mu, b1, grads)
+        nu = core.moving_average_of_squares(state.nu, b2, grads)
+        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
         if correct_bias:
-            corrections = (
-                core.bias_correction(hp[name], state.steps) for name in ("beta1_complement", "beta2_complement")
-            )
-            rate = core.per_group(lambda lr, first, second: lr * jnp.sqrt(second) / first, rate, *corrections)
-        decay = core.per_group(jnp.multiply, hp["lr"], hp["weight_decay"])
+            factor = jnp.sqrt(core.bias_correction(b2, count)) / core.bias_correction(b1, count)
+            updates = jax.tree.map(lambda u: factor * u, updates)
+        return updates, optax.ScaleByAdamState(count, mu, nu)
 
-        def step(r: Any, m: Any, v: Any, eps: Any, k: Any, p: Any) -> Any:
-            change = -r * m / (jnp.sqrt(v) + eps)
-            return change - k * (p + change)
-
-        return jax.tree.map(step, rate, state.mu, state.nu, hp["eps"], decay, params), state
-
-    return Core(_init, update, _NUMBERS)
+    return optax.GradientTransformation(init, update)
 
 
-def _uncorrected(
-    grads: Tree, state: BertAdamState, params: Tree, hp: Numbers, factor: Any = None
-) -> tuple[Tree, BertAdamState]:
-    """Adam without bias correction; `factor` gives the schedule's multiple of the rate from the updates done."""
-    rate = hp["lr"] if factor is None else core.per_group(lambda lr: lr * factor(state.steps), hp["lr"])
-    state = _moments(grads, state, hp)
-    updates = jax.tree.map(
-        lambda r, m, v, eps, wd, p: -r * (m / (jnp.sqrt(v) + eps) + wd * p),
-        rate, state.mu, state.nu, hp["eps"], hp["weight_decay"], params,
-    )  # fmt: skip
-    return updates, state
+def decay_updated_params(learning_rate: Any, weight_decay: Any) -> optax.GradientTransformation:
+    """Decay the parameters as they are after the update, other than `optax.add_decayed_weights`.
+
+    Args:
+      learning_rate: a number, or a tree of numbers like the parameters.
+      weight_decay: likewise.
+    """
+
+    def update(updates: Tree, params: Tree) -> Tree:
+        params = core.need_params("TansformerAdamW", params)
+        rates, decays = by_leaf(learning_rate, params), by_leaf(weight_decay, params)
+        return jax.tree.map(lambda u, p, lr, decay: u - lr * decay * (p + u), updates, params, rates, decays)
+
+    return optax.stateless(update)
+
+
+def clip_each_by_norm(max_norm: float) -> optax.GradientTransformation:
+    """Scale the gradient of each tensor down to the norm `max_norm`; optax clips the root mean square of a tensor."""
+
+    def clip(g: jax.Array) -> jax.Array:
+        return g * jnp.minimum(max_norm / (core.norm(g) + 1e-6), 1.0)
+
+    return optax.stateless(lambda grads, params: jax.tree.map(clip, grads))
 
 
 def _factor(steps: jax.Array, warmup: float, t_total: int, schedule: str) -> jax.Array:
-    """The schedule after so many updates; the first update has the number 0, and with a warm-up the rate 0."""
-    if t_total == -1:
-        return jnp.ones((), jnp.float32)
+    """Return the schedule's factor after so many updates; with a warm-up that of the first update is 0."""
     done = steps.astype(jnp.float32) / t_total
     if schedule == "warmup_linear":
         after = jnp.maximum((done - 1) / (warmup - 1), 0.0)
@@ -186,8 +199,3 @@ def _factor(steps: jax.Array, warmup: float, t_total: int, schedule: str) -> jax
     else:
         after = jnp.ones((), jnp.float32)
     return jnp.where(done < warmup, done / warmup, after) if warmup > 0 else after
-
-
-def _clip(gradient: jax.Array, most: float) -> jax.Array:
-    norm = jnp.sqrt(jnp.sum(jnp.square(gradient)))
-    return gradient * jnp.minimum(most / (norm + 1e-6), 1.0)

@@ -1,14 +1,15 @@
 """LARS as MMSelfSup defines it."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine.optim import core
-from jengine.optim.core import Core, Numbers, Optimizer, Tree
-from jengine.optim.optimizers.sgd import MomentumState
+from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.optimizers.sgd import momentum_parts
+from jengine.optim.transforms.groups import by_leaf
 from jengine.registry import OPTIMIZERS
 
 
@@ -22,10 +23,19 @@ def LARS(
     nesterov: bool = False,
     eps: float = 1e-8,
 ) -> Optimizer:
-    """Layer-wise adaptive rate scaling (You et al., arXiv:1708.03888).
+    """Build layer-wise adaptive rate scaling (You et al., arXiv:1708.03888). Without momentum it holds no state.
 
-    The trust ratio is `eta |w| / (|g| + weight_decay |w| + eps)` a tensor, 1 where a norm is 0; `optax.lars` takes the
-    norm of `g + weight_decay w` instead. A group setting `lars_exclude=True` switches it off; decay then still acts.
+    The learning rate is inside the momentum, other than in SGD. A group setting `lars_exclude=True` switches the trust
+    ratio off; decay then still acts.
+
+    Args:
+      lr: learning rate.
+      momentum: momentum.
+      weight_decay: coupled decay, inside the trust ratio.
+      dampening: the part of a gradient that does not enter the momentum.
+      eta: factor of the trust ratio.
+      nesterov: look ahead.
+      eps: added to the norm that divides.
 
     Raises:
       ValueError: a negative setting, or nesterov without momentum or with dampening.
@@ -45,35 +55,49 @@ def LARS(
         "eps": eps,
         "lars_exclude": False,
     }
-    return Optimizer("LARS", settings, _plan, whole_tensor=True)
+    return Optimizer(
+        "LARS",
+        settings,
+        _parts,
+        numbers=("lr", "momentum", "weight_decay", "dampening", "eta", "eps", "lars_exclude"),
+        by_leaf=("lr", "weight_decay", "lars_exclude"),
+        absent_at_zero=("momentum", "dampening"),
+        whole_tensor=True,
+    )
 
 
-def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
-    nesterov = core.shared_flag("LARS", groups, "nesterov")
-
-    def init(params: Tree) -> MomentumState:
-        return MomentumState(core.step_zero(), core.zeros_like(params))
-
-    def update(grads: Tree, state: MomentumState, params: Tree, hp: Numbers) -> tuple[Tree, MomentumState]:
-        """Momentum of gradients that are scaled by layer, the rate included."""
-        scaled = jax.tree.map(
-            _scaled, grads, params, hp["lr"], hp["weight_decay"], hp["eta"], hp["eps"], hp["lars_exclude"]
-        )
-        intake = core.momentum_intake(state.steps, hp)
-        momentum = jax.tree.map(lambda m, b, k, d: m * b + k * d, hp["momentum"], state.momentum, intake, scaled)
-        if nesterov:
-            updates = jax.tree.map(lambda d, m, b: -(d + m * b), scaled, hp["momentum"], momentum)
-        else:
-            updates = core.negate(momentum)
-        return updates, MomentumState(state.steps + 1, momentum)
-
-    names = ("lr", "momentum", "weight_decay", "dampening", "eta", "eps", "lars_exclude")
-    return Core(init, update, core.numbers_of(*names))
+def _parts(
+    lr: Any, momentum: Any, weight_decay: Any, dampening: Any, eta: Any, nesterov: bool, eps: Any, lars_exclude: Any
+) -> Parts:
+    scale = scale_by_lars(lr, weight_decay, eta, eps, lars_exclude)
+    return [("lars", scale), *momentum_parts(momentum, dampening, nesterov), ("descent", optax.scale(-1.0))]
 
 
-def _scaled(g: Any, w: Any, lr: Any, weight_decay: Any, eta: Any, eps: Any, exclude: Any) -> jax.Array:
-    """The decayed gradient times learning rate and trust ratio: the rate is inside the momentum, unlike in SGD."""
-    w_norm, g_norm = core.norm(w), core.norm(g)
-    trust = eta * w_norm / (g_norm + weight_decay * w_norm + eps)
-    trust = jnp.where((exclude > 0) | (w_norm == 0) | (g_norm == 0), 1, trust)
-    return (g + weight_decay * w) * (lr * trust)
+def scale_by_lars(
+    learning_rate: Any, weight_decay: Any, eta: Any, eps: Any, exclude: Any = False
+) -> optax.GradientTransformation:
+    """Decay gradients, and multiply them by the learning rate and the trust ratio of their tensor.
+
+    The ratio is `eta |w| / (|g| + weight_decay |w| + eps)`, and 1 where a norm is 0; `optax.lars` takes the norm of
+    `g + weight_decay w` instead.
+
+    Args:
+      learning_rate: a number, or a tree of numbers like the parameters.
+      weight_decay: likewise.
+      eta: factor of the ratio.
+      eps: added to the norm that divides.
+      exclude: where it is not 0 the ratio is 1; a number, or a tree of numbers like the parameters.
+    """
+
+    def leaf(g: Any, p: Any, lr: Any, decay: Any, excluded: Any) -> jax.Array:
+        p_norm, g_norm = core.norm(p), core.norm(g)
+        trust = eta * p_norm / (g_norm + decay * p_norm + eps)
+        trust = jnp.where((excluded != 0) | (p_norm == 0) | (g_norm == 0), 1, trust)
+        return (g + decay * p) * (lr * trust)
+
+    def update(grads: Tree, params: Tree) -> Tree:
+        params = core.need_params("LARS", params)
+        numbers = (by_leaf(number, params) for number in (learning_rate, weight_decay, exclude))
+        return jax.tree.map(leaf, grads, params, *numbers)
+
+    return optax.stateless(update)

@@ -1,23 +1,18 @@
 """Muon as torch.optim.Muon defines it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine import paths
 from jengine.optim import core
-from jengine.optim.core import Core, Numbers, Optimizer, Tree
+from jengine.optim.core import Optimizer, Parts, Tree
 from jengine.registry import OPTIMIZERS
 
 _ADJUSTMENTS = (None, "original", "match_rms_adamw")
-
-
-class MuonState(NamedTuple):
-    """State of Muon."""
-
-    momentum: Tree  # float32, like the parameters
 
 
 @OPTIMIZERS.register_module()
@@ -31,10 +26,10 @@ def Muon(
     ns_steps: int = 5,
     adjust_lr_fn: str | None = None,
 ) -> Optimizer:
-    """Orthogonalised momentum for matrices (Jordan et al., 2024), by Newton-Schulz iterations in bfloat16.
+    """Build orthogonalised momentum for matrices (Jordan et al., 2024), by Newton-Schulz iterations in bfloat16.
 
     Only matrices can be trained; give their groups, and other parameters another optimizer. Matrices are in Flax's
-    layout, (in, out). (`muon`, optax's, trains other parameters with Adam beside.)
+    layout, (in, out). `muon`, optax's, trains other parameters with Adam.
 
     Args:
       lr: learning rate.
@@ -65,15 +60,46 @@ def Muon(
         "ns_steps": ns_steps,
         "adjust_lr_fn": adjust_lr_fn,
     }
-    return Optimizer("Muon", settings, _plan, whole_tensor=True)
+    return Optimizer("Muon", settings, _parts, ("lr", "weight_decay", "momentum"), whole_tensor=True)
 
 
-def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
-    flags = ("nesterov", "ns_coefficients", "ns_steps", "adjust_lr_fn", "eps")
-    nesterov, coefficients, ns_steps, adjustment, eps = (core.shared_flag("Muon", groups, flag) for flag in flags)
+def _parts(
+    lr: Any, weight_decay: Any, momentum: Any, nesterov: bool, ns_coefficients: Sequence[float], eps: float,
+    ns_steps: int, adjust_lr_fn: str | None,
+) -> Parts:  # fmt: skip
+    scale = [("scale_by_muon", scale_by_muon(momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn))]
+    return core.chain_with_decay(scale, lr, weight_decay, decoupled=True)
+
+
+class MuonState(NamedTuple):
+    """Hold the state of Muon."""
+
+    momentum: Tree  # float32, like the parameters
+
+
+def scale_by_muon(
+    momentum: Any,
+    nesterov: bool = True,
+    ns_coefficients: Sequence[float] = (3.4445, -4.775, 2.0315),
+    eps: float = 1e-7,
+    ns_steps: int = 5,
+    adjust_lr_fn: str | None = None,
+) -> optax.GradientTransformation:
+    """Orthogonalise the momentum of matrices in bfloat16; `optax.contrib.scale_by_muon` corrects its bias.
+
+    Args:
+      momentum: decay of the momentum.
+      nesterov: look ahead.
+      ns_coefficients: of the quintic polynomial.
+      eps: least norm to divide by.
+      ns_steps: iterations.
+      adjust_lr_fn: the factor of a matrix, see `Muon`.
+
+    Raises:
+      ValueError: at `init`, a parameter that is not a matrix.
+    """
 
     def init(params: Tree) -> MuonState:
-        """No momentum yet, for matrices alone."""
         for path, leaf in paths.flatten(params).items():
             if leaf.ndim != 2:
                 raise ValueError(
@@ -82,27 +108,21 @@ def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
                 )
         return MuonState(core.zeros_like(params))
 
-    def update(grads: Tree, state: MuonState, params: Tree, hp: Numbers) -> tuple[Tree, MuonState]:
-        """The orthogonalised momentum of each matrix, and decoupled decay."""
-        momentum = jax.tree.map(lambda m, b, g: b + (1 - m) * (g - b), hp["momentum"], state.momentum, grads)
-        if nesterov:
-            direction = jax.tree.map(lambda m, b, g: g + m * (b - g), hp["momentum"], momentum, grads)
-        else:
-            direction = momentum
+    def update(grads: Tree, state: MuonState, params: Tree = None) -> tuple[Tree, MuonState]:
+        average = core.moving_average(state.momentum, momentum, grads)
+        ahead = jax.tree.map(lambda b, g: g + momentum * (b - g), average, grads) if nesterov else average
 
-        def leaf(d: Any, p: Any, lr: Any, weight_decay: Any) -> jax.Array:
-            """The step of one matrix."""
-            inputs, outputs = d.shape
-            if adjustment == "match_rms_adamw":
+        def leaf(x: Any) -> jax.Array:
+            inputs, outputs = x.shape
+            if adjust_lr_fn == "match_rms_adamw":
                 factor = 0.2 * max(inputs, outputs) ** 0.5
             else:
                 factor = max(1.0, outputs / inputs) ** 0.5
-            orthogonal = _orthogonalise(d, coefficients, ns_steps, eps).astype(d.dtype)
-            return -lr * factor * orthogonal - lr * weight_decay * p
+            return factor * _orthogonalise(x, ns_coefficients, ns_steps, eps).astype(x.dtype)
 
-        return jax.tree.map(leaf, direction, params, hp["lr"], hp["weight_decay"]), MuonState(momentum)
+        return jax.tree.map(leaf, ahead), MuonState(average)
 
-    return Core(init, update, core.numbers_of("lr", "weight_decay", "momentum"))
+    return optax.GradientTransformation(init, update)
 
 
 def _orthogonalise(matrix: jax.Array, coefficients: Sequence[float], steps: int, eps: float) -> jax.Array:

@@ -1,23 +1,15 @@
 """NAdam as torch.optim.NAdam defines it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine.optim import core
-from jengine.optim.core import Core, Numbers, Optimizer, Tree
+from jengine.optim.core import Optimizer, Parts, Tree
 from jengine.registry import OPTIMIZERS
-
-
-class NAdamState(NamedTuple):
-    """State of NAdam."""
-
-    steps: jax.Array  # int32[], updates done
-    mu: Tree  # float32, like the parameters: mean of the gradients
-    nu: Tree  # float32, like the parameters: mean of their squares
-    momentum_product: Tree  # float32[] a leaf: product of all momenta so far
 
 
 @OPTIMIZERS.register_module()
@@ -30,7 +22,16 @@ def NAdam(
     decoupled_weight_decay: bool = False,
     maximize: bool = False,
 ) -> Optimizer:
-    """Adam with Nesterov momentum (Dozat, ICLR workshop 2016) and its schedule of momenta, which optax leaves out.
+    """Build Adam with Nesterov momentum (Dozat, ICLR workshop 2016).
+
+    Args:
+      lr: learning rate.
+      betas: decay of the means of gradients and of their squares.
+      eps: added to the root of the squares.
+      weight_decay: decay.
+      momentum_decay: how fast the momentum rises to `betas[0]` from half of it.
+      decoupled_weight_decay: decay as AdamW does.
+      maximize: climb.
 
     Raises:
       ValueError: a setting outside its range.
@@ -45,45 +46,55 @@ def NAdam(
         "decoupled_weight_decay": decoupled_weight_decay,
         "maximize": maximize,
     }
-    return Optimizer("NAdam", settings, _plan, whole_tensor=True)
+    numbers = ("lr", "betas", "eps", "weight_decay", "momentum_decay")
+    return Optimizer("NAdam", settings, _parts, numbers, whole_tensor=True)
 
 
-def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
-    decoupled = core.shared_flag("NAdam", groups, "decoupled_weight_decay")
-    maximize = core.shared_flag("NAdam", groups, "maximize")
-
-    def init(params: Tree) -> NAdamState:
-        product = jax.tree.map(lambda p: jnp.ones((), core.state_dtype(p.dtype)), params)
-        return NAdamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params), product)
-
-    def update(grads: Tree, state: NAdamState, params: Tree, hp: Numbers) -> tuple[Tree, NAdamState]:
-        """Adam's moments, with the momentum of the step to come."""
-        grads = core.negate(grads) if maximize else grads
-        if not decoupled:
-            grads = core.add_decay(grads, params, hp["weight_decay"])
-        steps = state.steps + 1
-        momentum = _momentum(hp, steps)
-        following = _momentum(hp, steps + 1)
-        product = jax.tree.map(jnp.multiply, state.momentum_product, momentum)
-        mu = core.mean(state.mu, hp["beta1_complement"], grads)
-        nu = core.mean_of_squares(state.nu, hp["beta2_complement"], grads)
-        correction = core.bias_correction(hp["beta2_complement"], steps)
-
-        def leaf(lr: Any, eps: Any, m: Any, v: Any, g: Any, now: Any, then: Any, prod: Any, bc: Any) -> jax.Array:
-            denominator = jnp.sqrt(v / bc) + eps
-            return -(lr * (1 - now) / (1 - prod) * g + lr * then / (1 - prod * then) * m) / denominator
-
-        updates = jax.tree.map(leaf, hp["lr"], hp["eps"], mu, nu, grads, momentum, following, product, correction)
-        if decoupled:
-            updates = core.add_decoupled_decay(updates, params, hp)
-        return updates, NAdamState(steps, mu, nu, product)
-
-    return Core(init, update, core.numbers_of("lr", "betas", "eps", "weight_decay", "momentum_decay"))
+def _parts(
+    lr: Any, betas: Any, eps: Any, weight_decay: Any, momentum_decay: Any, decoupled_weight_decay: bool, maximize: bool
+) -> Parts:
+    b1, b2 = betas
+    scale = [("scale_by_nadam", scale_by_nadam(b1, b2, eps, momentum_decay))]
+    return core.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
 
 
-def _momentum(hp: Numbers, step: jax.Array) -> Tree:
-    return core.per_group(
-        lambda c, decay: (1 - c) * (1 - 0.5 * 0.96 ** (step.astype(c.dtype) * decay)),
-        hp["beta1_complement"],
-        hp["momentum_decay"],
-    )
+class NadamState(NamedTuple):
+    """Hold the state of NAdam."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
+    mu: Tree  # float32, like the parameters: mean of the gradients
+    nu: Tree  # float32, like the parameters: mean of their squares
+    momentum_product: jax.Array  # float32[], product of all momenta so far
+
+
+def scale_by_nadam(b1: Any, b2: Any, eps: Any, momentum_decay: Any) -> optax.GradientTransformation:
+    """Rescale gradients by NAdam with its schedule of momenta, which `optax.scale_by_adam(nesterov=True)` leaves out.
+
+    Args:
+      b1: the momentum in the end, and decay of the mean of gradients.
+      b2: decay of the mean of their squares.
+      eps: added to the root.
+      momentum_decay: how fast the momentum rises to b1 from half of it.
+    """
+
+    def momentum(count: jax.Array) -> jax.Array:
+        return b1 * (1 - 0.5 * 0.96 ** (count * momentum_decay))
+
+    def init(params: Tree) -> NadamState:
+        product = jnp.ones((), jnp.float32)
+        return NadamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params), product)
+
+    def update(grads: Tree, state: NadamState, params: Tree = None) -> tuple[Tree, NadamState]:
+        count = state.count + 1
+        mu = core.moving_average(state.mu, b1, grads)
+        nu = core.moving_average_of_squares(state.nu, b2, grads)
+        now, following = momentum(count), momentum(count + 1)
+        product = state.momentum_product * now
+        of_grad, of_mean = (1 - now) / (1 - product), following / (1 - product * following)
+        second = core.bias_correction(b2, count)
+        updates = jax.tree.map(
+            lambda g, m, v: (of_grad * g + of_mean * m) / (jnp.sqrt(v / second) + eps), grads, mu, nu
+        )
+        return updates, NadamState(count, mu, nu, product.astype(state.momentum_product.dtype))
+
+    return optax.GradientTransformation(init, update)

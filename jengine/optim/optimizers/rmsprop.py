@@ -1,22 +1,15 @@
 """RMSprop as torch.optim.RMSprop defines it."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine.optim import core
-from jengine.optim.core import Core, Numbers, Optimizer, Tree
+from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.optimizers.sgd import momentum_parts
 from jengine.registry import OPTIMIZERS
-
-
-class RMSpropState(NamedTuple):
-    """State of RMSprop."""
-
-    squares: Tree  # float32, like the parameters: mean of the squared gradients
-    mean: Tree  # float32, like the parameters: mean of the gradients; None unless centered
-    momentum: Tree  # float32, like the parameters; None without momentum in any group
 
 
 @OPTIMIZERS.register_module()
@@ -29,9 +22,9 @@ def RMSprop(
     centered: bool = False,
     maximize: bool = False,
 ) -> Optimizer:
-    """RMSprop (Hinton, lecture notes), centered as in Graves (arXiv:1308.0850).
+    """Build RMSprop (Hinton, lecture notes), centered as in Graves (arXiv:1308.0850), with coupled weight decay.
 
-    `optax.rmsprop` multiplies by the learning rate before the momentum, so that a schedule acts with a delay.
+    The learning rate multiplies behind the momentum, so that a schedule acts at once; in `optax.rmsprop` before it.
 
     Raises:
       ValueError: a setting outside its range.
@@ -46,41 +39,43 @@ def RMSprop(
         "centered": centered,
         "maximize": maximize,
     }
-    return Optimizer("RMSprop", settings, _plan)
+    numbers = ("lr", "alpha", "eps", "weight_decay", "momentum")
+    return Optimizer("RMSprop", settings, _parts, numbers, absent_at_zero=("momentum",))
 
 
-def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
-    centered = core.shared_flag("RMSprop", groups, "centered")
-    maximize = core.shared_flag("RMSprop", groups, "maximize")
-    with_momentum = any(group["momentum"] for group in groups)
-    settings = ("lr", "alpha", "eps", "weight_decay")
+def _parts(lr: Any, alpha: Any, eps: Any, weight_decay: Any, momentum: Any, centered: bool, maximize: bool) -> Parts:
+    if centered:
+        scale: Parts = [("scale_by_stddev", scale_by_stddev(alpha, eps))]
+    else:
+        scale = [("scale_by_rms", optax.scale_by_rms(alpha, eps, eps_in_sqrt=False))]
+    scale = [*scale, *momentum_parts(momentum, dampening=0, nesterov=False)]
+    return core.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
 
-    def init(params: Tree) -> RMSpropState:
-        return RMSpropState(
-            core.zeros_like(params),
-            core.zeros_like(params) if centered else None,
-            core.zeros_like(params) if with_momentum else None,
-        )
 
-    def update(grads: Tree, state: RMSpropState, params: Tree, hp: Numbers) -> tuple[Tree, RMSpropState]:
-        """Gradients over the root of their mean square, or of their variance."""
-        grads = core.add_decay(core.negate(grads) if maximize else grads, params, hp["weight_decay"])
-        complement = core.per_group(lambda alpha: 1 - alpha, hp["alpha"])
-        squares = core.mean_of_squares(state.squares, complement, grads)
-        if centered:
-            mean = core.mean(state.mean, complement, grads)
-            # rounding may leave a variance of minus almost nothing
-            variance = jax.tree.map(lambda s, m: jnp.maximum(s - m * m, 0), squares, mean)
-        else:
-            mean, variance = None, squares
-        direction = jax.tree.map(lambda g, v, eps: g / (jnp.sqrt(v) + eps), grads, variance, hp["eps"])
-        momentum = None
-        if with_momentum:
-            momentum = jax.tree.map(lambda m, b, d: m * b + d, hp["momentum"], state.momentum, direction)
-            direction = momentum
-        updates = jax.tree.map(lambda lr, d: -lr * d, hp["lr"], direction)
-        return updates, RMSpropState(squares, mean, momentum)
+class StddevState(NamedTuple):
+    """Hold the state of centered RMSprop."""
 
-    if with_momentum:
-        return Core(init, update, core.numbers_of(*settings, "momentum"))
-    return Core(init, update, core.numbers_without_momentum("RMSprop", *settings))
+    mu: Tree  # float32, like the parameters: mean of the gradients
+    nu: Tree  # float32, like the parameters: mean of their squares
+
+
+def scale_by_stddev(decay: Any, eps: Any) -> optax.GradientTransformation:
+    """Divide gradients by their standard deviation.
+
+    `optax.scale_by_stddev` gives NaN where rounding makes a variance negative.
+
+    Args:
+      decay: decay of the means of gradients and of their squares.
+      eps: added to the standard deviation.
+    """
+
+    def init(params: Tree) -> StddevState:
+        return StddevState(core.zeros_like(params), core.zeros_like(params))
+
+    def update(grads: Tree, state: StddevState, params: Tree = None) -> tuple[Tree, StddevState]:
+        mu = core.moving_average(state.mu, decay, grads)
+        nu = core.moving_average_of_squares(state.nu, decay, grads)
+        updates = jax.tree.map(lambda g, m, v: g / (jnp.sqrt(jnp.maximum(v - m * m, 0)) + eps), grads, mu, nu)
+        return updates, StddevState(mu, nu)
+
+    return optax.GradientTransformation(init, update)

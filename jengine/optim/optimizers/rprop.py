@@ -1,22 +1,16 @@
 """Rprop as torch.optim.Rprop defines it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jengine.optim import core
-from jengine.optim.core import Core, Numbers, Optimizer, Tree
+from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.transforms.groups import by_leaf
 from jengine.registry import OPTIMIZERS
-
-
-class RpropState(NamedTuple):
-    """State of Rprop."""
-
-    steps: jax.Array  # int32[], updates done
-    previous: Tree  # float32, like the parameters: the last gradient, 0 where it had changed its sign
-    step_size: Tree  # float32, like the parameters
 
 
 @OPTIMIZERS.register_module()
@@ -26,9 +20,13 @@ def Rprop(
     step_sizes: Sequence[float] = (1e-6, 50.0),
     maximize: bool = False,
 ) -> Optimizer:
-    """Resilient backpropagation (Riedmiller and Braun, 1993); lr is the first step size and has no effect later.
+    """Build resilient backpropagation (Riedmiller and Braun, 1993).
 
-    `optax.rprop` returns the update of the step before.
+    Args:
+      lr: the first step size; it has no effect later.
+      etas: factors of a step size where the gradient has changed its sign, and where it has kept it.
+      step_sizes: the least and the greatest step size.
+      maximize: climb.
 
     Raises:
       ValueError: a setting outside its range.
@@ -39,31 +37,49 @@ def Rprop(
     if len(step_sizes) != 2 or not 0 <= step_sizes[0] <= step_sizes[1]:
         raise ValueError(f"Rprop: step_sizes must be a least and a greatest size, found {step_sizes!r}")
     settings = {"lr": lr, "etas": tuple(etas), "step_sizes": tuple(step_sizes), "maximize": maximize}
-    return Optimizer("Rprop", settings, _plan)
+    return Optimizer("Rprop", settings, _parts, ("lr", "etas", "step_sizes"))
 
 
-def _plan(groups: Sequence[Mapping[str, Any]]) -> Core:
-    maximize = core.shared_flag("Rprop", groups, "maximize")
+def _parts(lr: Any, etas: Any, step_sizes: Any, maximize: bool) -> Parts:
+    scale = scale_by_rprop(lr, *etas, *step_sizes)
+    return [*core.ascent(maximize), ("scale_by_rprop", scale), ("descent", optax.scale(-1.0))]
+
+
+class RpropState(NamedTuple):
+    """Hold the state of Rprop."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
+    previous_grads: Tree  # float32, like the parameters: the last gradient, 0 where it had changed its sign
+    step_sizes: Tree  # float32, like the parameters
+
+
+def scale_by_rprop(
+    learning_rate: Any, eta_minus: Any, eta_plus: Any, min_step_size: Any, max_step_size: Any
+) -> optax.GradientTransformation:
+    """Replace gradients by their sign times a step size; `optax.scale_by_rprop` returns the update of the step before.
+
+    Args:
+      learning_rate: the first step size, a number or a tree of numbers like the parameters.
+      eta_minus: factor of a step size where the gradient has changed its sign.
+      eta_plus: factor where it has kept it.
+      min_step_size: the least step size.
+      max_step_size: the greatest step size.
+    """
 
     def init(params: Tree) -> RpropState:
         return RpropState(core.step_zero(), core.zeros_like(params), core.zeros_like(params))
 
-    def update(grads: Tree, state: RpropState, params: Tree, hp: Numbers) -> tuple[Tree, RpropState]:
-        """Steps by the sign of the gradients, growing until it turns."""
-        grads = core.negate(grads) if maximize else grads
-
-        def leaf(g: Any, before: Any, size: Any, lr: Any, down: Any, up: Any, low: Any, high: Any) -> tuple[Any, ...]:
-            turn = jnp.sign(g * before)
-            factor = jnp.where(turn > 0, up, jnp.where(turn < 0, down, 1))
-            size = jnp.clip(jnp.where(state.steps == 0, lr, size) * factor, low, high)
+    def update(grads: Tree, state: RpropState, params: Tree = None) -> tuple[Tree, RpropState]:
+        def leaf(g: Any, previous: Any, size: Any, lr: Any) -> tuple[Any, ...]:
+            turn = jnp.sign(g * previous)
+            factor = jnp.where(turn > 0, eta_plus, jnp.where(turn < 0, eta_minus, 1))
+            size = jnp.clip(jnp.where(state.count == 0, lr, size) * factor, min_step_size, max_step_size)
             g = jnp.where(turn < 0, 0, g)
-            return -jnp.sign(g) * size, g, size
+            return jnp.sign(g) * size, g, size
 
-        rows = jax.tree.map(
-            leaf, grads, state.previous, state.step_size, hp["lr"], hp["etas_0"], hp["etas_1"], hp["step_sizes_0"],
-            hp["step_sizes_1"],
-        )  # fmt: skip
-        updates, previous, step_size = core.unzip(rows, grads, 3)
-        return updates, RpropState(state.steps + 1, previous, step_size)
+        rates = by_leaf(learning_rate, grads)
+        rows = jax.tree.map(leaf, grads, state.previous_grads, state.step_sizes, rates)
+        updates, previous, sizes = core.unzip(rows, grads, 3)
+        return updates, RpropState(state.count + 1, previous, sizes)
 
-    return Core(init, update, core.numbers_of("lr", "etas", "step_sizes"))
+    return optax.GradientTransformation(init, update)

@@ -53,14 +53,14 @@ def momentum_parts(momentum: Any, dampening: Any, nesterov: bool) -> Parts:
     if core.is_zero(momentum):
         return []
     if core.is_zero(dampening):
-        return [("scale_by_momentum", optax.trace(momentum, nesterov, accumulator_dtype=jnp.float32))]
+        return [("scale_by_momentum", optax.trace(momentum, nesterov))]
     return [("scale_by_momentum", dampened_trace(momentum, dampening))]
 
 
 class DampenedTraceState(NamedTuple):
     """Hold the state of momentum with dampening."""
 
-    count: jax.Array  # int32[], updates done
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
     trace: Tree  # float32, like the parameters
 
 
