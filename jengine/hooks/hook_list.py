@@ -1,7 +1,7 @@
 """Sort the hooks of a run and call them."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from jengine.errors import ConfigError
 from jengine.hooks.chunk import ChunkMetrics
@@ -14,12 +14,9 @@ from jengine.registry import HOOKS
 _ITERATION_STAGES = ("before_train_iter", "after_train_iter")
 
 
-class _Listener(NamedTuple):
-    """Hold a hook that defines a stage."""
-
-    hook: Hook
-    method: Callable[..., Any]
-    scheduled: bool  # called only at the steps that `Hook.next_step` returns
+# A hook that defines a stage, its method, and whether it is called only at the steps that `Hook.next_step` returns. A
+# plain tuple, since each call of a stage unpacks one for each hook.
+_Listener = tuple[Hook, Callable[..., Any], bool]
 
 
 class HookList:
@@ -55,14 +52,14 @@ class HookList:
         self._ahead.clear()
         return hook
 
-    def call(self, runner: Runner, stage: str, **arguments: Any) -> None:
-        """Call the method `stage` of every hook that defines it, in order.
+    def call(self, runner: Runner, stage: str, arguments: Mapping[str, Any]) -> None:
+        """Call the method `stage` of every hook that defines it, in order, with the keyword arguments of the stage.
 
         An exception keeps its type and traceback; a note names the hook, the stage and the iteration.
         """
         for hook, method, scheduled in self._get(stage):
             try:
-                if not scheduled or hook.next_step(runner, runner.iter) <= runner.iter:
+                if not scheduled or hook.next_step(runner, step := runner.iter) <= step:
                     method(runner, **arguments)
             except Exception as error:
                 _add_note(error, hook, stage, runner)
@@ -126,14 +123,14 @@ class HookList:
 
     def _cutting(self, stage: str) -> list[Hook]:
         """Return the hooks whose calls of an iteration stage need a chunk to start or end there."""
-        listeners = self._get(stage)
-        return [x.hook for x in listeners if x.hook.is_scheduled or not (x.hook.runs_ahead or x.hook.is_per_chunk)]
+        hooks = [hook for hook, _, _ in self._get(stage)]
+        return [hook for hook in hooks if hook.is_scheduled or not (hook.runs_ahead or hook.is_per_chunk)]
 
     def _get_ahead(self, stage: str) -> list[_Listener]:
         """Return the hooks whose iteration stage is called for each step of a chunk, before the chunk runs."""
         if stage not in self._ahead:
             per_chunk = stage == "after_train_iter"
-            found = [x for x in self._get(stage) if x.hook.runs_ahead and not (per_chunk and x.hook.is_per_chunk)]
+            found = [x for x in self._get(stage) if x[0].runs_ahead and not (per_chunk and x[0].is_per_chunk)]
             self._ahead[stage] = found
         return self._ahead[stage]
 
@@ -144,7 +141,7 @@ class HookList:
             known = stage in Hook.stages
             acting = [h for h in self if (stage in h.get_triggered_stages() if known else hasattr(h, stage))]
             timed = stage in _ITERATION_STAGES
-            listeners = [_Listener(h, getattr(h, stage), timed and _is_called_when_due(h)) for h in acting]
+            listeners = [(h, getattr(h, stage), timed and _is_called_when_due(h)) for h in acting]
             self._listeners[stage] = listeners
         return listeners
 

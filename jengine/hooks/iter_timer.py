@@ -89,8 +89,9 @@ class IterTimerHook(Hook):
     def _estimate(self, runner: Runner, took: float) -> None:
         """Estimate the time to the end of training from the iterations of this session."""
         self._train_total += took
-        done = runner.iter - self._start_iter + 1
-        runner.message_hub.update_info("eta", self._train_total / done * (runner.max_iters - runner.iter - 1))
+        done = runner.iter + 1
+        mean = self._train_total / (done - self._start_iter)
+        runner.message_hub.update_info("eta", mean * (runner.max_iters - done))
 
     def _after_epoch(self, runner: Runner, mode: str = "train") -> None:
         # A validation inside training is not part of the next training iteration.

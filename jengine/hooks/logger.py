@@ -81,21 +81,21 @@ class LoggerHook(Hook):
 
     def _log_train(self, runner: Runner, batch_idx: int, count: int) -> None:
         """Log those of the last `count` iterations that are due."""
-        loop = runner.train_loop
-        length = len(loop.dataloader)
+        loop, iteration = runner.train_loop, runner.iter
+        by_epoch = loop.by_epoch
         # The iteration loop has no epochs: its batch index runs on, and its only end is the end of training.
-        end, period = (length, length) if loop.by_epoch else (runner.max_iters, runner.max_iters)
+        end = len(loop.dataloader) if by_epoch else runner.max_iters
         lines: list[tuple[int, int | None]] = []
-        for back in reversed(range(count)):
-            iteration, inner = runner.iter - back, batch_idx - back
-            last = (inner if loop.by_epoch else iteration) + 1 == end
-            if (iteration + 1) % self.interval_exp_name == 0 or (last and loop.by_epoch):
-                lines.append((iteration, None))
-            if (inner + 1) % self.interval == 0 or (last and (not self.ignore_last or period <= self.interval)):
-                lines.append((iteration, inner))
+        for back in range(count - 1, -1, -1):
+            done, inner = iteration - back + 1, batch_idx - back + 1
+            last = (inner if by_epoch else done) == end
+            if done % self.interval_exp_name == 0 or (last and by_epoch):
+                lines.append((done - 1, None))
+            if inner % self.interval == 0 or (last and (not self.ignore_last or end <= self.interval)):
+                lines.append((done - 1, inner - 1))
         if lines:
             with runner.phase_timer.phase("logging"):
-                runner.log_writer.submit(_write_lines, _RunnerView(runner), lines)
+                runner.log_writer.submit(_write_lines, runner, _RunnerView(runner), lines)
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Log the progress of a validation to the terminal and the log file."""
@@ -159,24 +159,25 @@ class _RunnerView:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.message_hub = runner.message_hub.snapshot()
-        self.iter, self.epoch = runner.iter, runner.epoch
+        self.train_loop, self.iter, self.epoch = runner.train_loop, runner.iter, runner.epoch
+        self.max_iters = runner.max_iters
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
 
-def _write_lines(view: _RunnerView, lines: Sequence[tuple[int, int | None]]) -> None:
+def _write_lines(runner: Runner, view: _RunnerView, lines: Sequence[tuple[int, int | None]]) -> None:
     """Write log lines of training iterations, each given as the iteration and its batch index, None for the name."""
     try:
         for iteration, batch_idx in lines:
             view.iter = iteration
             if batch_idx is None:
-                view.logger.info(f"Exp name: {view.experiment_name}")
+                runner.logger.info(f"Exp name: {runner.experiment_name}")
                 continue
             view.message_hub.settle(iteration)
-            tag, text = view.log_processor.get_log_after_iter(view, batch_idx, "train")
-            view.logger.info(text)
-            view.visualizer.add_scalars(tag, step=iteration + 1, file_path=f"{view.timestamp}.json")
+            tag, text = runner.log_processor.get_log_after_iter(view, batch_idx, "train")
+            runner.logger.info(text)
+            runner.visualizer.add_scalars(tag, step=iteration + 1, file_path=f"{runner.timestamp}.json")
     finally:
         view.message_hub.settle()
 

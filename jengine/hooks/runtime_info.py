@@ -53,9 +53,10 @@ class RuntimeInfoHook(Hook):
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Record the iteration and the learning rate that it uses: of the first group, under each name of `get_lr`."""
-        runner.message_hub.update_info("iter", runner.iter)
+        hub = runner.message_hub
+        hub.update_info("iter", runner.iter)
         for name, values in runner.optim_wrapper.get_lr().items():
-            runner.message_hub.update_scalar(f"train/{name}", values[0])
+            hub.update_scalar(f"train/{name}", values[0])
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None

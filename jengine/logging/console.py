@@ -103,8 +103,9 @@ def write_line(line: str, level: str = "INFO") -> None:
       line: the text; its first occurrence of ` - level - ` gets the colour of the level.
       level: the name of the level.
     """
-    if not _is_terminal(terminal.file):
-        print(line, file=terminal.file, flush=True)
+    file = terminal.file
+    if not _is_terminal(file):
+        print(line, file=file, flush=True)
         return
     text = Text(line)
     start = line.find(f" - {level} - ")

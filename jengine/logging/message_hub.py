@@ -87,8 +87,8 @@ class MessageHub:
           TypeError: not a real number, or a traced value. ValueError: not one element, or a count below 1.
           AssertionError: the key was used before with another `resumed`.
         """
-        on_device = False
-        if type(value) is not float:
+        on_device = type(value) in _ARRAY_TYPES and value.shape == ()
+        if not on_device and type(value) is not float:
             value, on_device = _checked(key, value)
         if count != 1:
             count = check_count(count)
@@ -305,8 +305,6 @@ _ARRAY_TYPES: set[type] = set()  # of device arrays: `isinstance(value, jax.Arra
 
 def _checked(key: str, value: Any) -> tuple[Any, bool]:
     """Return `value` as a Python float and False, or as it is and True when it is a device array of one element."""
-    if type(value) in _ARRAY_TYPES and value.shape == ():
-        return value, True
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"scalar {key!r} is a traced value: update the hub outside the compiled function, with what it returns"

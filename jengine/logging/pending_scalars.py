@@ -1,6 +1,7 @@
 """Buffer scalars until a read, so that the training loop never waits for the device."""
 
 import bisect
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ class PendingScalars:
         """
         transfers, self._transfers, self.size = self._transfers, [], 0
         try:
-            fetched = fetch_arrays([array for _, array, *_ in transfers])
+            fetched = fetch_arrays([transfer[1] for transfer in transfers])
         except RuntimeError as error:
             self._columns, self._newest = {}, {}
             deleted = {key for key, array, *_ in transfers if isinstance(array, jax.Array) and array.is_deleted()}
@@ -100,9 +101,8 @@ class PendingScalars:
             for column in columns:
                 if values := column.take(step):
                     yield key, values, column.samples
-        left = {key: [c for c in columns if c.taken < len(c.values)] for key, columns in self._columns.items()}
-        self._columns = {key: columns for key, columns in left.items() if columns}
-        self._newest = {key: columns[-1] for key, columns in self._columns.items()}
+        if step == math.inf:
+            self._columns, self._newest = {}, {}
 
     def _column(self, key: str, samples: int) -> _Column:
         columns = self._columns.setdefault(key, [])

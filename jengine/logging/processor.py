@@ -11,7 +11,7 @@ import numpy as np
 
 from jengine.errors import config_path
 from jengine.logging.history import HistoryBuffer
-from jengine.logging.message_hub import MessageHub
+from jengine.logging.message_hub import HubSnapshot, MessageHub
 from jengine.registry import LOG_PROCESSORS, check_arguments
 
 Mode = Literal["train", "val", "test"]
@@ -47,7 +47,7 @@ class LoggedRun(Protocol):
         """Return the number of epochs of the whole run."""
 
     @property
-    def message_hub(self) -> MessageHub:
+    def message_hub(self) -> MessageHub | HubSnapshot:
         """Return the histories of scalars."""
 
     @property
@@ -130,20 +130,20 @@ class LogProcessor:
             tag["epoch"] = _epoch(runner, mode)
         tag["iter"] = 0 if _untrained(runner) else runner.iter + 1
 
-        rates = {name: value for name, value in scalars.items() if name.endswith("lr")}
-        rest = {name: value for name, value in scalars.items() if name not in rates}
-        line = header + " ".join(f"{name}: {value:.{self.num_digits}e}" for name, value in rates.items()) + "  "
+        rates = [f"{name}: {value:.{self.num_digits}e}" for name, value in scalars.items() if name.endswith("lr")]
+        rest = {name: self._text(value) for name, value in scalars.items() if not name.endswith("lr")}
+        line = header + " ".join(rates) + "  "
         eta = runner.message_hub.get_info("eta")
         if eta is not None and "time" in rest and "data_time" in rest:
             line += f"eta: {datetime.timedelta(seconds=int(eta))}  "
-            line += "".join(f"{name}: {self._text(rest.pop(name))}  " for name in ("time", "data_time"))
+            line += f"time: {rest.pop('time')}  data_time: {rest.pop('data_time')}  "
         memory = self._peak_memory()
         if memory is not None:
             tag["memory"] = memory
             line += f"memory: {memory}  "
         if mode != "train":  # metrics are known at the end of the pass; the hub still holds those of the one before
             rest = {}
-        return tag, line + "  ".join(f"{name}: {self._text(value)}" for name, value in rest.items())
+        return tag, line + "  ".join([f"{name}: {text}" for name, text in rest.items()])
 
     def get_log_after_epoch(
         self, runner: LoggedRun, batch_idx: int, mode: Mode, with_non_scalar: bool = False
@@ -183,7 +183,7 @@ class LogProcessor:
         return {**metrics, **(infos if with_non_scalar else {}), **times}, line
 
     def _scalars(
-        self, hub: MessageHub, batch_idx: int, mode: Mode, custom_cfg: Sequence[Mapping[str, Any]]
+        self, hub: MessageHub | HubSnapshot, batch_idx: int, mode: Mode, custom_cfg: Sequence[Mapping[str, Any]]
     ) -> dict[str, float]:
         """Return the statistic of each scalar of the loop, by name without the loop.
 

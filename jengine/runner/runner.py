@@ -234,7 +234,7 @@ class Runner:
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Call every hook that defines `stage`, in priority order; your own loop may define its own stages."""
-        self.hook_list.call(self, stage, **arguments)
+        self.hook_list.call(self, stage, arguments)
 
     def get_hooks_info(self) -> str:
         """Return a listing of the hooks of each stage, in order."""

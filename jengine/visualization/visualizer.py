@@ -1,12 +1,12 @@
 """The visualizer: hands what it gets to every backend, on the first process alone."""
 
-import contextlib
 import os
 import pathlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jengine.config import dump_config
@@ -47,7 +47,7 @@ class Visualizer:
         self.name = name
         self.dataset_meta: Mapping[str, Any] | None = None
         self.vis_backends: dict[str, BaseVisBackend] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # the log of a run is written in a thread of its own
         if vis_backends is None:
             vis_backends = [] if save_dir is None else [{"type": "LocalVisBackend"}]
         if not isinstance(vis_backends, list | tuple):
@@ -83,14 +83,14 @@ class Visualizer:
 
     def add_config(self, config: Any) -> None:
         """Writes the config: a ConfigDict, a dict, or the text of a config file."""
-        with self._writing() as writers:
-            text = config if isinstance(config, str) or not writers else dump_config(config)
-            for backend in writers:
-                backend.add_config(text)
+        with self._lock:
+            for backend in self._writers():
+                backend.add_config(config if isinstance(config, str) else dump_config(config))
 
     def add_graph(self, model: Any, data_batch: Any = None) -> None:
         """Writes a description of `model`; see `graph_text` for what it may be."""
-        with self._writing() as writers:
+        with self._lock:
+            writers = self._writers()
             text = graph_text(model, data_batch) if writers else ""
             for backend in writers:
                 backend.add_graph(text)
@@ -103,8 +103,8 @@ class Visualizer:
           image: uint8[H, W, C] with C of 1, 3 (RGB) or 4 (RGBA).
           step: the iteration or epoch it belongs to.
         """
-        with self._writing() as writers:
-            for backend in writers:
+        with self._lock:
+            for backend in self._writers():
                 backend.add_image(name, image, step)
 
     def add_histogram(self, name: str, values: Any, step: int = 0, bins: int = 64) -> None:
@@ -116,16 +116,16 @@ class Visualizer:
           step: the iteration or epoch it belongs to.
           bins: number of bins between the least and the greatest element.
         """
-        with self._writing() as writers:
-            if writers:
+        with self._lock:
+            if writers := self._writers():
                 binned = histogram(values, bins)
                 for backend in writers:
                     backend.add_histogram(name, binned, step)
 
     def add_scalar(self, name: str, value: Any, step: int = 0) -> None:
         """Writes one number of the host; a value on a device would make the host wait for it."""
-        with self._writing() as writers:
-            for backend in writers:
+        with self._lock:
+            for backend in self._writers():
                 backend.add_scalar(name, value, step)
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
@@ -136,8 +136,8 @@ class Visualizer:
           step: the iteration or epoch they belong to.
           file_path: a file that backends of files append them to as well, relative to their `save_dir`.
         """
-        with self._writing() as writers:
-            for backend in writers:
+        with self._lock:
+            for backend in self._writers():
                 backend.add_scalars(scalar_dict, step, file_path)
 
     def add_datasample(
@@ -180,7 +180,8 @@ class Visualizer:
           state_dict: what `state_dict` gave when the checkpoint was written.
           step: iterations done by then.
         """
-        with self._writing() as writers:
+        with self._lock:
+            writers = self._writers()
             for name, backend in self.vis_backends.items():
                 if backend in writers:
                     backend.load_state_dict(state_dict.get(name, {}), step)
@@ -191,10 +192,6 @@ class Visualizer:
             for backend in self.vis_backends.values():
                 backend.close()
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[list[BaseVisBackend]]:
-        """The backends that this process writes to, for one thread at a time: a run's log has a thread of its own."""
-        import jax
-
-        with self._lock:
-            yield list(self.vis_backends.values()) if jax.process_index() == 0 else []
+    def _writers(self) -> list[BaseVisBackend]:
+        """Return the backends that this process writes to."""
+        return list(self.vis_backends.values()) if jax.process_index() == 0 else []

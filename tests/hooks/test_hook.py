@@ -91,7 +91,7 @@ def test_hooks_of_equal_priority_run_in_the_order_of_registration():
     hooks = HookList()
     for name, priority in (("normal", None), ("ln", "LOWEST"), ("vh", "VERY_HIGH"), ("45", 45), ("n2", "normal")):
         hooks.register(make(name), priority)
-    hooks.call(at(), "before_train_iter", batch_idx=0)
+    hooks.call(at(), "before_train_iter", dict(batch_idx=0))
     assert calls == ["vh", "45", "normal", "n2", "ln"]
 
 
@@ -133,8 +133,8 @@ def test_a_stage_of_a_users_own_loop_is_called_where_it_is_defined():
     hooks = HookList()
     hooks.register(Hook())
     hooks.register(WarmUp())
-    hooks.call(at(), "before_warmup_iter", factor=0.5)
-    hooks.call(at(), "no_such_stage")
+    hooks.call(at(), "before_warmup_iter", dict(factor=0.5))
+    hooks.call(at(), "no_such_stage", {})
     assert calls == [0.5]
 
 
@@ -146,7 +146,7 @@ def test_an_error_in_a_hook_keeps_its_type_and_says_where_it_happened():
     hooks = HookList()
     hooks.register(Broken())
     with pytest.raises(KeyError, match="missing") as error:
-        hooks.call(at(iter=7, epoch=1), "after_train_iter", batch_idx=3)
+        hooks.call(at(iter=7, epoch=1), "after_train_iter", dict(batch_idx=3))
     assert error.value.__notes__ == ["in Broken.after_train_iter at iteration 7 (epoch 1)"]
     assert error.traceback[-1].name == "after_train_iter"
 

@@ -127,7 +127,7 @@ def test_a_hook_is_called_at_the_steps_that_it_returns():
     each, third, ahead, per_chunk = EachStep(), Recording(3), Ahead(), PerChunk()
     hooks, runner = made(each, third, ahead, per_chunk), runner_at(0)
     for runner.iter in range(9):
-        hooks.call(runner, "after_train_iter", batch_idx=runner.iter)
+        hooks.call(runner, "after_train_iter", dict(batch_idx=runner.iter))
     assert each.calls == ahead.calls == per_chunk.calls == list(range(9))
     assert [step for step, _ in third.calls] == [2, 5, 8]
 
@@ -151,9 +151,9 @@ def test_after_a_chunk_each_kind_of_hook_is_called_once():
 def test_a_hook_whose_steps_change_is_called_at_the_new_ones():
     third = Recording(3)
     hooks = made(third)
-    hooks.call(runner_at(0), "after_train_iter", batch_idx=0)
+    hooks.call(runner_at(0), "after_train_iter", dict(batch_idx=0))
     third.n = 1
-    hooks.call(runner_at(1), "after_train_iter", batch_idx=1)
+    hooks.call(runner_at(1), "after_train_iter", dict(batch_idx=1))
     assert [step for step, _ in third.calls] == [1]
 
 
