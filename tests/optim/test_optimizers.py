@@ -9,7 +9,7 @@ import pytest
 
 from jengine import optim
 from jengine.optim import OptimWrapper, build_optim_wrapper
-from jengine.optim.optimizers import optax_named
+from jengine.optim.optimizers import adagrad, adan, asgd, lars, nadam, optax_named, radam, rmsprop, rprop
 from jengine.registry import OPTIMIZERS
 
 RNG = np.random.default_rng(0)
@@ -78,6 +78,14 @@ def test_muon_orthogonalises_matrices():
         (optim.Adadelta(lr=0.5), optax.adadelta(0.5, rho=0.9, eps=1e-6)),
         (optim.Adamax(lr=0.01), optax.adamax(0.01)),
         (optim.RMSprop(lr=0.01, alpha=0.9), optax.rmsprop(0.01, decay=0.9, eps=1e-8, eps_in_sqrt=False)),
+        (
+            optim.RMSprop(lr=0.01, alpha=0.9, centered=True, momentum=0.5),
+            optax.rmsprop(0.01, decay=0.9, eps=1e-8, eps_in_sqrt=False, centered=True, momentum=0.5),
+        ),
+        (
+            optim.Lamb(lr=0.01, weight_decay=0.1),
+            optax.chain(optax.clip_by_global_norm(1.0), optax.lamb(0.01, eps=1e-6, weight_decay=0.1)),
+        ),
         (optim.Adam(lr=0.01, maximize=True), optax.chain(optax.scale(-1.0), optax.adam(0.01))),
         (optim.Adam(lr=0.01, weight_decay=0.1, decoupled_weight_decay=True), optax.adamw(0.01, weight_decay=0.1)),
     ],
@@ -86,7 +94,60 @@ def test_optimizers_that_optax_has_too(optimizer, reference):
     assert_close(train(OptimWrapper(optimizer))[0], train(OptimWrapper(reference))[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [*optax_named._NAMES, *optax_named._CONTRIB_NAMES])
+@pytest.mark.parametrize(
+    ("optimizer", "parts"),
+    [
+        (optim.Adagrad(lr=0.01), (adagrad.scale_by_adagrad(0.0, 1e-10), optax.scale(-0.01))),
+        (optim.Adan(lr=0.01), (adan.scale_by_adan(0.98, 0.92, 0.99, 1e-8), optax.scale(-0.01))),
+        (optim.ASGD(lr=0.01), (asgd.averaged_sgd(0.01, 1e-4, 0.75, 1e6),)),
+        (optim.LARS(lr=0.01), (lars.scale_by_lars(0.01, 0.0, 0.001, 1e-8), optax.scale(-1.0))),
+        (optim.NAdam(lr=0.01), (nadam.scale_by_nadam(0.9, 0.999, 1e-8, 4e-3), optax.scale(-0.01))),
+        (optim.RAdam(lr=0.01), (radam.scale_by_radam(0.9, 0.999, 1e-8), optax.scale(-0.01))),
+        (optim.Rprop(lr=0.01), (rprop.scale_by_rprop(0.01, 0.5, 1.2, 1e-6, 50.0), optax.scale(-1.0))),
+    ],
+)
+def test_transformations_chain_with_those_of_optax(optimizer, parts):
+    assert_close(train(OptimWrapper(optimizer))[0], train(OptimWrapper(optax.chain(*parts)))[0])
+
+
+def test_centered_rmsprop_stays_finite_where_the_variance_vanishes():
+    gradient = jnp.asarray(np.random.default_rng(0).lognormal(size=1000, sigma=3).astype("f"))
+
+    @jax.jit
+    def updates_after_many(decay):
+        def once(state, _):
+            updates, state = tx.update(gradient, state)
+            return state, updates
+
+        tx = rmsprop.scale_by_stddev(decay, 1e-8)
+        return jax.lax.scan(once, tx.init(gradient), length=500)[1]
+
+    # the mean of equal squares, less the square of the mean: minus a rounding error for a quarter of these numbers
+    assert np.all(np.isfinite(updates_after_many(0.9)))
+
+
+def test_lars_exclude_differs_from_parameter_to_parameter():
+    cfg = {"type": "LARS", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
+    rules = {"custom_keys": {"bias": {"lars_exclude": True, "decay_mult": 0.0}}}
+    found, state = train(build_optim_wrapper(PARAMS, {"optimizer": cfg, "paramwise_cfg": rules}))
+    sgd, _ = train(OptimWrapper(optim.SGD(lr=0.1, momentum=0.9)))
+    lars_of_all, _ = train(OptimWrapper(cfg))
+    assert_close(found, {"kernel": lars_of_all["kernel"], "bias": sgd["bias"]})
+    assert set(optax.tree.get(state, "trace")) == {"kernel", "bias"}  # one chain for both groups
+
+
+@pytest.mark.parametrize("optimizer", [optim.Lamb(), optim.Adan(max_grad_norm=1.0), {"type": "BertAdam1", "lr": 0.1}])
+@pytest.mark.parametrize("clip_grad", [{"max_norm": 1.0}, {"clip_value": 0.1}])
+def test_optimizers_that_clip_run_behind_the_clipping_of_the_wrapper(optimizer, clip_grad):
+    found, _ = train(OptimWrapper(optimizer, clip_grad=clip_grad))
+    assert all(np.all(np.isfinite(p)) for p in found.values())
+
+
+# those whose update takes the loss are in test_optax_usage.py
+TAKE_THE_LOSS = {"lbfgs", "momo", "momo_adam", "polyak_sgd"}
+
+
+@pytest.mark.parametrize("name", sorted({*optax_named._NAMES, *optax_named._CONTRIB_NAMES} - TAKE_THE_LOSS))
 def test_optax_optimizers_go_by_their_names(name):
     factory = getattr(optax, name, None) or getattr(optax.contrib, name)
     extra = {"key": 0} if name == "noisy_sgd" else {}
@@ -118,10 +179,11 @@ def test_numbers_of_optax_optimizers_are_data_in_every_group():
         np.testing.assert_allclose(found[name], p, rtol=1e-5, atol=5e-6)
 
 
-def test_lr_of_a_built_chain_multiplies_its_updates():
-    wrapper = OptimWrapper(optax.sgd(0.1))
-    assert wrapper.get_lr() == {"lr": [1.0]}
-    found, _ = train(wrapper, lrs=(1.0, 0.5, 0.0))
+def test_injected_lr_of_a_built_chain_moves():
+    assert OptimWrapper(optax.sgd(0.1)).get_lr() == {}
+    wrapper = OptimWrapper(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
+    assert wrapper.get_lr()["lr"] == pytest.approx([0.1])
+    found, _ = train(wrapper, lrs=(0.1, 0.05, 0.0))
     expected = jax.tree.map(lambda p, a, b: p - 0.1 * a - 0.05 * b, PARAMS, GRADS[0], GRADS[1])
     assert_close(found, expected)
 

@@ -49,8 +49,8 @@ def Adan(
 
 
 def _parts(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: float, no_prox: bool) -> Parts:
-    clip = [("clip", optax.clip_by_global_norm(max_grad_norm))] if max_grad_norm > 0 else []
-    proximal = [] if no_prox else [("proximal_decay", divide_by_proximal_decay(lr, weight_decay))]
+    clip = [("clip_by_global_norm", optax.clip_by_global_norm(max_grad_norm))] if max_grad_norm > 0 else []
+    proximal = [] if no_prox else [("divide_by_proximal_decay", divide_by_proximal_decay(lr, weight_decay))]
     b1, b2, b3 = betas
     scale = [("scale_by_adan", scale_by_adan(b1, b2, b3, eps))]
     return [*clip, *core.chain_with_decay(scale, lr, weight_decay, decoupled=True), *proximal]

@@ -52,7 +52,7 @@ def _parts(lr: Any, lambd: Any, alpha: Any, t0: Any, weight_decay: Any, maximize
     return [
         *core.ascent(maximize),
         ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay)),
-        ("asgd", averaged_sgd(lr, lambd, alpha, t0)),
+        ("averaged_sgd", averaged_sgd(lr, lambd, alpha, t0)),
     ]
 
 

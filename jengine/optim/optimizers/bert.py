@@ -119,7 +119,7 @@ def _parts_of_bert_adam(
 
 
 def _parts_of_bert_adam1(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: float) -> Parts:
-    return [("clip", clip_each_by_norm(max_grad_norm)), *_uncorrected(lr, betas, eps, weight_decay)]
+    return [("clip_each_by_norm", clip_each_by_norm(max_grad_norm)), *_uncorrected(lr, betas, eps, weight_decay)]
 
 
 def _parts_of_transformer(lr: Any, betas: Any, eps: Any, weight_decay: Any, correct_bias: bool) -> Parts:

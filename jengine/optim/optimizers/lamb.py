@@ -68,7 +68,7 @@ def _parts(
     else:
         scale = scale_by_lamb_moments(b1, b2, eps, bias_correction, grad_averaging)
     return [
-        *([] if max_grad_norm is None else [("clip", optax.clip_by_global_norm(max_grad_norm))]),
+        *([] if max_grad_norm is None else [("clip_by_global_norm", optax.clip_by_global_norm(max_grad_norm))]),
         ("scale_by_adam", scale),
         ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay)),
         ("scale_by_trust_ratio", scale_by_trust_ratio(True if always_adapt else weight_decay, trust_clip)),

@@ -70,7 +70,7 @@ def _parts(
     lr: Any, momentum: Any, weight_decay: Any, dampening: Any, eta: Any, nesterov: bool, eps: Any, lars_exclude: Any
 ) -> Parts:
     scale = scale_by_lars(lr, weight_decay, eta, eps, lars_exclude)
-    return [("lars", scale), *momentum_parts(momentum, dampening, nesterov), ("descent", optax.scale(-1.0))]
+    return [("scale_by_lars", scale), *momentum_parts(momentum, dampening, nesterov), ("descent", optax.scale(-1.0))]
 
 
 def scale_by_lars(
