@@ -6,6 +6,7 @@ are data, as in `optax.inject_hyperparams`, so that schedules move them and noth
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -141,14 +142,15 @@ def step_zero() -> jax.Array:
     return jnp.zeros((), jnp.int32)
 
 
-def bias_correction(beta: jax.Array, count: jax.Array) -> jax.Array:
+def bias_correction(beta: Any, count: jax.Array) -> jax.Array:
     """Return `1 - beta**count`, accurate in float32 where the plain formula loses five digits.
 
     Args:
-      beta: decay, float32[].
+      beta: decay, float32[], or a float.
       count: the number of this update, from 1, int32[].
     """
-    return -jnp.expm1(count.astype(jnp.result_type(beta)) * jnp.log(beta))
+    log = math.log(beta) if isinstance(beta, float) else jnp.log(beta)
+    return -jnp.expm1(count.astype(jnp.result_type(jnp.float32, beta)) * log)
 
 
 def moving_average(previous: Tree, beta: Any, new: Tree) -> Tree:

@@ -45,6 +45,8 @@ class GroupedOptimizer:
         self._settings = [{name: group[name] for name in optimizer.defaults} for group in self.param_groups]
         self._chains = _groups_by_chain(optimizer, self._settings)
         self._fields = {name: _fields(name, optimizer.defaults[name]) for name in optimizer.numbers}
+        plain = (bool, int, float, str, tuple, type(None))
+        self._watched = [name for name, value in optimizer.defaults.items() if isinstance(value, plain)]
         self._dtype: Any = np.float32
         self._read: tuple[list[Any], dict[str, Any]] = ([], {})
         self._layouts: dict[Any, Layout] = {}  # by structure of the tree
@@ -174,7 +176,7 @@ class GroupedOptimizer:
         Raises:
           ValueError: a number was set that the chain cannot take.
         """
-        values = [group[name] for group in self.param_groups for name in self._fields]
+        values = [group[name] for group in self.param_groups for name in self._watched]
         if values != self._read[0]:
             self._read = (values, self._collect())
         return dict(self._read[1])
@@ -186,8 +188,9 @@ class GroupedOptimizer:
     def _collect(self) -> dict[str, Any]:
         out: dict[str, Any] = {}
         moving = {name for settings in self._settings for name in self._moving(settings)}
-        for name, fields in self._fields.items():
+        for name in self._watched:
             self._check(name)
+        for name, fields in self._fields.items():
             if name not in moving:
                 continue
             rows = [group[name] for group in self.param_groups]
@@ -200,8 +203,16 @@ class GroupedOptimizer:
         return out
 
     def _check(self, name: str) -> None:
-        """Check that the chain can take a number as it is now."""
+        """Check that the chain can take a setting as it is now."""
         optimizer = self.optimizer.name
+        if name not in self._fields:
+            for settings, group in zip(self._settings, self.param_groups, strict=True):
+                if group[name] != settings[name]:
+                    raise ValueError(
+                        f"{optimizer}: {name} must stay {settings[name]!r}, for it is part of the chain, "
+                        f"got {group[name]!r}; set it in the config"
+                    )
+            return
         for settings, group in zip(self._settings, self.param_groups, strict=True):
             if name not in self._moving(settings) and group[name] != settings[name]:
                 raise ValueError(
@@ -255,9 +266,15 @@ class GroupedOptimizer:
                 "paramwise_cfg differs"
             )
         for group, saved in zip(self.param_groups, groups, strict=True):
-            _restore(group, saved)
+            self._restore(group, saved)
         if self.base_param_settings is not None and "base_param_settings" in state_dict:
-            _restore(self.base_param_settings, state_dict["base_param_settings"])
+            self._restore(self.base_param_settings, state_dict["base_param_settings"])
+
+    def _restore(self, group: dict[str, Any], saved: Mapping[str, Any]) -> None:
+        """Restore a group; the settings that are part of the chain are those of this run."""
+        for key, value in saved.items():
+            if key in self._fields or key not in self.optimizer.defaults:
+                group[key] = tuple(value) if isinstance(value, list) else value
 
 
 def _group(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> ParamGroup:
@@ -323,8 +340,3 @@ def _of_trainable(extra: Mapping[str, Any], layout: Layout, params: Tree) -> dic
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in group.items()}
-
-
-def _restore(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    for key, value in saved.items():
-        group[key] = tuple(value) if isinstance(value, list) else value
