@@ -42,7 +42,7 @@ def autocast(apply_fn: Callable[..., Any], dtype: str | None = None) -> Callable
     """
 
     def cast_call(*args: Any, **kwargs: Any) -> Any:
-        compute = _DTYPE.get() if dtype is None else dtype
+        compute = current_dtype() if dtype is None else dtype
         if compute is None:
             return apply_fn(*args, **kwargs)
         if args and isinstance(args[0], Mapping) and "params" in args[0]:
@@ -56,6 +56,11 @@ def autocast(apply_fn: Callable[..., Any], dtype: str | None = None) -> Callable
     return cast_call
 
 
+def current_dtype() -> str | None:
+    """Return the dtype of the surrounding policy; None without one."""
+    return _DTYPE.get()
+
+
 def compute_in(dtype: str, fn: Callable[[PyTree], Any], params: PyTree) -> Any:
     """Return `fn(params)` with `dtype` in force for each `autocast` in it.
 
@@ -67,7 +72,7 @@ def compute_in(dtype: str, fn: Callable[[PyTree], Any], params: PyTree) -> Any:
     Raises:
       ValueError: `dtype` is narrower than float32, and all matrix products and convolutions of `fn` are in float32.
     """
-    outer = _DTYPE.get()
+    outer = current_dtype()
     with _compute_dtype(dtype):
         if not _is_low(dtype) or (outer is not None and _is_low(outer)):  # the outermost policy checks all of it
             return fn(params)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine.model.adapting import build_loss, build_module, call_loss, select_inputs
-from jengine.model.autocast import autocast
+from jengine.model.autocast import autocast, current_dtype
 from jengine.model.model import Losses, Model, PyTree
 from jengine.registry import MODELS
 
@@ -97,7 +97,28 @@ class NnxModel(Model):
             raise RuntimeError("NnxModel: call (or trace) `init` first; it makes the module's structure")
         graphdef, param_shapes, stream_shapes, rest_shapes = self._structure
         state = (_from_dict(params, param_shapes), _reseed(stream_shapes, rng), _from_dict(model_state, rest_shapes))
-        return nnx.merge(graphdef, *state, copy=True)
+        module = nnx.merge(graphdef, *state, copy=True)
+        if current_dtype() is not None:
+            _keep_dtype_in_batch_norms(module)
+        return module
+
+
+def _keep_dtype_in_batch_norms(module: Any) -> None:
+    """Let batch norms return the dtype of their inputs, as those of Linen do; their statistics stay in float32.
+
+    By default the float32 statistics promote the outputs, and with them all later layers compute in float32.
+    """
+    from flax import nnx
+    from flax.nnx.nn import dtypes
+
+    def promote(arrays: tuple[Any, ...], *, dtype: Any = None) -> tuple[Any, ...]:
+        x, mean, var, scale, bias = arrays
+        x, scale, bias = dtypes.promote_dtype((x, scale, bias), dtype=dtype)
+        return x, mean, var, scale, bias
+
+    for _, node in nnx.iter_modules(module):
+        if isinstance(node, nnx.BatchNorm) and node.promote_dtype is dtypes.promote_dtype:
+            node.promote_dtype = promote
 
 
 def _split(module: Any) -> tuple[Any, Any, Any, Any]:
