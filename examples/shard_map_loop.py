@@ -6,7 +6,6 @@ python examples/shard_map_loop.py
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec

@@ -112,9 +112,10 @@ def _check_products(jaxpr: Any, dtype: str) -> None:
     found = list(_product_dtypes(jaxpr.jaxpr))
     if not found or any(_is_low(own) for own in found):
         return
+    names = " and ".join(sorted({str(own) for own in found}))
     raise ValueError(
-        f"the loss or prediction must compute the network in {dtype}, got {' and '.join(sorted({*map(str, found)}))} in "
-        "all of its matrix products and convolutions; call the network as "
+        f"the loss or prediction must compute the network in {dtype}, got {names} in all of its matrix products and "
+        "convolutions; call the network as "
         "`outputs = wrapper.autocast(apply_fn)(params, inputs)` in a loop of your own, or as "
         "`outputs = jengine.model.autocast(apply_fn)(params, inputs)` in a Model, and compute the loss from these "
         "outputs, which are float32"

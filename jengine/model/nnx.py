@@ -111,9 +111,9 @@ def _keep_dtype_in_batch_norms(module: Any) -> None:
     from flax import nnx
     from flax.nnx.nn import dtypes
 
-    def promote(arrays: tuple[Any, ...], *, dtype: Any = None) -> tuple[Any, ...]:
+    def promote(arrays: Any, /, *, dtype: Any = None, inexact: bool = True) -> Any:
         x, mean, var, scale, bias = arrays
-        x, scale, bias = dtypes.promote_dtype((x, scale, bias), dtype=dtype)
+        x, scale, bias = dtypes.promote_dtype((x, scale, bias), dtype=dtype, inexact=inexact)
         return x, mean, var, scale, bias
 
     for _, node in nnx.iter_modules(module):

@@ -95,7 +95,9 @@ def test_autocast_leaves_integers_keys_flags_and_python_numbers():
     seen = []
 
     def apply(params, ids, *, rngs, train, rate):
-        seen.append((params["w"].dtype.name, ids.dtype.name, jnp.issubdtype(rngs.dtype, jax.dtypes.prng_key), train, rate))
+        seen.append(
+            (params["w"].dtype.name, ids.dtype.name, jnp.issubdtype(rngs.dtype, jax.dtypes.prng_key), train, rate)
+        )
         return {"logits": params["w"][ids], "ids": ids}
 
     wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0))

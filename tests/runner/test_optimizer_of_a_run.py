@@ -227,9 +227,7 @@ def test_a_loss_function_whose_network_would_compute_in_float32_is_refused(make_
         init=lambda: {"w": jnp.ones((2,))},
         loss=lambda params, batch: jnp.square(batch["x"] @ params["w"] - batch["y"]),
     )
-    runner = make_runner(
-        model=model, train_dataloader=batches(1), train_cfg=dict(max_epochs=1), **LOW[low], **NO_VAL
-    )
+    runner = make_runner(model=model, train_dataloader=batches(1), train_cfg=dict(max_epochs=1), **LOW[low], **NO_VAL)
     with pytest.raises(ValueError, match=r"in bfloat16, got float32 .* `outputs = jengine.model.autocast\(apply_fn\)"):
         runner.train()
 

@@ -171,12 +171,15 @@ def _check_windows(chain: Sequence[ParamScheduler], run: _Run) -> None:
         return scheduler.begin * length, scheduler.end * length
 
     for index, scheduler in enumerate(chain):
+        others = [
+            (i, other) for i, other in enumerate(chain) if i != index and other.param_name == scheduler.param_name
+        ]
         if not isinstance(scheduler.settings, OptaxRule):
             continue
         begin, end = window(scheduler)
-        for other_index, other in enumerate(chain):
+        for other_index, other in others:
             other_begin, other_end = window(other)
-            if other is scheduler or other.param_name != scheduler.param_name or end <= other_begin or other_end <= begin:
+            if end <= other_begin or other_end <= begin:
                 continue
             with config_path(index):
                 raise ConfigError(

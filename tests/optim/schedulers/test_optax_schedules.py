@@ -112,7 +112,11 @@ def test_the_momentum_can_follow_optax(make_wrapper, build):
         ({"type": "constant_schedule", "values": 1.0}, TypeError, "did you mean 'value'"),
         ({"value": 1.0}, TypeError, "a dict with a 'type'"),
         ("constant_schedule", TypeError, "a dict with a 'type', got 'constant_schedule'"),
-        (lambda step: np.ones(3) * step, TypeError, r"`schedule` must return one number for a step, got float32\[3\] from"),
+        (
+            lambda step: np.ones(3) * step,
+            TypeError,
+            r"`schedule` must return one number for a step, got float32\[3\] from",
+        ),
         (lambda step: (0.1, 0.2), TypeError, "must return one number for a step, got .* from .*<lambda>"),
         (lambda step: None if step > 5 else "high", TypeError, "must return one number for a step, got 'high' from"),
         (lambda: 0.1, TypeError, "takes 0 positional arguments"),
@@ -173,7 +177,9 @@ def test_another_function_than_that_of_the_checkpoint_is_reported_and_applies(ma
     other = optax.linear_schedule(2.0, 0.0, 20)
     again = run_of(resumed, other)
     (line,) = load_schedulers_state_dict(again, json.loads(json.dumps(schedulers_state_dict(chain))))
-    assert line.startswith("param_scheduler[0].schedule: {'function': 'polynomial_schedule.<locals>.schedule', 'values': {'0': 2.0,")
+    assert line.startswith(
+        "param_scheduler[0].schedule: {'function': 'polynomial_schedule.<locals>.schedule', 'values': {'0': 2.0,"
+    )
     assert line.endswith("in the checkpoint (a function cannot be loaded: the config's applies)")
     again[0].step()
     assert resumed.param_groups[0]["lr"] == pytest.approx(2.0 * 7 / 20)
