@@ -166,27 +166,27 @@ def _check_windows(chain: Sequence[ParamScheduler], run: _Run) -> None:
     """Raise ConfigError when a schedule of optax, which sets a value, acts where another one changes that value."""
 
     def window(scheduler: ParamScheduler) -> tuple[float, float]:
-        """Return begin and end in iterations, or in epochs if their length is unknown."""
+        """Return begin and end, in iterations if the length of an epoch is known."""
         length = (run.epoch_length or 1) if scheduler.by_epoch else 1
         return scheduler.begin * length, scheduler.end * length
 
     for index, scheduler in enumerate(chain):
-        others = [
-            (i, other) for i, other in enumerate(chain) if i != index and other.param_name == scheduler.param_name
-        ]
         if not isinstance(scheduler.settings, OptaxRule):
             continue
         begin, end = window(scheduler)
-        for other_index, other in others:
-            other_begin, other_end = window(other)
-            if end <= other_begin or other_end <= begin:
+        for other_index, other in enumerate(chain):
+            if other is scheduler or other.param_name != scheduler.param_name:
                 continue
-            with config_path(index):
-                raise ConfigError(
-                    f"the schedule of optax at [{index}] must be alone in its window, because it sets "
-                    f"{scheduler.param_name!r} at each step, got {type(other).__name__} at [{other_index}] in the same "
-                    "window; give both a `begin` and an `end`, or put all of it into one optax.join_schedules"
-                )
+            if run.epoch_length is None and other.by_epoch != scheduler.by_epoch:
+                continue  # the windows cannot be compared
+            other_begin, other_end = window(other)
+            if max(begin, other_begin) < min(end, other_end):
+                with config_path(index):
+                    raise ConfigError(
+                        f"the schedule of optax at [{index}] must be alone in its window, because it sets "
+                        f"{scheduler.param_name!r} at each step, got {type(other).__name__} at [{other_index}] in the "
+                        "same window; give both a `begin` and an `end`, or put all of it into one optax.join_schedules"
+                    )
 
 
 def _default(entry: Any, name: str, otherwise: Any) -> Any:
