@@ -24,7 +24,9 @@ def test_examples_of_the_page():
     module, batch = nn.Dense(3), {"image": jnp.full((2, 4), 1.001), "label": jnp.array([0, 2])}
     params = {"kernel": jnp.ones((4, 3)), "bias": jnp.array([0.0, 1.0, 2.0])}
     wrapper = AmpOptimWrapper(optimizer=dict(type="SGD", lr=0.1))
-    names = dict(module=module, batch=batch, params=params, wrapper=wrapper, opt_state=wrapper.init(params), optax=optax)
+    names = dict(
+        module=module, batch=batch, params=params, wrapper=wrapper, opt_state=wrapper.init(params), optax=optax
+    )
     exec(mixed, names)
     # 1.001 is 1 in bfloat16, so the logits are 4, 5 and 6, exactly
     expected = optax.softmax_cross_entropy_with_integer_labels(jnp.array([[4.0, 5.0, 6.0]] * 2), batch["label"]).mean()
