@@ -24,7 +24,8 @@ class AmpOptimWrapper(OptimWrapper):
     """OptimWrapper with a compute dtype and, for float16, a loss scale.
 
     The network computes in `dtype` where it is called through `autocast`; `LinenModel` and `NnxModel` do that
-    themselves. Parameters, targets, the loss, model state and optimizer state stay in float32.
+    themselves. Parameters, targets, the loss, model state and optimizer state stay in float32. `value_and_grad` raises
+    a ValueError for a loss all of whose matrix products and convolutions would be in float32.
 
     With a loss scale, `update` takes gradients of the scaled loss, as `value_and_grad` gives them, and unscales them
     before clipping. An update whose gradients hold an infinity or a NaN is skipped: parameters and optimizer state stay
