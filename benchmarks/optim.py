@@ -184,7 +184,7 @@ def loss_scaling(size, repeat):
     subjects = {}
     for name, wrapper in {
         "off": OptimWrapper(AdamW(lr=1e-3)),
-        "on": AmpOptimWrapper(optimizer=AdamW(lr=1e-3), dtype="float32"),
+        "on": AmpOptimWrapper(optimizer=AdamW(lr=1e-3), dtype="float32", loss_scale="dynamic"),
     }.items():
 
         @functools.partial(jax.jit, donate_argnums=(0, 1))

@@ -20,12 +20,6 @@ def logits_of(params, image):
     return jax.nn.relu(image @ params["hidden"]) @ params["head"]
 
 
-def loss_fn(params, batch):
-    """The mean cross-entropy; logits in float16, the loss in float32."""
-    logits = logits_of(params, batch["image"]).astype(jnp.float32)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-
-
 def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
     """Trains on all devices and returns the accuracies of the weights and of their average."""
     count = jax.local_device_count()
@@ -37,6 +31,12 @@ def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
     wrapper = AmpOptimWrapper(
         optimizer=AdamW(lr=3e-3), clip_grad=dict(max_norm=1.0), dtype="float16", loss_scale="dynamic", axis_name="data"
     )
+
+    def loss_fn(params, batch):
+        """Return the mean cross-entropy; the network computes in float16, the loss in float32."""
+        logits = wrapper.autocast(logits_of)(params, batch["image"])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
     average = ExponentialMovingAverage(momentum=0.05)
 
     @functools.partial(jax.pmap, axis_name="data", in_axes=(0, 0, 0, 0, None), donate_argnums=(0, 1, 2))

@@ -1,5 +1,6 @@
 """Models: pure functions behind one interface, and adapters for Linen, NNX and plain functions."""
 
+from jengine.model.autocast import autocast as autocast
 from jengine.model.functional import FunctionalModel as FunctionalModel
 from jengine.model.linen import LinenModel as LinenModel
 from jengine.model.losses import CrossEntropy as CrossEntropy

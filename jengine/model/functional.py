@@ -14,6 +14,8 @@ from jengine.registry import MODELS
 class FunctionalModel(Model):
     """A model of plain functions, each of which takes what it names.
 
+    For low precision (`precision=`, `AmpOptimWrapper`) they call the network through `jengine.model.autocast`.
+
     Args:
       init: `(rng, batch)`, either or none of them; returns `params`, or `(params, model_state)` when `loss` names
         `model_state`.

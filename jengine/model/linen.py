@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jengine.model.adapting import build_loss, build_module, call_loss, select_inputs
+from jengine.model.autocast import autocast
 from jengine.model.model import Losses, Model, PyTree
 from jengine.paths import dotted
 from jengine.registry import MODELS
@@ -21,7 +22,8 @@ class LinenModel(Model):
 
     The collection `params` is differentiated; every other collection that the module makes (`batch_stats`, …) is the
     model state, mutable in training and fixed in prediction. The switch between the two is passed when the module's
-    `__call__` has a parameter `train`, `training`, `is_training` or `deterministic`.
+    `__call__` has a parameter `train`, `training`, `is_training` or `deterministic`. Under a low precision the module's
+    parameters and inputs are cast and its outputs come back in float32; `loss` receives the batch as it is.
 
     Args:
       module: the module, or a config of one (`dict(type=..., ...)`).
@@ -72,7 +74,7 @@ class LinenModel(Model):
     ) -> tuple[Losses, PyTree]:
         """Applies the module in training mode and its loss to the outputs."""
         rngs = {name: jax.random.fold_in(rng, i) for i, name in enumerate(self._rngs)}
-        outputs = self.module.apply(
+        outputs = autocast(self.module.apply)(
             {"params": params, **model_state},
             *select_inputs(batch, self._inputs),
             rngs=rngs,
@@ -86,7 +88,7 @@ class LinenModel(Model):
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
         """Applies the module in inference mode."""
         inputs = select_inputs(batch, self._inputs)
-        return self.module.apply({"params": params, **model_state}, *inputs, **self._mode(train=False))
+        return autocast(self.module.apply)({"params": params, **model_state}, *inputs, **self._mode(train=False))
 
     def _mode(self, *, train: bool) -> dict[str, bool]:
         if self._switch is None:

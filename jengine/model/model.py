@@ -12,7 +12,8 @@ Losses = dict[str, Any]  # name -> array of any shape (its mean counts), (sum, w
 class Model:
     """What the engine trains: pure functions over `params` (differentiated) and `model_state` (carried along).
 
-    Adapters: `LinenModel`, `NnxModel` and `FunctionalModel`; or derive from this class.
+    Adapters: `LinenModel`, `NnxModel` and `FunctionalModel`; or derive from this class. In low precision
+    (`precision=`, `AmpOptimWrapper`) a class of your own calls its network through `jengine.model.autocast`.
 
     Attributes:
       module_types: dotted module path -> class name ('backbone.norm1' -> 'LayerNorm'), known after `init` was called or

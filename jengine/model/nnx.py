@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine.model.adapting import build_loss, build_module, call_loss, select_inputs
+from jengine.model.autocast import autocast, current_dtype
 from jengine.model.model import Losses, Model, PyTree
 from jengine.registry import MODELS
 
@@ -23,6 +24,8 @@ class NnxModel(Model):
     `nnx.Param` variables are differentiated; all others but random streams (`nnx.BatchStat`, …) are the model state.
     Training runs after `module.train()`, prediction after `module.eval()`. Names that the module gives the axes of a
     parameter (`nnx.with_partitioning`, `nnx.Param(..., out_sharding=)`) become `logical_axes`; no mesh need be set.
+    Under a low precision the module's parameters and inputs are cast and its outputs come back in float32; `loss`
+    receives the batch as it is.
 
     Args:
       module: makes the module from `rngs`: a function or class `(rngs) -> nnx.Module`, or a config of one, which is
@@ -67,17 +70,25 @@ class NnxModel(Model):
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
         """Calls the module in training mode and its loss on the outputs."""
-        module = self._merge(params, model_state, rng)
-        module.train()
-        outputs = module(*select_inputs(batch, self._inputs))
-        _, _, _, rest = _split(module)
-        return call_loss(self._loss, outputs, batch, hyperparams), _to_dict(rest)
+
+        def apply(inputs: tuple[PyTree, ...], params: PyTree) -> tuple[PyTree, PyTree]:
+            module = self._merge(params, model_state, rng)
+            module.train()
+            outputs = module(*inputs)
+            return outputs, _to_dict(_split(module)[3])
+
+        outputs, new_state = autocast(apply)(select_inputs(batch, self._inputs), params)
+        return call_loss(self._loss, outputs, batch, hyperparams), new_state
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
         """Calls the module in inference mode."""
-        module = self._merge(params, model_state, jax.random.key(0))
-        module.eval()
-        return module(*select_inputs(batch, self._inputs))
+
+        def apply(inputs: tuple[PyTree, ...], params: PyTree) -> PyTree:
+            module = self._merge(params, model_state, jax.random.key(0))
+            module.eval()
+            return module(*inputs)
+
+        return autocast(apply)(select_inputs(batch, self._inputs), params)
 
     def _merge(self, params: PyTree, model_state: PyTree, rng: jax.Array) -> Any:
         from flax import nnx
@@ -86,7 +97,28 @@ class NnxModel(Model):
             raise RuntimeError("NnxModel: call (or trace) `init` first; it makes the module's structure")
         graphdef, param_shapes, stream_shapes, rest_shapes = self._structure
         state = (_from_dict(params, param_shapes), _reseed(stream_shapes, rng), _from_dict(model_state, rest_shapes))
-        return nnx.merge(graphdef, *state, copy=True)
+        module = nnx.merge(graphdef, *state, copy=True)
+        if current_dtype() is not None:
+            _keep_dtype_in_batch_norms(module)
+        return module
+
+
+def _keep_dtype_in_batch_norms(module: Any) -> None:
+    """Let batch norms return the dtype of their inputs, as those of Linen do; their statistics stay in float32.
+
+    By default the float32 statistics promote the outputs, and with them all later layers compute in float32.
+    """
+    from flax import nnx
+    from flax.nnx.nn import dtypes
+
+    def promote(arrays: Any, /, *, dtype: Any = None, inexact: bool = True) -> Any:
+        x, mean, var, scale, bias = arrays
+        x, scale, bias = dtypes.promote_dtype((x, scale, bias), dtype=dtype, inexact=inexact)
+        return x, mean, var, scale, bias
+
+    for _, node in nnx.iter_modules(module):
+        if isinstance(node, nnx.BatchNorm) and node.promote_dtype is dtypes.promote_dtype:
+            node.promote_dtype = promote
 
 
 def _split(module: Any) -> tuple[Any, Any, Any, Any]:

@@ -1,4 +1,4 @@
-"""Precision policies: which dtype the parameters are kept in, and which the model computes in."""
+"""Define precision policies: the dtype that parameters are kept in, and the one that the network computes in."""
 
 import dataclasses
 import functools
@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jengine.errors import closest
+from jengine.model.autocast import cast_floating, compute_in
 from jengine.model.model import Losses, Model, PyTree
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -16,10 +16,11 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """A policy. Losses and model state are float32 (or what they were) whatever the model computes in.
+    """Hold a policy. Losses and model state are float32 (or what they were) whatever the network computes in.
 
     Attributes:
-      compute: dtype that parameters and floating-point inputs are cast to before the model sees them.
+      compute: dtype that parameters and floating-point inputs are cast to where the model calls its network. Targets
+        and losses stay in float32.
       params: dtype in which parameters are initialised, updated and saved.
       output: dtype of predictions.
     """
@@ -56,7 +57,11 @@ def get_precision(precision: str | Mapping[str, str] | Precision | None) -> Prec
 
 
 class CastModel(Model):
-    """`model` under a precision policy: the same three functions, with casts at their borders."""
+    """`model` under a precision policy: its network computes in another dtype, its losses and model state do not.
+
+    `LinenModel` and `NnxModel` cast where they call their module. A model of your own calls its network through
+    `jengine.model.autocast`: only there can parameters and inputs be told from targets. One that does not is an error.
+    """
 
     def __init__(self, model: Model, precision: Precision) -> None:
         self.model = model
@@ -75,13 +80,13 @@ class CastModel(Model):
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Initialises the model and casts the parameters to `precision.params`."""
         params, model_state = self.model.init(rng, batch)
-        return _cast(params, self.precision.params), model_state
+        return cast_floating(params, self.precision.params), model_state
 
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
-        """Computes in `precision.compute`; losses come back in float32, the state in the dtypes that it had."""
-        return self._cast_around(self.model.loss, params, model_state, batch, rng, hyperparams)
+        """Return the losses in float32, of the batch as it is, and the model state in the dtypes that it had."""
+        return self._loss(self.model.loss, params, model_state, batch, rng, hyperparams)
 
     def phase_loss(
         self,
@@ -95,31 +100,28 @@ class CastModel(Model):
     ) -> tuple[Losses, PyTree]:
         """As `loss`, for the loss of one phase."""
         fn = functools.partial(self.model.phase_loss, phase)
-        return self._cast_around(fn, params, model_state, batch, rng, hyperparams)
+        return self._loss(fn, params, model_state, batch, rng, hyperparams)
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        """Computes in `precision.compute`; predictions come back in `precision.output`."""
-        compute = self.precision.compute
-        predictions = self.model.predict(_cast(params, compute), model_state, _cast(batch, compute))
-        return _cast(predictions, self.precision.output)
+        """Return the predictions in `precision.output`."""
 
-    def _cast_around(
+        def predict(params: PyTree) -> PyTree:
+            return self.model.predict(params, model_state, batch)
+
+        return cast_floating(compute_in(self.precision.compute, predict, params), self.precision.output)
+
+    def _loss(
         self,
-        loss: Callable[..., tuple[Losses, PyTree]],
+        fn: Callable[..., tuple[Losses, PyTree]],
         params: PyTree,
         model_state: PyTree,
         batch: PyTree,
         rng: jax.Array,
         hyperparams: Mapping[str, Any],
     ) -> tuple[Losses, PyTree]:
-        compute = self.precision.compute
-        losses, new_state = loss(
-            _cast(params, compute), model_state, _cast(batch, compute), rng=rng, hyperparams=hyperparams
-        )
+        def loss(params: PyTree) -> tuple[Losses, PyTree]:
+            return fn(params, model_state, batch, rng=rng, hyperparams=hyperparams)
+
+        losses, new_state = compute_in(self.precision.compute, loss, params)
         new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
-        return _cast(losses, "float32"), new_state
-
-
-def _cast(tree: PyTree, dtype: str) -> PyTree:
-    """The floating-point leaves of `tree` in `dtype`, the others as they are."""
-    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x, tree)
+        return cast_floating(losses, "float32"), new_state

@@ -1,4 +1,4 @@
-"""Mixed precision: the loss in a low precision and scaled, parameters and optimizer state in float32."""
+"""Train in mixed precision: the network in a low precision, parameters, targets, loss and optimizer in float32."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -8,8 +8,16 @@ import jax.numpy as jnp
 import optax
 
 from jengine.errors import closest
+from jengine.model.autocast import autocast, compute_in
 from jengine.optim.core import Tree
-from jengine.optim.transforms import LossScaleState, dynamic_loss_scale, get_field, set_fields
+from jengine.optim.transforms import (
+    AccumulateState,
+    GroupHyperparamsState,
+    LossScaleState,
+    dynamic_loss_scale,
+    get_field,
+    set_fields,
+)
 from jengine.optim.wrapper import OptimWrapper, OptState
 from jengine.registry import OPTIM_WRAPPERS
 
@@ -18,36 +26,65 @@ _DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 @OPTIM_WRAPPERS.register_module()
 class AmpOptimWrapper(OptimWrapper):
-    """OptimWrapper with a compute dtype and a loss scale.
+    """OptimWrapper with a compute dtype and, for float16, a loss scale.
 
-    `update` takes gradients of the scaled loss, as `value_and_grad` gives them, and unscales them before clipping. An
-    update whose gradients hold an infinity or a NaN is skipped: parameters and optimizer state stay as they are, the
-    scale backs off, and `opt_state.loss_scale.finite` is False.
+    The network computes in `dtype` where it is called through `autocast`; `LinenModel` and `NnxModel` do that
+    themselves. Parameters, targets, the loss, model state and optimizer state stay in float32. `value_and_grad` raises
+    a ValueError for a loss all of whose matrix products and convolutions would be in float32.
+
+    With a loss scale, `update` takes gradients of the scaled loss, as `value_and_grad` gives them, and unscales them
+    before clipping. An update whose gradients hold an infinity or a NaN is skipped: parameters and optimizer state stay
+    as they are, the scale backs off, and `is_finite(opt_state)` is False.
 
     Args:
-      loss_scale: 'dynamic'; a float, which never moves; or a dict of `LossScale` arguments.
-      dtype: what `value_and_grad` casts parameters and the arguments of the loss function to, for the loss alone:
-        'bfloat16' or 'float16'. What the loss function closes over is not cast.
+      loss_scale: 'dynamic'; a float, which never moves; a dict of `LossScale` arguments; None for no scaling; or
+        'auto': 'dynamic' for float16, None for all others, whose range is that of float32.
+      dtype: what the network computes in: 'bfloat16' or 'float16'.
       **kwargs: those of OptimWrapper.
+
+    Attributes:
+      loss_scale: the `LossScale`, or None without scaling.
+      dtype: the compute dtype.
 
     Raises:
       TypeError: a loss_scale of another kind. ValueError: an unknown dtype, or settings outside their range.
     """
 
     def __init__(
-        self, loss_scale: str | float | Mapping[str, Any] = "dynamic", dtype: str | None = "bfloat16", **kwargs: Any
+        self,
+        loss_scale: str | float | Mapping[str, Any] | None = "auto",
+        dtype: str | None = "bfloat16",
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.loss_scale = parse_loss_scale(loss_scale)
         self.dtype = "bfloat16" if dtype is None else str(dtype)
         if self.dtype not in _DTYPES:
             raise ValueError(f"AmpOptimWrapper: unknown dtype {dtype!r}{closest(self.dtype, _DTYPES)}")
+        if loss_scale == "auto":
+            loss_scale = "dynamic" if self.dtype == "float16" else None
+        self.loss_scale = None if loss_scale is None else parse_loss_scale(loss_scale)
+
+    def autocast(self, apply_fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the call of a network so that it computes in `dtype`; see `jengine.model.autocast`.
+
+        Args:
+          apply_fn: `(params, *inputs, **inputs) -> outputs`, such as the `apply` of a Linen module.
+
+        Returns:
+          A function that casts its floating arguments to `dtype` and its floating outputs to float32.
+        """
+        return autocast(apply_fn, self.dtype)
 
     def _skipping(self, chain: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-        return dynamic_loss_scale(chain, *self.loss_scale)
+        return chain if self.loss_scale is None else dynamic_loss_scale(chain, *self.loss_scale)
 
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
-        """Return what OptimWrapper saves, and the `loss_scaler` under the key names of PyTorch's GradScaler."""
+        """Return what OptimWrapper saves, and the `loss_scaler` under the key names of PyTorch's GradScaler.
+
+        Without a loss scale there is no `loss_scaler`.
+        """
+        if self.loss_scale is None:
+            return super().state_dict(opt_state)
         scale, tracker = (get_field(opt_state, LossScaleState, name) for name in ("loss_scale", "growth_tracker"))
         loss_scaler = {
             "scale": float(scale),
@@ -59,7 +96,14 @@ class AmpOptimWrapper(OptimWrapper):
         return {**super().state_dict(opt_state), "loss_scaler": loss_scaler}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
-        """Restore a `state_dict`; without a `loss_scaler` the scale stays as it is in `opt_state`."""
+        """Restore a `state_dict`.
+
+        Without a `loss_scaler` in it, the scale stays as it is in `opt_state`; without a loss scale in this wrapper,
+        its `loss_scaler` is not used.
+        """
+        if self.loss_scale is None:
+            saved_state = _without_loss_scale(state_dict["state"])
+            return super().load_state_dict({**state_dict, "state": saved_state}, opt_state)
         scale, tracker = (get_field(opt_state, LossScaleState, name) for name in ("loss_scale", "growth_tracker"))
         if (saved := state_dict.get("loss_scaler")) is not None:
             self.loss_scale = self.loss_scale._replace(
@@ -74,20 +118,23 @@ class AmpOptimWrapper(OptimWrapper):
         return set_fields(opt_state, LossScaleState, loss_scale=scale, growth_tracker=tracker)
 
     def metrics(self, opt_state: OptState) -> dict[str, jax.Array]:
-        """Return what the log shows of a state; beside that of OptimWrapper `loss_scale` and `skipped_steps`, float32[]."""
+        """Return what the log shows of a state: with a loss scale also `loss_scale` and `skipped_steps`, float32[]."""
+        if self.loss_scale is None:
+            return super().metrics(opt_state)
         scale, skipped = (get_field(opt_state, LossScaleState, name) for name in ("loss_scale", "skipped_steps"))
         return {**super().metrics(opt_state), "loss_scale": scale, "skipped_steps": skipped.astype(jnp.float32)}
 
     def is_finite(self, opt_state: OptState) -> jax.Array | None:
-        """Return whether the last update was applied, bool[]."""
+        """Return whether the last update was applied, bool[]; None without a loss scale, where none is skipped."""
         return get_field(opt_state, LossScaleState, "is_finite")
 
     def _scale_loss(self, loss: jax.Array, opt_state: OptState) -> jax.Array:
+        if self.loss_scale is None:
+            return loss
         return loss.astype(jnp.float32) * get_field(opt_state, LossScaleState, "loss_scale")
 
     def _call(self, loss_fn: Callable[..., Any], params: Tree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        params, args, kwargs = _cast((params, args, kwargs), self.dtype)
-        return loss_fn(params, *args, **kwargs)
+        return compute_in(self.dtype, lambda params: loss_fn(params, *args, **kwargs), params)
 
 
 def _with_loss_scale(saved: Any, opt_state: Any) -> Any:
@@ -95,6 +142,15 @@ def _with_loss_scale(saved: Any, opt_state: Any) -> Any:
     if isinstance(opt_state, LossScaleState):
         return saved if isinstance(saved, LossScaleState) else opt_state._replace(inner_state=saved)
     return saved._replace(inner_state=_with_loss_scale(saved.inner_state, opt_state.inner_state))
+
+
+def _without_loss_scale(saved: Any) -> Any:
+    """Return a saved state without its loss scale, if it has one."""
+    if isinstance(saved, LossScaleState):
+        return saved.inner_state
+    if isinstance(saved, AccumulateState | GroupHyperparamsState):
+        return saved._replace(inner_state=_without_loss_scale(saved.inner_state))
+    return saved
 
 
 class LossScale(NamedTuple):
@@ -131,7 +187,3 @@ def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
         raise TypeError(f"loss_scale must be 'dynamic', a float or a dict, found {loss_scale!r}")
     dynamic_loss_scale(optax.identity(), *settings)  # checks them
     return settings
-
-
-def _cast(tree: Tree, dtype: str) -> Tree:
-    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x, tree)

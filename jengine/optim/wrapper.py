@@ -456,9 +456,13 @@ class OptimWrapper:
         """Surrounds the forward pass, as in MMEngine; gives whether this iteration's gradients will be used at once.
 
         Nothing needs switching here: what accumulates is a program without an exchange of gradients, and the compute
-        dtype belongs to `value_and_grad`.
+        dtype belongs to `autocast`.
         """
         yield self.should_sync()
+
+    def autocast(self, apply_fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `apply_fn` as it is; an `AmpOptimWrapper` wraps it to compute in its low precision."""
+        return apply_fn
 
     def __repr__(self) -> str:
         return (

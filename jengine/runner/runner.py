@@ -44,7 +44,8 @@ class Runner:
         `val_begin`, `val_interval`, `dynamic_intervals` and `steps_per_call`.
       val_cfg, test_cfg: `dict()` or a loop by `type`.
       optim_wrapper: an `OptimWrapper`, a config of one, or an optax gradient transformation.
-      param_scheduler: a scheduler config, or a list of them, applied in order.
+      param_scheduler: a scheduler config, an optax schedule (a function from the iteration to the learning rate), or a
+        list of them, applied in order.
       val_evaluator, test_evaluator: metrics: a config, a list of them, or an `Evaluator`.
       default_hooks: changes to the six default hooks, by name; None removes one.
       custom_hooks: further hooks: a list, or one.
@@ -52,7 +53,7 @@ class Runner:
         `rename=[(old, new), ...]`, `strict` (False skips what does not fit, with a warning) and `raw`.
       resume: True continues from the newest checkpoint of `work_dir`, if there is one; a path from that checkpoint.
       parallel: the strategy: the devices, and how they are used.
-      precision: the dtype to compute in, or a dict of `Precision`'s fields.
+      precision: the dtype that the network computes in, or a dict of `Precision`'s fields.
       log_processor: format of log lines.
       visualizer: destination of scalars and images; JSON lines by default.
       randomness: `dict(seed=int)`; a seed of None is drawn, and kept in the checkpoints.

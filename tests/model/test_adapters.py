@@ -11,13 +11,16 @@ from jengine.model import (
     FunctionalModel,
     LinenModel,
     MeanSquaredError,
+    Model,
     NnxModel,
     Precision,
     SmallCNN,
     SmallViT,
+    autocast,
     get_precision,
 )
 from jengine.registry import MODELS
+from jengine.train.flops import count_flops
 
 BATCH = {"image": np.linspace(0, 1, 4 * 8 * 8, dtype=np.float32).reshape(4, 8, 8, 1), "label": np.array([0, 1, 2, 1])}
 FLAT = {"image": BATCH["image"].reshape(4, 64), "label": BATCH["label"]}
@@ -190,24 +193,123 @@ def test_mean_squared_error_keeps_one_number_per_example():
     np.testing.assert_allclose(error, [5.0, 0.0])
 
 
-def test_a_precision_policy_casts_at_the_borders_only():
+TARGETS = np.full((4,), 3000.7, np.float32)  # 3008 in bfloat16
+
+
+def linen_regression(loss):
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train: bool = False):
+            x = nn.BatchNorm(use_running_average=not train)(nn.Dense(5)(x))
+            return nn.Dense(3)(x)
+
+    return LinenModel(Net(), loss, inputs="image")
+
+
+def nnx_regression(loss):
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.params, self.bn = nnx.Linear(64, 5, rngs=rngs), nnx.BatchNorm(5, rngs=rngs)
+            self.head = nnx.Linear(5, 3, rngs=rngs)
+
+        def __call__(self, x):
+            return self.head(self.bn(self.params(x)))
+
+    return NnxModel(lambda rngs: Net(rngs), loss, inputs="image")
+
+
+@pytest.mark.parametrize("make", [linen_regression, nnx_regression])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_precision_policy_casts_parameters_and_inputs_where_the_network_is_called(make, dtype):
     seen = {}
 
+    def loss(outputs, batch):
+        seen.update(outputs=outputs.dtype.name, target=batch["target"].dtype.name)
+        return jnp.square(outputs.mean(axis=1) - batch["target"])
+
+    batch = {**FLAT, "target": TARGETS}
+    inner = make(loss)
+    model = CastModel(inner, Precision(compute=dtype))
+    params, state = model.init(jax.random.key(0), batch)
+    compute = jax.jit(lambda model, *args: model.loss(*args, rng=jax.random.key(0), hyperparams={}), static_argnums=0)
+    losses, new_state = compute(model, params, state, batch)
+    assert seen == {"outputs": "float32", "target": "float32"}
+    # outputs are about 1, in any dtype
+    np.testing.assert_allclose(losses["loss"], 3000.7**2, rtol=2e-3)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves((losses, new_state, params))} == {"float32"}
+    program = jax.make_jaxpr(lambda p: compute(model, p, state, batch))(params)
+    assert count_flops(program) == {dtype: 2 * 4 * 64 * 5 + 2 * 4 * 5 * 3}
+    predictions = model.predict(params, state, batch)
+    assert predictions.dtype == jnp.float32
+    np.testing.assert_array_equal(predictions, predictions.astype(dtype).astype(jnp.float32))
+
+
+def functional_regression(network):
+    return FunctionalModel(
+        init=lambda: {"w": jnp.full((64,), 1 / 64)},
+        loss=lambda params, batch: jnp.square(network(params, batch["image"]) - batch["target"]),
+        predict=lambda params, batch: network(params, batch["image"]),
+    )
+
+
+def flat_product(params, x):
+    return x @ params["w"]
+
+
+def test_functions_of_ones_own_call_their_network_through_autocast():
+    batch = {"image": np.full((4, 64), 1.001, np.float32), "target": TARGETS}  # 1.001 is 1 in bfloat16
+    model = functional_regression(autocast(flat_product))
+    params, state = model.init(jax.random.key(0), batch)
+    cast = CastModel(model, Precision(compute="bfloat16"))
+    losses, _ = cast.loss(params, state, batch, rng=jax.random.key(0), hyperparams={})
+    np.testing.assert_allclose(losses["loss"], (3000.7 - 1) ** 2, rtol=1e-6)
+    np.testing.assert_array_equal(cast.predict(params, state, batch), np.ones(4))
+    losses, _ = model.loss(params, state, batch, rng=jax.random.key(0), hyperparams={})  # without a policy
+    np.testing.assert_allclose(losses["loss"], (3000.7 - 1.001) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(model.predict(params, state, batch), 1.001, rtol=1e-6)
+
+
+def test_a_model_whose_network_would_compute_in_float32_is_refused():
+    batch = {"image": FLAT["image"], "target": TARGETS}
+    model = CastModel(functional_regression(flat_product), Precision(compute="bfloat16"))
+    params, state = model.init(jax.random.key(0), batch)
+    with pytest.raises(ValueError, match=r"in bfloat16, got float32 in all .* `outputs = jengine.model.autocast\("):
+        model.loss(params, state, batch, rng=jax.random.key(0), hyperparams={})
+    with pytest.raises(ValueError, match="in bfloat16, got float32 in all"):
+        model.predict(params, state, batch)
+
+
+def test_a_module_with_a_dtype_of_its_own_needs_no_autocast():
+    module = nn.Dense(1, dtype=jnp.bfloat16)
+
+    class Own(Model):
+        def init(self, rng, batch):
+            return module.init(rng, batch["image"])["params"], {}
+
+        def loss(self, params, model_state, batch, *, rng, hyperparams):
+            outputs = module.apply({"params": params}, batch["image"]).astype(jnp.float32)
+            return {"loss": jnp.square(outputs[:, 0] - batch["target"])}, model_state
+
+    batch = {"image": FLAT["image"], "target": TARGETS}
+    model = CastModel(Own(), Precision(compute="bfloat16"))
+    params, state = model.init(jax.random.key(0), batch)
+    losses, _ = model.loss(params, state, batch, rng=jax.random.key(0), hyperparams={})
+    np.testing.assert_allclose(losses["loss"], 3000.7**2, rtol=2e-3)
+
+
+def test_a_policy_keeps_the_dtypes_of_the_model_state_and_casts_parameters_and_predictions_once():
     def loss(params, model_state, batch):
-        seen.update(w=params["w"].dtype, x=batch["x"].dtype, label=batch["label"].dtype, state=model_state["m"].dtype)
-        return {"loss": params["w"] * batch["x"]}, {"m": params["w"]}
+        return {"loss": params["w"] * batch["x"]}, {"m": params["w"].astype(jnp.bfloat16)}
 
     inner = FunctionalModel(
         init=lambda: ({"w": jnp.ones(())}, {"m": jnp.ones(())}), loss=loss, predict=lambda params: params["w"]
     )
-    model = CastModel(inner, get_precision("bfloat16"))
+    model = CastModel(inner, Precision(compute="bfloat16", params="float16", output="bfloat16"))
     params, state = model.init(jax.random.key(0), None)
-    batch = {"x": jnp.ones((2,)), "label": jnp.array([1, 2])}
-    losses, state = model.loss(params, state, batch, rng=jax.random.key(0), hyperparams={})
-    assert params["w"].dtype == jnp.float32
-    assert seen == {"w": jnp.bfloat16, "x": jnp.bfloat16, "label": jnp.int32, "state": jnp.float32}
+    losses, state = model.loss(params, state, {"x": jnp.ones((2,))}, rng=jax.random.key(0), hyperparams={})
+    assert params["w"].dtype == jnp.float16
     assert losses["loss"].dtype == state["m"].dtype == jnp.float32
-    assert model.predict(params, state, batch).dtype == jnp.float32
+    assert model.predict(params, state, None).dtype == jnp.bfloat16
 
 
 def test_precision_from_a_config():

@@ -44,7 +44,7 @@ def test_clip_by_value_needs_no_type_and_reports_no_norm(clip_grad):
 
 
 def test_norm_is_over_all_parameters_and_taken_after_unscaling():
-    wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0), clip_grad={"max_norm": 2.5})
+    wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0), clip_grad={"max_norm": 2.5}, loss_scale="dynamic")
     params = {"a": jnp.zeros(()), "b": jnp.zeros(())}
     grads = {"a": jnp.float32(3 * 65536), "b": jnp.float32(-4 * 65536)}
     updates, state = wrapper.update(grads, wrapper.init(params), params)

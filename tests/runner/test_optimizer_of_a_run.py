@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 
 from jengine.hooks import Hook
-from jengine.model import FunctionalModel, LinenModel, MeanSquaredError
+from jengine.model import FunctionalModel, LinenModel, MeanSquaredError, autocast
 from jengine.optim import build_optim_wrapper
 
 NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
@@ -129,11 +129,16 @@ def test_batch_norm_under_accumulation_is_warned_about(make_runner, monkeypatch)
 
 
 def overflowing_model(seen):
-    """A model with state whose loss overflows in float16 for large inputs."""
+    """A model with state whose network overflows in float16 for large inputs."""
+
+    def network(params, x):
+        seen.append((params["w"].dtype, x.dtype))
+        return jnp.square(x @ params["w"])
 
     def loss(params, model_state, batch):
-        seen.append((params["w"].dtype, batch["x"].dtype))
-        return {"loss": jnp.square(batch["x"] @ params["w"] - batch["y"])}, {"steps": model_state["steps"] + 1}
+        outputs = autocast(network)(params, batch["x"])
+        seen.append((outputs.dtype, batch["y"].dtype))
+        return {"loss": jnp.abs(outputs - jnp.square(batch["y"]))}, {"steps": model_state["steps"] + 1}
 
     return FunctionalModel(init=lambda: ({"w": jnp.ones((2,))}, {"steps": jnp.zeros(())}), loss=loss)
 
@@ -170,7 +175,7 @@ def test_mixed_precision_skips_an_overflow_whole_and_logs_it(make_runner):
         **NO_VAL,
     )
     state = runner.train()
-    assert seen == [(jnp.float16, jnp.float16)]
+    assert seen == [(jnp.float16, jnp.float16), (jnp.float32, jnp.float32)]
     assert state.params["w"].dtype == jnp.float32
     scales, skipped, steps, counts, weights = zip(*rows, strict=True)
     assert scales == (8.0, 8.0, 8.0, 8.0, 4.0, 4.0)  # the scale in force in each step
@@ -180,6 +185,51 @@ def test_mixed_precision_skips_an_overflow_whole_and_logs_it(make_runner):
     assert weights[3] == weights[2]
     assert weights[4] != weights[3]
     assert runner.programs.update.traces == 1
+
+
+class Rows(Hook):
+    """The metrics of each iteration."""
+
+    def __init__(self):
+        self.rows = []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.rows.append({name: float(value) for name, value in outputs.items()})
+
+
+LOW = {
+    "AMP": dict(optim_wrapper=dict(type="AmpOptimWrapper", optimizer=dict(type="SGD", lr=0.0))),
+    "precision": dict(precision="bfloat16", optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.0))),
+}
+
+
+@pytest.mark.parametrize("low", LOW)
+def test_bfloat16_leaves_targets_alone_and_logs_no_loss_scale(make_runner, low):
+    rows = Rows()
+    network = LinenModel(nn.Dense(1, kernel_init=nn.initializers.ones), squared_error, inputs="x")
+    batch = {"x": np.full((4, 2), 1.001, np.float32), "y": np.full((4,), 3000.7, np.float32)}
+    runner = make_runner(
+        model=network, train_dataloader=[batch], train_cfg=dict(max_epochs=1), custom_hooks=[rows], **LOW[low], **NO_VAL
+    )
+    state = runner.train()
+    # the output is 2 * 1.001 = 2 in bfloat16, where the target would be 3008
+    assert rows.rows == [{"loss": pytest.approx((3000.7 - 2) ** 2, rel=1e-6)}]
+    assert optax.tree.get(state.opt_state, "loss_scale") is None
+
+
+def squared_error(outputs, batch):
+    return {"loss": jnp.square(outputs[:, 0] - batch["y"])}
+
+
+@pytest.mark.parametrize("low", LOW)
+def test_a_loss_function_whose_network_would_compute_in_float32_is_refused(make_runner, low):
+    model = FunctionalModel(
+        init=lambda: {"w": jnp.ones((2,))},
+        loss=lambda params, batch: jnp.square(batch["x"] @ params["w"] - batch["y"]),
+    )
+    runner = make_runner(model=model, train_dataloader=batches(1), train_cfg=dict(max_epochs=1), **LOW[low], **NO_VAL)
+    with pytest.raises(ValueError, match=r"in bfloat16, got float32 .* `outputs = jengine.model.autocast\(apply_fn\)"):
+        runner.train()
 
 
 @pytest.mark.full_optimization

@@ -96,6 +96,7 @@ BY_ITER = {
     "train_cfg": dict(by_epoch=False, max_iters=16, val_interval=4),
     "param_scheduler": dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=14),
 }
+BY_FUNCTION = {**WITHIN_AN_EPOCH, "param_scheduler": optax.warmup_cosine_decay_schedule(0.0, 0.05, 4, 16)}
 
 
 @pytest.mark.parametrize(
@@ -104,8 +105,9 @@ BY_ITER = {
         (BY_EPOCH, [(e, 4 * e) for e in (1, 2, 3, 4)]),
         (WITHIN_AN_EPOCH, [(e, 4 * e) for e in (1, 2, 3, 4)]),
         (BY_ITER, [(0, i) for i in (4, 8, 12, 16)]),
+        (BY_FUNCTION, [(e, 4 * e) for e in (1, 2, 3, 4)]),
     ],
-    ids=["at an epoch border", "within an epoch", "in an iteration loop"],
+    ids=["at an epoch border", "within an epoch", "in an iteration loop", "with an optax schedule"],
 )
 def test_a_resumed_run_ends_with_the_same_bits(make_runner, tmp_path, changes, validations):
     whole = Average()
@@ -202,6 +204,28 @@ def test_the_seed_of_the_checkpoint_wins_over_a_drawn_one(make_runner):
     first.train()
     again = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=2), randomness=dict(seed=None), resume=True)
     assert again.seed == first.seed
+
+
+class Rates(Hook):
+    """The learning rates that the iterations train with."""
+
+    def __init__(self):
+        self.rates = []
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.rates.append(runner.optim_wrapper.get_lr()["lr"][0])
+
+
+def test_a_longer_run_continues_with_its_optax_schedule(make_runner):
+    schedule, rates = optax.exponential_decay(0.1, transition_steps=5, decay_rate=0.5), Rates()
+    hooks = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None)
+    run = dict(param_scheduler=schedule, custom_hooks=[rates], default_hooks=hooks)
+    make_runner(train_cfg=dict(max_epochs=2), **run).train()
+    runner = make_runner(train_cfg=dict(max_epochs=5), resume=True, **run)
+    runner.train()
+    assert rates.rates == pytest.approx([float(schedule(step)) for step in range(20)], rel=1e-6)
+    log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
+    assert "are not those of the checkpoint" not in log
 
 
 def test_a_checkpoint_without_the_optimizer_resumes_with_fresh_moments(make_runner, tmp_path):

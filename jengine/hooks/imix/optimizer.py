@@ -67,9 +67,9 @@ class OptimizerHook(HookBase):
 class Fp16OptimizerHook(OptimizerHook):
     """`OptimizerHook` in half precision with a loss scale.
 
-    Losses are computed in float16; parameters and optimizer state stay in float32. An update whose gradients are not
-    finite is left out, and the scale backs off. With accumulation, gradients are unscaled and clipped once, at the end
-    of the window.
+    The network computes in float16; parameters, losses and optimizer state stay in float32. An update whose gradients
+    are not finite is left out, and the scale backs off. With accumulation, gradients are unscaled and clipped once, at
+    the end of the window.
 
     Args:
       grad_clip: as for OptimizerHook.

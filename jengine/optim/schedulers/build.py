@@ -6,6 +6,7 @@ from typing import Any
 
 from jengine.errors import ConfigError, config_path
 from jengine.optim.schedulers.annealing import OneCycleRule
+from jengine.optim.schedulers.from_optax import OptaxRule
 from jengine.optim.schedulers.rules import INF
 from jengine.optim.schedulers.scheduler import ParamScheduler
 from jengine.registry import PARAM_SCHEDULERS, check_arguments
@@ -29,8 +30,9 @@ def build_param_schedulers(
     is converted (those that follow validations apart).
 
     Args:
-      cfg: None, a scheduler's config, a list of them, or for several optimizers a dict of those by the optimizer's
-        name; schedulers that are built already pass through.
+      cfg: None, a scheduler's config, a function `step -> learning rate` such as an optax schedule, which counts
+        iterations, a list of these, or for several optimizers a dict of those by the optimizer's name; schedulers that
+        are built already pass through.
       wrapper: the optimizer wrapper, or a mapping of them by name.
       max_epochs: epochs of the run; None if unknown.
       max_iters: iterations of the run; None if unknown.
@@ -86,6 +88,7 @@ def _build_list(cfg: Any, wrapper: Any, run: _Run) -> list[ParamScheduler]:
         for index, item in enumerate(cfg):
             with config_path(index):
                 built += _build_one(item, wrapper, run)
+        _check_windows(built, run)
         return built
     return _build_one(cfg, wrapper, run)
 
@@ -93,8 +96,13 @@ def _build_list(cfg: Any, wrapper: Any, run: _Run) -> list[ParamScheduler]:
 def _build_one(cfg: Any, wrapper: Any, run: _Run) -> list[ParamScheduler]:
     if isinstance(cfg, ParamScheduler):
         return [cfg] if cfg.optimizer is wrapper else []
+    if callable(cfg) and not isinstance(cfg, type):  # it goes on where a run is made longer
+        cfg = {"type": "OptaxLR", "schedule": cfg, "by_epoch": False, "end": INF}
     if not _is_mapping(cfg):
-        raise TypeError(f"a parameter scheduler is a dict with a 'type', found {type(cfg).__name__}: {cfg!r}")
+        raise TypeError(
+            "a parameter scheduler must be a dict with a 'type', or a function from the iteration to the learning rate "
+            f"such as an optax schedule, got {type(cfg).__name__}: {cfg!r}"
+        )
     arguments = {key: value for key, value in cfg.items() if key != "_delete_"}
     converted = arguments.pop("convert_to_iter_based", False)
     entry: Any = arguments.get("type")
@@ -152,6 +160,33 @@ def _check_total_steps(scheduler: ParamScheduler, run: _Run) -> None:
     needed = int(min(scheduler.end, length) - scheduler.begin)
     if scheduler.settings.total_steps < needed:
         raise ConfigError(f"total_steps is {scheduler.settings.total_steps}, but the run has {needed} steps for it")
+
+
+def _check_windows(chain: Sequence[ParamScheduler], run: _Run) -> None:
+    """Raise ConfigError when a schedule of optax, which sets a value, acts where another one changes that value."""
+
+    def window(scheduler: ParamScheduler) -> tuple[float, float]:
+        """Return begin and end, in iterations if the length of an epoch is known."""
+        length = (run.epoch_length or 1) if scheduler.by_epoch else 1
+        return scheduler.begin * length, scheduler.end * length
+
+    for index, scheduler in enumerate(chain):
+        if not isinstance(scheduler.settings, OptaxRule):
+            continue
+        begin, end = window(scheduler)
+        for other_index, other in enumerate(chain):
+            if other is scheduler or other.param_name != scheduler.param_name:
+                continue
+            if run.epoch_length is None and other.by_epoch != scheduler.by_epoch:
+                continue  # the windows cannot be compared
+            other_begin, other_end = window(other)
+            if max(begin, other_begin) < min(end, other_end):
+                with config_path(index):
+                    raise ConfigError(
+                        f"the schedule of optax at [{index}] must be alone in its window, because it sets "
+                        f"{scheduler.param_name!r} at each step, got {type(other).__name__} at [{other_index}] in the "
+                        "same window; give both a `begin` and an `end`, or put all of it into one optax.join_schedules"
+                    )
 
 
 def _default(entry: Any, name: str, otherwise: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from jengine.errors import ConfigError, UnknownNameError, closest
+from jengine.optim.schedulers.rules import Settings
 from jengine.optim.schedulers.scheduler import ParamScheduler
 
 _RULES = ("less", "greater")
@@ -15,7 +16,7 @@ _THRESHOLD_RULES = ("rel", "abs")
 
 
 @dataclasses.dataclass(frozen=True)
-class PlateauSettings:
+class PlateauSettings(Settings):
     """Settings of the reduction on a plateau.
 
     `patience` and `cooldown` count validations. `min_value` is one floor or one per group, the last of which also

@@ -5,6 +5,7 @@ from typing import Any
 
 from jengine.errors import ConfigError, closest, config_path
 from jengine.optim.schedulers.build import Schedulers, flatten_schedulers
+from jengine.optim.schedulers.from_optax import is_function
 from jengine.optim.schedulers.plateau import PlateauScheduler
 from jengine.optim.schedulers.scheduler import ParamScheduler
 
@@ -123,6 +124,8 @@ def _load_chain(chain: list[ParamScheduler], states: list[Any], settings: str, p
                 if configured.get(key) != saved.get(key):
                     here, there = configured.get(key), saved.get(key)
                     differences.append(f"{prefix}[{index}].{key}: {here} in the config, {there} in the checkpoint")
+                    if settings == "checkpoint" and key == "schedule" and is_function(there):
+                        differences[-1] += " (a function cannot be loaded: the config's applies)"
             if settings == "checkpoint" or configured["type"] == saved["type"]:
                 scheduler.load_state_dict(state, settings)
     return differences

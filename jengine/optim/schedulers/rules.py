@@ -12,8 +12,9 @@ fields are the settings in a config, its `bind` gives the function from the step
 
 import collections
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from jengine.errors import ConfigError
 
@@ -26,15 +27,28 @@ class ConflictError(ConfigError, AssertionError):
     """Settings that exclude each other. Also an AssertionError, which is what MMEngine raises for them."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """The settings of one family of schedules, and what they do to a value at each step.
+class Settings:
+    """Save and load the settings of one family of schedules, the fields of a frozen dataclass.
 
     `epoch_units` names the settings that count steps, which a conversion from epochs to iterations scales; None says
     that the family cannot be converted.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the settings by name. Fits JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Self:
+        """Return an object with the settings of a `state_dict`; other entries of `state` are ignored."""
+        names = inspect.signature(type(self)).parameters
+        return type(self)(**{name: value for name, value in state.items() if name in names})
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule(Settings):
+    """The settings of one family of schedules, and what they do to a value at each step."""
 
     def bind(self, span: int) -> StepFunction:
         """The function from the step in the window to the change of the value.

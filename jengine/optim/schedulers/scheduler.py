@@ -4,7 +4,6 @@ A scheduler lives on the host. It writes Python floats into the optimizer wrappe
 receives them as inputs, so that a schedule costs no device work and no second trace.
 """
 
-import dataclasses
 import logging
 import numbers
 from collections.abc import MutableMapping, Sequence
@@ -157,8 +156,7 @@ class ParamScheduler:
                 f"the checkpoint has a {saved['type']} of {saved['param_name']!r} where the config has a "
                 f"{type(self).__name__} of {self.param_name!r}; load it with settings='config'"
             )
-        names = {field.name for field in dataclasses.fields(self.settings) if field.init}
-        self.settings = type(self.settings)(**{k: v for k, v in saved.items() if k in names})
+        self.settings = self.settings.load_state_dict(saved)
         self.begin, self.end, self.by_epoch = saved["begin"], saved["end"], saved["by_epoch"]
         self.base_values = list(saved["base_values"])
         self._bind()
@@ -236,7 +234,7 @@ class ParamScheduler:
             "begin": self.begin,
             "end": self.end,
             "by_epoch": self.by_epoch,
-            **{k: list(v) if isinstance(v, tuple) else v for k, v in vars(self.settings).items()},
+            **self.settings.state_dict(),
             "base_values": list(self.base_values),
         }
 

@@ -170,7 +170,7 @@ def test_names_of_other_optimizers_are_refused(make_wrapper):
         ({"type": "StepLR", "stepsize": 1}, TypeError, "did you mean 'step_size'", "[1]"),
         ({"type": "StepLR"}, TypeError, "needs the argument 'step_size'", "[1]"),
         ({"step_size": 1}, TypeError, "needs a 'type'", "[1]"),
-        ("StepLR", TypeError, "is a dict with a 'type', found str", "[1]"),
+        ("StepLR", TypeError, "must be a dict with a 'type', .*, got str", "[1]"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_and_located(cfg, error, message, where, make_wrapper):

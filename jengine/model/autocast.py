@@ -1,0 +1,134 @@
+"""Compute a network in a low precision: its parameters and inputs are cast, its outputs come back in float32.
+
+The cast happens where the network is called, so that targets and the loss keep their float32. `compute_in` sets the
+dtype around a loss or a prediction, and `autocast` wraps the call of the network inside of it. As with
+`jax.default_matmul_precision`, the dtype is read while tracing and is part of the program.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
+
+PyTree = Any
+
+_DTYPE: contextvars.ContextVar[str | None] = contextvars.ContextVar("jengine_compute_dtype", default=None)
+_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+
+
+def autocast(apply_fn: Callable[..., Any], dtype: str | None = None) -> Callable[..., Any]:
+    """Wrap the call of a network so that it computes in the dtype of the surrounding policy.
+
+    Use it in the `loss` and `predict` of your own `Model`, or in the functions of a `FunctionalModel`; `LinenModel` and
+    `NnxModel` do. Outside of a policy (`precision=`, `AmpOptimWrapper`) the returned function is `apply_fn`.
+
+    Args:
+      apply_fn: `(params, *inputs, **inputs) -> outputs`, such as the `apply` of a Linen module. Its floating arguments
+        are cast; what it closes over is not. Of the variables of a Linen module, `{'params': ..., 'batch_stats': ...}`
+        as the first argument, only `params` are: running statistics stay in float32.
+      dtype: the dtype to compute in; None for that of the surrounding policy.
+
+    Returns:
+      A function like `apply_fn` whose floating outputs are float32 (float64 under float64).
+
+    Example:
+      >>> def loss(params, batch):
+      ...     outputs = autocast(network)(params, batch["image"])   # in bfloat16 under `precision="bfloat16"`
+      ...     return (outputs - batch["target"]) ** 2               # in float32
+    """
+
+    def cast_call(*args: Any, **kwargs: Any) -> Any:
+        compute = current_dtype() if dtype is None else dtype
+        if compute is None:
+            return apply_fn(*args, **kwargs)
+        if args and isinstance(args[0], Mapping) and "params" in args[0]:
+            variables = {**args[0], "params": cast_floating(args[0]["params"], compute)}
+            args = (variables, *cast_floating(args[1:], compute))
+        else:
+            args = cast_floating(args, compute)
+        outputs = apply_fn(*args, **cast_floating(kwargs, compute))
+        return cast_floating(outputs, "float64" if compute == "float64" else "float32")
+
+    return cast_call
+
+
+def current_dtype() -> str | None:
+    """Return the dtype of the surrounding policy; None without one."""
+    return _DTYPE.get()
+
+
+def compute_in(dtype: str, fn: Callable[[PyTree], Any], params: PyTree) -> Any:
+    """Return `fn(params)` with `dtype` in force for each `autocast` in it.
+
+    Args:
+      dtype: the dtype to compute in. An inner `compute_in` has precedence.
+      fn: a function of the parameters that is traced, such as a loss.
+      params: pytree of arrays.
+
+    Raises:
+      ValueError: `dtype` is narrower than float32, and all matrix products and convolutions of `fn` are in float32.
+    """
+    outer = current_dtype()
+    with _compute_dtype(dtype):
+        if not _is_low(dtype) or (outer is not None and _is_low(outer)):  # the outermost policy checks all of it
+            return fn(params)
+        try:
+            jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(params)
+        except jax.errors.ConcretizationTypeError:  # not compiled, and Python branches on a parameter
+            return fn(params)
+    _check_products(jaxpr, dtype)
+    outputs = jaxpr_as_fun(jaxpr)(*jax.tree.leaves(params))  # `fn` itself would be traced a second time
+    return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+
+
+def cast_floating(tree: PyTree, dtype: str) -> PyTree:
+    """Return `tree` with its floating arrays in `dtype`; all other leaves, Python numbers among them, stay."""
+    return jax.tree.map(lambda x: jnp.asarray(x).astype(dtype) if _is_floating(x) else x, tree)
+
+
+@contextlib.contextmanager
+def _compute_dtype(dtype: str) -> Iterator[None]:
+    token = _DTYPE.set(dtype)
+    try:
+        yield
+    finally:
+        _DTYPE.reset(token)
+
+
+def _is_floating(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _is_low(dtype: Any) -> bool:
+    return jnp.dtype(dtype).itemsize < 4
+
+
+def _check_products(jaxpr: Any, dtype: str) -> None:
+    """Raise ValueError if there are matrix products and convolutions, but none of them on low operands."""
+    found = list(_product_dtypes(jaxpr.jaxpr))
+    if not found or any(_is_low(own) for own in found):
+        return
+    names = " and ".join(sorted({str(own) for own in found}))
+    raise ValueError(
+        f"the loss or prediction must compute the network in {dtype}, got {names} in all of its matrix products and "
+        "convolutions; call the network as "
+        "`outputs = wrapper.autocast(apply_fn)(params, inputs)` in a loop of your own, or as "
+        "`outputs = jengine.model.autocast(apply_fn)(params, inputs)` in a Model, and compute the loss from these "
+        "outputs, which are float32"
+    )
+
+
+def _product_dtypes(jaxpr: Any) -> Iterator[Any]:
+    """Yield the wider operand dtype of each matrix product and convolution, inner programs included."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _PRODUCTS:
+            yield max((var.aval.dtype for var in eqn.invars[:2]), key=lambda dtype: dtype.itemsize)
+        for value in eqn.params.values():
+            for item in value if isinstance(value, tuple | list) else [value]:
+                inner = getattr(item, "jaxpr", item)
+                if hasattr(inner, "eqns"):
+                    yield from _product_dtypes(inner)
