@@ -56,7 +56,8 @@ def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
         params, opt_state, averaged, loss = step(params, opt_state, averaged, batch, wrapper.hyperparams)
         jax.block_until_ready(loss)  # at most one step in flight: several CPU devices hang with more
         if (i + 1) % 50 == 0:
-            print(f"step {i + 1}: loss {float(loss[0]):.3f}, loss scale {float(optax.tree.get(opt_state, 'loss_scale')[0]):g}")
+            scale = optax.tree.get(opt_state, "loss_scale")[0]
+            print(f"step {i + 1}: loss {float(loss[0]):.3f}, loss scale {float(scale):g}")
 
     first = jax.tree.map(lambda x: x[0], (params, averaged.params))
     found = [logits_of(p, test.arrays["image"]).argmax(-1) for p in first]

@@ -61,7 +61,8 @@ def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
         params, opt_state, averaged, loss = step(params, opt_state, averaged, batch, wrapper.hyperparams)
         jax.block_until_ready(loss)  # at most one step in flight: several CPU devices hang with more
         if (i + 1) % 50 == 0:
-            print(f"step {i + 1}: loss {float(loss):.3f}, loss scale {float(optax.tree.get(opt_state, 'loss_scale')):g}")
+            scale = optax.tree.get(opt_state, "loss_scale")
+            print(f"step {i + 1}: loss {float(loss):.3f}, loss scale {float(scale):g}")
 
     found = [logits_of(p, test.arrays["image"]).argmax(-1) for p in (params, averaged.params)]
     return tuple(float((labels == test.arrays["label"]).mean()) for labels in found)

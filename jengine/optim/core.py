@@ -33,11 +33,11 @@ class Optimizer:
     Attributes:
       name: its name in a config.
       defaults: the settings that a parameter group starts from: lr, weight_decay, momentum or betas, eps, flags.
-      parts: `parts(**settings)` returns the named parts of the chain; it is called in the trace, with traced scalars in
-        the place of `numbers`, and trees of scalars like the parameters for those `by_leaf` that differ.
+      parts: `parts(**settings)` returns the named parts of the chain; it is called in the trace, with traced scalars
+        for `numbers`, and trees of scalars like the parameters for those `by_leaf` that differ.
       numbers: the settings that are data: floats, and tuples of floats.
-      by_leaf: those of `numbers` that may differ from parameter to parameter in one chain. Groups that differ in another
-        setting have chains of their own.
+      by_leaf: those of `numbers` that may differ from parameter to parameter in one chain. Groups that differ in other
+        settings have chains of their own.
       absent_at_zero: those of `numbers` that are constant if they are 0 at first, because the chain then has no state
         for them (momentum).
       whole_tensor: an update depends on the whole tensor (norms, matrix factors), so that the layers of a stacked

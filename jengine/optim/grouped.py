@@ -39,7 +39,9 @@ class GroupedOptimizer:
             self.param_groups = [ParamGroup(optimizer.defaults)]
         else:
             self.param_groups = [_group(optimizer.defaults, settings) for settings in optimizer.groups]
-        self._members: list[list[str] | None] = [None] if optimizer.groups is None else [group.paths for group in self.param_groups]
+        self._members: list[list[str] | None] = [None]
+        if optimizer.groups is not None:
+            self._members = [group.paths for group in self.param_groups]
         single = len(self.param_groups) == 1
         self.base_param_settings = None if single else ParamGroup(optimizer.defaults, paths=())
         self._settings = [{name: group[name] for name in optimizer.defaults} for group in self.param_groups]

@@ -105,7 +105,7 @@ def test_an_nnx_module_trains():
 def test_nnx_optimizer_takes_the_wrapper_as_an_optax_transformation():
     module = net()
     before = module.layers[0].bias.get_value(), module.norm.scale.get_value()
-    optimizer = nnx.Optimizer(module, build(module).as_optax(), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(module, build(module).tx, wrt=nnx.Param)
     ones = jax.tree.map(jnp.ones_like, nnx.state(module, nnx.Param))
     optimizer.update(module, ones)
     np.testing.assert_allclose(module.layers[0].bias.get_value(), before[0] - 1.0)  # zeros at first: no decay
