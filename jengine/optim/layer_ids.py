@@ -40,7 +40,7 @@ def vit_id(name: str, layers: int) -> int:
 
 
 def swin_id(name: str, depths: Sequence[int]) -> int:
-    """Return the layer of a Swin transformer: 0 the stem, then the blocks, each downsampling with the last before it."""
+    """Return the layer of a Swin transformer: 0 the stem, then the blocks, a downsampling as the last before it."""
     if "mask_token" in name or "patch_embed" in name:
         return 0
     stage = _number(name, "backbone.stages")
