@@ -79,7 +79,7 @@ class Module:
         return self.type is None or ("Conv" in self.type and "Transpose" not in self.type)
 
     def is_depthwise_conv(self) -> bool:
-        """Return whether it is a two-dimensional convolution with one input channel a group, its kernel (h, w, 1, out)."""
+        """Return whether it is a two-dimensional convolution with one input channel a group, kernel (h, w, 1, out)."""
         return self.is_conv() and self.parameters["kernel"].shape[2] == 1
 
     def is_deformable_conv(self) -> bool:
