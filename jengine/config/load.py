@@ -1,4 +1,4 @@
-"""Config files: Python files with a `get_config()`."""
+"""Load config files: Python files with a `get_config()`."""
 
 import contextlib
 import difflib
@@ -27,7 +27,7 @@ _SIBLINGS: dict[str, dict[str, types.ModuleType]] = {}
 
 
 def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> ConfigDict:
-    """Runs a config file and applies overrides to what its `get_config()` returns.
+    """Run a config file and apply overrides to what its `get_config()` returns.
 
     While it loads, the file can import from its own directory.
 
@@ -84,7 +84,7 @@ def _run(file: pathlib.Path, argument: str | None) -> Any:
 
 @contextlib.contextmanager
 def _importable(directory: pathlib.Path) -> Iterator[None]:
-    """Lets what runs inside import the modules of `directory`, and those alone where another directory has the name."""
+    """Let what runs inside import the modules of `directory`, and those alone where another directory has the name."""
     own = _SIBLINGS.setdefault(str(directory), {})
     for other in _SIBLINGS.values():
         for name, module in other.items():
@@ -128,7 +128,7 @@ def _dotted_keys_explained() -> Iterator[None]:
 
 
 def _files_like(file: pathlib.Path) -> str:
-    """The config files that exist where `file` was looked for, as the end of an error message."""
+    """Return the config files that exist where `file` was looked for, as the end of an error message."""
     missing = 0
     folder = file if file.is_dir() else file.parent
     while not folder.is_dir():

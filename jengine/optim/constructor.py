@@ -67,6 +67,8 @@ class DefaultOptimWrapperConstructor:
             raise TypeError(f"an optimizer wrapper is a dict, found {type(optim_wrapper_cfg).__name__}")
         if "optimizer" not in optim_wrapper_cfg:
             raise AssertionError(f"an optimizer wrapper needs an 'optimizer', found only {sorted(optim_wrapper_cfg)}")
+        if paramwise_cfg is not None and not hasattr(paramwise_cfg, "items"):
+            raise TypeError(f"`paramwise_cfg` must be a dict, got {type(paramwise_cfg).__name__}: {paramwise_cfg!r}")
         self.optim_wrapper_cfg = dict(optim_wrapper_cfg)
         self.optimizer_cfg = self.optim_wrapper_cfg.pop("optimizer")
         with config_path("optimizer"):

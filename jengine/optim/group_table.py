@@ -1,4 +1,4 @@
-"""The table of parameter groups: who belongs where, made by which rule, with what numbers."""
+"""Tabulate parameter groups: their rules, sizes and numbers."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ COLUMNS = ("group", "patterns", "tensors", "parameters", "lr", "weight decay")
 def group_table(
     groups: Sequence[ParamGroup], layout: Layout, sizes: Mapping[str, tuple[int, ...]], unmatched: Iterable[str]
 ) -> list[list[str]]:
-    """The rows under COLUMNS.
+    """Return the rows under COLUMNS.
 
     Args:
       groups: the parameter groups.

@@ -1,4 +1,4 @@
-"""A model as a tree of modules, seen through its parameters: what rules over parameters walk through.
+"""Show a model as a tree of modules through its parameters, for rules to walk through.
 
 Names and types follow what `torch.nn.Module` offers, so that a constructor written for PyTorch needs few edits.
 """
@@ -14,7 +14,7 @@ _NORMS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm", "GroupNorm", "LayerNorm"
 
 @dataclasses.dataclass
 class Parameter:
-    """One leaf of the parameter tree.
+    """Describe one leaf of the parameter tree.
 
     Attributes:
       path: its dotted path.
@@ -30,13 +30,13 @@ class Parameter:
 
     @property
     def ndim(self) -> int:
-        """The number of axes."""
+        """Return the number of axes."""
         return len(self.shape)
 
 
 @dataclasses.dataclass
 class Module:
-    """A node of the parameter tree.
+    """Describe a node of the parameter tree.
 
     Attributes:
       path: its dotted path, empty for the root.
@@ -51,7 +51,7 @@ class Module:
     children: dict[str, "Module"] = dataclasses.field(default_factory=dict)
 
     def named_parameters(self, recurse: bool = True) -> Iterator[tuple[str, Parameter]]:
-        """Pairs of name (dotted, below this module) and parameter."""
+        """Yield pairs of name (dotted, below this module) and parameter."""
         yield from self.parameters.items()
         if recurse:
             for name, child in self.children.items():
@@ -59,11 +59,11 @@ class Module:
                     yield f"{name}.{below}", parameter
 
     def named_children(self) -> Iterator[tuple[str, "Module"]]:
-        """Pairs of name and module."""
+        """Yield pairs of name and module."""
         yield from self.children.items()
 
     def is_norm(self) -> bool:
-        """Whether it normalises by batch, instance, group or layer; RMSNorm, as in MMEngine, does not count."""
+        """Return whether it normalises by batch, instance, group or layer; RMSNorm, as in MMEngine, does not count."""
         if self.type is not None:
             return any(self.type.startswith(norm) for norm in _NORMS)
         leaves = self.parameters
@@ -72,23 +72,23 @@ class Module:
         return set(leaves) <= {"scale", "bias"} and "rms" not in self.path.rpartition(".")[2].lower()
 
     def is_conv(self) -> bool:
-        """Whether it is a two-dimensional convolution."""
+        """Return whether it is a two-dimensional convolution."""
         kernel = self.parameters.get("kernel")
         if kernel is None or kernel.ndim != 4:
             return False
         return self.type is None or ("Conv" in self.type and "Transpose" not in self.type)
 
     def is_depthwise_conv(self) -> bool:
-        """Whether it is a two-dimensional convolution with one input channel a group, kernel (kh, kw, 1, out)."""
+        """Return whether it is a two-dimensional convolution with one input channel a group, kernel (h, w, 1, out)."""
         return self.is_conv() and self.parameters["kernel"].shape[2] == 1
 
     def is_deformable_conv(self) -> bool:
-        """Whether its class is a deformable convolution."""
+        """Return whether its class is a deformable convolution."""
         return self.type is not None and "DeformConv" in self.type
 
 
 def module_tree(params: Any, module_types: Mapping[str, str] | None = None) -> Module:
-    """The modules of a parameter tree, in the order in which the model defines them.
+    """Return the modules of a parameter tree, in the order in which the model defines them.
 
     Args:
       params: pytree of arrays or ShapeDtypeStructs.
@@ -115,7 +115,7 @@ def module_tree(params: Any, module_types: Mapping[str, str] | None = None) -> M
 
 
 def _as_inserted(tree: Any, prefix: str = "") -> Iterator[str]:
-    """Paths of all nodes, dicts in their own order: JAX sorts them, a model defines them in a meaningful order."""
+    """Yield the paths of all nodes, dicts in their own order: JAX sorts them, a model orders them by meaning."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             path = f"{prefix}.{key}" if prefix else str(key)
@@ -126,7 +126,7 @@ def _as_inserted(tree: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _order(path: str, rank: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
-    """A sort key: at each level of the path the rank of the node, biases last among the leaves of a module."""
+    """Return a sort key: at each level of the path the rank of the node, biases last among the leaves of a module."""
     parts = path.split(".")
     nodes = [".".join(parts[: n + 1]) for n in range(len(parts))]
     is_bias = int(parts[-1] == "bias")

@@ -187,6 +187,16 @@ def test_a_list_of_other_models_weights_is_an_error(language_weights):
         build("BertOptimizerConstructor", {"fc": DENSE}, cfg, image_lr=1e-5)
 
 
+def test_a_config_in_imixs_style_without_rules_has_one_group():
+    optimizer = dict(type="AdamW", lr=5e-5, training_encoder_lr_multiply=1)
+    arguments = from_imix(
+        dict(
+            model=dict(), work_dir="w", train_data=dict(samples_per_gpu=1, data=dict()), optimizer=optimizer, max_iter=1
+        )
+    )
+    assert len(build_optim_wrapper(VILBERT, arguments["optim_wrapper"]).param_groups) == 1
+
+
 def test_a_config_in_imixs_style_has_its_constructor_within_the_optimizer():
     optimizer = dict(
         type="TansformerAdamW", constructor="OscarOptimizerConstructor", paramwise_cfg=dict(weight_decay=0.05), lr=5e-5,

@@ -88,6 +88,7 @@ def test_layer_decay_needs_a_weight_decay():
         ("backbone.stages.0.downsample.reduction.weight", 2),
         ("backbone.stages.2.blocks.5.ffn.weight", 10),
         ("backbone.stages.3.blocks.1.ffn.weight", 12),
+        ("backbone.stages.1.norm.weight", 4),  # as the downsampling: at the end of its stage
         ("backbone.norm3.weight", 13),
         ("head.fc.weight", 13),
     ],

@@ -172,6 +172,7 @@ def test_flax_parameters_of_a_real_module():
             "no 'norm_decay_mul'; did you mean 'norm_decay_mult'",
         ),
         ({"custom_keys": {"hed": {"lr_mult": 2}}, "strict": True}, {}, ConfigError, "'hed' matches no parameter"),
+        (5, {}, TypeError, "`paramwise_cfg` must be a dict, got int: 5"),
         ({"custom_keys": [("fc", {}), ("fc", {})]}, {}, ConfigError, "must have each key once, got 'fc' twice"),
         ({"custom_keys": {"fc": 0.1}}, {}, ConfigError, "must be a dict such as dict.lr_mult=0.1., got 0.1"),
         (

@@ -80,7 +80,9 @@ def _optimizer_and_rules(optimizer: Any) -> dict[str, Any]:
         return {"optimizer": optimizer}
     own = dict(optimizer.items())
     rules = {name: own.pop(name) for name in ("constructor", "paramwise_cfg") if name in own}
-    return {"constructor": "DefaultOptimizerConstructor", **rules, "optimizer": own}
+    if rules or "training_encoder_lr_multiply" in own:
+        rules.setdefault("constructor", "DefaultOptimizerConstructor")  # iMIX's
+    return {**rules, "optimizer": own}
 
 
 def _hook(cfg: Mapping[str, Any]) -> OptimizerHook:
