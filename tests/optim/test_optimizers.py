@@ -112,18 +112,12 @@ def test_transformations_chain_with_those_of_optax(optimizer, parts):
 
 def test_centered_rmsprop_stays_finite_where_the_variance_vanishes():
     gradient = jnp.asarray(np.random.default_rng(0).lognormal(size=1000, sigma=3).astype("f"))
-
-    @jax.jit
-    def updates_after_many(decay):
-        def once(state, _):
-            updates, state = tx.update(gradient, state)
-            return state, updates
-
-        tx = rmsprop.scale_by_stddev(decay, 1e-8)
-        return jax.lax.scan(once, tx.init(gradient), length=500)[1]
-
-    # the mean of equal squares, less the square of the mean: minus a rounding error for a quarter of these numbers
-    assert np.all(np.isfinite(updates_after_many(0.9)))
+    tx = rmsprop.scale_by_stddev(0.9, 1e-8)
+    step, state = jax.jit(tx.update), tx.init(gradient)
+    for _ in range(300):
+        updates, state = step(gradient, state)
+    # the mean of equal squares less the square of their mean: minus a rounding error for four numbers in ten
+    assert np.all(np.isfinite(updates))
 
 
 def test_lars_exclude_differs_from_parameter_to_parameter():
