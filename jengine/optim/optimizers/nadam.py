@@ -47,7 +47,7 @@ def NAdam(
         "maximize": maximize,
     }
     numbers = ("lr", "betas", "eps", "weight_decay", "momentum_decay")
-    return Optimizer("NAdam", settings, _parts, numbers, whole_tensor=True)
+    return Optimizer("NAdam", settings, _parts, numbers)
 
 
 def _parts(

@@ -65,7 +65,9 @@ class DampenedTraceState(NamedTuple):
 
 
 def dampened_trace(decay: Any, dampening: Any) -> optax.GradientTransformation:
-    """Sum gradients with decay; all but the first enter with `1 - dampening`, which `optax.trace` does not have.
+    """Sum gradients with decay and dampening, which `optax.trace` does not have.
+
+    All but the first enter with `1 - dampening`; with a momentum of 0 the sum is the gradient.
 
     Args:
       decay: the momentum.
@@ -76,7 +78,7 @@ def dampened_trace(decay: Any, dampening: Any) -> optax.GradientTransformation:
         return DampenedTraceState(core.step_zero(), core.zeros_like(params))
 
     def update(grads: Tree, state: DampenedTraceState, params: Tree = None) -> tuple[Tree, DampenedTraceState]:
-        intake = jnp.where(state.count == 0, 1, 1 - dampening)
+        intake = jnp.where((state.count == 0) | (decay == 0), 1, 1 - dampening)
         trace = jax.tree.map(lambda m, g: m * decay + intake * g, state.trace, grads)
         return trace, DampenedTraceState(state.count + 1, trace)
 
