@@ -37,7 +37,7 @@ class WarmupParamHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Add the number to the hyperparameters before the step is traced."""
-        if self.param_name in runner.optim_wrapper.hyperparams:
+        if self.param_name in ("lr", *runner.optim_wrapper.hyperparams):
             raise ConfigError(
                 f"WarmupParamHook: param_name must not be a hyperparameter of the optimizer, "
                 f"got {self.param_name!r}; use a scheduler"

@@ -117,12 +117,21 @@ class AmpOptimWrapper(OptimWrapper):
         opt_state = super().load_state_dict({**state_dict, "state": saved_state}, opt_state)
         return set_fields(opt_state, LossScaleState, loss_scale=scale, growth_tracker=tracker)
 
-    def metrics(self, opt_state: OptState) -> dict[str, jax.Array]:
-        """Return what the log shows of a state: with a loss scale also `loss_scale` and `skipped_steps`, float32[]."""
+    def metrics(self, before: OptState, after: OptState) -> dict[str, jax.Array]:
+        """Return what the log shows of an update, see OptimWrapper.
+
+        Returns:
+          With a loss scale also `loss_scale`, float32[], that of this update, and `skipped_steps`, float32[]. The
+          `grad_norm` of a skipped update is infinite.
+        """
+        metrics = super().metrics(before, after)
         if self.loss_scale is None:
-            return super().metrics(opt_state)
-        scale, skipped = (get_field(opt_state, LossScaleState, name) for name in ("loss_scale", "skipped_steps"))
-        return {**super().metrics(opt_state), "loss_scale": scale, "skipped_steps": skipped.astype(jnp.float32)}
+            return metrics
+        if "grad_norm" in metrics:
+            metrics = {"grad_norm": jnp.where(self.is_finite(after), metrics["grad_norm"], jnp.inf)}
+        scale = get_field(before, LossScaleState, "loss_scale")
+        skipped = get_field(after, LossScaleState, "skipped_steps")
+        return {**metrics, "loss_scale": scale, "skipped_steps": skipped.astype(jnp.float32)}
 
     def is_finite(self, opt_state: OptState) -> jax.Array | None:
         """Return whether the last update was applied, bool[]; None without a loss scale, where none is skipped."""

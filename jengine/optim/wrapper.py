@@ -263,11 +263,19 @@ class OptimWrapper:
         updates, opt_state = self.update(grads, opt_state, params, hyperparams, weight, **extra)
         return optax.apply_updates(params, updates), opt_state
 
-    def metrics(self, opt_state: OptState) -> dict[str, jax.Array]:
-        """Return what the log shows of a state: `grad_norm`, float32[], where gradients are clipped by norm."""
+    def metrics(self, before: OptState, after: OptState) -> dict[str, jax.Array]:
+        """Return what the log shows of an update.
+
+        Args:
+          before: the state before it.
+          after: the state after it.
+
+        Returns:
+          `grad_norm`, float32[], the norm before clipping, where gradients are clipped by norm.
+        """
         if not isinstance(self.clip_grad, ClipByNorm):
             return {}
-        return {"grad_norm": get_field(opt_state, ClipByNormState, "grad_norm")}
+        return {"grad_norm": get_field(after, ClipByNormState, "grad_norm")}
 
     def is_finite(self, opt_state: OptState) -> jax.Array | None:
         """Return whether the last update was applied, bool[]; None where none is ever skipped."""

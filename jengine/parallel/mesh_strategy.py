@@ -111,9 +111,7 @@ class MeshStrategy:
         if jax.process_count() == 1:
             return jax.device_put(tree, sharding)
         # not device_put, which would compare the values of all processes by a collective
-        return jax.tree.map(
-            lambda x: jax.make_array_from_callback(x.shape, sharding, np.asarray(x).__getitem__), tree
-        )
+        return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, np.asarray(x).__getitem__), tree)
 
     def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
         """Compile a training step or a chunk; the state, its first argument, is donated."""

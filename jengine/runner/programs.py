@@ -120,9 +120,7 @@ class TrainPrograms:
         self._limiter.add(metrics.values["loss"])
         return new_state, ChunkMetrics(metrics.values, updates, metrics.update_only)
 
-    def is_slow_in_scan(
-        self, state: TrainState, batches: Sequence[PyTree], hyperparams: Mapping[str, Any]
-    ) -> bool:
+    def is_slow_in_scan(self, state: TrainState, batches: Sequence[PyTree], hyperparams: Mapping[str, Any]) -> bool:
         """Return whether the step has convolutions, which XLA compiles to slow code within a loop on a CPU."""
         program = self._compiled[self.chunk]
         if self._strategy.platform != "cpu" or not hasattr(program, "trace"):  # a pmap has none

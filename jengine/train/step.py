@@ -148,13 +148,14 @@ def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepCont
     own, hyperparams = (ctx.opt_state[name], ctx.hyperparams[name]) if name else (ctx.opt_state, ctx.hyperparams)
     loss = ctx.metrics[f"loss_{name}" if name else "loss"]
     value_fn = _value_fn(phase, ctx, old_model_state)  # for line searches
+    before = own
     params, own = wrapper.apply_gradients(
         ctx.grads, own, ctx.params, hyperparams, ctx.loss_weight, value=loss, grad=ctx.grads, value_fn=value_fn
     )
     model_state = ctx.model_state
     if (finite := wrapper.is_finite(own)) is not None:  # an overflow leaves the model's state as it was, like all else
         model_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), model_state, old_model_state)
-    metrics = {f"{key}_{name}" if name else key: value for key, value in wrapper.metrics(own).items()}
+    metrics = {f"{key}_{name}" if name else key: value for key, value in wrapper.metrics(before, own).items()}
     return ctx.replace(
         params=params,
         model_state=model_state,

@@ -13,7 +13,7 @@ def step(clip_grad):
     wrapper = OptimWrapper(SGD(lr=1.0), clip_grad=clip_grad)
     params = {"w": jnp.zeros(2)}
     updates, state = wrapper.update(GRADS, wrapper.init(params), params)
-    return updates, wrapper.metrics(state)
+    return updates, wrapper.metrics(state, state)
 
 
 # torch.nn.utils.clip_grad_norm_, which divides by the norm plus 1e-6
@@ -48,7 +48,7 @@ def test_norm_is_over_all_parameters_and_taken_after_unscaling():
     params = {"a": jnp.zeros(()), "b": jnp.zeros(())}
     grads = {"a": jnp.float32(3 * 65536), "b": jnp.float32(-4 * 65536)}
     updates, state = wrapper.update(grads, wrapper.init(params), params)
-    assert float(wrapper.metrics(state)["grad_norm"]) == pytest.approx(5.0)
+    assert float(wrapper.metrics(state, state)["grad_norm"]) == pytest.approx(5.0)
     np.testing.assert_allclose([updates["a"], updates["b"]], (-1.5, 2.0), rtol=1e-6)
 
 

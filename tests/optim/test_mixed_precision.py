@@ -230,10 +230,10 @@ def test_an_adapter_computes_in_the_dtype_of_the_wrapper():
 def test_only_float16_has_a_loss_scale_unless_told_otherwise(dtype):
     wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0), dtype=dtype)
     state = wrapper.init(PARAMS)
-    assert (wrapper.loss_scale, optax.tree.get(state, "loss_scale"), wrapper.metrics(state)) == (None, None, {})
+    assert (wrapper.loss_scale, optax.tree.get(state, "loss_scale"), wrapper.metrics(state, state)) == (None, None, {})
     updates, state = wrapper.update({"w": jnp.ones(2)}, state, PARAMS)
     np.testing.assert_array_equal(updates["w"], [-1.0, -1.0])
-    assert (wrapper.metrics(state), wrapper.is_finite(state)) == ({}, None)
+    assert (wrapper.metrics(state, state), wrapper.is_finite(state)) == ({}, None)
     assert "loss_scaler" not in wrapper.state_dict(state)
     assert AmpOptimWrapper(optimizer=SGD(lr=1.0), dtype=dtype, loss_scale="dynamic").loss_scale.init_scale == 65536
 
@@ -242,7 +242,7 @@ def test_float16_has_a_dynamic_loss_scale_unless_told_otherwise():
     wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0), dtype="float16")
     state = wrapper.init(PARAMS)
     assert (float(optax.tree.get(state, "loss_scale")), wrapper.loss_scale.growth_interval) == (65536.0, 2000)
-    assert set(wrapper.metrics(state)) == {"loss_scale", "skipped_steps"}
+    assert set(wrapper.metrics(state, state)) == {"loss_scale", "skipped_steps"}
     unscaled = AmpOptimWrapper(optimizer=SGD(lr=1.0), dtype="float16", loss_scale=None).init(PARAMS)
     assert optax.tree.get(unscaled, "loss_scale") is None
 
@@ -273,7 +273,7 @@ def test_skipped_update_leaves_the_optimizer_state_and_is_counted():
     wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0, momentum=0.9), loss_scale="dynamic")
     states = [state for _, state in train(wrapper, [1.0, np.nan])]
     assert [float(optax.tree.get(state, "trace")["w"]) for state in states] == [1.0, 1.0]
-    assert [float(wrapper.metrics(state)["skipped_steps"]) for state in states] == [0.0, 1.0]
+    assert [float(wrapper.metrics(state, state)["skipped_steps"]) for state in states] == [0.0, 1.0]
     assert [bool(wrapper.is_finite(state)) for state in states] == [True, False]
 
 

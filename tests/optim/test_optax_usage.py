@@ -455,3 +455,14 @@ def test_linen_model_of_optax_documentation():
         return optax.l2_loss(model.apply(params, x), y).mean()
 
     assert_close(train(ours(), params, loss=loss), train(theirs(), params, loss=loss))
+
+
+@pytest.mark.parametrize("loss_scale", [None, 8.0])
+def test_state_may_be_donated(loss_scale):
+    # no array may be in it twice
+    wrapper = AmpOptimWrapper(
+        optimizer=AdamW(lr=LR), loss_scale=loss_scale, accumulative_counts=2, clip_grad=dict(max_norm=1.0)
+    )
+    state = wrapper.init(PARAMS)
+    pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
+    assert len(set(pointers)) == len(pointers)

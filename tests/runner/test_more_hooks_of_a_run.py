@@ -60,8 +60,8 @@ def test_a_parameter_warms_up_without_a_new_trace(make_runner):
 
 
 def test_a_number_of_the_optimizer_is_not_warmed_up_here(make_runner):
-    hook = dict(type="WarmupParamHook", param_name="lr", value=0.5, warmup_epochs=1)
-    with pytest.raises(ValueError, match="hyperparameter of the optimizer, got 'lr'"):
+    hook = dict(type="WarmupParamHook", param_name="learning_rate", value=0.5, warmup_epochs=1)
+    with pytest.raises(ValueError, match="hyperparameter of the optimizer, got 'learning_rate'"):
         make_runner(custom_hooks=[hook], **NO_VAL).train()
 
 

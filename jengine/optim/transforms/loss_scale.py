@@ -60,8 +60,8 @@ def dynamic_loss_scale(
     inner = optax.with_extra_args_support(inner)
 
     def init(params: PyTree) -> LossScaleState:
-        scale, zero = jnp.asarray(init_scale, jnp.float32), jnp.zeros((), jnp.int32)
-        return LossScaleState(scale, zero, zero, jnp.ones((), bool), inner.init(params))
+        scale, zeros = jnp.asarray(init_scale, jnp.float32), [jnp.zeros((), jnp.int32) for _ in range(2)]
+        return LossScaleState(scale, *zeros, jnp.ones((), bool), inner.init(params))  # no array twice: they are donated
 
     def update(grads: PyTree, state: LossScaleState, params: PyTree = None, **extra: Any) -> tuple[PyTree, Any]:
         finite = all_finite(grads)
