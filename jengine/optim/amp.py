@@ -128,7 +128,8 @@ class AmpOptimWrapper(OptimWrapper):
         if self.loss_scale is None:
             return metrics
         if "grad_norm" in metrics:
-            metrics = {"grad_norm": jnp.where(self.is_finite(after), metrics["grad_norm"], jnp.inf)}
+            finite = get_field(after, LossScaleState, "is_finite")
+            metrics = {"grad_norm": jnp.where(finite, metrics["grad_norm"], jnp.inf)}
         scale = get_field(before, LossScaleState, "loss_scale")
         skipped = get_field(after, LossScaleState, "skipped_steps")
         return {**metrics, "loss_scale": scale, "skipped_steps": skipped.astype(jnp.float32)}

@@ -60,8 +60,13 @@ def dynamic_loss_scale(
     inner = optax.with_extra_args_support(inner)
 
     def init(params: PyTree) -> LossScaleState:
-        scale, zeros = jnp.asarray(init_scale, jnp.float32), [jnp.zeros((), jnp.int32) for _ in range(2)]
-        return LossScaleState(scale, *zeros, jnp.ones((), bool), inner.init(params))  # no array twice: they are donated
+        return LossScaleState(  # with no array twice, because states are donated
+            loss_scale=jnp.asarray(init_scale, jnp.float32),
+            growth_tracker=jnp.zeros((), jnp.int32),
+            skipped_steps=jnp.zeros((), jnp.int32),
+            is_finite=jnp.ones((), bool),
+            inner_state=inner.init(params),
+        )
 
     def update(grads: PyTree, state: LossScaleState, params: PyTree = None, **extra: Any) -> tuple[PyTree, Any]:
         finite = all_finite(grads)
