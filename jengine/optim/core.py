@@ -9,16 +9,14 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jengine.optim.transforms import add_decayed_weights_by_rule, scale_by_group_learning_rate
-
-if TYPE_CHECKING:
-    from jengine.optim.param_group import ParamGroup
+from jengine.registry import OPTIM_WRAPPERS
 
 Tree: TypeAlias = Any  # a pytree of arrays with the structure of the parameters
 Parts: TypeAlias = Sequence[tuple[str, optax.GradientTransformation]]
@@ -73,9 +71,7 @@ class Optimizer:
 
     @functools.cached_property
     def _wrapper(self) -> Any:
-        from jengine.optim.wrapper import OptimWrapper
-
-        return OptimWrapper(self)
+        return OPTIM_WRAPPERS.get("OptimWrapper")(self)
 
     @property
     def tx(self) -> optax.GradientTransformationExtraArgs:
@@ -83,7 +79,7 @@ class Optimizer:
         return self._wrapper.tx
 
     @property
-    def param_groups(self) -> "list[ParamGroup]":
+    def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups."""
         return self._wrapper.param_groups
 
