@@ -9,6 +9,7 @@ import optax
 
 from jengine.optim import core
 from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.optimizers.adam import scale_by_adam
 from jengine.optim.transforms import add_decayed_weights_by_rule, scale_by_group_learning_rate
 from jengine.optim.transforms.groups import by_leaf
 from jengine.registry import OPTIMIZERS
@@ -64,7 +65,7 @@ def _parts(
 ) -> Parts:  # fmt: skip
     b1, b2 = betas
     if bias_correction and grad_averaging:
-        scale = optax.scale_by_adam(b1, b2, eps)
+        scale = scale_by_adam(b1, b2, eps)
     else:
         scale = scale_by_lamb_moments(b1, b2, eps, bias_correction, grad_averaging)
     return [
