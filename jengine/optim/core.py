@@ -129,8 +129,8 @@ def wide(tree: Tree) -> Tree:
 
 
 def zeros_like(tree: Tree) -> Tree:
-    """Return zeros for the state of an optimizer: shapes of `tree`, at least float32."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, state_dtype(x.dtype)), tree)
+    """Return zeros for the state of an optimizer: shapes and shardings of `tree`, at least float32."""
+    return jax.tree.map(lambda x: jnp.zeros_like(x, dtype=state_dtype(x.dtype)), tree)
 
 
 def step_zero() -> jax.Array:
