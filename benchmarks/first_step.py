@@ -1,7 +1,7 @@
-"""Run one step of the small CNN to its end: `python -m benchmarks.first_step by_hand | by_runner`.
+"""Run a step of the small CNN to its end: `python -m benchmarks.first_step by_hand | by_runner [every]`.
 
-Written like a user's script, without unneeded imports. It exits at once, because the end of a process is not
-measured.
+With `every` above 1 it is the first update from gradients that are accumulated over so many iterations. Written like a
+user's script, without unneeded imports. It exits at once, because the end of a process is not measured.
 """
 
 import os
@@ -18,7 +18,7 @@ def make_batch():
     return {"image": image, "label": rng.integers(0, 10, 32).astype(np.int32)}
 
 
-def by_hand():
+def by_hand(every):
     """Run the step with Flax and optax alone."""
     import functools
 
@@ -39,6 +39,8 @@ def by_hand():
 
     net, batch = Net(), make_batch()
     tx = optax.adamw(optax.cosine_decay_schedule(1e-4, 1000), weight_decay=0.01)
+    if every > 1:
+        tx = optax.MultiSteps(tx, every_k_schedule=every).gradient_transformation()
 
     @jax.jit
     def init(image):
@@ -59,11 +61,14 @@ def by_hand():
         updates, opt_state = tx.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), moved, opt_state), loss
 
-    jax.block_until_ready(step(init(batch["image"]), batch))
+    state = init(batch["image"])
+    for _ in range(every):
+        state, loss = step(state, batch)
+    jax.block_until_ready((state, loss))
     os._exit(0)
 
 
-def by_runner():
+def by_runner(every):
     """Run the step with the Runner and its default hooks."""
     import jax
 
@@ -73,19 +78,20 @@ def by_runner():
 
     class End(Hook):
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            jax.block_until_ready(outputs)
-            os._exit(0)
+            if runner.iter + 1 == every:
+                jax.block_until_ready(runner.state)
+                os._exit(0)
 
     Runner(
         LinenModel(SmallCNN(widths=(16, 32)), CrossEntropy()),
         tempfile.mkdtemp(),
-        train_dataloader=[make_batch()],
+        train_dataloader=[make_batch()] * every,
         train_cfg=dict(by_epoch=False, max_iters=1000),
-        optim_wrapper=dict(optimizer=dict(type="AdamW", lr=1e-4, weight_decay=0.01)),
+        optim_wrapper=dict(optimizer=dict(type="AdamW", lr=1e-4, weight_decay=0.01), accumulative_counts=every),
         param_scheduler=dict(type="CosineAnnealingLR", by_epoch=False, end=1000),
         custom_hooks=[End()],
     ).train()
 
 
 if __name__ == "__main__":
-    {"by_hand": by_hand, "by_runner": by_runner}[sys.argv[1]]()
+    {"by_hand": by_hand, "by_runner": by_runner}[sys.argv[1]](int(sys.argv[2]) if sys.argv[2:] else 1)
