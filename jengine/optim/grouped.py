@@ -50,7 +50,9 @@ class GroupedOptimizer:
         plain = (bool, int, float, str, tuple, type(None))
         self._watched = [name for name, value in optimizer.defaults.items() if isinstance(value, plain)]
         self._dtype: Any = np.float32
-        self._read: tuple[list[Any], dict[str, Any]] = ([], {})
+        self._data = {name for settings in self._settings for name in self._moving(settings)}
+        self._values: dict[str, list[Any]] = {}  # those that were read last, by setting
+        self._numbers: dict[str, np.ndarray] = {}  # made from them
         self._layouts: dict[Any, Layout] = {}  # by structure of the tree
         self._layout: Layout | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -153,7 +155,7 @@ class GroupedOptimizer:
         """
         layout = self.layout(params)
         layout.check_stacked(self._chains, self.optimizer)
-        self._read = ([], {})
+        self._values = {}
         self._dtype = _dtype_of(layout.trainable(params))
         self._shapes = {path: tuple(leaf.shape) for path, leaf in paths.flatten(params).items()}
         if self.optimizer.groups is None:
@@ -178,31 +180,28 @@ class GroupedOptimizer:
         Raises:
           ValueError: a number was set that the chain cannot take.
         """
-        values = [group[name] for group in self.param_groups for name in self._watched]
-        if values != self._read[0]:
-            self._read = (values, self._collect())
-        return dict(self._read[1])
+        for name in self._watched:
+            values = [group[name] for group in self.param_groups]
+            if values != self._values.get(name):
+                self._take(name, values)
+        return dict(self._numbers)
 
     def number(self, value: Any) -> np.ndarray:
         """Return a number, or several, in the dtype of the numbers."""
         return np.asarray(value, self._dtype)
 
-    def _collect(self) -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        moving = {name for settings in self._settings for name in self._moving(settings)}
-        for name in self._watched:
-            self._check(name)
-        for name, fields in self._fields.items():
-            if name not in moving:
-                continue
-            rows = [group[name] for group in self.param_groups]
-            if name not in self.optimizer.by_leaf:
-                rows = [rows[groups[0]] for groups in self._chains]
-            for i, field in enumerate(fields):
-                column = [row[i] if isinstance(row, tuple) else row for row in rows]
-                out[field] = np.asarray(column if len(column) > 1 else column[0], self._dtype)
-                out[field].setflags(write=False)  # the same array is returned again
-        return out
+    def _take(self, name: str, values: list[Any]) -> None:
+        """Take the values that a setting has in the groups as they are now."""
+        self._check(name)
+        self._values[name] = values
+        if name not in self._data:
+            return
+        if name not in self.optimizer.by_leaf:
+            values = [values[groups[0]] for groups in self._chains]
+        for i, field in enumerate(self._fields[name]):
+            column = [value[i] if isinstance(value, tuple) else value for value in values]
+            self._numbers[field] = np.asarray(column if len(column) > 1 else column[0], self._dtype)
+            self._numbers[field].setflags(write=False)  # the same array is returned again
 
     def _check(self, name: str) -> None:
         """Check that the chain can take a setting as it is now."""
