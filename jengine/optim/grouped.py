@@ -83,11 +83,12 @@ class GroupedOptimizer:
             hyperparams: Mapping[str, Any] | None = None, **extra: Any,
         ) -> tuple[Tree, GroupHyperparamsState]:  # fmt: skip
             given = hyperparams or {}
-            if given and not any(name in state.hyperparams or name.startswith(freeze.PREFIX) for name in given):
+            known = any(name in state.hyperparams or name.startswith(freeze.PREFIX) for name in given)
+            if given and state.hyperparams and not known:
                 raise KeyError(f"hyperparams must have one of {sorted(state.hyperparams)}, got {sorted(given)}")
             numbers = {
                 name: jnp.broadcast_to(jnp.asarray(given.get(name, old), old.dtype), old.shape)
-                for name, old in state.hyperparams.items()
+                for name, old in jax.tree.map(jnp.asarray, state.hyperparams).items()
             }
             layout = self.layout(grads if params is None else params)
             chain = self._chain(before, numbers, layout, grads if params is None else params)
@@ -340,4 +341,8 @@ def _of_trainable(extra: Mapping[str, Any], layout: Layout, params: Tree) -> dic
 
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in group.items()}
+    """Return the settings of a group that JSON can hold: not the mask or the line search of an optimizer of optax."""
+    plain = {key: list(value) if type(value) is tuple else value for key, value in group.items()}
+    return {
+        key: value for key, value in plain.items() if isinstance(value, bool | int | float | str | list | dict | None)
+    }

@@ -324,7 +324,7 @@ class OptimWrapper:
 
     def get_lr(self) -> dict[str, list[float]]:
         """Learning rates: `lr` of each group, preceded by `base_lr` when there is more than one group."""
-        if "lr" not in self.defaults:  # an optax transformation that keeps its learning rate to itself
+        if self.defaults.get("lr") is None:  # an optax transformation without one, or that keeps it to itself
             return {}
         lr = [group["lr"] for group in self.param_groups]
         return (

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+_NOTHING = np.empty(0, np.float32)  # an optax transformation may keep all its numbers to itself
+
 
 class Hyperparams(dict[str, np.float32]):
     """Map names to scalars, each stored as np.float32, so that a new value never causes a trace.
@@ -68,7 +70,7 @@ class Raveler:
     def __call__(self, hyperparams: Mapping[str, Any]) -> FlatHyperparams:
         """Return the host arrays of a step, by name or in nested containers, as one array."""
         leaves, treedef = jax.tree.flatten(hyperparams)
-        vector = np.concatenate(leaves, axis=None)
+        vector = np.concatenate(leaves or [_NOTHING], axis=None)
         if self._layout is None or treedef != self._layout.treedef or vector.size != self._size:
             self._layout = _Layout(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
             self._size = vector.size
@@ -88,5 +90,5 @@ class Raveler:
                 f"the steps of a chunk need the same hyperparams, found {names}: set new ones before training, or in a "
                 "hook that acts at each step"
             )
-        rows = np.concatenate([leaf for leaves, _ in flat for leaf in leaves], axis=None)
+        rows = np.concatenate([leaf for leaves, _ in flat for leaf in leaves] or [_NOTHING], axis=None)
         return FlatHyperparams(rows.reshape(len(steps), -1), layout)

@@ -198,6 +198,24 @@ def test_learning_rate_is_in_the_state_and_moves_without_a_trace():
     assert float(optax.tree.get(state, "learning_rate")) == pytest.approx(0.5)
 
 
+def test_a_float_of_python_may_be_set_in_the_state():
+    tx = OptimWrapper(SGD(lr=0.1)).tx
+    state = tx.init(PARAMS)
+    by_tree, by_field = optax.tree.set(state, learning_rate=0.5), tx.init(PARAMS)
+    by_field.hyperparams["learning_rate"] = 0.5
+    for changed in (by_tree, by_field):
+        updates, _ = tx.update(PARAMS, changed, PARAMS)
+        assert_close(updates, jax.tree.map(lambda p: -0.5 * p, PARAMS))
+
+
+def test_accumulation_of_a_transformation_that_keeps_its_numbers():
+    wrapper = OptimWrapper(optax.sgd(LR), accumulative_counts=2)
+    params, state = PARAMS, wrapper.init(PARAMS)
+    for _ in range(4):
+        params, state, _ = wrapper.update_params(loss_fn, params, state)
+    assert_close(params, train(optax.sgd(LR), steps=2))
+
+
 def test_hyperparams_replace_the_numbers_in_the_state():
     wrapper = OptimWrapper(SGD(lr=0.1))
     step, state = jax.jit(wrapper.tx.update), wrapper.init(PARAMS)

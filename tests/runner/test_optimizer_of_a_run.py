@@ -1,4 +1,5 @@
 import logging
+import os
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +53,30 @@ def test_accumulation_in_a_run_equals_multisteps_in_anybodys_loop(make_runner):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, expected)
     assert int(optax.tree.get(state.opt_state, "count")) == 4
     assert (runner.programs.update.traces, runner.programs.accumulate.traces) == (1, 1)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+@pytest.mark.parametrize("make", [lambda: optax.adamw(0.05), lambda: optax.chain(optax.clip(1.0), optax.sgd(0.1))])
+def test_an_optax_transformation_that_keeps_its_numbers_trains_as_by_hand(make_runner, make, steps_per_call):
+    data = batches(6)
+    train_cfg = dict(by_epoch=False, max_iters=6, steps_per_call=steps_per_call)
+    runner = make_runner(train_dataloader=data, train_cfg=train_cfg, optim_wrapper=make(), **NO_VAL)
+    state = runner.train()
+    expected = one_optax_loop(runner.model, make(), data)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, expected)
+    assert "train/lr" not in runner.message_hub.log_scalars
+
+
+def _is_matrix(params):
+    return jax.tree.map(lambda p: p.ndim > 1, params)
+
+
+@pytest.mark.parametrize("optimizer", [dict(type="adafactor"), dict(type="adamw", learning_rate=0.1, mask=_is_matrix)])
+def test_an_optax_optimizer_without_a_learning_rate_or_with_a_function_trains_and_is_saved(make_runner, optimizer):
+    runner = make_runner(optim_wrapper=dict(optimizer=optimizer), default_hooks=dict(logger=None), **NO_VAL)
+    runner.train()
+    assert ("train/lr" in runner.message_hub.log_scalars) == ("learning_rate" in optimizer)
+    assert os.path.exists(os.path.join(runner.work_dir, "epoch_2"))
 
 
 def test_the_last_window_is_as_long_as_what_is_left(make_runner):
