@@ -53,6 +53,12 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
         return cfg
     if isinstance(cfg, Optimizer | optax.GradientTransformation | optax.MultiSteps):
         cfg = {"optimizer": cfg}
+    if callable(cfg):
+        name = getattr(cfg, "__name__", "NAME")
+        raise TypeError(
+            f"an optimizer wrapper is a dict or an optax gradient transformation, found the function {name}; call it, "
+            f"`{name}(1e-3)`, or write `dict(optimizer=dict(type={name}, learning_rate=1e-3))`"
+        )
     if not hasattr(cfg, "items"):
         raise TypeError(f"an optimizer wrapper is a dict, found {type(cfg).__name__}: {cfg!r}")
     own = resolve({key: value for key, value in cfg.items() if key != "_delete_"})

@@ -36,8 +36,8 @@ class Optimizer:
       numbers: the settings that are data: floats, and tuples of floats.
       by_leaf: those of `numbers` that may differ from parameter to parameter in one chain. Groups that differ in other
         settings have chains of their own.
-      absent_at_zero: those of `numbers` that are constant if they are 0 at first, because the chain then has no state
-        for them (momentum).
+      absent_at_zero: those of `numbers` that are constant if they are 0 at first in all groups of a chain, which then
+        has no part or no state for them (weight decay, momentum).
       whole_tensor: an update depends on the whole tensor (norms, matrix factors), so that the layers of a stacked
         parameter cannot be in several groups.
       groups: settings that differ from `defaults`, each with its 'params'; None: one group of all parameters.
@@ -48,7 +48,7 @@ class Optimizer:
     parts: Callable[..., Parts]
     numbers: tuple[str, ...]
     by_leaf: tuple[str, ...] = ("lr", "weight_decay")
-    absent_at_zero: tuple[str, ...] = ()
+    absent_at_zero: tuple[str, ...] = ("weight_decay",)
     whole_tensor: bool = False
     groups: tuple[Mapping[str, Any], ...] | None = None
 
@@ -128,6 +128,15 @@ def wide(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: jnp.asarray(x, state_dtype(x.dtype)), tree)
 
 
+def strongly_typed(tree: Tree) -> Tree:
+    """Return the arrays without weak types, which come from Python numbers (`jnp.full(3, 0.5)`).
+
+    Args:
+      tree: arrays; keys and strongly typed arrays are passed through.
+    """
+    return jax.tree.map(lambda x: jnp.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x, tree)
+
+
 def zeros_like(tree: Tree) -> Tree:
     """Return zeros for the state of an optimizer: shapes and shardings of `tree`, at least float32."""
     return jax.tree.map(lambda x: jnp.zeros_like(x, dtype=state_dtype(x.dtype)), tree)
@@ -195,6 +204,6 @@ def ascent(maximize: bool) -> Parts:
 
 def chain_with_decay(scale: Parts, lr: Any, weight_decay: Any, *, decoupled: bool, maximize: bool = False) -> Parts:
     """Return the usual chain: coupled decay before `scale`, or decoupled decay behind it, and the learning rate."""
-    decay = ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay))
+    decay = [] if is_zero(weight_decay) else [("add_decayed_weights", add_decayed_weights_by_rule(weight_decay))]
     rate = ("scale_by_learning_rate", scale_by_group_learning_rate(lr))
-    return [*ascent(maximize), *scale, decay, rate] if decoupled else [*ascent(maximize), decay, *scale, rate]
+    return [*ascent(maximize), *scale, *decay, rate] if decoupled else [*ascent(maximize), *decay, *scale, rate]

@@ -11,7 +11,7 @@ import optax
 
 from jengine import paths
 from jengine.optim import freeze
-from jengine.optim.core import Optimizer, Parts, Tree, wide
+from jengine.optim.core import Optimizer, Parts, Tree, strongly_typed, wide
 from jengine.optim.group_table import COLUMNS, group_table
 from jengine.optim.param_group import Layout, ParamGroup, bind
 from jengine.optim.transforms.groups import GroupHyperparamsState
@@ -50,7 +50,7 @@ class GroupedOptimizer:
         plain = (bool, int, float, str, tuple, type(None))
         self._watched = [name for name, value in optimizer.defaults.items() if isinstance(value, plain)]
         self._dtype: Any = np.float32
-        self._data = {name for settings in self._settings for name in self._moving(settings)}
+        self._data = {name for groups in self._chains for name in self._moving(groups)}
         self._values: dict[str, list[Any]] = {}  # those that were read last, by setting
         self._numbers: dict[str, np.ndarray] = {}  # made from them
         self._layouts: dict[Any, Layout] = {}  # by structure of the tree
@@ -76,7 +76,8 @@ class GroupedOptimizer:
             dtype = _dtype_of(layout.trainable(params))
             hyperparams = {name: jnp.array(value, dtype) for name, value in self.numbers().items()}
             inner = wrap(self._chain(before, hyperparams, layout, params))
-            return GroupHyperparamsState(hyperparams, inner.init(wide(layout.trainable(params))))
+            inner_state = inner.init(wide(layout.trainable(params)))
+            return GroupHyperparamsState(hyperparams, strongly_typed(inner_state))
 
         def update(
             grads: Tree, state: GroupHyperparamsState, params: Tree = None, *,
@@ -98,8 +99,12 @@ class GroupedOptimizer:
                 extra = _of_trainable(extra, layout, params)
             own = None if params is None else wide(layout.trainable(params))
             updates, inner_state = wrap(chain).update(wide(layout.trainable(grads)), state.inner_state, own, **extra)
-            zeros = jax.tree.map(jnp.zeros_like, grads)
-            return layout.fill(updates, zeros), GroupHyperparamsState(numbers, inner_state)
+            updates = layout.fill(updates, jax.tree.map(jnp.zeros_like, grads))
+            if params is not None:  # as optax, which computes in the dtype of the gradients and parameters
+                updates = jax.tree.map(
+                    lambda u, g, p: u.astype(jnp.promote_types(g.dtype, p.dtype)), updates, grads, params
+                )
+            return updates, GroupHyperparamsState(numbers, strongly_typed(inner_state))
 
         return optax.GradientTransformationExtraArgs(init, update)
 
@@ -110,14 +115,14 @@ class GroupedOptimizer:
         layout.check_stacked(self._chains, self.optimizer)
         by_leaf = {}
         for name in self.optimizer.by_leaf:
-            if name in self._fields:
+            if name in self._data:
                 (field,) = self._fields[name]
                 by_leaf[name] = layout.spread(hyperparams[field], like)
         chains = []
         for index, groups in enumerate(self._chains):
             first = self._settings[groups[0]]
             settings = dict(first)
-            for name in self._moving(first):
+            for name in self._moving(groups):
                 if name in by_leaf:
                     settings[name] = layout.part(by_leaf[name], groups) if len(self._chains) > 1 else by_leaf[name]
                 else:
@@ -130,10 +135,11 @@ class GroupedOptimizer:
         side_by_side = _side_by_side([optax.named_chain(*parts) for parts in chains], layout, self._chains)
         return optax.named_chain(*before, ("groups", side_by_side))
 
-    def _moving(self, settings: Mapping[str, Any]) -> list[str]:
-        """Return the names of the settings that are data."""
-        absent = [name for name in self.optimizer.absent_at_zero if not settings[name]]
-        return [name for name in self.optimizer.numbers if name not in absent]
+    def _moving(self, groups: Sequence[int]) -> list[str]:
+        """Return the names of the settings that are data in the chain of these groups."""
+        absent = self.optimizer.absent_at_zero
+        values = {name: [self._settings[group][name] for group in groups] for name in self.optimizer.numbers}
+        return [name for name, own in values.items() if name not in absent or any(own)]
 
     # ------------------------------------------------------------------ which parameter is in which group
 
@@ -215,11 +221,12 @@ class GroupedOptimizer:
                         f"got {group[name]!r}; set it in the config"
                     )
             return
-        for settings, group in zip(self._settings, self.param_groups, strict=True):
-            if name not in self._moving(settings) and group[name] != settings[name]:
+        for groups in self._chains:
+            found = [self.param_groups[g][name] for g in groups]
+            if name not in self._moving(groups) and any(found):
                 raise ValueError(
-                    f"{optimizer} was built with {name} 0 and keeps none, so it cannot be moved to {group[name]}; "
-                    f"start from a {name} above 0"
+                    f"{optimizer} was built with {name} 0 and keeps none, so it cannot be moved to "
+                    f"{max(found, key=abs)}; start from a {name} above 0"
                 )
         if name not in self.optimizer.by_leaf:
             for groups in self._chains:

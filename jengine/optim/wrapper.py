@@ -135,13 +135,24 @@ class OptimWrapper:
         Returns:
           A tree of float32[] like the parameters, 0 for frozen ones; for a parameter whose layers are in several groups
           an array that broadcasts against it.
+
+        Raises:
+          ValueError: the learning rate is 0 or not known.
         """
-        base = self.defaults["lr"]
-        return self._by_leaf(params, lambda group: group["lr"] / base if base else 1.0, 0.0)
+        base = (self.base_param_settings or self.param_groups[0]).get("lr")
+        if not base:
+            raise ValueError(f"`optimizer.lr` must be above 0 for multipliers of it, got {base}")
+        return self._by_leaf(params, lambda group: group["lr"] / base)
 
     def weight_decays(self, params: Tree) -> Tree:
-        """Return the weight decay of each parameter, in the form of `learning_rate_multipliers`."""
-        return self._by_leaf(params, lambda group: group.get("weight_decay", 0.0), 0.0)
+        """Return the weight decay of each parameter, in the form of `learning_rate_multipliers`.
+
+        Raises:
+          ValueError: the optimizer has none that is known.
+        """
+        if "weight_decay" not in self.defaults:
+            raise ValueError(f"`optimizer.weight_decay` must be known, got {self.optimizer.name} without one")
+        return self._by_leaf(params, lambda group: group["weight_decay"])
 
     def decay_mask(self, params: Tree) -> Tree:
         """Return which parameters decay, as the `mask` of `optax.add_decayed_weights` takes it.
@@ -152,13 +163,13 @@ class OptimWrapper:
         decays = self.weight_decays(params)
         return jax.tree.map(_all_or_none, decays)
 
-    def _by_leaf(self, params: Tree, number: Callable[[Mapping[str, Any]], float], frozen: float) -> Tree:
+    def _by_leaf(self, params: Tree, number: Callable[[Mapping[str, Any]], float]) -> Tree:
         layout = self.grouped.layout(params)
         numbers = np.asarray([number(group) for group in self.param_groups], np.float32)
         found = layout.spread(jnp.asarray(numbers if len(numbers) > 1 else numbers[0]), params)
         if len(numbers) == 1:
             found = layout.trainable(jax.tree.map(lambda _: found, params))
-        return layout.fill(found, jax.tree.map(lambda _: jnp.float32(frozen), params))
+        return layout.fill(found, jax.tree.map(lambda _: jnp.float32(0), params))
 
     # ------------------------------------------------------------------ pure: runs in the compiled step
 
@@ -471,6 +482,10 @@ class OptimWrapper:
     def autocast(self, apply_fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return `apply_fn` as it is; an `AmpOptimWrapper` wraps it to compute in its low precision."""
         return apply_fn
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles keep: not the chains, which belong to these groups."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("tx", "_tx_of_mean")}
 
     def __repr__(self) -> str:
         return (

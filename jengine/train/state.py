@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jengine.optim import OptimWrapper, OptimWrapperDict
+from jengine.optim.core import strongly_typed
 from jengine.train.traced_hooks import TracedHooks
 
 PyTree = Any
@@ -70,12 +71,3 @@ def create_train_state(
         hook_state=TracedHooks(hooks).init(params, model_state),
         rng=jax.random.key_data(rng),
     )
-
-
-def strongly_typed(tree: PyTree) -> PyTree:
-    """Return the arrays without weak types, which come from Python numbers (`jnp.full(3, 0.5)`).
-
-    Args:
-      tree: arrays; keys and strongly typed arrays are passed through.
-    """
-    return jax.tree.map(lambda x: jnp.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x, tree)

@@ -1,6 +1,8 @@
 """The wrapper's chain wherever optax is used, each time against optax by hand."""
 
+import copy
 import functools
+import pickle
 
 import flax.linen as nn
 import jax
@@ -484,3 +486,50 @@ def test_state_may_be_donated(loss_scale):
     state = wrapper.init(PARAMS)
     pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
     assert len(set(pointers)) == len(pointers)
+
+
+def test_updates_have_the_dtype_that_optax_gives_them():
+    params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), PARAMS)
+    tx, reference = optax.apply_if_finite(ours(), 2), optax.apply_if_finite(theirs(), 2)
+    updates, _ = jax.jit(tx.update)(params, tx.init(params), params)
+    expected, _ = jax.jit(reference.update)(params, reference.init(params), params)
+    assert jax.tree.map(jnp.result_type, updates) == jax.tree.map(jnp.result_type, expected)
+    assert_close(updates, expected, rtol=2e-2, atol=1e-3)
+
+
+def test_parameters_are_needed_for_weight_decay_alone():
+    tx, reference = OptimWrapper(Adam(lr=LR)).tx, optax.adam(LR)
+    assert_close(tx.update(PARAMS, tx.init(PARAMS))[0], reference.update(PARAMS, reference.init(PARAMS))[0])
+
+
+def test_weight_decay_that_was_never_there_cannot_be_switched_on():
+    wrapper = OptimWrapper(Adam(lr=LR))
+    wrapper.param_groups[0]["weight_decay"] = 0.1
+    with pytest.raises(ValueError, match=r"built with weight_decay 0 .* cannot be moved to 0.1"):
+        _ = wrapper.hyperparams
+
+
+def test_multipliers_stay_while_schedules_move_the_rates():
+    wrapper = OptimWrapper(SGD(lr=0.2).with_groups([{"params": "backbone"}, {"params": "head", "lr": 0.02}]))
+    for group in (*wrapper.param_groups, wrapper.base_param_settings):
+        group["lr"] /= 2
+    multipliers = wrapper.learning_rate_multipliers(PARAMS)
+    assert (float(multipliers["backbone"]["bias"]), float(multipliers["head"]["bias"])) == pytest.approx((1.0, 0.1))
+    with pytest.raises(ValueError, match="`optimizer.lr` must be above 0"):
+        OptimWrapper(optax.adamw(LR)).learning_rate_multipliers(PARAMS)
+    with pytest.raises(ValueError, match="`optimizer.weight_decay` must be known"):
+        OptimWrapper(optax.adamw(LR)).decay_mask(PARAMS)
+
+
+def test_copies_and_pickles_have_groups_of_their_own():
+    wrapper = OptimWrapper(SGD(lr=0.1))
+    wrapper.tx.init(PARAMS)
+    for other in (copy.deepcopy(wrapper), pickle.loads(pickle.dumps(wrapper))):
+        other.param_groups[0]["lr"] = 0.5
+        assert float(optax.tree.get(other.tx.init(PARAMS), "learning_rate")) == 0.5
+    assert float(optax.tree.get(wrapper.tx.init(PARAMS), "learning_rate")) == pytest.approx(0.1)
+
+
+def test_optimizer_that_is_not_called_is_refused_with_the_call():
+    with pytest.raises(TypeError, match=r"found the function adamw; call it, `adamw\(1e-3\)`"):
+        build_optim_wrapper(PARAMS, optax.adamw)

@@ -128,7 +128,7 @@ def test_hyperparams_are_vectors_over_groups():
 def test_number_that_groups_share_cannot_be_moved_in_one_of_them():
     wrapper = OptimWrapper(SGD(lr=0.1, momentum=0.9).with_groups(TWO_GROUPS))
     assert {name: value.shape for name, value in wrapper.hyperparams.items()} == {
-        "learning_rate": (2,), "momentum": (), "weight_decay": (2,),
+        "learning_rate": (2,), "momentum": (),
     }  # fmt: skip
     wrapper.param_groups[1]["momentum"] = 0.0
     with pytest.raises(ValueError, match=r"SGD: momentum must stay equal in the groups \[0, 1\].*got \[0.9, 0.0\]"):

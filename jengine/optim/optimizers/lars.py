@@ -61,7 +61,7 @@ def LARS(
         _parts,
         numbers=("lr", "momentum", "weight_decay", "dampening", "eta", "eps", "lars_exclude"),
         by_leaf=("lr", "weight_decay", "lars_exclude"),
-        absent_at_zero=("momentum", "dampening"),
+        absent_at_zero=("weight_decay", "momentum", "dampening"),
         whole_tensor=True,
     )
 

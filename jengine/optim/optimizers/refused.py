@@ -8,20 +8,20 @@ from jengine.registry import OPTIMIZERS
 
 @OPTIMIZERS.register_module()
 def LBFGS(**kwargs: Any) -> NoReturn:
-    """Refused: a step evaluates the loss several times, an iteration of training gives it one gradient.
+    """Refuse: PyTorch's line search is not here; optax's is, as `lbfgs`.
 
     Raises:
       ConfigError: always.
     """
     raise ConfigError(
-        "LBFGS evaluates the loss several times in a step, but a training iteration computes one gradient; use "
-        "optax.lbfgs in a loop of your own, or another optimizer such as AdamW"
+        "LBFGS evaluates the loss several times in a step with PyTorch's line search, which is not here; use optax's, "
+        "dict(type='lbfgs')"
     )
 
 
 @OPTIMIZERS.register_module()
 def SparseAdam(**kwargs: Any) -> NoReturn:
-    """Refused: JAX has no sparse gradients.
+    """Refuse: JAX has no sparse gradients.
 
     Raises:
       ConfigError: always.

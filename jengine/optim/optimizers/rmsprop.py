@@ -40,7 +40,7 @@ def RMSprop(
         "maximize": maximize,
     }
     numbers = ("lr", "alpha", "eps", "weight_decay", "momentum")
-    return Optimizer("RMSprop", settings, _parts, numbers, absent_at_zero=("momentum",))
+    return Optimizer("RMSprop", settings, _parts, numbers, absent_at_zero=("weight_decay", "momentum"))
 
 
 def _parts(lr: Any, alpha: Any, eps: Any, weight_decay: Any, momentum: Any, centered: bool, maximize: bool) -> Parts:

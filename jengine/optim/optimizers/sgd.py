@@ -40,7 +40,7 @@ def SGD(
         "maximize": maximize,
     }
     numbers = ("lr", "momentum", "dampening", "weight_decay")
-    return Optimizer("SGD", settings, _parts, numbers, absent_at_zero=("momentum", "dampening"))
+    return Optimizer("SGD", settings, _parts, numbers, absent_at_zero=("weight_decay", "momentum", "dampening"))
 
 
 def _parts(lr: Any, momentum: Any, dampening: Any, weight_decay: Any, nesterov: bool, maximize: bool) -> Parts:
