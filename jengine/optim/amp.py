@@ -64,6 +64,11 @@ class AmpOptimWrapper(OptimWrapper):
             loss_scale = "dynamic" if self.dtype == "float16" else None
         self.loss_scale = None if loss_scale is None else parse_loss_scale(loss_scale)
 
+    @property
+    def loss_scaler(self) -> "LossScale | None":
+        """MMEngine's name of `loss_scale`; the scale itself is in the state: `optax.tree.get(state, 'loss_scale')`."""
+        return self.loss_scale
+
     def autocast(self, apply_fn: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the call of a network so that it computes in `dtype`; see `jengine.model.autocast`.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from jengine import paths
 from jengine.errors import ConfigError, closest, config_path
+from jengine.model.model import Model
 from jengine.optim.build_optimizer import build_optimizer, refuse_trailing_comma
 from jengine.optim.core import Optimizer
 from jengine.optim.model_params import params_of
@@ -85,9 +86,11 @@ class DefaultOptimWrapperConstructor:
         """Build the wrapper.
 
         Args:
-          model: what `params_of` takes: parameters, or what holds them.
+          model: what `params_of` takes: parameters, or what holds them. Without rules also a `Model` before its `init`.
           module_types: dotted module path -> class name.
         """
+        if not self.paramwise_cfg and isinstance(model, Model) and not hasattr(model, "params"):
+            return self.wrap(None, None)
         params, types = params_of(model, module_types)
         if not self.paramwise_cfg:
             return self.wrap(params, None)
@@ -121,13 +124,19 @@ class DefaultOptimWrapperConstructor:
             raise ConfigError(f"`optimizer.lr` must be a number, which {rule} multiplies, got none")
 
     def wrap(self, params: Any, groups: list[dict[str, Any]] | None) -> OptimWrapper:
-        """Return the wrapper of the config on the given groups; None for one group of all parameters."""
+        """Return the wrapper of the config.
+
+        Args:
+          params: the parameters; None where they are not known before `wrapper.init(params)`.
+          groups: the parameter groups; None for one group of all parameters.
+        """
         optimizer = build_optimizer(self.optimizer_cfg)
         if groups is not None:
             optimizer = optimizer.with_groups(groups)
         wrapper = OPTIM_WRAPPERS.build({"type": "OptimWrapper", **self.optim_wrapper_cfg}, optimizer=optimizer)
         wrapper.grouped.unmatched = self.unmatched
-        wrapper.grouped.bind(params)
+        if params is not None:
+            wrapper.grouped.bind(params)
         return wrapper
 
     def add_params(

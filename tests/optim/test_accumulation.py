@@ -157,6 +157,20 @@ def test_two_backwards_then_a_step_use_the_summed_gradients():
     assert float(unchanged["w"]) == 1.0
 
 
+def test_backward_takes_a_dict_of_losses():
+    def losses(params, x):
+        return {"loss_a": jnp.sum(params["w"] * x), "loss_b": jnp.sum(2 * params["w"] * x), "accuracy": params["w"]}
+
+    wrapper = OptimWrapper(SGD(lr=0.1))
+    params = {"w": jnp.ones(())}
+    state, found = wrapper.backward(losses, params, wrapper.init(params), jnp.float32(2.0))
+    assert sorted(found) == ["accuracy", "loss_a", "loss_b"]
+    new, _ = wrapper.step(params, state)
+    assert float(new["w"]) == pytest.approx(1 - 0.1 * 6)
+    with pytest.raises(ValueError, match="must have a name that contains 'loss', got \\['accuracy'\\]"):
+        wrapper.backward(lambda p, x: {"accuracy": p["w"]}, params, state, jnp.float32(2.0))
+
+
 def test_ten_steps_from_zeros_to_ones_move_the_bias_alone():
     # Linear(1, 1), input 0, target 1, L1 loss, lr 0.01: each step moves the bias by 0.01
     def l1(params, x):

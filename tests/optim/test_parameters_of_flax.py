@@ -141,6 +141,14 @@ def test_the_way_that_the_error_shows_works(model):
     assert {path for path, (lr, _) in found.items() if lr == 1.0} in ({"Dense_0.bias"}, {"bias"})
 
 
+@pytest.mark.parametrize("model", models())
+def test_without_rules_a_model_needs_no_parameters_yet(model):
+    wrapper = build_optim_wrapper(model, {"optimizer": {"type": "SGD", "lr": 1.0}})
+    params, _ = model.init(jax.random.key(0), {"image": jnp.ones((1, 2))})
+    updates, _ = wrapper.update(params, wrapper.init(params), params)
+    jax.tree.map(lambda u, p: np.testing.assert_array_equal(u, -p), updates, params)
+
+
 @pytest.mark.parametrize("source", [Linen(), object(), {"w": "text"}, {"w": 1.0}])
 def test_what_holds_no_arrays_is_refused(source):
     with pytest.raises(

@@ -24,6 +24,7 @@ def batches(count, size=4, scale=1.0):
 
 def one_optax_loop(model, tx, data):
     """Anybody's own loop around a plain optax transformation."""
+    tx = optax.with_extra_args_support(tx)
 
     @jax.jit
     def step(params, opt_state, batch):
@@ -31,7 +32,8 @@ def one_optax_loop(model, tx, data):
             losses, _ = model.loss(params, {}, batch, rng=jax.random.key(0), hyperparams={})
             return losses["loss"].mean()
 
-        updates, opt_state = tx.update(jax.grad(loss)(params), opt_state, params)
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, opt_state = tx.update(grads, opt_state, params, value=value, grad=grads, value_fn=loss)
         return optax.apply_updates(params, updates), opt_state
 
     params, _ = model.init(jax.random.key(0), data[0])
@@ -56,7 +58,17 @@ def test_accumulation_in_a_run_equals_multisteps_in_anybodys_loop(make_runner):
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 2])
-@pytest.mark.parametrize("make", [lambda: optax.adamw(0.05), lambda: optax.chain(optax.clip(1.0), optax.sgd(0.1))])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: optax.adamw(0.05),
+        lambda: optax.chain(optax.clip(1.0), optax.sgd(0.1)),
+        lambda: optax.lbfgs(),
+        lambda: optax.polyak_sgd(),
+        lambda: optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1, factor=0.5)),
+    ],
+    ids=["adamw", "chain", "lbfgs", "polyak_sgd", "reduce_on_plateau"],
+)
 def test_an_optax_transformation_that_keeps_its_numbers_trains_as_by_hand(make_runner, make, steps_per_call):
     data = batches(6)
     train_cfg = dict(by_epoch=False, max_iters=6, steps_per_call=steps_per_call)
