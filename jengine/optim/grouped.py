@@ -113,11 +113,8 @@ class GroupedOptimizer:
     ) -> optax.GradientTransformationExtraArgs:
         """Return the chain on the numbers of a step; one for each set of groups that differ in more than `by_leaf`."""
         layout.check_stacked(self._chains, self.optimizer)
-        by_leaf = {}
-        for name in self.optimizer.by_leaf:
-            if name in self._data:
-                (field,) = self._fields[name]
-                by_leaf[name] = layout.spread(hyperparams[field], like)
+        moving = [name for name in self.optimizer.by_leaf if name in self._data]
+        by_leaf = layout.spread({name: hyperparams[self._fields[name][0]] for name in moving}, like)
         chains = []
         for index, groups in enumerate(self._chains):
             first = self._settings[groups[0]]

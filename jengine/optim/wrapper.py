@@ -166,7 +166,7 @@ class OptimWrapper:
     def _by_leaf(self, params: Tree, number: Callable[[Mapping[str, Any]], float]) -> Tree:
         layout = self.grouped.layout(params)
         numbers = np.asarray([number(group) for group in self.param_groups], np.float32)
-        found = layout.spread(jnp.asarray(numbers if len(numbers) > 1 else numbers[0]), params)
+        found = layout.spread({"number": jnp.asarray(numbers if len(numbers) > 1 else numbers[0])}, params)["number"]
         if len(numbers) == 1:
             found = layout.trainable(jax.tree.map(lambda _: found, params))
         return layout.fill(found, jax.tree.map(lambda _: jnp.float32(0), params))
