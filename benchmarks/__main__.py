@@ -30,7 +30,7 @@ BENCHMARKS = {
     "host": ("The host's work, against bare calls of the step", []),
     "startup": ("Starting", ["--rounds", "5"]),
     "memory": ("Memory", []),
-    "optim": ("Optimizer wrappers, against optax", ["--small"]),
+    "optim": ("Optimizer wrappers, against optax", []),
     "schedules": ("Schedules", []),
     "checkpoint": ("Checkpoints, against a copy to the host", ["--parameters", "20000000"]),
     "devices": ("What devices exchange", []),

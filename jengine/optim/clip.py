@@ -10,20 +10,20 @@ _ARGUMENTS = {"norm": ("max_norm", "norm_type"), "value": ("clip_value",)}
 
 
 class ClipByNorm(NamedTuple):
-    """Scales all gradients so that their common norm is at most `max_norm`."""
+    """Describe clipping by norm: scale all gradients so that their common norm is at most `max_norm`."""
 
     max_norm: float
     norm_type: float = 2.0
 
 
 class ClipByValue(NamedTuple):
-    """Clamps every element to [-clip_value, clip_value]."""
+    """Describe clipping by value: clamp every element to [-clip_value, clip_value]."""
 
     clip_value: float
 
 
 def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue | None:
-    """Reads the `clip_grad` of an optimizer wrapper.
+    """Read the `clip_grad` of an optimizer wrapper.
 
     Args:
       cfg: `dict(max_norm=, norm_type=2)` or `dict(clip_value=)`, with or without `type='norm'` or `'value'`; None

@@ -1,4 +1,4 @@
-"""Parameters that are frozen for a while, by a flag that is data, so that freezing and releasing compile nothing anew.
+"""Freeze parameters for a while by a flag that is data, so that freezing and releasing compile nothing anew.
 
 A hyperparam called `frozen:PATTERN` that is not 0 freezes the parameters whose path contains PATTERN: their gradients
 count as zero, also for the norm that clips, their updates are zero, and their part of the optimizer state stays as it
@@ -20,7 +20,7 @@ PREFIX = "frozen:"
 
 
 def flags(layout: Layout, hyperparams: Mapping[str, Any]) -> list[Any] | None:
-    """For each leaf whether it is frozen, bool[], None where no pattern matches; None if there is no pattern at all."""
+    """Return for each leaf whether it is frozen, bool[], None where no pattern matches; None if there is no pattern at all."""
     patterns = [name for name in hyperparams if name.startswith(PREFIX)]
     if not patterns:
         return None
@@ -36,7 +36,7 @@ def flags(layout: Layout, hyperparams: Mapping[str, Any]) -> list[Any] | None:
 
 
 def mask(tree: Tree, flags: list[Any]) -> Tree:
-    """`tree`, a tree over the parameters with None at untrained leaves, with zeros at frozen leaves."""
+    """Return `tree`, like the parameters with None for untrained leaves, with zeros for frozen leaves."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: x is None)
     treedef: Any = jax.tree.structure(tree, is_leaf=lambda x: x is None)
     return treedef.unflatten([_where(flag, jnp.zeros_like(x), x) for x, flag in zip(leaves, flags, strict=True)])

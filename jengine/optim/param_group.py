@@ -1,7 +1,7 @@
-"""Parameter groups: the numbers that the host owns, and which parameter belongs to which.
+"""Hold parameter groups: their numbers, and which parameter belongs to which.
 
 A leaf belongs to one group, or to one group for each index along its first axis (layers stacked by `nn.scan`), or to
-none: then it is frozen. Frozen leaves are None in the trees that the optimizer core sees, so they hold no state.
+none: then it is frozen. Frozen leaves are None in the trees that the chain sees, so they hold no state.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ Membership: TypeAlias = int | tuple[int, ...] | None
 
 
 class ParamGroup(dict[str, Any]):
-    """The settings that some parameters share: lr, weight_decay, momentum or betas, eps, and any extra key.
+    """Hold the settings that some parameters share: lr, weight_decay, momentum or betas, eps, and any extra key.
 
     Attributes:
       paths: dotted paths of its parameters, `path[i]` for one layer of a stacked parameter; None until the
@@ -40,7 +40,7 @@ class ParamGroup(dict[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Which group each leaf of one parameter tree belongs to.
+    """Describe which group each leaf of a parameter tree belongs to.
 
     Attributes:
       treedef: the structure of the parameters.
@@ -58,12 +58,12 @@ class Layout:
         return self.treedef.unflatten([x if g is not None else None for x, g in zip(leaves, self.groups, strict=True)])
 
     def fill(self, tree: Tree, frozen: Tree) -> Tree:
-        """The whole tree again: leaves of `tree`, and those of `frozen` where that one is None."""
+        """Return the whole tree: leaves of `tree`, and those of `frozen` where that one is None."""
         mine, other = self.flatten(tree), self.flatten(frozen)
         return self.treedef.unflatten([b if a is None else a for a, b in zip(mine, other, strict=True)])
 
     def flatten(self, tree: Tree) -> list[Any]:
-        """The leaves of `tree`, a None for each frozen one that it leaves out.
+        """Return the leaves of `tree`, a None for each frozen one that it leaves out.
 
         Raises:
           ValueError: its structure is not that of the parameters.

@@ -301,7 +301,7 @@ class OptimWrapper:
     # ------------------------------------------------------------------ host: counting, numbers, checkpoints
 
     def initialize_count_status(self, init_counts: int, max_counts: int) -> None:
-        """Says where training stands, so that the last window of accumulation is closed.
+        """Set the position of training, so that the last window of accumulation is closed.
 
         Args:
           init_counts: iterations done before.
@@ -326,15 +326,15 @@ class OptimWrapper:
         return self._accumulation.start_step(step)
 
     def should_update(self) -> bool:
-        """Whether the iteration counted last updates the parameters."""
+        """Return whether the iteration counted last updates the parameters."""
         return self._accumulation.is_update(self.inner_count)
 
     def should_sync(self) -> bool:
-        """Whether the next iteration to be counted updates, so that replicas must exchange gradients."""
+        """Return whether the next iteration to be counted updates, so that replicas must exchange gradients."""
         return self._accumulation.is_update(self.inner_count + 1)
 
     def get_lr(self) -> dict[str, list[float]]:
-        """Learning rates: `lr` of each group, preceded by `base_lr` when there is more than one group."""
+        """Return the learning rates: `lr` of each group, preceded by `base_lr` when there is more than one group."""
         if self.defaults.get("lr") is None:  # an optax transformation without one, or that keeps it to itself
             return {}
         lr = [group["lr"] for group in self.param_groups]
@@ -343,21 +343,21 @@ class OptimWrapper:
         )
 
     def get_momentum(self) -> dict[str, list[float]]:
-        """The momentum of each group: `momentum`, else the first of `betas`, else `b1`, else 0."""
+        """Return the momentum of each group: `momentum`, else the first of `betas`, else `b1`, else 0."""
         if not self.defaults:  # an optax transformation that keeps its numbers to itself
             return {}
         return {"momentum": [_momentum(group) for group in self.param_groups]}
 
     def group_table(self) -> tuple[list[str], list[list[str]]]:
-        """The parameter groups as a table: column names and rows of strings; no rows until parameters are known."""
+        """Return the parameter groups as a table: column names and rows of strings; no rows until parameters are known."""
         return self.grouped.table()
 
     def group_state_dict(self) -> dict[str, Any]:
-        """The numbers of all groups, as JSON can hold them."""
+        """Return the numbers of all groups, as JSON can hold them."""
         return self.grouped.state_dict()
 
     def load_group_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Puts the numbers of a `group_state_dict` in force.
+        """Restore the numbers of a `group_state_dict`.
 
         Raises:
           ValueError: it has another number of groups.
@@ -396,7 +396,7 @@ class OptimWrapper:
         hyperparams: Mapping[str, Any] | None = None,
         has_aux: bool = False,
     ) -> tuple[Tree, OptState, Any]:
-        """One training iteration: gradients, then an update or, inside an accumulation window, their addition.
+        """Run one training iteration: gradients, then an update or, inside an accumulation window, their addition.
 
         It counts, so it is called from Python, not from inside a compiled function; what it runs is compiled once for
         each `loss_fn`.
@@ -472,7 +472,7 @@ class OptimWrapper:
 
     @contextlib.contextmanager
     def optim_context(self, model: Any = None) -> Iterator[bool]:
-        """Surrounds the forward pass, as in MMEngine; gives whether this iteration's gradients will be used at once.
+        """Surround the forward pass, as in MMEngine; yield whether this iteration's gradients will be used at once.
 
         Nothing needs switching here: what accumulates is a program without an exchange of gradients, and the compute
         dtype belongs to `autocast`.

@@ -12,7 +12,7 @@ from jengine.registry import OPTIM_WRAPPERS
 
 @OPTIM_WRAPPERS.register_module()
 class OptimWrapperDict(Mapping[str, OptimWrapper]):
-    """A mapping of names to optimizer wrappers, each with its own state.
+    """Map names to optimizer wrappers, each with its own state.
 
     What trains decides in which step which wrapper acts, so there is no `update_params`, `backward` or `step` here:
     take the wrapper by its name.
@@ -47,7 +47,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         return name in self.optim_wrappers
 
     def init(self, params: Tree) -> dict[str, OptState]:
-        """The state of every wrapper, by name; each finds its own parameters in `params`."""
+        """Return the state of every wrapper, by name; each finds its own parameters in `params`."""
         return {name: wrapper.init(params) for name, wrapper in self.items()}
 
     @property
@@ -66,26 +66,26 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         return {name: wrapper.param_groups for name, wrapper in self.items()}
 
     def zero_grad(self, opt_state: Mapping[str, OptState]) -> dict[str, OptState]:
-        """Clears the summed gradients of every wrapper."""
+        """Clear the summed gradients of every wrapper."""
         return {name: wrapper.zero_grad(opt_state[name]) for name, wrapper in self.items()}
 
     def initialize_count_status(self, init_counts: int, max_counts: int) -> None:
-        """Does nothing: wrappers count their own updates, which are not the iterations of the run."""
+        """Do nothing: wrappers count their own updates, which are not the iterations of the run."""
 
     def start_step(self, step: int | None = None) -> bool:
         """Return True: all phases of a step update."""
         return True
 
     def get_lr(self) -> dict[str, list[float]]:
-        """`<name>.lr`, preceded by `<name>.base_lr` for a wrapper with several groups."""
+        """Return `<name>.lr`, preceded by `<name>.base_lr` for a wrapper with several groups."""
         return {f"{name}.{key}": value for name, wrapper in self.items() for key, value in wrapper.get_lr().items()}
 
     def get_momentum(self) -> dict[str, list[float]]:
-        """`<name>.momentum`."""
+        """Return `<name>.momentum`."""
         return {f"{name}.{key}": v for name, wrapper in self.items() for key, v in wrapper.get_momentum().items()}
 
     def group_table(self) -> tuple[list[str], list[list[str]]]:
-        """The group tables of all wrappers as one, groups called `<name>.<group>`."""
+        """Return the group tables of all wrappers as one, groups called `<name>.<group>`."""
         columns: list[str] = []
         rows: list[list[str]] = []
         for name, wrapper in self.items():
@@ -94,21 +94,21 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         return columns, rows
 
     def group_state_dict(self) -> dict[str, Any]:
-        """The numbers of all groups of every wrapper, by name."""
+        """Return the numbers of all groups of every wrapper, by name."""
         return {name: wrapper.group_state_dict() for name, wrapper in self.items()}
 
     def load_group_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Puts the numbers of a `group_state_dict` in force."""
+        """Restore the numbers of a `group_state_dict`."""
         self._check_names(state_dict)
         for name, saved in state_dict.items():
             self[name].load_group_state_dict(saved)
 
     def state_dict(self, opt_state: Mapping[str, OptState]) -> dict[str, Any]:
-        """The state dict of every wrapper, by name."""
+        """Return the state dict of every wrapper, by name."""
         return {name: wrapper.state_dict(opt_state[name]) for name, wrapper in self.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: Mapping[str, OptState]) -> dict[str, OptState]:
-        """Puts a `state_dict` in force.
+        """Restore a `state_dict`.
 
         Raises:
           AssertionError: it has a name that no wrapper has.
@@ -125,19 +125,19 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
                 raise AssertionError(f"no optimizer wrapper is called {name!r}{closest(name, self)}")
 
     def update_params(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not for several wrappers at once."""
+        """Refuse: it is for one wrapper."""
         self._refuse("update_params")
 
     def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not for several wrappers at once."""
+        """Refuse: it is for one wrapper."""
         self._refuse("backward")
 
     def step(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not for several wrappers at once."""
+        """Refuse: it is for one wrapper."""
         self._refuse("step")
 
     def optim_context(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not for several wrappers at once."""
+        """Refuse: it is for one wrapper."""
         self._refuse("optim_context")
 
     def _refuse(self, method: str) -> NoReturn:
