@@ -20,7 +20,7 @@ PREFIX = "frozen:"
 
 
 def flags(layout: Layout, hyperparams: Mapping[str, Any]) -> list[Any] | None:
-    """Return for each leaf whether it is frozen, bool[], None where no pattern matches; None if there is no pattern at all."""
+    """Return for each leaf whether it is frozen, bool[], None where no pattern matches; None without any pattern."""
     patterns = [name for name in hyperparams if name.startswith(PREFIX)]
     if not patterns:
         return None

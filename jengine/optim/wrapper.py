@@ -349,7 +349,7 @@ class OptimWrapper:
         return {"momentum": [_momentum(group) for group in self.param_groups]}
 
     def group_table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the parameter groups as a table: column names and rows of strings; no rows until parameters are known."""
+        """Return the parameter groups as a table: column names, and rows of strings once parameters are known."""
         return self.grouped.table()
 
     def group_state_dict(self) -> dict[str, Any]:

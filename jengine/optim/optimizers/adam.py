@@ -83,9 +83,6 @@ def scale_by_adam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
       eps: added to the root.
     """
 
-    def init(params: Tree) -> optax.ScaleByAdamState:
-        return optax.ScaleByAdamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params))
-
     def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
         count = state.count + 1
         mu = core.moving_average(state.mu, b1, grads)
@@ -94,7 +91,12 @@ def scale_by_adam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
         updates = jax.tree.map(lambda m, v: m / first / (jnp.sqrt(v) / second + eps), mu, nu)
         return updates, optax.ScaleByAdamState(count, mu, nu)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(init_moments, update)
+
+
+def init_moments(params: Tree) -> optax.ScaleByAdamState:
+    """Return the state of Adam before the first update."""
+    return optax.ScaleByAdamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params))
 
 
 class AmsgradState(NamedTuple):

@@ -11,6 +11,7 @@ import optax
 from jengine.errors import ConfigError, closest
 from jengine.optim import core
 from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.optimizers.adam import init_moments
 from jengine.optim.transforms import scale_by_group_learning_rate
 from jengine.optim.transforms.groups import by_leaf
 from jengine.registry import OPTIMIZERS
@@ -148,9 +149,6 @@ def scale_by_transformers_adam(b1: Any, b2: Any, eps: Any, correct_bias: bool) -
       correct_bias: whether the means are corrected for their start at zero.
     """
 
-    def init(params: Tree) -> optax.ScaleByAdamState:
-        return optax.ScaleByAdamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params))
-
     def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
         count = state.count + 1
         mu = core.moving_average(state.mu, b1, grads)
@@ -161,7 +159,7 @@ def scale_by_transformers_adam(b1: Any, b2: Any, eps: Any, correct_bias: bool) -
             updates = jax.tree.map(lambda u: factor * u, updates)
         return updates, optax.ScaleByAdamState(count, mu, nu)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(init_moments, update)
 
 
 def decay_updated_params(learning_rate: Any, weight_decay: Any) -> optax.GradientTransformation:

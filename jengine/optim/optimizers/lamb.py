@@ -9,7 +9,7 @@ import optax
 
 from jengine.optim import core
 from jengine.optim.core import Optimizer, Parts, Tree
-from jengine.optim.optimizers.adam import scale_by_adam
+from jengine.optim.optimizers.adam import init_moments, scale_by_adam
 from jengine.optim.transforms import add_decayed_weights_by_rule, scale_by_group_learning_rate
 from jengine.optim.transforms.groups import by_leaf
 from jengine.registry import OPTIMIZERS
@@ -90,9 +90,6 @@ def scale_by_lamb_moments(
       grad_averaging: weigh a new gradient by `1 - b1`, not by 1.
     """
 
-    def init(params: Tree) -> optax.ScaleByAdamState:
-        return optax.ScaleByAdamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params))
-
     def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
         count = state.count + 1
         if grad_averaging:
@@ -104,7 +101,7 @@ def scale_by_lamb_moments(
         updates = jax.tree.map(lambda m, v: m / first / (jnp.sqrt(v / second) + eps), mu, nu)
         return updates, optax.ScaleByAdamState(count, mu, nu)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(init_moments, update)
 
 
 def scale_by_trust_ratio(adapt: Any, trust_clip: bool = False) -> optax.GradientTransformation:

@@ -9,6 +9,7 @@ import optax
 
 from jengine.optim import core
 from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.optimizers.adam import init_moments
 from jengine.registry import OPTIMIZERS
 
 
@@ -53,9 +54,6 @@ def scale_by_radam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
       eps: added to the root.
     """
 
-    def init(params: Tree) -> optax.ScaleByAdamState:
-        return optax.ScaleByAdamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params))
-
     def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
         count = state.count + 1
         mu = core.moving_average(state.mu, b1, grads)
@@ -68,7 +66,7 @@ def scale_by_radam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
 
         return jax.tree.map(leaf, mu, nu), optax.ScaleByAdamState(count, mu, nu)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(init_moments, update)
 
 
 def _average_length(beta: jax.Array, count: jax.Array) -> jax.Array:
