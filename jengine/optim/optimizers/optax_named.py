@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
@@ -72,11 +73,12 @@ def _with_numbers(
 def _injected(tx: optax.GradientTransformation) -> dict[str, float]:
     """Return the numbers that `optax.inject_hyperparams` keeps in the state, without those that follow a schedule."""
     try:
-        state = tx.init({"parameter": jnp.zeros(1)})
+        state = jax.eval_shape(tx.init, {"parameter": jax.ShapeDtypeStruct((1,), jnp.float32)})
     except Exception:  # a transformation for parameters of other names or shapes
         return {}
     if not isinstance(state, optax.InjectStatefulHyperparamsState):
         return {}
+    state = tx.init({"parameter": jnp.zeros(1)})
     return {k: float(v) for k, v in state.hyperparams.items() if k not in state.hyperparams_states and v.ndim == 0}
 
 
