@@ -11,6 +11,8 @@ from jengine.optim import OptimWrapper
 from jengine.train import build_scanned_step, build_train_step, create_train_state
 
 STEPS = 5
+# From 0.11 on XLA has been seen to round an operation of an optimizer otherwise within a loop, in the last bits.
+ROUNDING = dict(rtol=0, atol=0) if jax.__version_info__ < (0, 11) else dict(rtol=1e-6, atol=1e-7)
 
 
 def noisy_model():
@@ -52,10 +54,10 @@ def test_a_chunk_ends_where_its_steps_end(counts):
     state, scanned = chunk(start(), *stacked)
     for a, b in zip(jax.tree.leaves(single), jax.tree.leaves(state), strict=True):
         a, b = (jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in (a, b))
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, **ROUNDING)
     assert scanned.update_only == (() if counts == 1 else ("grad_norm",))
     for name, values in scanned.values.items():
-        np.testing.assert_array_equal(values, [found.get(name, np.nan) for found in metrics])
+        np.testing.assert_allclose(values, [found.get(name, np.nan) for found in metrics], **ROUNDING)
 
 
 def test_batches_are_stacked_with_the_steps_in_front():
