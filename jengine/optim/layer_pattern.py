@@ -1,4 +1,4 @@
-"""The depth of a parameter in any model, by a regular expression over parameter names."""
+"""Find the depth of a parameter in any model, by a regular expression over parameter names."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping

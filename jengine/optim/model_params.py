@@ -1,4 +1,4 @@
-"""The parameters and module types of what a user hands to an optimizer wrapper's constructor."""
+"""Find the parameters and module types of what a user hands to an optimizer wrapper's constructor."""
 
 import sys
 from collections.abc import Mapping

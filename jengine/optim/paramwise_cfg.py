@@ -1,4 +1,4 @@
-"""What `paramwise_cfg` may hold: the forms of `custom_keys`, legal fields and legal values."""
+"""Check `paramwise_cfg`: the forms of `custom_keys`, legal fields and legal values."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
