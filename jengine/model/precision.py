@@ -60,7 +60,7 @@ class CastModel(Model):
     """`model` under a precision policy: its network computes in another dtype, its losses and model state do not.
 
     `LinenModel` and `NnxModel` cast where they call their module. A model of your own calls its network through
-    `jengine.model.autocast`: only there can parameters and inputs be told from targets. One that does not is an error.
+    `jengine.model.autocast`: only there can inputs be distinguished from targets. One that does not is an error.
     """
 
     def __init__(self, model: Model, precision: Precision) -> None:

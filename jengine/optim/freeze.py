@@ -1,4 +1,4 @@
-"""Freeze parameters for a while by a flag that is data, so that freezing and releasing compile nothing anew.
+"""Freeze parameters temporarily by a flag that is data, so that freezing and releasing never compile again.
 
 A hyperparam called `frozen:PATTERN` that is not 0 freezes the parameters whose path contains PATTERN: their gradients
 count as zero, also for the norm that clips, their updates are zero, and their part of the optimizer state stays as it

@@ -225,14 +225,11 @@ class GroupedOptimizer:
                     f"{optimizer} was built with {name} 0 and keeps none, so it cannot be moved to "
                     f"{max(found, key=abs)}; start from a {name} above 0"
                 )
-        if name not in self.optimizer.by_leaf:
-            for groups in self._chains:
-                found = [self.param_groups[g][name] for g in groups]
-                if any(value != found[0] for value in found):
-                    raise ValueError(
-                        f"{optimizer}: {name} must stay equal in the groups {list(groups)}, which were built with one "
-                        f"{name}, got {found}; give them different ones in the config"
-                    )
+            if name not in self.optimizer.by_leaf and any(value != found[0] for value in found):
+                raise ValueError(
+                    f"{optimizer}: {name} must stay equal in the groups {list(groups)}, which were built with one "
+                    f"{name}, got {found}; give them different ones in the config"
+                )
 
     def param_settings(self) -> dict[str, dict[str, Any]]:
         """Return the settings of each parameter by dotted path; {} before `bind`."""

@@ -1,4 +1,4 @@
-"""The optimizer wrapper: an optax chain, and what a training loop of MMEngine calls around it."""
+"""Wrap an optax chain with what a training loop of MMEngine calls."""
 
 import contextlib
 import functools
@@ -442,7 +442,8 @@ class OptimWrapper:
             trainable = self.grouped.layout(params).trainable(params)
             opt_state = opt_state._replace(inner_state=init_accumulation(trainable, opt_state.inner_state))
         out, grads = self.value_and_grad(loss_fn, has_aux)(params, opt_state, *args)
-        return self._transformation(2).update(grads, opt_state, None, is_last=False)[1], out
+        accumulating = self._transformation(every=2)  # any window: it never ends here
+        return accumulating.update(grads, opt_state, None, is_last=False)[1], out
 
     def step(
         self, params: Tree, opt_state: OptState, hyperparams: Mapping[str, Any] | None = None

@@ -269,3 +269,11 @@ def test_value_and_grad_with_aux_and_keywords():
     (value, aux), grads = wrapper.value_and_grad(loss, has_aux=True)(params, wrapper.init(params), 3.0, scale=2.0)
     assert (float(value), float(aux["total"])) == (12.0, 12.0)
     np.testing.assert_array_equal(grads["w"], [6.0, 6.0])
+
+
+def test_names_of_mmengine():
+    wrapper = OptimWrapper(dict(type="SGD", lr=0.1, foreach=True))
+    assert (wrapper.optimizer.name, wrapper.defaults["lr"]) == ("SGD", 0.1)
+    amp = AmpOptimWrapper(optimizer=SGD(lr=0.1), dtype="float16")
+    assert amp.loss_scaler is amp.loss_scale
+    assert amp.loss_scaler.growth_interval == 2000
