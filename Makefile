@@ -17,7 +17,8 @@ demo: $(VENV)/.installed
 test: lint types pytest
 
 lint: $(VENV)/.installed
-	$(BIN)/ruff check jengine tests configs examples benchmarks
+	$(BIN)/ruff check jengine tests configs examples benchmarks .ci
+	$(BIN)/python .ci/prose.py jengine tests configs examples benchmarks docs README.md
 
 types: $(VENV)/.installed
 	$(BIN)/mypy

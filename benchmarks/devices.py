@@ -77,7 +77,7 @@ def main():
     from collections import Counter
 
     from jengine.logging import format_table
-    from jengine.parallel import collectives, traffic
+    from jengine.sharding import collectives, traffic
 
     rows = []
     for name, parallel in strategies(args.devices).items():

@@ -6,7 +6,7 @@ python -m benchmarks.schedules
 import time
 from types import SimpleNamespace
 
-from jengine.optim.schedulers import build_param_schedulers
+from jengine.optim.schedules import build_param_schedulers
 
 ITERS = 1_000_000
 CHAIN = [

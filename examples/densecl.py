@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jengine import Runner
-from jengine.data import Digits
-from jengine.hooks.selfsup import (
+from jengine.contrib.selfsup import (
     compare_features,
     dense_match,
     densecl_losses,
@@ -24,6 +23,7 @@ from jengine.hooks.selfsup import (
     push,
     random_view,
 )
+from jengine.data import Digits
 from jengine.model import FunctionalModel
 
 FEATURES = 16

@@ -10,7 +10,7 @@ import argparse
 import os
 
 from jengine import Runner
-from jengine.hooks.imix import HookBase, from_imix
+from jengine.contrib.imix import HookBase, from_imix
 from jengine.registry import HOOKS
 
 

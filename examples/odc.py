@@ -15,13 +15,13 @@ import optax
 from flax import linen as nn
 
 from jengine import Runner
-from jengine.data import Digits
-from jengine.hooks.selfsup import (
+from jengine.contrib.selfsup import (
     compare_features,
     empty_bank,
     random_view,
     update_samples,
 )
+from jengine.data import Digits
 from jengine.model import FunctionalModel
 
 FEATURES = 16

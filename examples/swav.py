@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jengine import Runner
+from jengine.contrib.selfsup import compare_features, random_view, swav_loss
 from jengine.data import Digits
-from jengine.hooks.selfsup import compare_features, random_view, swav_loss
 from jengine.model import FunctionalModel
 
 FEATURES = 16

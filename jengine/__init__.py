@@ -14,8 +14,8 @@ __version__ = "0.1.0"
 
 _NAMES = {"Runner": "jengine.runner", "load_config": "jengine.config"}
 _PACKAGES = (
-    "averaging", "checkpoint", "config", "data", "errors", "evaluation", "hooks", "logging",
-    "model", "optim", "parallel", "paths", "registry", "runner", "train", "visualization",
+    "averaging", "checkpoint", "config", "contrib", "data", "distributed", "errors", "evaluation", "hooks", "logging",
+    "model", "optim", "paths", "registry", "runner", "sharding", "train", "visualization",
 )  # fmt: skip
 
 

@@ -16,6 +16,10 @@ class ConfigError(ValueError):
     """Signal that the config asks for something that cannot be built."""
 
 
+class ArgumentError(ConfigError, AssertionError):
+    """Signal an illegal argument for which MMEngine documents an AssertionError: handlers of either type catch it."""
+
+
 class UnknownNameError(KeyError):
     """Signal a name that no registry or table has. Print its message unchanged (KeyError would print its repr)."""
 

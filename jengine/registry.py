@@ -20,14 +20,14 @@ class Registry:
     Args:
       name: what its entries are, in the singular, as error messages call them.
       location: the package that registers the built-in entries, imported at the first look-up.
-      rare: modules that register further ones, imported once a name is not found without them.
+      contrib: packages that register further entries, imported when a name is not found without them.
     """
 
-    def __init__(self, name: str, location: str, rare: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, location: str, contrib: Sequence[str] = ()) -> None:
         self.name = name
         self._one = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
         self._locations = [location]
-        self._rare = list(rare)
+        self._contrib = list(contrib)
         self._entries: dict[str, Callable[..., Any]] = {}
 
     def register_module(self, name: str | None = None, force: bool = False) -> Callable[[T], T]:
@@ -109,8 +109,8 @@ class Registry:
         """Imports what registers entries; what seldom is needed only if none of `names` is known without it."""
         while self._locations:
             importlib.import_module(self._locations.pop())
-        while self._rare and not any(name in self._entries for name in names):
-            importlib.import_module(self._rare.pop())
+        while self._contrib and not any(name in self._entries for name in names):
+            importlib.import_module(self._contrib.pop())
 
 
 def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
@@ -142,21 +142,21 @@ def _import(module: str, name: str) -> Callable[..., Any] | None:
         return None
 
 
-HOOKS = Registry("hook", "jengine.hooks", rare=("jengine.hooks.imix", "jengine.hooks.selfsup"))
-OPTIMIZERS = Registry("optimizer", "jengine.optim")
+_IMIX, _SELFSUP, _SEGMENTATION = (f"jengine.contrib.{name}" for name in ("imix", "selfsup", "segmentation"))
+
+HOOKS = Registry("hook", "jengine.hooks", contrib=(_IMIX, _SELFSUP, _SEGMENTATION))
+OPTIMIZERS = Registry("optimizer", "jengine.optim", contrib=(_IMIX,))
 OPTIM_WRAPPERS = Registry("optimizer wrapper", "jengine.optim")
-OPTIM_WRAPPER_CONSTRUCTORS = Registry(
-    "optimizer wrapper constructor", "jengine.optim", rare=("jengine.optim.imix_constructors",)
-)
-PARAM_SCHEDULERS = Registry("parameter scheduler", "jengine.optim", rare=("jengine.optim.schedulers.imix_variants",))
+OPTIM_WRAPPER_CONSTRUCTORS = Registry("optimizer wrapper constructor", "jengine.optim", contrib=(_IMIX,))
+PARAM_SCHEDULERS = Registry("parameter scheduler", "jengine.optim", contrib=(_IMIX,))
 MODELS = Registry("model", "jengine.model")
-DATASETS = Registry("dataset", "jengine.data")
+DATASETS = Registry("dataset", "jengine.data", contrib=(_SELFSUP,))
 TRANSFORMS = Registry("transform", "jengine.data")
-DATA_SAMPLERS = Registry("data sampler", "jengine.data")
+DATA_SAMPLERS = Registry("data sampler", "jengine.data", contrib=(_SELFSUP,))
 LOOPS = Registry("loop", "jengine.runner")
-METRICS = Registry("metric", "jengine.evaluation")
+METRICS = Registry("metric", "jengine.evaluation", contrib=(_SEGMENTATION,))
 EVALUATOR = Registry("evaluator", "jengine.evaluation")
 VISUALIZERS = Registry("visualizer", "jengine.visualization")
 VISBACKENDS = Registry("visualization backend", "jengine.visualization")
 LOG_PROCESSORS = Registry("log processor", "jengine.logging")
-STRATEGIES = Registry("strategy", "jengine.parallel")
+STRATEGIES = Registry("strategy", "jengine.sharding")

@@ -10,10 +10,10 @@ import sys
 ROOT = pathlib.Path(__file__).parent.parent / "jengine"
 ROWS = {  # see the table of packages in the design
     "errors": 1, "registry": 1, "config": 1, "paths": 1,
-    "apart": 2, "packed": 2, "model": 2, "averaging": 2, "data": 2, "logging": 2,
+    "model": 2, "averaging": 2, "data": 2, "logging": 2,
     "optim": 3,
     "train": 4,
-    "parallel": 5, "sharding": 5, "distributed": 5, "checkpoint": 5, "evaluation": 5, "visualization": 5,
+    "sharding": 5, "distributed": 5, "checkpoint": 5, "evaluation": 5, "visualization": 5,
     "hooks": 6,
     "runner": 7,
     "contrib": 8, "cli": 8,

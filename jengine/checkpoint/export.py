@@ -15,7 +15,7 @@ from jengine.checkpoint import arrays
 from jengine.checkpoint.layout import INCOMING, STATE, resolve
 from jengine.checkpoint.report import CheckpointMismatchError, compare
 from jengine.checkpoint.restore import stored_item
-from jengine.checkpoint.torch_forms import (
+from jengine.checkpoint.torch_layout import (
     STATISTICS,
     TorchForm,
     check_unique,

@@ -61,7 +61,7 @@ def _launched(args: argparse.Namespace) -> Iterator[None]:
     if getattr(args, "launcher", "none") == "none" and all(setting is None for setting in settings.values()):
         yield
         return
-    from jengine.parallel import get_processes, launch
+    from jengine.distributed import get_processes, launch
 
     launch(args.launcher, **settings)
     try:

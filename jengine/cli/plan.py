@@ -160,7 +160,7 @@ def _costs(name: str, compiled: Any, devices: int) -> str:
 def _exchanges(name: str, compiled: Any) -> str:
     """How much of what kind devices exchange."""
     from jengine.logging import format_table
-    from jengine.parallel import collectives
+    from jengine.sharding import collectives
 
     found = collectives(compiled.as_text())
     if not found:

@@ -15,9 +15,9 @@ def run(args: argparse.Namespace, cfg: dict[str, Any]) -> None:
 
     import jax
 
-    from jengine.hooks.step_dump import read_dump
     from jengine.runner import Runner
     from jengine.train import replay_step
+    from jengine.train.replay import read_dump
 
     dump = read_dump(args.dump)
     with tempfile.TemporaryDirectory() as work_dir:  # a look at a step leaves nothing behind

@@ -1,9 +1,9 @@
 """Config files: loading, command-line overrides, merging, resolving to plain dicts, and writing back."""
 
-from jengine.config.check import check_keys as check_keys
 from jengine.config.dump import dump_config as dump_config
 from jengine.config.dump import write_config as write_config
 from jengine.config.load import load_config as load_config
 from jengine.config.merge import merge as merge
 from jengine.config.overrides import apply_overrides as apply_overrides
+from jengine.config.resolve import check_keys as check_keys
 from jengine.config.resolve import resolve as resolve

@@ -1,11 +1,12 @@
-"""From a config as it is written to the plain dict that everything is built from."""
+"""Resolve a config to a plain dict, and check its keys."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import FieldReference
 
 from jengine.config.containers import entries, is_mapping
-from jengine.errors import config_path
+from jengine.errors import ConfigError, closest, config_path, current_config_path
 
 
 def resolve(cfg: Any) -> dict[str, Any]:
@@ -45,3 +46,21 @@ def _plain(value: Any) -> Any:
                 items.append(_plain(item))
         return type(value)(items)
     return value
+
+
+def check_keys(cfg: Iterable[str], known: Iterable[str], hint: str = "") -> None:
+    """Refuses a key that nobody would read.
+
+    Args:
+      cfg: the keys of one level (a dict or a ConfigDict will do).
+      known: the legal keys of that level.
+      hint: what to say besides, in a few words, such as where a user's own values belong.
+
+    Raises:
+      ConfigError: an unknown key, with the closest legal one.
+    """
+    names = set(known)
+    for key in cfg:
+        if key not in names:
+            level = f"`{current_config_path()}`" if current_config_path() else "the top level of the config"
+            raise ConfigError(f"unknown key {key!r} at {level}{closest(str(key), names)}{f' ({hint})' if hint else ''}")

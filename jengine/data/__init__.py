@@ -11,7 +11,5 @@ from jengine.data.loader import DataLoader as DataLoader
 from jengine.data.pipeline import Pipeline as Pipeline
 from jengine.data.pipeline import TransformedDataset as TransformedDataset
 from jengine.data.prefetch import prefetch_to_device as prefetch_to_device
-from jengine.data.pseudo_labels import DeepClusterSampler as DeepClusterSampler
-from jengine.data.pseudo_labels import PseudoLabelDataset as PseudoLabelDataset
 from jengine.data.samplers import DefaultSampler as DefaultSampler
 from jengine.data.samplers import InfiniteSampler as InfiniteSampler

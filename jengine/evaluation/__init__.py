@@ -4,7 +4,6 @@ from jengine.evaluation.accuracy import Accuracy as Accuracy
 from jengine.evaluation.evaluator import Evaluator as Evaluator
 from jengine.evaluation.evaluator import EvaluatorState as EvaluatorState
 from jengine.evaluation.evaluator import build_evaluator as build_evaluator
-from jengine.evaluation.iou import IoUMetric as IoUMetric
 from jengine.evaluation.mean_loss import MeanLoss as MeanLoss
 from jengine.evaluation.metric import BaseMetric as BaseMetric
 from jengine.evaluation.metric import HostMetric as HostMetric

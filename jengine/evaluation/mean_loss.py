@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jengine.evaluation.metric import BaseMetric, real_rows
-from jengine.evaluation.sums import Mean
+from jengine.evaluation.metric import BaseMetric, Mean, real_rows
 from jengine.registry import METRICS, MODELS
 
 

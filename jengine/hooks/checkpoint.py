@@ -8,8 +8,7 @@ from typing import Any
 import jax
 
 from jengine.checkpoint import infer_rule, pick_metric, publish
-from jengine.checkpoint.ranking import GREATER_KEYS, LESS_KEYS, check_rule
-from jengine.checkpoint.retention import keep_best, keep_regular
+from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner

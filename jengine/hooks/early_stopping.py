@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from jengine.checkpoint import infer_rule, is_better, pick_metric
-from jengine.checkpoint.ranking import RULES
+from jengine.checkpoint.retention import RULES
 from jengine.errors import ConfigError, closest
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner

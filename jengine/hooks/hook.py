@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sized
 from typing import Any, ClassVar
 
-from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.priority import Priority
 from jengine.hooks.runner_protocol import Runner
 from jengine.train import StepContext
+from jengine.train.scanned_step import ChunkMetrics
 
 
 class Hook:

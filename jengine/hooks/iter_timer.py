@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
+from jengine.train.scanned_step import ChunkMetrics
 
 _NAMES = {mode: (f"{mode}/data_time", f"{mode}/time") for mode in ("train", "val", "test")}
 

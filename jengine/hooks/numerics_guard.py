@@ -12,11 +12,11 @@ import numpy as np
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
-from jengine.hooks.step_dump import write_dump
 from jengine.optim.transforms import LossScaleState, get_field
 from jengine.paths import flatten
 from jengine.registry import HOOKS
 from jengine.train import StepContext, hook_names
+from jengine.train.replay import write_dump
 
 PyTree = Any
 _REASONS = ("", "the loss is not finite", "a gradient is not finite", "the loss spikes", "the gradient norm spikes")

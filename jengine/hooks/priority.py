@@ -1,6 +1,11 @@
-"""Hook priorities: nine names for the integers 0 to 100; the lower value runs first."""
+"""Define hook priorities: the nine names of MMEngine for 0 to 100, and the seven levels of iMIX for 0 to 60.
+
+The lower value runs first.
+"""
 
 import enum
+import warnings
+from typing import Any
 
 from jengine.errors import UnknownNameError, closest
 
@@ -43,3 +48,49 @@ def priority_name(priority: int | str | Priority) -> str:
     """The level's name where the value has one, else the number: as the hook table prints it."""
     value = get_priority(priority)
     return Priority(value).name if value in Priority._value2member_map_ else str(value)
+
+
+class PriorityStatus(enum.IntEnum):
+    """When a hook runs among others: the lower number first."""
+
+    HIGHEST = 0
+    HIGHER = 10
+    HIGH = 20
+    NORMAL = 30
+    LOW = 40
+    LOWER = 50
+    LOWEST = 60
+
+
+_ON_MMENGINES_SCALE = {
+    PriorityStatus.HIGHEST: Priority.HIGHEST,
+    PriorityStatus.HIGHER: Priority.VERY_HIGH,
+    PriorityStatus.HIGH: Priority.HIGH,
+    PriorityStatus.NORMAL: Priority.NORMAL,
+    PriorityStatus.LOW: Priority.LOW,
+    PriorityStatus.LOWER: Priority.VERY_LOW,
+    PriorityStatus.LOWEST: Priority.LOWEST,
+}
+
+
+def get_level(level: Any) -> PriorityStatus:
+    """The level that a config means.
+
+    Args:
+      level: a `PriorityStatus`, its name in any case, or its number.
+
+    Returns:
+      The level; NORMAL, with a warning, for anything else.
+    """
+    if isinstance(level, str) and level.upper() in PriorityStatus.__members__:
+        return PriorityStatus[level.upper()]
+    if isinstance(level, int) and not isinstance(level, bool) and level in PriorityStatus._value2member_map_:
+        return PriorityStatus(level)
+    legal = {**PriorityStatus.__members__, **{str(member.value): member for member in PriorityStatus}}
+    warnings.warn(f"no level is {level!r}{closest(str(level), legal)}: NORMAL is taken", UserWarning, stacklevel=2)
+    return PriorityStatus.NORMAL
+
+
+def to_priority(level: PriorityStatus) -> Priority:
+    """The priority on MMEngine's scale that keeps the order of the levels."""
+    return _ON_MMENGINES_SCALE[level]

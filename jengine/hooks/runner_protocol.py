@@ -14,8 +14,8 @@ from jengine.evaluation import Evaluator
 from jengine.logging import AsyncWriter, LogProcessor, MessageHub, PhaseTimer
 from jengine.model import Model
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.optim.schedulers import Schedulers
-from jengine.parallel import Strategy
+from jengine.optim.schedules import Schedulers
+from jengine.sharding import Strategy
 from jengine.train import TrainState
 from jengine.visualization import Visualizer
 

@@ -5,6 +5,7 @@ from jengine.model.functional import FunctionalModel as FunctionalModel
 from jengine.model.linen import LinenModel as LinenModel
 from jengine.model.losses import CrossEntropy as CrossEntropy
 from jengine.model.losses import MeanSquaredError as MeanSquaredError
+from jengine.model.losses import SwitchedLoss as SwitchedLoss
 from jengine.model.model import Model as Model
 from jengine.model.networks import SmallCNN as SmallCNN
 from jengine.model.networks import SmallViT as SmallViT
@@ -12,6 +13,5 @@ from jengine.model.nnx import NnxModel as NnxModel
 from jengine.model.precision import CastModel as CastModel
 from jengine.model.precision import Precision as Precision
 from jengine.model.precision import get_precision as get_precision
-from jengine.model.switched_loss import SwitchedLoss as SwitchedLoss
 from jengine.model.tta import BaseTTAModel as BaseTTAModel
 from jengine.model.tta import get_model as get_model

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jengine.model.adapting import accepts, named
+from jengine.model.adapters import accepts, named
 from jengine.model.model import Losses, Model, PyTree
 from jengine.registry import MODELS
 

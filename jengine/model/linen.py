@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jengine.model.adapting import build_loss, build_module, call_loss, select_inputs
+from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs
 from jengine.model.autocast import autocast
 from jengine.model.model import Losses, Model, PyTree
 from jengine.paths import dotted

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jengine.model.adapting import build_loss, build_module, call_loss, select_inputs
+from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs
 from jengine.model.autocast import autocast, current_dtype
 from jengine.model.model import Losses, Model, PyTree
 from jengine.registry import MODELS

@@ -1,21 +1,10 @@
 """Optimizers, parameter groups, optimizer wrappers and parameter schedulers."""
 
 from jengine.optim import optimizers as optimizers
-from jengine.optim import schedulers as schedulers
+from jengine.optim import schedules as schedules
 from jengine.optim import transforms as transforms
 from jengine.optim.amp import AmpOptimWrapper as AmpOptimWrapper
 from jengine.optim.build import build_optim_wrapper as build_optim_wrapper
-from jengine.optim.constructor import DefaultOptimWrapperConstructor as DefaultOptimWrapperConstructor
-from jengine.optim.core import Optimizer as Optimizer
-from jengine.optim.layer_decay import (
-    LearningRateDecayOptimizerConstructor as LearningRateDecayOptimizerConstructor,
-)
-from jengine.optim.layer_decay import (
-    LearningRateDecayOptimWrapperConstructor as LearningRateDecayOptimWrapperConstructor,
-)
-from jengine.optim.modules import Module as Module
-from jengine.optim.modules import Parameter as Parameter
-from jengine.optim.multi_constructor import MultiOptimWrapperConstructor as MultiOptimWrapperConstructor
 from jengine.optim.optimizers import ASGD as ASGD
 from jengine.optim.optimizers import LARS as LARS
 from jengine.optim.optimizers import SGD as SGD
@@ -33,7 +22,18 @@ from jengine.optim.optimizers import NAdam as NAdam
 from jengine.optim.optimizers import RAdam as RAdam
 from jengine.optim.optimizers import RMSprop as RMSprop
 from jengine.optim.optimizers import Rprop as Rprop
-from jengine.optim.param_group import ParamGroup as ParamGroup
+from jengine.optim.optimizers.optimizer import Optimizer as Optimizer
+from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor as DefaultOptimWrapperConstructor
+from jengine.optim.param_groups.layer_decay import (
+    LearningRateDecayOptimizerConstructor as LearningRateDecayOptimizerConstructor,
+)
+from jengine.optim.param_groups.layer_decay import (
+    LearningRateDecayOptimWrapperConstructor as LearningRateDecayOptimWrapperConstructor,
+)
+from jengine.optim.param_groups.modules import Module as Module
+from jengine.optim.param_groups.modules import Parameter as Parameter
+from jengine.optim.param_groups.multi_constructor import MultiOptimWrapperConstructor as MultiOptimWrapperConstructor
+from jengine.optim.param_groups.param_group import ParamGroup as ParamGroup
 from jengine.optim.wrapper import OptimWrapper as OptimWrapper
 from jengine.optim.wrapper import OptState as OptState
 from jengine.optim.wrapper_dict import OptimWrapperDict as OptimWrapperDict

@@ -9,7 +9,7 @@ import optax
 
 from jengine.errors import closest
 from jengine.model.autocast import autocast, compute_in
-from jengine.optim.core import Tree
+from jengine.optim.optimizers.common import Tree
 from jengine.optim.transforms import (
     AccumulateState,
     GroupHyperparamsState,

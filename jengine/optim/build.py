@@ -8,8 +8,8 @@ import optax
 
 from jengine.config import resolve
 from jengine.errors import config_path
-from jengine.optim.build_optimizer import refuse_trailing_comma
-from jengine.optim.core import Optimizer
+from jengine.optim.optimizers.build import refuse_trailing_comma
+from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS

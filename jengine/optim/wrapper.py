@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jengine.optim.build_optimizer import build_optimizer
-from jengine.optim.clip import ClipByNorm, ClipByValue, parse_clip_grad
-from jengine.optim.core import Optimizer, Parts, Tree
-from jengine.optim.counting import Accumulation
-from jengine.optim.grouped import GroupedOptimizer
+from jengine.optim.accumulation import Accumulation
+from jengine.optim.optimizers.build import build_optimizer
+from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.optimizer import Optimizer
+from jengine.optim.param_groups.grouped import GroupedOptimizer
 from jengine.optim.transforms import ClipByNormState, accumulate_gradients, clip_by_norm, get_field
 from jengine.optim.transforms.accumulate import AccumulateState, init_accumulation, sum_of_window
+from jengine.optim.transforms.clip import ClipByNorm, ClipByValue, parse_clip_grad
 from jengine.registry import OPTIM_WRAPPERS
 
 OptState = Any  # the state of `OptimWrapper.tx`, a pytree

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from jengine.errors import UnknownNameError, closest
-from jengine.optim.core import Tree
-from jengine.optim.param_group import ParamGroup
+from jengine.optim.optimizers.common import Tree
+from jengine.optim.param_groups.param_group import ParamGroup
 from jengine.optim.wrapper import OptimWrapper, OptState
 from jengine.registry import OPTIM_WRAPPERS
 

@@ -5,12 +5,12 @@ from typing import Any
 
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook
-from jengine.hooks.hook_list import HookList
 from jengine.model import CastModel, Model, get_precision
-from jengine.optim.schedulers import build_param_schedulers
-from jengine.parallel import default_strategy
+from jengine.optim.schedules import build_param_schedulers
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, check_arguments
+from jengine.runner.hook_list import HookList
 from jengine.runner.runner_protocol import Runner
+from jengine.sharding import default_strategy
 
 _SECTIONS = {
     "train": ("train_dataloader", "train_cfg", "optim_wrapper"),

@@ -1,11 +1,16 @@
-"""End training on a signal between two iterations, so that nothing is lost."""
+"""End a run between two iterations on a signal, and end all its processes on an error."""
 
+import contextlib
+import dataclasses
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from jengine.parallel import ShutdownConsensus
+from jengine.distributed import ShutdownConsensus
+from jengine.distributed.processes import Processes, SingleProcess
+from jengine.runner.workdir import Identity
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -79,3 +84,28 @@ class Interrupts:
         signal.signal(signum, self._before[signum])
         if self._waiting:
             self.check()
+
+
+# Clocks, drawn seeds and views of a shared file system differ between hosts.
+_SHARED = ("log_dir", "timestamp", "experiment_name", "seed", "resume_from")
+
+
+def broadcast_identity(identity: Identity, processes: SingleProcess | Processes) -> Identity:
+    """Return the identity of the run as found by process 0."""
+    mine = {name: getattr(identity, name) for name in _SHARED}
+    return dataclasses.replace(identity, **processes.all_gather("the name of the run", mine)[0])
+
+
+@contextlib.contextmanager
+def abort_all_on_error(processes: SingleProcess | Processes, interrupts: Interrupts) -> Iterator[None]:
+    """End all processes on an error inside, unless all have agreed to end here.
+
+    Raises:
+      ProcessError: the error was caused by another process, which the message names.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not interrupts.agreed:
+            processes.fail(error)
+        raise

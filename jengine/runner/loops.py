@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 from jengine.data import BatchStream, prefetch_to_device
+from jengine.distributed import all_gather_objects, process_local_batch
 from jengine.errors import ConfigError
 from jengine.model import CastModel, Precision
-from jengine.parallel import all_gather_objects, process_local_batch
 from jengine.registry import LOOPS
 from jengine.runner import runner_protocol
 from jengine.runner.runner_protocol import Runner

@@ -7,7 +7,7 @@ from typing import Any
 from jengine.data import build_dataloader
 from jengine.errors import ConfigError, config_path
 from jengine.optim import OptimWrapper
-from jengine.optim.schedulers import build_param_schedulers, flatten_schedulers
+from jengine.optim.schedules import build_param_schedulers, flatten_schedulers
 from jengine.registry import OPTIM_WRAPPERS
 from jengine.runner.build import counts_epochs
 

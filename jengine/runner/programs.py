@@ -7,12 +7,11 @@ import jax
 import numpy as np
 
 from jengine.data import stack_batches
-from jengine.hooks.chunk import ChunkMetrics
 from jengine.logging import PhaseTimer
 from jengine.model import Model
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.parallel import DispatchLimiter, Strategy
 from jengine.runner.hyperparams import FlatHyperparams, Raveler
+from jengine.sharding import DispatchLimiter, Strategy
 from jengine.train import (
     RecompilationGuard,
     TrainState,
@@ -22,6 +21,7 @@ from jengine.train import (
     count_flops,
 )
 from jengine.train.flops import Flops
+from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any
 

@@ -11,21 +11,21 @@ import numpy as np
 from jengine.checkpoint import Checkpointer, WorkDirLock
 from jengine.config import check_keys, dump_config, resolve, write_config
 from jengine.data import build_dataloader
+from jengine.distributed import ShutdownConsensus, assert_equal_across_processes, get_processes
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook, Priority
-from jengine.hooks.chunk import ChunkMetrics
 from jengine.hooks.runner_protocol import MaybeNone
 from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, build_logger
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.parallel import DispatchLimiter, ShutdownConsensus, assert_equal_across_processes, get_processes
 from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
-from jengine.runner.interrupts import Interrupts
+from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity
 from jengine.runner.programs import TrainPrograms
-from jengine.runner.together import abort_all_on_error, broadcast_identity
 from jengine.runner.workdir import LoadFrom, identify, set_aside
+from jengine.sharding import DispatchLimiter
 from jengine.train import TrainState, create_train_state
+from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any
 

@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 import jax
 
+from jengine.distributed.processes import Processes, SingleProcess
 from jengine.hooks import runner_protocol
-from jengine.hooks.chunk import ChunkMetrics
-from jengine.hooks.hook_list import HookList
 from jengine.hooks.runner_protocol import MaybeNone
-from jengine.parallel import DispatchLimiter
-from jengine.parallel.processes import Processes, SingleProcess
+from jengine.runner.hook_list import HookList
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.programs import TrainPrograms
+from jengine.sharding import DispatchLimiter
+from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any
 

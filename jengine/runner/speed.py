@@ -5,7 +5,7 @@ from typing import Any
 
 from jengine.logging import format_table
 from jengine.runner.compilation_cache import cache_counts
-from jengine.runner.peaks import utilisation
+from jengine.runner.peak_flops import utilisation
 from jengine.runner.runner_protocol import Runner
 
 _TRAINING = ("input", "hooks", "step", "logging")  # without compiling, validation, checkpoints and setup

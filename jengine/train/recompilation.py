@@ -1,4 +1,4 @@
-"""Report when a function that should compile once is called with arguments that make it compile again."""
+"""Count compiled programs, and report when a function that should compile once compiles again."""
 
 import functools
 import logging
@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from jengine.errors import closest
-from jengine.train.compilation_counter import compilation_counter
 from jengine.train.signature import Signature, abstract_signature, differences, sharding_signature
 
 logger = logging.getLogger("jengine")
@@ -111,3 +110,29 @@ def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
     aval = jax.typeof(leaf)
     sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
+
+
+class CompilationCounter:
+    """Count compiled programs, those found in the persistent cache included.
+
+    Attributes:
+      count: programs compiled since `install` was called first. Compare it before and after a call.
+    """
+
+    _EVENT = "/jax/core/compile/backend_compile_duration"
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._installed = False
+
+    def install(self) -> None:
+        """Start counting; further calls do nothing."""
+        if not self._installed:
+            jax.monitoring.register_event_duration_secs_listener(self._on_event)
+            self._installed = True
+
+    def _on_event(self, event: str, duration_secs: float, **_: object) -> None:
+        self.count += event == self._EVENT
+
+
+compilation_counter = CompilationCounter()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.optim.core import strongly_typed
+from jengine.optim.optimizers.common import strongly_typed
 from jengine.train.traced_hooks import TracedHooks
 
 PyTree = Any

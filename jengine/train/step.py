@@ -10,11 +10,10 @@ import jax.numpy as jnp
 from jengine.errors import closest
 from jengine.model import CastModel, Model, Precision
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.optim.core import strongly_typed
-from jengine.train.context import StepContext
+from jengine.optim.optimizers.common import strongly_typed
 from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
 from jengine.train.state import TrainState
-from jengine.train.traced_hooks import TracedHooks
+from jengine.train.traced_hooks import StepContext, TracedHooks
 
 PyTree = Any
 Metrics = dict[str, jax.Array]

@@ -1,9 +1,9 @@
 """The visualizer: one place to send scalars, images and the config to, and the backends that write them down."""
 
 from jengine.visualization.backend import BaseVisBackend as BaseVisBackend
-from jengine.visualization.csv_files import CSVVisBackend as CSVVisBackend
-from jengine.visualization.histogram import Histogram as Histogram
-from jengine.visualization.local import LocalVisBackend as LocalVisBackend
+from jengine.visualization.convert import Histogram as Histogram
+from jengine.visualization.files import CSVVisBackend as CSVVisBackend
+from jengine.visualization.files import LocalVisBackend as LocalVisBackend
 from jengine.visualization.local_visualizer import LocalVisualizer as LocalVisualizer
 from jengine.visualization.mlflow import MLflowVisBackend as MLflowVisBackend
 from jengine.visualization.tensorboard import TensorboardVisBackend as TensorboardVisBackend

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jengine.visualization.histogram import Histogram
+from jengine.visualization.convert import Histogram
 
 
 class BaseVisBackend(abc.ABC):

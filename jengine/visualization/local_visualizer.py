@@ -3,6 +3,8 @@
 import logging
 import os
 import pathlib
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,9 +14,8 @@ from jengine.errors import closest
 from jengine.logging import print_log
 from jengine.registry import VISUALIZERS
 from jengine.visualization import draw
+from jengine.visualization.convert import encode_png
 from jengine.visualization.draw import Color
-from jengine.visualization.image import encode_png
-from jengine.visualization.show import show_image
 from jengine.visualization.visualizer import Visualizer
 
 _ENTRIES = tuple(f"{side}_{what}" for side in ("gt", "pred") for what in ("sem_seg", "instances"))
@@ -190,3 +191,31 @@ def _middle(mask: np.ndarray) -> tuple[float, float]:
 def _write(path: pathlib.Path, picture: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(encode_png(picture))
+
+
+def has_display() -> bool:
+    """Whether a window could be seen: on Linux, whether a display server is named."""
+    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def show_image(image: np.ndarray, title: str, wait_time: float = 0.0) -> bool:
+    """Opens the system's image viewer.
+
+    Args:
+      image: uint8[H, W, 3].
+      title: what the window is called, where the viewer has titles.
+      wait_time: seconds to wait afterwards.
+
+    Returns:
+      Whether that was possible.
+    """
+    if not has_display():
+        return False
+    try:
+        from PIL import Image, ImageShow
+    except ImportError as error:
+        raise ImportError("showing images needs Pillow: pip install 'jengine[draw]'") from error
+    if not ImageShow.show(Image.fromarray(image), title):
+        return False
+    time.sleep(wait_time)
+    return True

@@ -10,9 +10,7 @@ import numpy as np
 
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
-from jengine.visualization.histogram import Histogram
-from jengine.visualization.image import encode_png
-from jengine.visualization.values import to_number
+from jengine.visualization.convert import Histogram, encode_png, to_number
 
 
 @VISBACKENDS.register_module()

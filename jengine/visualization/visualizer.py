@@ -13,8 +13,7 @@ from jengine.config import dump_config
 from jengine.errors import UnknownNameError, closest, config_path
 from jengine.registry import VISBACKENDS, VISUALIZERS
 from jengine.visualization.backend import BaseVisBackend
-from jengine.visualization.graph import graph_text
-from jengine.visualization.histogram import histogram
+from jengine.visualization.convert import graph_text, histogram
 
 
 @VISUALIZERS.register_module()

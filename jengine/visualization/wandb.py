@@ -9,9 +9,7 @@ import numpy as np
 
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
-from jengine.visualization.histogram import Histogram
-from jengine.visualization.image import encode_png
-from jengine.visualization.values import to_plain
+from jengine.visualization.convert import Histogram, encode_png, to_plain
 
 _WHICH = ("id", "resume", "resume_from", "fork_from")  # settings of `wandb.init` that choose a run
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jengine.evaluation import Accuracy, BaseMetric, HostMetric, MeanLoss
-from jengine.evaluation.sums import Sum
+from jengine.evaluation.metric import Sum
 from jengine.registry import METRICS, MODELS
 
 # Ranks of the true class, counted by hand: 0, 1, 2 and, for equal logits, by class number: 1.

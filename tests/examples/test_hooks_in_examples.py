@@ -13,7 +13,7 @@ import pytest
 from jengine import Runner, hooks, load_config
 from jengine.checkpoint import list_checkpoints, load
 from jengine.config import resolve
-from jengine.hooks import imix
+from jengine.contrib import imix, segmentation, selfsup
 from jengine.runner.build import DEFAULT_HOOKS
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -30,7 +30,12 @@ def load_example(name):
 
 def exported():
     """The names of all hooks that users can name, and of iMIX's writers."""
-    found = {name for package in (hooks, imix) for name in dir(package) if _is_hook(getattr(package, name))}
+    found = {
+        name
+        for package in (hooks, imix, segmentation, selfsup)
+        for name in dir(package)
+        if _is_hook(getattr(package, name))
+    }
     return (found | WRITERS) - BASES
 
 

@@ -106,7 +106,9 @@ def accumulated(hook, iters, counts):
     state = create_train_state(params, model_state, wrapper, [hook], rng=jax.random.key(1))
     steps = {
         update: jax.jit(
-            RecompilationGuard(build_train_step(model, wrapper, [hook], update=update), ("state", "batch", "hyperparams")),
+            RecompilationGuard(
+                build_train_step(model, wrapper, [hook], update=update), ("state", "batch", "hyperparams")
+            ),
             donate_argnums=0,
         )
         for update in (True, False)

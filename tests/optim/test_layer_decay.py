@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from jengine.optim import build_optim_wrapper, layer_ids
+from jengine.optim import build_optim_wrapper
+from jengine.optim.param_groups import layer_depth
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 ONE = np.ones(1, np.float32)
@@ -95,7 +96,7 @@ def test_layer_decay_needs_a_weight_decay():
 )
 def test_swin_layers_count_blocks_over_the_stages(name, layer):
     # depths 2, 2, 6, 2: 14 layers, so that rate 0.9 scales by 0.9 ** (13 - layer)
-    assert layer_ids.swin_id(name, [2, 2, 6, 2]) == layer
+    assert layer_depth.swin_id(name, [2, 2, 6, 2]) == layer
 
 
 def test_swin_and_mixmim_scales():

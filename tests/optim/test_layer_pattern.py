@@ -11,7 +11,7 @@ from flax import nnx
 
 from jengine.errors import ConfigError
 from jengine.optim import build_optim_wrapper
-from jengine.optim.layer_pattern import LayerPattern
+from jengine.optim.param_groups.layer_depth import LayerPattern
 
 PATTERN = r"layers?[._](\d+)|block(\d+)|encoderblock_(\d+)"
 ARRAY = np.ones((2, 2), np.float32)

@@ -9,7 +9,7 @@ import pytest
 
 from jengine import optim
 from jengine.optim import OptimWrapper, build_optim_wrapper
-from jengine.optim.optimizers import adagrad, adan, asgd, lars, nadam, optax_named, radam, rmsprop, rprop
+from jengine.optim.optimizers import adagrad, adam, adan, large_batch, optax_optimizers, rmsprop, sgd
 from jengine.registry import OPTIMIZERS
 
 RNG = np.random.default_rng(0)
@@ -99,11 +99,11 @@ def test_optimizers_that_optax_has_too(optimizer, reference):
     [
         (optim.Adagrad(lr=0.01), (adagrad.scale_by_adagrad(0.0, 1e-10), optax.scale(-0.01))),
         (optim.Adan(lr=0.01), (adan.scale_by_adan(0.98, 0.92, 0.99, 1e-8), optax.scale(-0.01))),
-        (optim.ASGD(lr=0.01), (asgd.averaged_sgd(0.01, 1e-4, 0.75, 1e6),)),
-        (optim.LARS(lr=0.01), (lars.scale_by_lars(0.01, 0.0, 0.001, 1e-8), optax.scale(-1.0))),
-        (optim.NAdam(lr=0.01), (nadam.scale_by_nadam(0.9, 0.999, 1e-8, 4e-3), optax.scale(-0.01))),
-        (optim.RAdam(lr=0.01), (radam.scale_by_radam(0.9, 0.999, 1e-8), optax.scale(-0.01))),
-        (optim.Rprop(lr=0.01), (rprop.scale_by_rprop(0.01, 0.5, 1.2, 1e-6, 50.0), optax.scale(-1.0))),
+        (optim.ASGD(lr=0.01), (sgd.averaged_sgd(0.01, 1e-4, 0.75, 1e6),)),
+        (optim.LARS(lr=0.01), (large_batch.scale_by_lars(0.01, 0.0, 0.001, 1e-8), optax.scale(-1.0))),
+        (optim.NAdam(lr=0.01), (adam.scale_by_nadam(0.9, 0.999, 1e-8, 4e-3), optax.scale(-0.01))),
+        (optim.RAdam(lr=0.01), (adam.scale_by_radam(0.9, 0.999, 1e-8), optax.scale(-0.01))),
+        (optim.Rprop(lr=0.01), (rmsprop.scale_by_rprop(0.01, 0.5, 1.2, 1e-6, 50.0), optax.scale(-1.0))),
     ],
 )
 def test_transformations_chain_with_those_of_optax(optimizer, parts):
@@ -141,7 +141,7 @@ def test_optimizers_that_clip_run_behind_the_clipping_of_the_wrapper(optimizer, 
 TAKE_THE_LOSS = {"lbfgs", "momo", "momo_adam", "polyak_sgd"}
 
 
-@pytest.mark.parametrize("name", sorted({*optax_named._NAMES, *optax_named._CONTRIB_NAMES} - TAKE_THE_LOSS))
+@pytest.mark.parametrize("name", sorted({*optax_optimizers._NAMES, *optax_optimizers._CONTRIB_NAMES} - TAKE_THE_LOSS))
 def test_optax_optimizers_go_by_their_names(name):
     factory = getattr(optax, name, None) or getattr(optax.contrib, name)
     extra = {"key": 0} if name == "noisy_sgd" else {}

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from jengine.optim import AmpOptimWrapper, build_optim_wrapper
-from jengine.optim.schedulers import build_param_schedulers
+from jengine.optim.schedules import build_param_schedulers
 
 pytestmark = pytest.mark.full_optimization
 

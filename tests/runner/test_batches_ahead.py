@@ -3,7 +3,7 @@ import pytest
 
 from jengine.data import DataLoader
 from jengine.hooks import Hook
-from jengine.parallel import SingleDevice
+from jengine.sharding import SingleDevice
 
 BATCH = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
 

@@ -246,4 +246,7 @@ def test_convolutions_are_run_one_by_one_on_a_cpu(train):
     one, four = train(1, model=convolution()), train(4, model=convolution())
     assert_same_run(one, four)
     assert four.programs.update.traces == 1
-    assert "steps_per_call=4 has no effect: the step has convolutions" in next(pathlib.Path(four.log_dir).glob("*.log")).read_text()
+    assert (
+        "steps_per_call=4 has no effect: the step has convolutions"
+        in next(pathlib.Path(four.log_dir).glob("*.log")).read_text()
+    )

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jengine.hooks import Hook, LoggerHook
-from jengine.hooks.chunk import ChunkMetrics
 from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, pending_scalars
 from jengine.train import RecompilationError
+from jengine.train.scanned_step import ChunkMetrics
 
 
 class Spy(Hook):

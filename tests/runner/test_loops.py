@@ -3,7 +3,7 @@ import pytest
 
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
-from jengine.parallel import SingleDevice
+from jengine.sharding import SingleDevice
 
 
 class Watch(Hook):

@@ -9,10 +9,10 @@ import pytest
 from jengine.cli.replay import describe
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
-from jengine.hooks.step_dump import read_dump
 from jengine.model import FunctionalModel
 from jengine.paths import flatten
 from jengine.train import replay_step
+from jengine.train.replay import read_dump
 
 GUARD = dict(type="NumericsGuardHook", max_in_row=4)
 EMA = dict(type="EMAHook", momentum=0.2)

@@ -5,7 +5,7 @@ import pytest
 
 from jengine.data import ArrayDataset
 from jengine.model import FunctionalModel
-from jengine.visualization import show
+from jengine.visualization import local_visualizer
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_it_is_a_default_hook_that_a_run_draws_with(segmenting, tmp_path):
 
 
 def test_asked_to_show_without_a_display_a_run_writes_files_and_says_so(segmenting, tmp_path, monkeypatch):
-    monkeypatch.setattr(show, "has_display", lambda: False)
+    monkeypatch.setattr(local_visualizer, "has_display", lambda: False)
     with pytest.warns(UserWarning, match="pictures are shown, and the visualizer writes nothing any more"):
         runner = segmenting(show=True)
     runner.train()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jengine.visualization import CSVVisBackend, LocalVisBackend, TensorboardVisBackend, Visualizer
-from jengine.visualization.histogram import histogram
+from jengine.visualization.convert import histogram
 
 VALUES = np.array([[0.0, 1.0, 1.0], [np.nan, np.inf, 4.0]], np.float32)  # four of them are finite
 

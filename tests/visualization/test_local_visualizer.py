@@ -5,7 +5,7 @@ import pytest
 
 from jengine.logging import build_logger
 from jengine.registry import VISUALIZERS
-from jengine.visualization import LocalVisualizer, Visualizer, show
+from jengine.visualization import LocalVisualizer, Visualizer, local_visualizer
 from jengine.visualization.draw import as_rgb, default_palette, draw_boxes, draw_masks, draw_sem_seg
 
 Image = pytest.importorskip("PIL.Image")
@@ -101,7 +101,7 @@ def test_names_and_colours_come_from_the_dataset():
 
 
 def test_without_a_display_the_picture_goes_to_a_file_and_the_log_says_so(visualizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(show, "has_display", lambda: False)
+    monkeypatch.setattr(local_visualizer, "has_display", lambda: False)
     build_logger(log_file=str(tmp_path / "run.log"))
     for name in ("a", "b"):
         visualizer.add_datasample(name, np.zeros((2, 2), np.uint8), show=True, step=5)
@@ -113,7 +113,7 @@ def test_without_a_display_the_picture_goes_to_a_file_and_the_log_says_so(visual
 
 def test_a_display_gets_the_picture_and_no_file_is_written(visualizer, tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(show, "has_display", lambda: True)
+    monkeypatch.setattr(local_visualizer, "has_display", lambda: True)
     monkeypatch.setattr("PIL.ImageShow.show", lambda image, title: shown.append((image.size, title)) or True)
     visualizer.add_datasample("a", np.zeros((2, 3), np.uint8), show=True)
     assert shown == [((3, 2), "a")]

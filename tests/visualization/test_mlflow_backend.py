@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jengine.visualization import MLflowVisBackend
-from jengine.visualization.histogram import histogram
+from jengine.visualization.convert import histogram
 
 
 @pytest.fixture

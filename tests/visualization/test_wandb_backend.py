@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jengine.visualization import WandbVisBackend
-from jengine.visualization.histogram import histogram
+from jengine.visualization.convert import histogram
 
 BLOCK = 2**15
 

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.optim import core
-from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.optimizers import common
+from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.transforms.groups import by_leaf
 from jengine.registry import OPTIMIZERS
 
@@ -35,8 +36,8 @@ def Adafactor(
     Raises:
       ValueError: a setting outside its range.
     """
-    core.in_range("Adafactor", lr=lr, weight_decay=weight_decay)
-    core.in_range("Adafactor", low=1.0, d=d)
+    common.in_range("Adafactor", lr=lr, weight_decay=weight_decay)
+    common.in_range("Adafactor", low=1.0, d=d)
     if not beta2_decay <= 0:
         raise ValueError(f"Adafactor: beta2_decay must be at most 0, found {beta2_decay}")
     if len(eps) != 2 or (eps[0] is not None and eps[0] < 0) or eps[1] is None or eps[1] < 0:
@@ -63,7 +64,7 @@ def _parts(
         ("scale_by_param_block_rms", optax.scale_by_param_block_rms(scale_floor)),
         ("cap_learning_rate", cap_learning_rate(lr)),
     ]
-    return core.chain_with_decay(scale, lr, weight_decay, decoupled=True, maximize=maximize)
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=True, maximize=maximize)
 
 
 class FactoredRmsState(NamedTuple):
@@ -85,10 +86,10 @@ def scale_by_factored_rms(beta2_decay: Any, eps: Any) -> optax.GradientTransform
     """
 
     def init(params: Tree) -> FactoredRmsState:
-        zeros = core.zeros_like(params)
+        zeros = common.zeros_like(params)
         rows = jax.tree.map(lambda z: z[..., :1] if z.ndim > 1 else z, zeros)
         columns = jax.tree.map(lambda z: z[..., :1, :] if z.ndim > 1 else jnp.zeros((), z.dtype), zeros)
-        return FactoredRmsState(core.step_zero(), rows, columns)
+        return FactoredRmsState(common.step_zero(), rows, columns)
 
     def update(grads: Tree, state: FactoredRmsState, params: Tree = None) -> tuple[Tree, FactoredRmsState]:
         count = state.count + 1
@@ -105,7 +106,7 @@ def scale_by_factored_rms(beta2_decay: Any, eps: Any) -> optax.GradientTransform
                 moment = row
             return g * jax.lax.rsqrt(jnp.maximum(moment, eps**2)), row, column
 
-        updates, rows, columns = core.unzip(jax.tree.map(leaf, grads, state.rows, state.columns), grads, 3)
+        updates, rows, columns = common.unzip(jax.tree.map(leaf, grads, state.rows, state.columns), grads, 3)
         return updates, FactoredRmsState(count, rows, columns)
 
     return optax.GradientTransformation(init, update)
@@ -125,7 +126,7 @@ def cap_learning_rate(learning_rate: Any) -> optax.GradientTransformation:
     """
 
     def init(params: Tree) -> CapLearningRateState:
-        return CapLearningRateState(core.step_zero())
+        return CapLearningRateState(common.step_zero())
 
     def update(updates: Tree, state: CapLearningRateState, params: Tree = None) -> tuple[Tree, CapLearningRateState]:
         count = state.count + 1

@@ -1,4 +1,4 @@
-"""Adagrad as torch.optim.Adagrad defines it."""
+"""Define Adagrad and Adadelta as torch.optim does."""
 
 from typing import Any, NamedTuple
 
@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.optim import core
-from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.optimizers import common
+from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.registry import OPTIMIZERS
 
 
@@ -33,8 +34,8 @@ def Adagrad(
     Raises:
       ValueError: a setting outside its range.
     """
-    core.in_range("Adagrad", lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
-    core.in_range("Adagrad", initial_accumulator_value=initial_accumulator_value)
+    common.in_range("Adagrad", lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
+    common.in_range("Adagrad", initial_accumulator_value=initial_accumulator_value)
     settings = {
         "lr": lr,
         "lr_decay": lr_decay,
@@ -53,7 +54,7 @@ def _parts(
         ("scale_by_adagrad", scale_by_adagrad(initial_accumulator_value, eps)),
         ("scale_by_schedule", optax.scale_by_schedule(lambda count: 1 / (1 + count * lr_decay))),
     ]
-    return core.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
 
 
 class AdagradState(NamedTuple):
@@ -71,10 +72,30 @@ def scale_by_adagrad(initial_accumulator_value: float, eps: Any) -> optax.Gradie
     """
 
     def init(params: Tree) -> AdagradState:
-        return AdagradState(jax.tree.map(lambda z: z + initial_accumulator_value, core.zeros_like(params)))
+        return AdagradState(jax.tree.map(lambda z: z + initial_accumulator_value, common.zeros_like(params)))
 
     def update(grads: Tree, state: AdagradState, params: Tree = None) -> tuple[Tree, AdagradState]:
         sums = jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, grads)
         return jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), grads, sums), AdagradState(sums)
 
     return optax.GradientTransformation(init, update)
+
+
+@OPTIMIZERS.register_module()
+def Adadelta(
+    lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, maximize: bool = False
+) -> Optimizer:
+    """Build Adadelta (Zeiler, arXiv:1212.5701) with coupled weight decay.
+
+    Raises:
+      ValueError: a setting outside its range.
+    """
+    common.in_range("Adadelta", lr=lr, eps=eps, weight_decay=weight_decay)
+    common.in_range("Adadelta", below=1.0, rho=rho)
+    settings = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+    return Optimizer("Adadelta", settings, _adadelta_parts, ("lr", "rho", "eps", "weight_decay"))
+
+
+def _adadelta_parts(lr: Any, rho: Any, eps: Any, weight_decay: Any, maximize: bool) -> Parts:
+    scale = [("scale_by_adadelta", optax.scale_by_adadelta(rho, eps))]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)

@@ -1,4 +1,4 @@
-"""Adam and AdamW as torch.optim defines them."""
+"""Define Adam, AdamW, Adamax, NAdam and RAdam as torch.optim does."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.optim import core
-from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.optimizers import common
+from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.registry import OPTIMIZERS
 
 
@@ -51,9 +52,9 @@ def _adam(
     name: str, lr: float, betas: Sequence[float], eps: float, weight_decay: float, amsgrad: bool, maximize: bool,
     decoupled: bool,
 ) -> Optimizer:  # fmt: skip
-    core.in_range(name, lr=lr, eps=eps, weight_decay=weight_decay)
+    common.in_range(name, lr=lr, eps=eps, weight_decay=weight_decay)
     settings = {
-        "lr": lr, "betas": core.betas_in_range(name, betas), "eps": eps, "weight_decay": weight_decay,
+        "lr": lr, "betas": common.betas_in_range(name, betas), "eps": eps, "weight_decay": weight_decay,
         "amsgrad": amsgrad, "maximize": maximize, "decoupled_weight_decay": decoupled,
     }  # fmt: skip
     return Optimizer(name, settings, _parts, ("lr", "betas", "eps", "weight_decay"))
@@ -67,7 +68,7 @@ def _parts(
         scale: Parts = [("scale_by_amsgrad", scale_by_amsgrad(b1, b2, eps))]
     else:
         scale = [("scale_by_adam", scale_by_adam(b1, b2, eps))]
-    return core.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
 
 
 def scale_by_adam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
@@ -85,9 +86,9 @@ def scale_by_adam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
 
     def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
         count = state.count + 1
-        mu = core.moving_average(state.mu, b1, grads)
-        nu = core.moving_average_of_squares(state.nu, b2, grads)
-        first, second = core.bias_correction(b1, count), jnp.sqrt(core.bias_correction(b2, count))
+        mu = common.moving_average(state.mu, b1, grads)
+        nu = common.moving_average_of_squares(state.nu, b2, grads)
+        first, second = common.bias_correction(b1, count), jnp.sqrt(common.bias_correction(b2, count))
         updates = jax.tree.map(lambda m, v: m / first / (jnp.sqrt(v) / second + eps), mu, nu)
         return updates, optax.ScaleByAdamState(count, mu, nu)
 
@@ -96,7 +97,7 @@ def scale_by_adam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
 
 def init_moments(params: Tree) -> optax.ScaleByAdamState:
     """Return the state of Adam before the first update."""
-    return optax.ScaleByAdamState(core.step_zero(), core.zeros_like(params), core.zeros_like(params))
+    return optax.ScaleByAdamState(common.step_zero(), common.zeros_like(params), common.zeros_like(params))
 
 
 class AmsgradState(NamedTuple):
@@ -118,15 +119,208 @@ def scale_by_amsgrad(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation
     """
 
     def init(params: Tree) -> AmsgradState:
-        return AmsgradState(core.step_zero(), *(core.zeros_like(params) for _ in range(3)))
+        return AmsgradState(common.step_zero(), *(common.zeros_like(params) for _ in range(3)))
 
     def update(grads: Tree, state: AmsgradState, params: Tree = None) -> tuple[Tree, AmsgradState]:
         count = state.count + 1
-        mu = core.moving_average(state.mu, b1, grads)
-        nu = core.moving_average_of_squares(state.nu, b2, grads)
+        mu = common.moving_average(state.mu, b1, grads)
+        nu = common.moving_average_of_squares(state.nu, b2, grads)
         nu_max = jax.tree.map(jnp.maximum, state.nu_max, nu)
-        first, second = core.bias_correction(b1, count), jnp.sqrt(core.bias_correction(b2, count))
+        first, second = common.bias_correction(b1, count), jnp.sqrt(common.bias_correction(b2, count))
         updates = jax.tree.map(lambda m, v: m / first / (jnp.sqrt(v) / second + eps), mu, nu_max)
         return updates, AmsgradState(count, mu, nu, nu_max)
 
     return optax.GradientTransformation(init, update)
+
+
+@OPTIMIZERS.register_module()
+def Adamax(
+    lr: float = 2e-3,
+    betas: Sequence[float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    maximize: bool = False,
+) -> Optimizer:
+    """Build Adam with the infinity norm (Kingma and Ba, arXiv:1412.6980) and coupled weight decay.
+
+    Raises:
+      ValueError: a setting outside its range.
+    """
+    common.in_range("Adamax", lr=lr, eps=eps, weight_decay=weight_decay)
+    betas = common.betas_in_range("Adamax", betas)
+    settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+    return Optimizer("Adamax", settings, _adamax_parts, ("lr", "betas", "eps", "weight_decay"))
+
+
+def _adamax_parts(lr: Any, betas: Any, eps: Any, weight_decay: Any, maximize: bool) -> Parts:
+    scale = [("scale_by_adamax", optax.scale_by_adamax(*betas, eps))]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
+
+
+@OPTIMIZERS.register_module()
+def NAdam(
+    lr: float = 2e-3,
+    betas: Sequence[float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum_decay: float = 4e-3,
+    decoupled_weight_decay: bool = False,
+    maximize: bool = False,
+) -> Optimizer:
+    """Build Adam with Nesterov momentum (Dozat, ICLR workshop 2016).
+
+    Args:
+      lr: learning rate.
+      betas: decay of the means of gradients and of their squares.
+      eps: added to the root of the squares.
+      weight_decay: decay.
+      momentum_decay: how fast the momentum rises to `betas[0]` from half of it.
+      decoupled_weight_decay: decay as AdamW does.
+      maximize: climb.
+
+    Raises:
+      ValueError: a setting outside its range.
+    """
+    common.in_range("NAdam", lr=lr, eps=eps, weight_decay=weight_decay, momentum_decay=momentum_decay)
+    settings = {
+        "lr": lr,
+        "betas": common.betas_in_range("NAdam", betas),
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "momentum_decay": momentum_decay,
+        "decoupled_weight_decay": decoupled_weight_decay,
+        "maximize": maximize,
+    }
+    numbers = ("lr", "betas", "eps", "weight_decay", "momentum_decay")
+    return Optimizer("NAdam", settings, _nadam_parts, numbers)
+
+
+def _nadam_parts(
+    lr: Any, betas: Any, eps: Any, weight_decay: Any, momentum_decay: Any, decoupled_weight_decay: bool, maximize: bool
+) -> Parts:
+    b1, b2 = betas
+    scale = [("scale_by_nadam", scale_by_nadam(b1, b2, eps, momentum_decay))]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
+
+
+class NadamState(NamedTuple):
+    """Hold the state of NAdam."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
+    mu: Tree  # float32, like the parameters: mean of the gradients
+    nu: Tree  # float32, like the parameters: mean of their squares
+    momentum_product: jax.Array  # float32[], product of all momenta so far
+
+
+def scale_by_nadam(b1: Any, b2: Any, eps: Any, momentum_decay: Any) -> optax.GradientTransformation:
+    """Rescale gradients by NAdam with its schedule of momenta, which `optax.scale_by_adam(nesterov=True)` leaves out.
+
+    Args:
+      b1: the momentum in the end, and decay of the mean of gradients.
+      b2: decay of the mean of their squares.
+      eps: added to the root.
+      momentum_decay: how fast the momentum rises to b1 from half of it.
+    """
+
+    def momentum(count: jax.Array) -> jax.Array:
+        return b1 * (1 - 0.5 * 0.96 ** (count * momentum_decay))
+
+    def init(params: Tree) -> NadamState:
+        product = jnp.ones((), jnp.float32)
+        return NadamState(common.step_zero(), common.zeros_like(params), common.zeros_like(params), product)
+
+    def update(grads: Tree, state: NadamState, params: Tree = None) -> tuple[Tree, NadamState]:
+        count = state.count + 1
+        mu = common.moving_average(state.mu, b1, grads)
+        nu = common.moving_average_of_squares(state.nu, b2, grads)
+        now, following = momentum(count), momentum(count + 1)
+        product = state.momentum_product * now
+        of_grad, of_mean = (1 - now) / (1 - product), following / (1 - product * following)
+        second = common.bias_correction(b2, count)
+        updates = jax.tree.map(
+            lambda g, m, v: (of_grad * g + of_mean * m) / (jnp.sqrt(v / second) + eps), grads, mu, nu
+        )
+        return updates, NadamState(count, mu, nu, product.astype(state.momentum_product.dtype))
+
+    return optax.GradientTransformation(init, update)
+
+
+@OPTIMIZERS.register_module()
+def RAdam(
+    lr: float = 1e-3,
+    betas: Sequence[float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled_weight_decay: bool = False,
+    maximize: bool = False,
+) -> Optimizer:
+    """Build rectified Adam (Liu et al., arXiv:1908.03265).
+
+    Raises:
+      ValueError: a setting outside its range.
+    """
+    common.in_range("RAdam", lr=lr, eps=eps, weight_decay=weight_decay)
+    settings = {
+        "lr": lr,
+        "betas": common.betas_in_range("RAdam", betas),
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "decoupled_weight_decay": decoupled_weight_decay,
+        "maximize": maximize,
+    }
+    return Optimizer("RAdam", settings, _radam_parts, ("lr", "betas", "eps", "weight_decay"))
+
+
+def _radam_parts(
+    lr: Any, betas: Any, eps: Any, weight_decay: Any, decoupled_weight_decay: bool, maximize: bool
+) -> Parts:
+    b1, b2 = betas
+    scale = [("scale_by_radam", scale_by_radam(b1, b2, eps))]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
+
+
+def scale_by_radam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
+    """Rescale gradients by rectified Adam; `optax.scale_by_radam` adds eps after the bias correction.
+
+    Args:
+      b1: decay of the mean of gradients.
+      b2: decay of the mean of their squares.
+      eps: added to the root.
+    """
+
+    def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
+        count = state.count + 1
+        mu = common.moving_average(state.mu, b1, grads)
+        nu = common.moving_average_of_squares(state.nu, b2, grads)
+        first = common.bias_correction(b1, count)
+        is_rectified, factor = _average_length(b2, count) > 5, _rectification(b2, count)
+
+        def leaf(m: Any, v: Any) -> jax.Array:
+            return m / first * jnp.where(is_rectified, factor / (jnp.sqrt(v) + eps), 1)
+
+        return jax.tree.map(leaf, mu, nu), optax.ScaleByAdamState(count, mu, nu)
+
+    return optax.GradientTransformation(init_moments, update)
+
+
+def _average_length(beta: jax.Array, count: jax.Array) -> jax.Array:
+    """Return the length of the approximated moving average, rho_t of the paper.
+
+    `rho_inf - 2 t beta**t / (1 - beta**t)` is 1999 minus 1994 in the first steps: in float32 nothing is left of the
+    difference. There its series in `x = -t log(beta)` serves.
+    """
+    rate = -jnp.log(beta)
+    t = count.astype(jnp.result_type(beta))
+    x = t * rate
+    plain = 2 / (1 - beta) - 1 - 2 * t / jnp.expm1(x)
+    x2 = x * x
+    series = t + rate / 6 - 2 * t * x * (1 / 12 - x2 * (1 / 720 - x2 * (1 / 30240 - x2 / 1209600)))
+    return jnp.where(x < 1, series, plain)
+
+
+def _rectification(beta: jax.Array, count: jax.Array) -> jax.Array:
+    """Return r_t of the paper times the root of the bias correction of the squares."""
+    infinite = 2 / (1 - beta) - 1
+    length = jnp.maximum(_average_length(beta, count), 5)  # below it the value is not used
+    factor = (length - 4) * (length - 2) * infinite / ((infinite - 4) * (infinite - 2) * length)
+    return jnp.sqrt(factor * common.bias_correction(beta, count))

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.optim import core
-from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.optimizers import common
+from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.transforms.groups import by_leaf
 from jengine.registry import OPTIMIZERS
 
@@ -36,10 +37,10 @@ def Adan(
     Raises:
       ValueError: a setting outside its range.
     """
-    core.in_range("Adan", lr=lr, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
+    common.in_range("Adan", lr=lr, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
     settings = {
         "lr": lr,
-        "betas": core.betas_in_range("Adan", betas, length=3),
+        "betas": common.betas_in_range("Adan", betas, length=3),
         "eps": eps,
         "weight_decay": weight_decay,
         "max_grad_norm": max_grad_norm,
@@ -53,7 +54,7 @@ def _parts(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: floa
     proximal = [] if no_prox else [("divide_by_proximal_decay", divide_by_proximal_decay(lr, weight_decay))]
     b1, b2, b3 = betas
     scale = [("scale_by_adan", scale_by_adan(b1, b2, b3, eps))]
-    return [*clip, *core.chain_with_decay(scale, lr, weight_decay, decoupled=True), *proximal]
+    return [*clip, *common.chain_with_decay(scale, lr, weight_decay, decoupled=True), *proximal]
 
 
 class AdanState(NamedTuple):
@@ -77,15 +78,15 @@ def scale_by_adan(b1: Any, b2: Any, b3: Any, eps: Any) -> optax.GradientTransfor
     """
 
     def init(params: Tree) -> AdanState:
-        return AdanState(core.step_zero(), *(core.zeros_like(params) for _ in range(4)))
+        return AdanState(common.step_zero(), *(common.zeros_like(params) for _ in range(4)))
 
     def update(grads: Tree, state: AdanState, params: Tree = None) -> tuple[Tree, AdanState]:
         count = state.count + 1
         change = jax.tree.map(lambda g, p: jnp.where(state.count == 0, 0, g - p), grads, state.previous_grads)
-        mu = core.moving_average(state.mu, b1, grads)
-        delta = core.moving_average(state.delta, b2, change)
-        nu = core.moving_average_of_squares(state.nu, b3, jax.tree.map(lambda g, c: g + b2 * c, grads, change))
-        first, second, third = (core.bias_correction(b, count) for b in (b1, b2, b3))
+        mu = common.moving_average(state.mu, b1, grads)
+        delta = common.moving_average(state.delta, b2, change)
+        nu = common.moving_average_of_squares(state.nu, b3, jax.tree.map(lambda g, c: g + b2 * c, grads, change))
+        first, second, third = (common.bias_correction(b, count) for b in (b1, b2, b3))
         updates = jax.tree.map(
             lambda m, d, v: (m / first + b2 * d / second) / (jnp.sqrt(v / third) + eps), mu, delta, nu
         )

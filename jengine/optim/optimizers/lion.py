@@ -5,8 +5,9 @@ from typing import Any
 
 import optax
 
-from jengine.optim import core
-from jengine.optim.core import Optimizer, Parts
+from jengine.optim.optimizers import common
+from jengine.optim.optimizers.common import Parts
+from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.registry import OPTIMIZERS
 
 
@@ -17,10 +18,10 @@ def Lion(lr: float = 1e-4, betas: Sequence[float] = (0.9, 0.99), weight_decay: f
     Raises:
       ValueError: a setting outside its range.
     """
-    core.in_range("Lion", lr=lr, weight_decay=weight_decay)
-    settings = {"lr": lr, "betas": core.betas_in_range("Lion", betas), "weight_decay": weight_decay}
+    common.in_range("Lion", lr=lr, weight_decay=weight_decay)
+    settings = {"lr": lr, "betas": common.betas_in_range("Lion", betas), "weight_decay": weight_decay}
     return Optimizer("Lion", settings, _parts, ("lr", "betas", "weight_decay"))
 
 
 def _parts(lr: Any, betas: Any, weight_decay: Any) -> Parts:
-    return core.chain_with_decay([("scale_by_lion", optax.scale_by_lion(*betas))], lr, weight_decay, decoupled=True)
+    return common.chain_with_decay([("scale_by_lion", optax.scale_by_lion(*betas))], lr, weight_decay, decoupled=True)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from jengine import paths
-from jengine.optim import core
-from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.optimizers import common
+from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.registry import OPTIMIZERS
 
 _ADJUSTMENTS = (None, "original", "match_rms_adamw")
@@ -45,7 +46,7 @@ def Muon(
     Raises:
       ValueError: a setting outside its range; at `init`, a parameter that is no matrix.
     """
-    core.in_range("Muon", lr=lr, weight_decay=weight_decay, momentum=momentum, eps=eps)
+    common.in_range("Muon", lr=lr, weight_decay=weight_decay, momentum=momentum, eps=eps)
     if adjust_lr_fn not in _ADJUSTMENTS:
         raise ValueError(f"Muon: adjust_lr_fn must be None, 'original' or 'match_rms_adamw', found {adjust_lr_fn!r}")
     if len(ns_coefficients) != 3 or not 0 < ns_steps < 100:
@@ -68,7 +69,7 @@ def _parts(
     ns_steps: int, adjust_lr_fn: str | None,
 ) -> Parts:  # fmt: skip
     scale = [("scale_by_muon", scale_by_muon(momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn))]
-    return core.chain_with_decay(scale, lr, weight_decay, decoupled=True)
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=True)
 
 
 class MuonState(NamedTuple):
@@ -106,10 +107,10 @@ def scale_by_muon(
                     f"Muon trains matrices only, parameter {path!r} has shape {leaf.shape}: give it another optimizer, "
                     "or use 'muon', which trains such parameters with Adam"
                 )
-        return MuonState(core.zeros_like(params))
+        return MuonState(common.zeros_like(params))
 
     def update(grads: Tree, state: MuonState, params: Tree = None) -> tuple[Tree, MuonState]:
-        average = core.moving_average(state.momentum, momentum, grads)
+        average = common.moving_average(state.momentum, momentum, grads)
         ahead = jax.tree.map(lambda b, g: g + momentum * (b - g), average, grads) if nesterov else average
 
         def leaf(x: Any) -> jax.Array:

@@ -1,14 +1,17 @@
-"""RMSprop as torch.optim.RMSprop defines it."""
+"""Define RMSprop and Rprop as torch.optim does."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.optim import core
-from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.optimizers import common
+from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.sgd import momentum_parts
+from jengine.optim.transforms.groups import by_leaf
 from jengine.registry import OPTIMIZERS
 
 
@@ -29,7 +32,7 @@ def RMSprop(
     Raises:
       ValueError: a setting outside its range.
     """
-    core.in_range("RMSprop", lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
+    common.in_range("RMSprop", lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
     settings = {
         "lr": lr,
         "alpha": alpha,
@@ -49,7 +52,7 @@ def _parts(lr: Any, alpha: Any, eps: Any, weight_decay: Any, momentum: Any, cent
     else:
         scale = [("scale_by_rms", optax.scale_by_rms(alpha, eps, eps_in_sqrt=False))]
     scale = [*scale, *momentum_parts(momentum, dampening=0, nesterov=False)]
-    return core.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
 
 
 class StddevState(NamedTuple):
@@ -70,12 +73,84 @@ def scale_by_stddev(decay: Any, eps: Any) -> optax.GradientTransformation:
     """
 
     def init(params: Tree) -> StddevState:
-        return StddevState(core.zeros_like(params), core.zeros_like(params))
+        return StddevState(common.zeros_like(params), common.zeros_like(params))
 
     def update(grads: Tree, state: StddevState, params: Tree = None) -> tuple[Tree, StddevState]:
-        mu = core.moving_average(state.mu, decay, grads)
-        nu = core.moving_average_of_squares(state.nu, decay, grads)
+        mu = common.moving_average(state.mu, decay, grads)
+        nu = common.moving_average_of_squares(state.nu, decay, grads)
         updates = jax.tree.map(lambda g, m, v: g / (jnp.sqrt(jnp.maximum(v - m * m, 0)) + eps), grads, mu, nu)
         return updates, StddevState(mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+@OPTIMIZERS.register_module()
+def Rprop(
+    lr: float = 1e-2,
+    etas: Sequence[float] = (0.5, 1.2),
+    step_sizes: Sequence[float] = (1e-6, 50.0),
+    maximize: bool = False,
+) -> Optimizer:
+    """Build resilient backpropagation (Riedmiller and Braun, 1993).
+
+    Args:
+      lr: the first step size; it has no effect later.
+      etas: factors of a step size where the gradient has changed its sign, and where it has kept it.
+      step_sizes: the least and the greatest step size.
+      maximize: climb.
+
+    Raises:
+      ValueError: a setting outside its range.
+    """
+    common.in_range("Rprop", lr=lr)
+    if len(etas) != 2 or not 0 < etas[0] < 1 < etas[1]:
+        raise ValueError(f"Rprop: etas must be two numbers with 0 < first < 1 < second, found {etas!r}")
+    if len(step_sizes) != 2 or not 0 <= step_sizes[0] <= step_sizes[1]:
+        raise ValueError(f"Rprop: step_sizes must be a least and a greatest size, found {step_sizes!r}")
+    settings = {"lr": lr, "etas": tuple(etas), "step_sizes": tuple(step_sizes), "maximize": maximize}
+    return Optimizer("Rprop", settings, _rprop_parts, ("lr", "etas", "step_sizes"))
+
+
+def _rprop_parts(lr: Any, etas: Any, step_sizes: Any, maximize: bool) -> Parts:
+    scale = scale_by_rprop(lr, *etas, *step_sizes)
+    return [*common.ascent(maximize), ("scale_by_rprop", scale), ("descent", optax.scale(-1.0))]
+
+
+class RpropState(NamedTuple):
+    """Hold the state of Rprop."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
+    previous_grads: Tree  # float32, like the parameters: the last gradient, 0 where it had changed its sign
+    step_sizes: Tree  # float32, like the parameters
+
+
+def scale_by_rprop(
+    learning_rate: Any, eta_minus: Any, eta_plus: Any, min_step_size: Any, max_step_size: Any
+) -> optax.GradientTransformation:
+    """Replace gradients by their sign times a step size; `optax.scale_by_rprop` returns the update of the step before.
+
+    Args:
+      learning_rate: the first step size, a number or a tree of numbers like the parameters.
+      eta_minus: factor of a step size where the gradient has changed its sign.
+      eta_plus: factor where it has kept it.
+      min_step_size: the least step size.
+      max_step_size: the greatest step size.
+    """
+
+    def init(params: Tree) -> RpropState:
+        return RpropState(common.step_zero(), common.zeros_like(params), common.zeros_like(params))
+
+    def update(grads: Tree, state: RpropState, params: Tree = None) -> tuple[Tree, RpropState]:
+        def leaf(g: Any, previous: Any, size: Any, lr: Any) -> tuple[Any, ...]:
+            turn = jnp.sign(g * previous)
+            factor = jnp.where(turn > 0, eta_plus, jnp.where(turn < 0, eta_minus, 1))
+            size = jnp.clip(jnp.where(state.count == 0, lr, size) * factor, min_step_size, max_step_size)
+            g = jnp.where(turn < 0, 0, g)
+            return jnp.sign(g) * size, g, size
+
+        rates = by_leaf(learning_rate, grads)
+        rows = jax.tree.map(leaf, grads, state.previous_grads, state.step_sizes, rates)
+        updates, previous, sizes = common.unzip(rows, grads, 3)
+        return updates, RpropState(state.count + 1, previous, sizes)
 
     return optax.GradientTransformation(init, update)

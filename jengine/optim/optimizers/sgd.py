@@ -1,4 +1,4 @@
-"""Stochastic gradient descent as torch.optim.SGD defines it."""
+"""Define SGD and averaged SGD as torch.optim does."""
 
 from typing import Any, NamedTuple
 
@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.optim import core
-from jengine.optim.core import Optimizer, Parts, Tree
+from jengine.optim.optimizers import common
+from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.optimizer import Optimizer
+from jengine.optim.transforms import add_decayed_weights_by_rule
+from jengine.optim.transforms.groups import by_leaf
 from jengine.registry import OPTIMIZERS
 
 
@@ -25,8 +28,8 @@ def SGD(
     Raises:
       ValueError: a negative setting, or nesterov without momentum or with dampening.
     """
-    core.in_range("SGD", lr=lr, momentum=momentum, weight_decay=weight_decay)
-    core.in_range("SGD", low=-float("inf"), dampening=dampening)
+    common.in_range("SGD", lr=lr, momentum=momentum, weight_decay=weight_decay)
+    common.in_range("SGD", low=-float("inf"), dampening=dampening)
     if nesterov and (momentum <= 0 or dampening != 0):
         raise ValueError(
             f"SGD: nesterov needs momentum above 0 and dampening 0, found momentum={momentum}, dampening={dampening}"
@@ -45,14 +48,14 @@ def SGD(
 
 def _parts(lr: Any, momentum: Any, dampening: Any, weight_decay: Any, nesterov: bool, maximize: bool) -> Parts:
     momentum_of = momentum_parts(momentum, dampening, nesterov)
-    return core.chain_with_decay(momentum_of, lr, weight_decay, decoupled=False, maximize=maximize)
+    return common.chain_with_decay(momentum_of, lr, weight_decay, decoupled=False, maximize=maximize)
 
 
 def momentum_parts(momentum: Any, dampening: Any, nesterov: bool) -> Parts:
     """Return the momentum of SGD: nothing where it is the constant 0."""
-    if core.is_zero(momentum):
+    if common.is_zero(momentum):
         return []
-    if core.is_zero(dampening):
+    if common.is_zero(dampening):
         return [("scale_by_momentum", optax.trace(momentum, nesterov))]
     return [("scale_by_momentum", dampened_trace(momentum, dampening))]
 
@@ -75,11 +78,90 @@ def dampened_trace(decay: Any, dampening: Any) -> optax.GradientTransformation:
     """
 
     def init(params: Tree) -> DampenedTraceState:
-        return DampenedTraceState(core.step_zero(), core.zeros_like(params))
+        return DampenedTraceState(common.step_zero(), common.zeros_like(params))
 
     def update(grads: Tree, state: DampenedTraceState, params: Tree = None) -> tuple[Tree, DampenedTraceState]:
         intake = jnp.where((state.count == 0) | (decay == 0), 1, 1 - dampening)
         trace = jax.tree.map(lambda m, g: m * decay + intake * g, state.trace, grads)
         return trace, DampenedTraceState(state.count + 1, trace)
+
+    return optax.GradientTransformation(init, update)
+
+
+@OPTIMIZERS.register_module()
+def ASGD(
+    lr: float = 1e-2,
+    lambd: float = 1e-4,
+    alpha: float = 0.75,
+    t0: float = 1e6,
+    weight_decay: float = 0.0,
+    maximize: bool = False,
+) -> Optimizer:
+    """Build averaged SGD (Polyak and Juditsky, 1992). A change of lr acts one update later, as in PyTorch.
+
+    Args:
+      lr: learning rate.
+      lambd: decay of the parameters.
+      alpha: power of the decay of the rate.
+      t0: the update at which averaging begins.
+      weight_decay: coupled decay.
+      maximize: climb.
+
+    Raises:
+      ValueError: a setting outside its range.
+    """
+    common.in_range("ASGD", lr=lr, weight_decay=weight_decay)
+    settings = {
+        "lr": lr,
+        "lambd": lambd,
+        "alpha": alpha,
+        "t0": t0,
+        "weight_decay": weight_decay,
+        "maximize": maximize,
+    }
+    numbers = ("lr", "lambd", "alpha", "t0", "weight_decay")
+    return Optimizer("ASGD", settings, _asgd_parts, numbers, whole_tensor=True)
+
+
+def _asgd_parts(lr: Any, lambd: Any, alpha: Any, t0: Any, weight_decay: Any, maximize: bool) -> Parts:
+    return [
+        *common.ascent(maximize),
+        ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay)),
+        ("averaged_sgd", averaged_sgd(lr, lambd, alpha, t0)),
+    ]
+
+
+class AveragedSgdState(NamedTuple):
+    """Hold the state of averaged SGD."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
+    eta: Tree  # float32[] a leaf: the rate of the next update, made from the learning rate of this one
+    average: Tree  # float32, like the parameters: their average, for the user
+
+
+def averaged_sgd(learning_rate: Any, lambd: Any, alpha: Any, t0: Any) -> optax.GradientTransformation:
+    """Descend with a decaying rate and average the parameters in the state, which optax does not have.
+
+    Args:
+      learning_rate: a number, or a tree of numbers like the parameters.
+      lambd: decay of the parameters.
+      alpha: power of the decay of the rate.
+      t0: the update at which averaging begins.
+    """
+
+    def init(params: Tree) -> AveragedSgdState:
+        eta = jax.tree.map(lambda p: jnp.zeros((), common.state_dtype(p.dtype)), params)
+        return AveragedSgdState(common.step_zero(), eta, common.zeros_like(params))
+
+    def update(grads: Tree, state: AveragedSgdState, params: Tree = None) -> tuple[Tree, AveragedSgdState]:
+        params = common.need_params("ASGD", params)
+        count = state.count + 1
+        rates = by_leaf(learning_rate, params)
+        eta = jax.tree.map(lambda lr, e: jnp.where(state.count == 0, lr, e), rates, state.eta)
+        updates = jax.tree.map(lambda e, p, g: -e * (lambd * p + g), eta, params, grads)
+        weight = 1 / jnp.maximum(1, state.count - t0)
+        average = jax.tree.map(lambda a, p, u: a + weight * (p + u - a), state.average, params, updates)
+        eta = jax.tree.map(lambda lr, e: (lr / (1 + lambd * lr * count) ** alpha).astype(e.dtype), rates, eta)
+        return updates, AveragedSgdState(count, eta, average)
 
     return optax.GradientTransformation(init, update)

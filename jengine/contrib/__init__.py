@@ -1,0 +1,1 @@
+"""Support what other code bases than MMEngine define: iMIX, MMSelfSup and MMSegmentation."""

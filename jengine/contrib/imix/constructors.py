@@ -1,0 +1,362 @@
+"""iMIX's optimizer constructors: which parameters of its vision-and-language models get which rate and decay.
+
+The rules are those of `imix/solver/default_constructor.py` in https://github.com/inspur-hsslab/iMIX (v0.1.1). They go
+by the names of PyTorch's BERT, which Flax parameters match through their torch alias; a module also counts as a
+`LayerNorm` by its class, or by the name that Flax gives one (`LayerNorm_0`).
+
+Other than in iMIX: `paramwise_cfg` works with DefaultOptimizerConstructor, DevlbertOptimizerConstructor exempts biases
+and norms from decay instead of everything else (`strict_upstream=True` restores that), a listed language weight matches
+below any outer module, and what matches no parameter is an error.
+"""
+
+import json
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from jengine import paths
+from jengine.errors import ConfigError
+from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor, merge_equal
+from jengine.optim.param_groups.modules import Module, Parameter, module_tree, params_of
+from jengine.optim.param_groups.param_group import did_you_mean
+from jengine.optim.param_groups.paramwise_cfg import check_value
+from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+
+logger = logging.getLogger("jengine")
+
+_NO_DECAY = ("bias", "LayerNorm.bias", "LayerNorm.weight")
+_WEIGHT_DECAY = 0.01  # of Bert, Vilbert and Devlbert, whatever the optimizer's is
+_FROM_SCRATCH_LR = 1e-4  # of Vilbert and Devlbert, for what was not pre-trained
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
+    """Apply iMIX's rules over names and module types.
+
+    Group and layer norms are norms, batch norms are not. A parameter has at most one decay rule, by its module: norm,
+    else depthwise convolution, else bias.
+
+    Args:
+      optim_wrapper_cfg: see DefaultOptimWrapperConstructor; the optimizer's `training_encoder_lr_multiply` has no
+        effect, as in iMIX.
+      paramwise_cfg: custom_keys, bias_lr_mult, bias_decay_mult, norm_decay_mult, dwconv_decay_mult, bypass_duplicate.
+    """
+
+    paramwise_keys: tuple[str, ...] = (
+        "custom_keys", "bias_lr_mult", "bias_decay_mult", "norm_decay_mult", "dwconv_decay_mult", "bypass_duplicate",
+        "strict",
+    )  # fmt: skip
+    optimizer_keys: ClassVar[tuple[str, ...]] = ("training_encoder_lr_multiply",)
+
+    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
+        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+        self.own_settings: dict[str, Any] = {}
+        if hasattr(self.optimizer_cfg, "items"):
+            cfg = dict(self.optimizer_cfg.items())
+            self.own_settings = {name: cfg.pop(name) for name in self.optimizer_keys if name in cfg}
+            self.optimizer_cfg = cfg
+        if self.own_settings.get("training_encoder_lr_multiply", 1) != 1:
+            logger.warning("training_encoder_lr_multiply has no effect, as in iMIX; use paramwise_cfg.custom_keys")
+
+    def typed_settings(self, name: str, parameter: Parameter, module: Module, is_dcn_module: bool) -> dict[str, Any]:
+        """Return the settings that the rules besides custom_keys give a parameter; empty if none applies."""
+        cfg = self.paramwise_cfg
+        is_norm = _is_group_or_layer_norm(module)
+        settings: dict[str, Any] = {}
+        patterns: list[str] = []
+        if name == "bias" and not is_norm and cfg.get("bias_lr_mult") is not None:
+            settings["lr"] = self.base_lr * cfg["bias_lr_mult"]
+            patterns.append("bias_lr_mult")
+        rules = {
+            "norm_decay_mult": is_norm,
+            "dwconv_decay_mult": module.is_depthwise_conv(),
+            "bias_decay_mult": name == "bias",
+        }
+        rule = next((rule for rule, applies in rules.items() if applies), None)
+        if rule is not None and self.base_wd is not None and cfg.get(rule) is not None:
+            settings["weight_decay"] = self.base_wd * cfg[rule]
+            patterns.append(rule)
+        return {**settings, "patterns": tuple(patterns)} if settings else {}
+
+
+class _ByName(DefaultOptimizerConstructor):
+    """Give every parameter a rate and a decay by its name; subclasses say which."""
+
+    no_decay: ClassVar[tuple[str, ...]] = _NO_DECAY
+    required: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
+        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+        for name in self.required:
+            if name not in self.paramwise_cfg:
+                raise ConfigError(
+                    f"`paramwise_cfg` of {type(self).__name__} must have {name}, got {sorted(self.paramwise_cfg)}"
+                )
+
+    def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> Any:
+        """Build the wrapper; see DefaultOptimWrapperConstructor."""
+        params, types = params_of(model, module_types)
+        self.read_optimizer()
+        self.require_base_lr(type(self).__name__)
+        members = _parameters(module_tree(params, types))
+        self.check_names([parameter.path for parameter, _ in members])
+        groups = [{"params": [p], **self.settings(p.path, self.is_exempt(p, module))} for p, module in members]
+        return self.wrap(params, self.ordered(merge_equal(groups)))
+
+    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
+        """Return lr, weight_decay and the patterns that made them.
+
+        Args:
+          path: the parameter's.
+          exempt: whether it is a bias or of a norm.
+        """
+        raise NotImplementedError
+
+    def check_names(self, names: list[str]) -> None:
+        """Check that the settings match parameters."""
+
+    def ordered(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the groups in iMIX's order."""
+        return groups
+
+    def is_exempt(self, parameter: Parameter, module: Module) -> bool:
+        """Return whether a parameter is one of `no_decay`."""
+        name = paths.torch_alias(re.sub(r"LayerNorm_\d+", "LayerNorm", parameter.path))
+        names = (
+            [name, f"LayerNorm.{name.rpartition('.')[2]}"] if (module.type or "").startswith("LayerNorm") else [name]
+        )
+        return any(part in name for part in self.no_decay for name in names)
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class BertOptimizerConstructor(_ByName):
+    """Train language weights with `lr` and all others with `image_lr`; the decay is 0.01, 0 for biases and LayerNorms.
+
+    Args:
+      optim_wrapper_cfg: see DefaultOptimWrapperConstructor; its optimizer also has `image_lr`.
+      paramwise_cfg: `language_weights_file`, a JSON list of the names of the language weights, as PyTorch has them.
+
+    Raises:
+      ConfigError: one of the two is missing; when called: none of the listed names is a parameter's.
+    """
+
+    paramwise_keys: tuple[str, ...] = ("language_weights_file",)
+    required: ClassVar[tuple[str, ...]] = ("language_weights_file",)
+    optimizer_keys: ClassVar[tuple[str, ...]] = ("training_encoder_lr_multiply", "image_lr")
+
+    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
+        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+        if "image_lr" not in self.own_settings:
+            raise ConfigError("`optimizer.image_lr` must be given, the learning rate of all but the language weights")
+        check_value("optimizer.image_lr", "lr", self.own_settings["image_lr"], 1.0)
+        _warn_of_fixed_decay(self.base_wd)
+        self.language_weights = _read_names(self.paramwise_cfg["language_weights_file"])
+
+    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
+        """Return lr, weight_decay and the patterns that made them."""
+        is_language = _is_listed(path, self.language_weights)
+        return {
+            "lr": self.base_lr if is_language else self.own_settings["image_lr"],
+            "weight_decay": 0.0 if exempt else _WEIGHT_DECAY,
+            "patterns": ("language weights" if is_language else "image_lr",),
+        }
+
+    def check_names(self, names: list[str]) -> None:
+        """Check that some parameters are language weights."""
+        _check_listed(names, self.language_weights, self.paramwise_cfg["language_weights_file"])
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class VilbertOptimizerConstructor(_ByName):
+    """Train the heads with 1e-4 and the rest with `lr`; the decay is 0.01, 0 for biases and LayerNorms.
+
+    With `vision_scratch`, only language weights have `lr` and all others 1e-4.
+
+    Args:
+      optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
+      paramwise_cfg: `vision_scratch`, whether the vision stream is trained from scratch; `language_weights_file`, a
+        JSON list of the names of the language weights, which is read if `vision_scratch` is True.
+
+    Raises:
+      ConfigError: one of the two is missing; when called: with vision_scratch, none of the listed names is a
+        parameter's.
+    """
+
+    paramwise_keys: tuple[str, ...] = ("language_weights_file", "vision_scratch")
+    required: ClassVar[tuple[str, ...]] = ("language_weights_file", "vision_scratch")
+    head: ClassVar[str] = "vil_"
+
+    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
+        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+        check_value("paramwise_cfg.vision_scratch", "", self.paramwise_cfg["vision_scratch"], True)
+        _warn_of_fixed_decay(self.base_wd)
+        self.language_weights: frozenset[str] | None = None
+        if self.paramwise_cfg["vision_scratch"]:
+            self.language_weights = _read_names(self.paramwise_cfg["language_weights_file"])
+
+    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
+        """Return lr, weight_decay and the patterns that made them."""
+        if self.head in path:
+            lr, pattern = _FROM_SCRATCH_LR, self.head
+        elif self.language_weights is None or _is_listed(path, self.language_weights):
+            lr, pattern = self.base_lr, "pre-trained"
+        else:
+            lr, pattern = _FROM_SCRATCH_LR, "vision_scratch"
+        return {"lr": lr, "weight_decay": 0.0 if exempt else _WEIGHT_DECAY, "patterns": (pattern,)}
+
+    def check_names(self, names: list[str]) -> None:
+        """Check that some parameters are language weights, where those matter."""
+        if self.language_weights is not None:
+            _check_listed(names, self.language_weights, self.paramwise_cfg["language_weights_file"])
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class DevlbertOptimizerConstructor(VilbertOptimizerConstructor):
+    """Train like Vilbert, where only `vil_prediction` is a head.
+
+    Args:
+      optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
+      paramwise_cfg: see VilbertOptimizerConstructor; `strict_upstream=True` decays biases and LayerNorms and nothing
+        else, as iMIX's constructor does.
+    """
+
+    paramwise_keys: tuple[str, ...] = ("language_weights_file", "vision_scratch", "strict_upstream")
+    head = "vil_prediction"
+
+    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
+        """Return lr, weight_decay and the patterns that made them."""
+        return super().settings(path, exempt != bool(self.paramwise_cfg.get("strict_upstream")))
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class OscarOptimizerConstructor(_ByName):
+    """Decay everything but biases and the scales of LayerNorms.
+
+    Args:
+      optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
+      paramwise_cfg: `weight_decay`.
+
+    Raises:
+      ConfigError: no weight_decay, or one below 0.
+    """
+
+    paramwise_keys: tuple[str, ...] = ("weight_decay",)
+    required: ClassVar[tuple[str, ...]] = ("weight_decay",)
+    no_decay: ClassVar[tuple[str, ...]] = ("bias", "LayerNorm.weight")
+
+    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
+        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+        self.weight_decay = self.paramwise_cfg["weight_decay"]
+        check_value("paramwise_cfg.weight_decay", "weight_decay", self.weight_decay, 1.0)
+
+    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
+        """Return lr, weight_decay and the patterns that made them."""
+        decay = 0.0 if exempt else self.weight_decay
+        return {"lr": self.base_lr, "weight_decay": decay, "patterns": ("no decay",) if exempt else ()}
+
+    def ordered(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the decayed group before the other."""
+        return sorted(groups, key=lambda group: "no decay" in group["patterns"])
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class OscarPreTrainOptimizerConstructor(OscarOptimizerConstructor):
+    """Decay everything but biases and LayerNorms; see OscarOptimizerConstructor."""
+
+    no_decay: ClassVar[tuple[str, ...]] = _NO_DECAY
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class UniterOptimizerConstructor(OscarOptimizerConstructor):
+    """Decay everything but biases and LayerNorms; see OscarOptimizerConstructor."""
+
+    no_decay: ClassVar[tuple[str, ...]] = _NO_DECAY
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class UniterVQAOptimizerConstructor(UniterOptimizerConstructor):
+    """Train the head with `lr_mul` times the learning rate; decay as UniterOptimizerConstructor does.
+
+    Args:
+      optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
+      paramwise_cfg: `weight_decay`, `lr_mul` and `key_named_param`, a part of the names of the head's parameters.
+
+    Raises:
+      ConfigError: one is missing or of the wrong kind; when called: no parameter has `key_named_param` in its name.
+    """
+
+    paramwise_keys: tuple[str, ...] = ("weight_decay", "lr_mul", "key_named_param")
+    required: ClassVar[tuple[str, ...]] = ("weight_decay", "lr_mul", "key_named_param")
+
+    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
+        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+        self.lr_mul, self.head = self.paramwise_cfg["lr_mul"], self.paramwise_cfg["key_named_param"]
+        check_value("paramwise_cfg.lr_mul", "lr_mult", self.lr_mul, 1.0)
+        if not isinstance(self.head, str) or not self.head:
+            raise ConfigError(f"`paramwise_cfg.key_named_param` must be a part of a name, got {self.head!r}")
+
+    def settings(self, path: str, exempt: bool) -> dict[str, Any]:
+        """Return lr, weight_decay and the patterns that made them."""
+        settings = super().settings(path, exempt)
+        if not self._is_head(path):
+            return settings
+        return {**settings, "lr": self.base_lr * self.lr_mul, "patterns": (self.head, *settings["patterns"])}
+
+    def check_names(self, names: list[str]) -> None:
+        """Check that the head is found."""
+        if not any(map(self._is_head, names)):
+            raise ConfigError(
+                f"`paramwise_cfg.key_named_param` must be a part of a parameter's name, got {self.head!r}"
+                f"{did_you_mean(self.head, names)}"
+            )
+
+    def ordered(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the head's groups before the others, decayed ones first."""
+        return sorted(super().ordered(groups), key=lambda group: self.head not in group["patterns"])
+
+    def _is_head(self, path: str) -> bool:
+        return any(self.head in spelling for spelling in paths.spellings(path))
+
+
+def _parameters(module: Module) -> list[tuple[Parameter, Module]]:
+    """Return all parameters in the order of the model, each with the module that it is in."""
+    own = [(parameter, module) for parameter in module.parameters.values()]
+    return own + [member for child in module.children.values() for member in _parameters(child)]
+
+
+def _is_group_or_layer_norm(module: Module) -> bool:
+    if module.type is not None:
+        return module.type.startswith(("GroupNorm", "LayerNorm"))
+    name = module.path.rpartition(".")[2].lower()
+    return module.is_norm() and "batchnorm" not in name and not re.fullmatch(r"bn_?\d*", name)
+
+
+def _read_names(file: str | os.PathLike[str]) -> frozenset[str]:
+    names = json.loads(pathlib.Path(file).expanduser().read_text())
+    if not isinstance(names, list | dict) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"`paramwise_cfg.language_weights_file` must hold a JSON list of names, got {os.fspath(file)!r}"
+        )
+    return frozenset(names)
+
+
+def _is_listed(path: str, names: frozenset[str]) -> bool:
+    parts = paths.torch_alias(path).split(".")
+    return any(".".join(parts[start:]) in names for start in range(len(parts)))
+
+
+def _check_listed(paths_of_model: list[str], names: frozenset[str], file: Any) -> None:
+    if not any(_is_listed(path, names) for path in paths_of_model):
+        listed, found = next(iter(sorted(names)), "nothing"), next(iter(paths_of_model), "none")
+        raise ConfigError(
+            f"`paramwise_cfg.language_weights_file` must list parameters of the model such as {found!r}, "
+            f"got {os.fspath(file)!r} with {listed!r}, ..."
+        )
+
+
+def _warn_of_fixed_decay(weight_decay: float | None) -> None:
+    if weight_decay not in (None, _WEIGHT_DECAY):
+        logger.warning("weight_decay=%s has no effect: the constructor decays by %s", weight_decay, _WEIGHT_DECAY)

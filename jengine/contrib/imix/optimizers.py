@@ -1,0 +1,200 @@
+"""The optimizers of iMIX for BERT-like models: Adam without bias correction, and AdamW as Transformers had it."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jengine.errors import ConfigError, closest
+from jengine.optim.optimizers import common
+from jengine.optim.optimizers.adam import init_moments
+from jengine.optim.optimizers.common import Parts, Tree
+from jengine.optim.optimizers.optimizer import Optimizer
+from jengine.optim.transforms import scale_by_group_learning_rate
+from jengine.optim.transforms.groups import by_leaf
+from jengine.registry import OPTIMIZERS
+
+_SCHEDULES = ("warmup_linear", "warmup_cosine", "warmup_constant")
+_NUMBERS = ("lr", "eps", "weight_decay")  # not betas: without a correction `1 - b2` is off by 1e-5 in float32
+
+
+@OPTIMIZERS.register_module()
+def BertAdam(
+    lr: float,
+    warmup: float = -1,
+    t_total: int = -1,
+    schedule: str = "warmup_linear",
+    b1: float = 0.9,
+    b2: float = 0.999,
+    e: float = 1e-6,
+    weight_decay: float = 0.01,
+    max_grad_norm: float = 1.0,
+) -> Optimizer:
+    """Build Adam without bias correction and with decoupled weight decay, which may bring its own schedule.
+
+    Args:
+      lr: the learning rate, which the schedule multiplies.
+      warmup: the part of the updates that warms up, in [0, 1), or -1 for none.
+      t_total: updates of the whole run; -1 for no schedule.
+      schedule: 'warmup_linear', 'warmup_cosine' or 'warmup_constant'.
+      b1: weight of the past in the mean of gradients.
+      b2: likewise of their squares.
+      e: added to the root.
+      weight_decay: part of the parameters, times the learning rate, that an update takes away.
+      max_grad_norm: without effect, as in iMIX; clip with the optimizer wrapper.
+
+    Raises:
+      ValueError: a setting outside its range, or an unknown schedule.
+    """
+    if schedule not in _SCHEDULES:
+        raise ConfigError(f"BertAdam: no schedule is called {schedule!r}{closest(schedule, _SCHEDULES)}")
+    if not (0 <= warmup < 1 or warmup == -1):
+        raise ConfigError(f"BertAdam: warmup is a part of the run, in [0, 1), or -1 for none; found {warmup}")
+    if t_total < 1 and t_total != -1:
+        raise ConfigError(f"BertAdam: t_total is a number of updates, or -1 for no schedule; found {t_total}")
+    settings = _settings("BertAdam", lr, (b1, b2), e, weight_decay)
+    settings |= {"warmup": warmup, "t_total": t_total, "schedule": schedule}
+    return Optimizer("BertAdam", settings, _parts_of_bert_adam, _NUMBERS)
+
+
+@OPTIMIZERS.register_module()
+def BertAdam1(
+    lr: float,
+    betas: Sequence[float] = (0.9, 0.999),
+    eps: float = 1e-6,
+    weight_decay: float = 0.01,
+    max_grad_norm: float = 1.0,
+) -> Optimizer:
+    """Build `BertAdam` without a schedule, which scales the gradient of each tensor down to the norm `max_grad_norm`.
+
+    Raises:
+      ValueError: a setting outside its range.
+    """
+    settings = _settings("BertAdam1", lr, betas, eps, weight_decay)
+    common.in_range("BertAdam1", max_grad_norm=max_grad_norm)
+    settings |= {"max_grad_norm": max_grad_norm}
+    return Optimizer("BertAdam1", settings, _parts_of_bert_adam1, _NUMBERS, whole_tensor=True)
+
+
+@OPTIMIZERS.register_module()
+def TansformerAdamW(
+    lr: float = 1e-3,
+    betas: Sequence[float] = (0.9, 0.999),
+    eps: float = 1e-6,
+    weight_decay: float = 0.0,
+    correct_bias: bool = True,
+) -> Optimizer:
+    """Build AdamW as Transformers had it; the name is spelt as in iMIX.
+
+    Other than in `AdamW`, `eps` is added before the bias correction, and the decay is taken of the updated parameters.
+
+    Args:
+      lr: the learning rate.
+      betas: weights of the past in the means of gradients and of their squares.
+      eps: added to the root.
+      weight_decay: part of the parameters, times the learning rate, that an update takes away.
+      correct_bias: whether the means are corrected for their start at zero.
+
+    Raises:
+      ValueError: a setting outside its range.
+    """
+    settings = _settings("TansformerAdamW", lr, betas, eps, weight_decay)
+    return Optimizer("TansformerAdamW", {**settings, "correct_bias": correct_bias}, _parts_of_transformer, _NUMBERS)
+
+
+def _settings(name: str, lr: float, betas: Sequence[float], eps: float, weight_decay: float) -> dict[str, Any]:
+    common.in_range(name, lr=lr, eps=eps, weight_decay=weight_decay)
+    return {"lr": lr, "betas": common.betas_in_range(name, betas), "eps": eps, "weight_decay": weight_decay}
+
+
+def _parts_of_bert_adam(
+    lr: Any, betas: Any, eps: Any, weight_decay: Any, warmup: float, t_total: int, schedule: str
+) -> Parts:
+    parts = _uncorrected(lr, betas, eps, weight_decay)
+    if t_total == -1:
+        return parts
+    factor = functools.partial(_factor, warmup=warmup, t_total=t_total, schedule=schedule)
+    return [*parts, ("scale_by_schedule", optax.scale_by_schedule(factor))]
+
+
+def _parts_of_bert_adam1(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: float) -> Parts:
+    return [("clip_each_by_norm", clip_each_by_norm(max_grad_norm)), *_uncorrected(lr, betas, eps, weight_decay)]
+
+
+def _parts_of_transformer(lr: Any, betas: Any, eps: Any, weight_decay: Any, correct_bias: bool) -> Parts:
+    b1, b2 = betas
+    return [
+        ("scale_by_transformers_adam", scale_by_transformers_adam(b1, b2, eps, correct_bias)),
+        ("scale_by_learning_rate", scale_by_group_learning_rate(lr)),
+        ("decay_updated_params", decay_updated_params(lr, weight_decay)),
+    ]
+
+
+def _uncorrected(lr: Any, betas: Any, eps: Any, weight_decay: Any) -> Parts:
+    """Return Adam without bias correction, with decoupled decay."""
+    b1, b2 = betas
+    scale = [("scale_by_transformers_adam", scale_by_transformers_adam(b1, b2, eps, correct_bias=False))]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=True)
+
+
+def scale_by_transformers_adam(b1: Any, b2: Any, eps: Any, correct_bias: bool) -> optax.GradientTransformation:
+    """Rescale gradients by Adam; `optax.scale_by_adam` adds eps after the bias correction, and always corrects.
+
+    Args:
+      b1: decay of the mean of gradients.
+      b2: decay of the mean of their squares.
+      eps: added to the root.
+      correct_bias: whether the means are corrected for their start at zero.
+    """
+
+    def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
+        count = state.count + 1
+        mu = common.moving_average(state.mu, b1, grads)
+        nu = common.moving_average_of_squares(state.nu, b2, grads)
+        updates = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu)
+        if correct_bias:
+            factor = jnp.sqrt(common.bias_correction(b2, count)) / common.bias_correction(b1, count)
+            updates = jax.tree.map(lambda u: factor * u, updates)
+        return updates, optax.ScaleByAdamState(count, mu, nu)
+
+    return optax.GradientTransformation(init_moments, update)
+
+
+def decay_updated_params(learning_rate: Any, weight_decay: Any) -> optax.GradientTransformation:
+    """Decay the parameters as they are after the update, other than `optax.add_decayed_weights`.
+
+    Args:
+      learning_rate: a number, or a tree of numbers like the parameters.
+      weight_decay: likewise.
+    """
+
+    def update(updates: Tree, params: Tree) -> Tree:
+        params = common.need_params("TansformerAdamW", params)
+        rates, decays = by_leaf(learning_rate, params), by_leaf(weight_decay, params)
+        return jax.tree.map(lambda u, p, lr, decay: u - lr * decay * (p + u), updates, params, rates, decays)
+
+    return optax.stateless(update)
+
+
+def clip_each_by_norm(max_norm: float) -> optax.GradientTransformation:
+    """Scale the gradient of each tensor down to the norm `max_norm`; optax clips the root mean square of a tensor."""
+
+    def clip(g: jax.Array) -> jax.Array:
+        return g * jnp.minimum(max_norm / (common.norm(g) + 1e-6), 1.0)
+
+    return optax.stateless(lambda grads, params: jax.tree.map(clip, grads))
+
+
+def _factor(steps: jax.Array, warmup: float, t_total: int, schedule: str) -> jax.Array:
+    """Return the schedule's factor after so many updates; with a warm-up that of the first update is 0."""
+    done = steps.astype(jnp.float32) / t_total
+    if schedule == "warmup_linear":
+        after = jnp.maximum((done - 1) / (warmup - 1), 0.0)
+    elif schedule == "warmup_cosine":
+        after = 0.5 * (1 + jnp.cos(jnp.pi * done))
+    else:
+        after = jnp.ones((), jnp.float32)
+    return jnp.where(done < warmup, done / warmup, after) if warmup > 0 else after

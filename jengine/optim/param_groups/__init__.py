@@ -1,0 +1,1 @@
+"""Divide parameters into groups by rules: paths, module types, layer depth."""

@@ -1,0 +1,309 @@
+"""Build an optimizer wrapper from a config and its parameter-wise rules, `paramwise_cfg`."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jengine import paths
+from jengine.errors import ConfigError, closest, config_path
+from jengine.model.model import Model
+from jengine.optim.optimizers.build import build_optimizer, refuse_trailing_comma
+from jengine.optim.optimizers.optimizer import Optimizer
+from jengine.optim.param_groups.modules import Module, Parameter, module_tree, params_of
+from jengine.optim.param_groups.param_group import did_you_mean
+from jengine.optim.param_groups.paramwise_cfg import check_custom_fields, check_rules, parse_custom_keys
+from jengine.optim.wrapper import OptimWrapper
+from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
+
+logger = logging.getLogger("jengine")
+
+_NOT_SETTINGS = ("lr_mult", "decay_mult", "requires_grad")
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(name="ForceDefaultOptimWrapperConstructor")  # MMSegmentation's name
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class DefaultOptimWrapperConstructor:
+    """Give each parameter its learning rate and weight decay by rules over names, module types and shapes.
+
+    To write another constructor, derive from it, override `add_params` and register the class.
+
+    Args:
+      optim_wrapper_cfg: `dict(optimizer=dict(type=, lr=, ...), ...)`, `type` optional.
+      paramwise_cfg: the rules; None or {} for one group of all parameters. Keys:
+        custom_keys: {part of a parameter's name: dict(lr_mult=1, decay_mult=1, requires_grad=True, any setting of
+          the optimizer's groups, fix_lr, lars_exclude)}, or a list of such pairs. The longest matching key alone
+          decides, no other rule applies to that parameter.
+        bias_lr_mult, bias_decay_mult: biases outside norm layers (decay: also inside).
+        norm_decay_mult: all parameters of batch, instance, group and layer norms.
+        dwconv_decay_mult: depthwise convolutions.
+        flat_decay_mult: one-dimensional parameters.
+        dcn_offset_lr_mult, dcn_modules: convolutions under a `conv_offset` in a deformable convolution, found by
+          its class name or by being named (in part) in the list `dcn_modules`.
+        force_default_settings: True: after a custom key the other rules apply as well and win.
+        bypass_duplicate: accepted; a pytree holds a shared parameter once.
+        strict: True: a custom key that matches nothing is an error, not a warning.
+
+    Attributes:
+      base_lr: the optimizer's learning rate.
+      base_wd: its weight decay, None if the config gives none.
+      matched, unmatched: custom keys that matched a parameter, and those that did not.
+      custom_fields: fields of a custom key that are legal besides those above; for a constructor that reads more.
+
+    Raises:
+      AssertionError: no 'optimizer'. TypeError: a config that is not a dict. ConfigError: an unknown rule or field, or
+        a value that it cannot have.
+    """
+
+    paramwise_keys: tuple[str, ...] = (
+        "custom_keys", "bias_lr_mult", "bias_decay_mult", "norm_decay_mult", "dwconv_decay_mult", "flat_decay_mult",
+        "dcn_offset_lr_mult", "dcn_modules", "force_default_settings", "bypass_duplicate", "strict",
+    )  # fmt: skip
+    custom_fields: tuple[str, ...] = ()
+
+    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
+        refuse_trailing_comma(optim_wrapper_cfg, "an optimizer wrapper")
+        refuse_trailing_comma(paramwise_cfg, "paramwise_cfg")
+        if not hasattr(optim_wrapper_cfg, "items"):
+            raise TypeError(f"an optimizer wrapper is a dict, found {type(optim_wrapper_cfg).__name__}")
+        if "optimizer" not in optim_wrapper_cfg:
+            raise AssertionError(f"an optimizer wrapper needs an 'optimizer', found only {sorted(optim_wrapper_cfg)}")
+        if paramwise_cfg is not None and not hasattr(paramwise_cfg, "items"):
+            raise TypeError(f"`paramwise_cfg` must be a dict, got {type(paramwise_cfg).__name__}: {paramwise_cfg!r}")
+        self.optim_wrapper_cfg = dict(optim_wrapper_cfg)
+        self.optimizer_cfg = self.optim_wrapper_cfg.pop("optimizer")
+        with config_path("optimizer"):
+            refuse_trailing_comma(self.optimizer_cfg, "an optimizer")
+        self.paramwise_cfg = {} if paramwise_cfg is None else dict(paramwise_cfg)
+        settings = self._optimizer_settings()
+        self.base_lr: Any = settings.get("lr", settings.get("learning_rate"))
+        self.base_wd: Any = settings.get("weight_decay")
+        self.unmatched: list[str] = []
+        self.matched: set[str] = set()
+        self._validate_cfg()
+
+    def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> OptimWrapper:
+        """Build the wrapper.
+
+        Args:
+          model: what `params_of` takes: parameters, or what holds them. Without rules also a `Model` before its `init`.
+          module_types: dotted module path -> class name.
+        """
+        if not self.paramwise_cfg and isinstance(model, Model) and not hasattr(model, "params"):
+            return self.wrap(None, None)
+        params, types = params_of(model, module_types)
+        if not self.paramwise_cfg:
+            return self.wrap(params, None)
+        self.read_optimizer()
+        groups: list[dict[str, Any]] = []
+        self.add_params(groups, module_tree(params, types))
+        self.report_unmatched(params)
+        return self.wrap(params, merge_equal(groups))
+
+    def read_optimizer(self) -> None:
+        """Take the optimizer's default learning rate where the config gives none, and check the custom keys by it.
+
+        Raises:
+          ConfigError: a custom key with a field or a value that the optimizer's groups do not have, or a multiplier
+        where the optimizer has no learning rate.
+        """
+        optimizer = build_optimizer(self.optimizer_cfg)
+        if self.base_lr is None:
+            self.base_lr = optimizer.defaults.get("lr")
+        custom_keys = self.paramwise_cfg.get("custom_keys", {})
+        rules = [name for name in ("bias_lr_mult", "dcn_offset_lr_mult") if self.paramwise_cfg.get(name) is not None]
+        rules += [f"custom_keys[{key!r}].lr_mult" for key, rule in custom_keys.items() if "lr_mult" in rule]
+        if rules:
+            self.require_base_lr(rules[0])
+        if not self._has_own_rules():
+            check_custom_fields(custom_keys, optimizer.name, optimizer.defaults, self.custom_fields)
+
+    def require_base_lr(self, rule: str) -> None:
+        """Raise a ConfigError if the optimizer has no learning rate, which `rule` multiplies."""
+        if self.base_lr is None:
+            raise ConfigError(f"`optimizer.lr` must be a number, which {rule} multiplies, got none")
+
+    def wrap(self, params: Any, groups: list[dict[str, Any]] | None) -> OptimWrapper:
+        """Return the wrapper of the config.
+
+        Args:
+          params: the parameters; None where they are not known before `wrapper.init(params)`.
+          groups: the parameter groups; None for one group of all parameters.
+        """
+        optimizer = build_optimizer(self.optimizer_cfg)
+        if groups is not None:
+            optimizer = optimizer.with_groups(groups)
+        wrapper = OPTIM_WRAPPERS.build({"type": "OptimWrapper", **self.optim_wrapper_cfg}, optimizer=optimizer)
+        wrapper.grouped.unmatched = self.unmatched
+        if params is not None:
+            wrapper.grouped.bind(params)
+        return wrapper
+
+    def add_params(
+        self, params: list[dict[str, Any]], module: Module, prefix: str = "", is_dcn_module: bool = False
+    ) -> None:
+        """Append the settings of every parameter of `module` and below.
+
+        Args:
+          params: list of dicts with `params`, the parameters concerned, and any settings that are not the
+            optimizer's own.
+          module: where to look.
+          prefix: its dotted path.
+          is_dcn_module: whether its parent is a deformable convolution.
+        """
+        for name, parameter in module.named_parameters(recurse=False):
+            full_name = f"{prefix}.{name}" if prefix else name
+            settings = self._settings(name, parameter, module, is_dcn_module)
+            if not settings.get("requires_grad", True):
+                logger.warning("%s does not require gradients: it is left out of the parameter groups", full_name)
+                continue
+            for key, value in settings.items():
+                if key not in ("patterns", "switched_off"):
+                    logger.info("paramwise_options -- %s:%s=%s", full_name, key, value)
+            # settings left out are the optimizer's, so that equal groups are recognised
+            lr = {} if self.base_lr is None else {"lr": self.base_lr}
+            weight_decay = {} if self.base_wd is None else {"weight_decay": self.base_wd}
+            params.append({"params": [parameter], **lr, **weight_decay, **settings})
+        below_dcn = module.is_deformable_conv() or any(
+            key in spelling for key in self.paramwise_cfg.get("dcn_modules", ()) for spelling in paths.spellings(prefix)
+        )
+        for name, child in module.named_children():
+            self.add_params(params, child, f"{prefix}.{name}" if prefix else name, below_dcn)
+
+    # ------------------------------------------------------------------ rules
+
+    def custom_settings(self, path: str) -> dict[str, Any]:
+        """Return the settings that the longest matching custom key gives a parameter; empty if none matches."""
+        custom_keys = self.paramwise_cfg.get("custom_keys", {})
+        for key in sorted(sorted(custom_keys), key=len, reverse=True):
+            if any(key in spelling for spelling in paths.spellings(path)):
+                self.matched.add(key)
+                rule = dict(custom_keys[key])
+                settings: dict[str, Any] = {}
+                if self.base_lr is not None:
+                    settings["lr"] = self.base_lr * rule.get("lr_mult", 1.0)
+                if self.base_wd is not None:
+                    settings["weight_decay"] = self.base_wd * rule.get("decay_mult", 1.0)
+                return {**settings, **rule, "patterns": (key,)}
+        return {}
+
+    def typed_settings(self, name: str, parameter: Parameter, module: Module, is_dcn_module: bool) -> dict[str, Any]:
+        """Return the settings that all other rules give a parameter; empty if none applies.
+
+        Args:
+          name: its name in `module`.
+          parameter: the parameter.
+          module: where it is.
+          is_dcn_module: whether the parent of `module` is a deformable convolution.
+        """
+        cfg = self.paramwise_cfg
+        is_bias = name == "bias"
+        settings: dict[str, Any] = {}
+        patterns: list[str] = []
+        if is_bias and not module.is_norm() and not is_dcn_module and cfg.get("bias_lr_mult") is not None:
+            settings["lr"] = self.base_lr * cfg["bias_lr_mult"]
+            patterns.append("bias_lr_mult")
+        in_offset = is_dcn_module and "conv_offset" in module.path and module.is_conv()
+        if in_offset and cfg.get("dcn_offset_lr_mult") is not None:
+            settings["lr"] = self.base_lr * cfg["dcn_offset_lr_mult"]
+            patterns = ["dcn_offset_lr_mult"]
+        if self.base_wd is not None:
+            rules = {
+                "norm_decay_mult": module.is_norm(),
+                "bias_decay_mult": is_bias and not is_dcn_module,
+                "dwconv_decay_mult": module.is_depthwise_conv(),
+                "flat_decay_mult": parameter.ndim == 1 and not is_dcn_module,
+            }
+            for key, applies in rules.items():
+                if applies and cfg.get(key) is not None:
+                    settings["weight_decay"] = self.base_wd * cfg[key]
+                    patterns.append(key)
+                    break
+        return {**settings, "patterns": tuple(patterns)} if settings else {}
+
+    def _settings(self, name: str, parameter: Parameter, module: Module, is_dcn_module: bool) -> dict[str, Any]:
+        custom = self.custom_settings(parameter.path)
+        typed = self.typed_settings(name, parameter, module, is_dcn_module)
+        if custom and not self.paramwise_cfg.get("force_default_settings"):
+            return {**custom, "switched_off": switched_off(custom, typed)}
+        return {**custom, **typed, "patterns": (*custom.get("patterns", ()), *typed.get("patterns", ()))}
+
+    # ------------------------------------------------------------------ config
+
+    def _optimizer_settings(self) -> Mapping[str, Any]:
+        if hasattr(self.optimizer_cfg, "items"):
+            return self.optimizer_cfg
+        return self.optimizer_cfg.defaults if isinstance(self.optimizer_cfg, Optimizer) else {}
+
+    def _has_own_rules(self) -> bool:
+        return type(self).add_params is not DefaultOptimWrapperConstructor.add_params
+
+    def _validate_cfg(self) -> None:
+        cfg = self.paramwise_cfg
+        if self.paramwise_keys and not self._has_own_rules():
+            for key in cfg:
+                if key in ("lr_mult", "decay_mult"):
+                    logger.warning("paramwise_cfg: %s has an effect only inside an entry of custom_keys", key)
+                elif key not in self.paramwise_keys:
+                    raise ConfigError(f"paramwise_cfg has no {key!r}{closest(str(key), self.paramwise_keys)}")
+            check_rules(cfg)
+        if "custom_keys" in cfg:
+            cfg["custom_keys"] = parse_custom_keys(cfg["custom_keys"])
+        decays = [k for k in ("bias_decay_mult", "norm_decay_mult", "dwconv_decay_mult") if cfg.get(k) is not None]
+        decays += [f"custom_keys[{k!r}].decay_mult" for k, rule in cfg.get("custom_keys", {}).items()
+                   if "decay_mult" in rule]  # fmt: skip
+        if decays and self.base_wd is None:
+            raise ValueError(f"base_wd should not be None: {decays[0]} needs a weight_decay in the optimizer's config")
+
+    def report_unmatched(self, params: Any) -> None:
+        """Warn of custom keys that match no parameter; with `strict` raise a ConfigError."""
+        leaves = paths.flatten(params)
+        names = {spelling for path in leaves for spelling in paths.spellings(path)}
+        for key in self.paramwise_cfg.get("custom_keys", {}):
+            if key not in self.matched and not any(key in name for name in names):
+                text = f"custom_keys: {key!r} matches no parameter{did_you_mean(key, leaves)}"
+                if self.paramwise_cfg.get("strict"):
+                    raise ConfigError(text)
+                logger.warning(text)
+                self.unmatched.append(key)
+
+
+def switched_off(custom: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the rules that would give a parameter another number than the custom key that matched it.
+
+    Args:
+      custom: the settings of the custom key.
+      typed: the settings of the other rules, with their names as `patterns`.
+    """
+    setting = {rule: "lr" if rule.endswith("lr_mult") else "weight_decay" for rule in typed.get("patterns", ())}
+    return tuple(rule for rule, name in setting.items() if typed[name] != custom.get(name))
+
+
+def merge_equal(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join groups whose settings are equal, in the order of their first appearance.
+
+    Args:
+      groups: dicts of settings with `params`, a list of Parameters or paths, and perhaps `patterns`, the rules that
+        made them, and `switched_off`, the rules that the first pattern replaces; multipliers in them are dropped.
+
+    Returns:
+      Groups with `patterns` as the group table shows them: `head (switches off norm_decay_mult)`.
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    rules: dict[str, dict[str, list[str]]] = {}  # of each group: pattern -> what it switches off
+    for group in groups:
+        own = {k: v for k, v in group.items() if k not in ("params", "patterns", "switched_off", *_NOT_SETTINGS)}
+        members = [p if isinstance(p, str) else p.path for p in group["params"]]
+        identity = repr(sorted(own.items()))
+        merged.setdefault(identity, {"params": [], "patterns": [], **own})["params"] += members
+        patterns = rules.setdefault(identity, {})
+        for index, pattern in enumerate(group.get("patterns", ())):
+            off = patterns.setdefault(pattern, [])
+            off += [rule for rule in group.get("switched_off", ()) if index == 0 and rule not in off]
+    for identity, patterns in rules.items():
+        merged[identity]["patterns"] = [shown_pattern(pattern, off) for pattern, off in patterns.items()]
+    return list(merged.values())
+
+
+def shown_pattern(pattern: str, switched_off: Sequence[str]) -> str:
+    """Return how the group table shows a pattern and the rules that it switches off."""
+    return f"{pattern} (switches off {', '.join(switched_off)})" if switched_off else pattern

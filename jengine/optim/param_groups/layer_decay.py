@@ -1,0 +1,446 @@
+"""Optimizer wrappers whose learning rate falls layer by layer from the head to the stem."""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from jengine import paths
+from jengine.errors import ConfigError, closest
+from jengine.optim.optimizers.build import build_optimizer
+from jengine.optim.param_groups import layer_depth
+from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor, shown_pattern, switched_off
+from jengine.optim.param_groups.layer_depth import STEM, LayerPattern
+from jengine.optim.param_groups.modules import Module, Parameter, module_tree, params_of
+from jengine.optim.param_groups.paramwise_cfg import check_value
+from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+
+logger = logging.getLogger("jengine")
+
+LayerId: TypeAlias = Callable[[str], int]
+# The name of a parameter by which its layer is known; of a stacked one, the name of each of its layers.
+NameOf: TypeAlias = Callable[[Parameter], str | Callable[[int], str]]
+
+
+class Entry(NamedTuple):
+    """A parameter, or one layer of a parameter in which `nn.scan` stacks all layers."""
+
+    path: str  # dotted path; with [i] for layer i of a stacked parameter
+    name: str  # as that of a model whose layers are not stacked; PyTorch's for the rules taken over from there
+    ndim: int  # without the stacked axis
+    parameter: Parameter
+    module: Module
+
+
+def entries(root: Module, name_of: NameOf) -> list[Entry]:
+    """Return all parameters in the order of the model, stacked ones layer by layer.
+
+    Args:
+      root: the model.
+      name_of: a parameter -> its name; for a stacked one a function layer -> name.
+
+    Raises:
+      ValueError: stacked parameters with different numbers of layers.
+    """
+    found: list[Entry] = []
+    layers: dict[str, int] = {}
+    for module in _modules(root):
+        for parameter in module.parameters.values():
+            name = name_of(parameter)
+            if isinstance(name, str):
+                found.append(Entry(parameter.path, name, parameter.ndim, parameter, module))
+                continue
+            layers[parameter.path] = parameter.shape[0] if parameter.shape else 0
+            found += [
+                Entry(f"{parameter.path}[{i}]", name(i), parameter.ndim - 1, parameter, module)
+                for i in range(layers[parameter.path])
+            ]
+    if len(set(layers.values())) > 1:
+        raise ValueError(f"stacked parameters must have the same number of layers, got {layers}")
+    return found
+
+
+def torch_names(stacked: str = "backbone.layers") -> NameOf:
+    """Return the names of PyTorch, for a model that stacks its layers in `stacked` or numbers them below it.
+
+    Args:
+      stacked: the module whose parameters have all layers along their first axis, if what follows it is no number.
+    """
+
+    def name_of(parameter: Parameter) -> str | Callable[[int], str]:
+        """Return the torch alias of a parameter, or that of each layer."""
+        name = paths.torch_alias(parameter.path)
+        rest = name.removeprefix(f"{stacked}.")
+        if rest == name or rest.split(".")[0].isdigit():
+            return name
+        return lambda layer: f"{stacked}.{layer}.{rest}"
+
+    return name_of
+
+
+def flax_names(root: Module, pattern: LayerPattern) -> NameOf:
+    """Return the names of Flax, with the number of the layer in the names of what `pattern` finds to be stacked."""
+    stacked = pattern.stacked({parameter.path: parameter for _, parameter in root.named_parameters()})
+    return lambda parameter: stacked.get(parameter.path, parameter.path)
+
+
+def _modules(root: Module) -> list[Module]:
+    return [root, *(below for child in root.children.values() for below in _modules(child))]
+
+
+class Member(NamedTuple):
+    """A parameter with its weight decay and the rules that it comes from."""
+
+    entry: Entry
+    weight_decay: float
+    patterns: tuple[str, ...] = ()
+
+
+def layer_groups(
+    members: Sequence[Member],
+    layer_id: LayerId,
+    scale: Callable[[int], float],
+    base_lr: float,
+    collapse: bool = False,
+) -> list[dict[str, Any]]:
+    """Return the parameter groups of a model by layer and weight decay, in the order of their first parameter.
+
+    Args:
+      members: parameters and their weight decays.
+      layer_id: the layer of a name.
+      scale: the factor of a layer's learning rate.
+      base_lr: the learning rate at factor 1.
+      collapse: a layer's decays other than 0 become that of its first parameter.
+
+    Returns:
+      Groups called `layer_ID_decay` and `layer_ID_no_decay`, settings lr, weight_decay, lr_scale and group_name.
+    """
+    groups: dict[Any, dict[str, Any]] = {}
+    for entry, weight_decay, patterns in members:
+        layer = layer_id(entry.name)
+        name = f"layer_{layer}_{'decay' if weight_decay else 'no_decay'}"
+        group = groups.setdefault(
+            name if collapse else (name, weight_decay),
+            {
+                "params": [],
+                "patterns": [],
+                "weight_decay": weight_decay,
+                "lr_scale": scale(layer),
+                "group_name": name,
+                "lr": base_lr * scale(layer),
+            },
+        )
+        group["params"].append(entry.path)
+        group["patterns"] += [pattern for pattern in patterns if pattern not in group["patterns"]]
+    logger.info("Param groups = %s", json.dumps({g["group_name"]: g for g in groups.values()}, indent=2))
+    return list(groups.values())
+
+
+def check_layers(members: Sequence[Member], layer_id: LayerId, expected: str, blocks: int | None = None) -> None:
+    """Check that layer decay finds the layers of the model.
+
+    Args:
+      members: the parameters.
+      layer_id: the layer of a name.
+      expected: the names that it looks for, for the message.
+      blocks: how many layers were counted, None where they are not counted.
+
+    Raises:
+      ConfigError: no layer was found, or all parameters are in one, so that there would be one learning rate.
+    """
+    if blocks != 0 and len({layer_id(member.entry.name) for member in members}) > 1:
+        return
+    names = list(dict.fromkeys(member.entry.parameter.path for member in members))
+    modules = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in names))
+    shown = ", ".join(modules[:8]) + (", ..." if len(modules) > 8 else "")
+    guess = _numbered_series(names)
+    hint = (
+        f"; did you mean layer_pattern=r'{guess}'?" if guess else "; `layer_pattern` names the layers of other models"
+    )
+    raise ConfigError(f"layer decay: the parameters must be called {expected}, got {shown or 'none'}{hint}")
+
+
+def _numbered_series(names: Sequence[str]) -> str:
+    """Return a pattern for the modules that are numbered, for the longest series; empty if there is none."""
+    series: dict[str, set[str]] = {}
+    for name in names:
+        match = re.search(r"([A-Za-z]\w*)\.(\d+)\.", paths.torch_alias(name))
+        if match:
+            series.setdefault(match[1], set()).add(match[2])
+    longest = max(series, key=lambda module: len(series[module]), default="")
+    return rf"{longest}[._](\d+)" if longest and len(series[longest]) > 1 else ""
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
+    """Lower the learning rate layer by layer as in MMSelfSup: `lr * layer_decay_rate ** (N - id - 1)`, N layers.
+
+    Settings, in the `optimizer` of the config (MMSelfSup) or in `paramwise_cfg` (MMPretrain):
+      layer_decay_rate: the factor from layer to layer; 1.0 by default, with a warning.
+      model_type: 'vit', 'swin' or 'mixmim', with the names of those models.
+      layer_pattern: in its place, for any model: a regular expression with a group around the layer's number, such as
+        r'encoderblock_(\\d+)'; see `LayerPattern`.
+      stem_pattern: with layer_pattern, what outside the layers belongs to layer 0.
+
+    Weight decay follows `paramwise_cfg`: custom_keys (decay_mult), norm_decay_mult, bias_decay_mult,
+    dwconv_decay_mult and flat_decay_mult; learning-rate multipliers are ignored with a warning.
+
+    Args:
+      optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
+      paramwise_cfg: as above, and `strict_upstream=True` for MMSelfSup's own handling of decay: the shortest
+        matching custom key wins, the other rules are ignored, and a layer has one decay other than 0.
+
+    Raises:
+      AssertionError: unknown or missing model_type without a layer_pattern, or no weight_decay. ConfigError: a setting
+        of the wrong kind, or given twice; when called: a model in which the layers are not found.
+    """
+
+    _SETTINGS = ("model_type", "layer_decay_rate", "layer_pattern", "stem_pattern")
+    paramwise_keys = (*DefaultOptimWrapperConstructor.paramwise_keys, "strict_upstream", *_SETTINGS)
+
+    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
+        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+        if not hasattr(self.optimizer_cfg, "items"):
+            raise ConfigError(f"layer decay: `optimizer` must be a config, got {self.optimizer_cfg!r}")
+        settings = {name: self.paramwise_cfg[name] for name in self._SETTINGS if name in self.paramwise_cfg}
+        self.optimizer_cfg = dict(self.optimizer_cfg)
+        for name in self._SETTINGS:
+            if name in settings and name in self.optimizer_cfg:
+                raise ConfigError(f"`{name}` must be in `optimizer` or in `paramwise_cfg`, got both")
+            if name in self.optimizer_cfg:
+                settings[name] = self.optimizer_cfg.pop(name)
+        self.model_type = settings.get("model_type")
+        self.pattern = _layer_pattern(settings)
+        if self.pattern is not None and self.model_type is not None:
+            raise ConfigError(
+                f"layer decay: one of `model_type` and `layer_pattern` must be given, got {self.model_type!r} and "
+                f"{self.pattern.pattern!r}"
+            )
+        if self.pattern is None and self.model_type not in ("vit", "swin", "mixmim"):
+            known = ("vit", "swin", "mixmim")
+            hint = closest(str(self.model_type), known)
+            raise AssertionError(
+                f"optimizer.model_type must be one of {known}, got {self.model_type!r}{hint}; for other models give "
+                "`layer_pattern`"
+            )
+        if self.base_wd is None:
+            raise AssertionError("layer-wise learning rates need a weight_decay in the optimizer's config")
+        if "layer_decay_rate" not in settings:
+            logger.warning("layer_decay_rate is 1 unless it is set: all layers get the same learning rate")
+        self.decay_rate = settings.get("layer_decay_rate", 1.0)
+        _check_rate("layer_decay_rate", self.decay_rate)
+
+    def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> Any:
+        """Build the wrapper; see DefaultOptimWrapperConstructor."""
+        self.warn_of_learning_rate_rules()
+        params, types = params_of(model, module_types)
+        self.read_optimizer()
+        self.require_base_lr("layer decay")
+        root = module_tree(params, types)
+        name_of = torch_names() if self.pattern is None else flax_names(root, self.pattern)
+        trained = [entry for entry in entries(root, name_of) if self._is_trained(entry)]
+        layer_id, layers, expected = self.layers([entry.name for entry in trained])
+        strict = bool(self.paramwise_cfg.get("strict_upstream"))
+        members = [self._upstream_member(entry) if strict else self._member(entry) for entry in trained]
+        check_layers(members, layer_id, expected, layers - (1 if self.model_type == "mixmim" else 2))
+        self.report_unmatched(params)
+        groups = layer_groups(
+            members, layer_id, lambda layer: self.decay_rate ** (layers - layer - 1), self.base_lr, collapse=strict
+        )
+        return self.wrap(params, groups)
+
+    def layers(self, names: Sequence[str]) -> tuple[LayerId, int, str]:
+        """Return the function that numbers layers, their number, and the names that it looks for.
+
+        Args:
+          names: the parameters of the model.
+        """
+        if self.pattern is not None:
+            return *self.pattern.number(names), f"as layer_pattern=r'{self.pattern.pattern}' matches"
+        if self.model_type == "vit":
+            layers = layer_depth.count_below(names, "backbone.layers") + 2
+            expected = "`backbone.layers.0`, `backbone.patch_embed`, ..., as model_type='vit' expects"
+            return lambda name: layer_depth.vit_id(name, layers), layers, expected
+        if self.model_type == "swin":
+            depths = layer_depth.stage_depths(names, "backbone.stages")
+            expected = "`backbone.stages.0.blocks.0`, ..., as model_type='swin' expects"
+            return lambda name: layer_depth.swin_id(name, depths), sum(depths) + 2, expected
+        depths = layer_depth.stage_depths(names, "backbone.layers")
+        expected = "`backbone.layers.0.blocks.0`, ..., as model_type='mixmim' expects"
+        return lambda name: layer_depth.mixmim_id(name, depths), sum(depths) + 1, expected
+
+    def warn_of_learning_rate_rules(self) -> None:
+        """Warn of the rules that have no effect because the layer alone decides the learning rate."""
+        ignored = [key for key in ("bias_lr_mult", "dcn_offset_lr_mult") if self.paramwise_cfg.get(key) is not None]
+        ignored += [
+            f"custom_keys[{key!r}].{setting}"
+            for key, rule in self.paramwise_cfg.get("custom_keys", {}).items()
+            for setting in rule
+            if setting not in ("decay_mult", "requires_grad")
+        ]
+        if ignored:
+            logger.warning("ignored, for the layer alone decides the learning rate: %s", ", ".join(ignored))
+
+    def _is_trained(self, entry: Entry) -> bool:
+        return bool(self.custom_settings(entry.parameter.path).get("requires_grad", True))
+
+    def _member(self, entry: Entry) -> Member:
+        leaf = entry.parameter.path.rpartition(".")[2]
+        custom = self.custom_settings(entry.parameter.path)
+        # a stacked parameter counts with the axes of one of its layers
+        shape = entry.parameter.shape[len(entry.parameter.shape) - entry.ndim :]
+        single = Parameter(entry.parameter.path, shape, entry.parameter.dtype)
+        typed = self.typed_settings(leaf, single, entry.module, False)
+        patterns = tuple(rule for rule in typed.get("patterns", ()) if rule.endswith("decay_mult"))
+        if not custom or (self.paramwise_cfg.get("force_default_settings") and patterns):
+            return Member(entry, typed.get("weight_decay", self.base_wd), patterns)
+        off = switched_off(custom, {"weight_decay": typed.get("weight_decay"), "patterns": patterns})
+        return Member(entry, custom["weight_decay"], tuple(shown_pattern(key, off) for key in custom["patterns"]))
+
+    def _upstream_member(self, entry: Entry) -> Member:
+        member = Member(entry, self.base_wd)
+        custom_keys = self.paramwise_cfg.get("custom_keys", {})
+        for key in sorted(sorted(custom_keys), key=len, reverse=True):
+            if key in entry.name or key in entry.path:
+                self.matched.add(key)
+                member = Member(entry, self.base_wd * custom_keys[key].get("decay_mult", 1.0), (key,))
+        return member
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
+    """Lower the learning rate layer- or stage-wise as in MMSegmentation: `lr * decay_rate ** (L - id - 1)`.
+
+    L is num_layers + 2. One-dimensional parameters and biases have no weight decay.
+
+    Args:
+      optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
+      paramwise_cfg: `num_layers` (int), `decay_rate`, `decay_type`, 'layer_wise' (default) or 'stage_wise', and
+        `backbone`, 'ConvNeXt', 'BEiT' or 'MAE', where the class name of the module `backbone` does not contain one of
+        these. For any other model `decay_rate` and `layer_pattern`, a regular expression with a group around the
+        layer's number (and perhaps `stem_pattern`, see `LayerPattern`); `num_layers` is then counted. With none of
+        num_layers, decay_rate and layer_pattern one group is built, with a warning; other keys are ignored with one.
+
+    Raises:
+      ValueError: an unknown decay_type. ConfigError: some settings without the others or of the wrong kind; when
+        called: a model in which the layers are not found. NotImplementedError, when called: another backbone, or
+        'stage_wise' for one that is not a ConvNeXt.
+    """
+
+    paramwise_keys = ()  # it warns of what it ignores
+    _OWN_KEYS = ("num_layers", "decay_rate", "decay_type", "backbone", "layer_pattern", "stem_pattern")
+
+    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
+        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+        cfg = self.paramwise_cfg
+        self.decay_type = cfg.get("decay_type", "layer_wise")
+        if "layer_wise" not in self.decay_type and self.decay_type != "stage_wise":
+            known = ("layer_wise", "stage_wise")
+            raise ValueError(f"paramwise_cfg: unknown decay_type {self.decay_type!r}{closest(self.decay_type, known)}")
+        self.pattern = _layer_pattern(cfg)
+        self.is_set = any(name in cfg for name in ("num_layers", "decay_rate", "layer_pattern"))
+        if self.is_set:
+            for name in ("decay_rate",) if self.pattern is not None else ("decay_rate", "num_layers"):
+                if name not in cfg:
+                    raise ConfigError(
+                        f"`paramwise_cfg` must have decay_rate with num_layers or layer_pattern, got {sorted(cfg)}"
+                    )
+            _check_rate("paramwise_cfg.decay_rate", cfg["decay_rate"])
+            layers = cfg.get("num_layers", 1)
+            if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
+                raise ConfigError(f"`paramwise_cfg.num_layers` must be an int of at least 1, got {layers!r}")
+            if self.pattern is not None and self.decay_type == "stage_wise":
+                raise ConfigError(
+                    "`paramwise_cfg.decay_type` must be 'layer_wise' with layer_pattern, got 'stage_wise'"
+                )
+
+    def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> Any:
+        """Build the wrapper; see DefaultOptimWrapperConstructor."""
+        params, types = params_of(model, module_types)
+        if not self.is_set:
+            logger.warning("paramwise_cfg has no num_layers and decay_rate: all layers get the same learning rate")
+            return self.wrap(params, None)
+        ignored = [key for key in self.paramwise_cfg if key not in self._OWN_KEYS]
+        if ignored:
+            logger.warning("paramwise_cfg: ignored by %s: %s", type(self).__name__, ", ".join(ignored))
+        if self.base_lr is None:  # not read_optimizer: custom keys are ignored here, so their fields are not checked
+            self.base_lr = build_optimizer(self.optimizer_cfg).defaults.get("lr")
+        self.require_base_lr("layer decay")
+        root = module_tree(params, types)
+        name_of = torch_names() if self.pattern is None else flax_names(root, self.pattern)
+        members = [Member(entry, 0.0 if _undecayed(entry) else self.base_wd or 0.0) for entry in entries(root, name_of)]
+        rate = self.paramwise_cfg["decay_rate"]
+        if self.pattern is None:
+            layers, blocks = self.paramwise_cfg["num_layers"] + 2, None
+            backbone = self.paramwise_cfg.get("backbone") or types.get("backbone", "")
+            layer_id = self.layer_id(backbone)
+            expected = f"`backbone.{'stages' if 'ConvNeXt' in backbone else 'layers'}.0`, ..., as of a {backbone}"
+        else:
+            layer_id, layers = self.pattern.number([member.entry.name for member in members])
+            blocks, expected = layers - 2, f"as layer_pattern=r'{self.pattern.pattern}' matches"
+        check_layers(members, layer_id, expected, blocks)
+        if blocks is not None and self.paramwise_cfg.get("num_layers", blocks) != blocks:
+            raise ConfigError(
+                f"`paramwise_cfg.num_layers` must be {blocks}, which layer_pattern counts, "
+                f"got {self.paramwise_cfg['num_layers']}; leave it out"
+            )
+        groups = layer_groups(members, layer_id, lambda layer: rate ** (layers - layer - 1), self.base_lr)
+        return self.wrap(params, groups)
+
+    def layer_id(self, backbone: str) -> LayerId:
+        """Return the function that numbers the layers of a backbone of class `backbone`."""
+        layers = self.paramwise_cfg["num_layers"]
+        if "ConvNeXt" in backbone:
+            if self.decay_type == "stage_wise":
+                return lambda name: layer_depth.convnext_stage_id(name, layers + 2)
+            return lambda name: layer_depth.convnext_layer_id(name, layers)
+        if ("BEiT" in backbone or "MAE" in backbone) and self.decay_type != "stage_wise":
+            return lambda name: layer_depth.vit_id(name, layers + 2)
+        raise NotImplementedError(
+            f"{self.decay_type} learning rates for a backbone {backbone or 'of unknown class'!r}: known are ConvNeXt, "
+            "and layer_wise BEiT and MAE; name the closest as paramwise_cfg['backbone'], or give the names of the "
+            "layers as paramwise_cfg['layer_pattern']"
+        )
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class LayerDecayOptimizerConstructor(LearningRateDecayOptimizerConstructor):
+    """Read MMSegmentation's older settings: `num_layers` and `layer_decay_rate`, which is `decay_rate` now.
+
+    Args:
+      optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
+      paramwise_cfg: see LearningRateDecayOptimizerConstructor; decay is layer-wise.
+
+    Raises:
+      ConfigError: no layer_decay_rate.
+    """
+
+    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
+        cfg = dict(paramwise_cfg or {})
+        if "layer_decay_rate" not in cfg or "decay_rate" in cfg:
+            raise ConfigError(f"`paramwise_cfg` must have layer_decay_rate and not decay_rate, got {sorted(cfg)}")
+        logger.warning(
+            "LayerDecayOptimizerConstructor is the old name of LearningRateDecayOptimizerConstructor, and "
+            "layer_decay_rate that of its decay_rate"
+        )
+        decay_rate = cfg.pop("layer_decay_rate")
+        super().__init__(optim_wrapper_cfg, {**cfg, "decay_rate": decay_rate, "decay_type": "layer_wise_vit"})
+
+
+def _layer_pattern(settings: Mapping[str, Any]) -> LayerPattern | None:
+    if "layer_pattern" in settings:
+        return LayerPattern(settings["layer_pattern"], settings.get("stem_pattern", STEM))
+    if "stem_pattern" in settings:
+        raise ConfigError("`stem_pattern` must stand next to a layer_pattern, got it alone")
+    return None
+
+
+def _check_rate(path: str, rate: Any) -> None:
+    check_value(path, "lr_mult", rate, 1.0)
+    if rate == 0:
+        raise ConfigError(f"`{path}` must be above 0, got {rate!r}")
+
+
+def _undecayed(entry: Entry) -> bool:
+    return entry.ndim == 1 or entry.name.endswith(".bias") or entry.name in ("pos_embed", "cls_token")

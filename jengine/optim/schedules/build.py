@@ -1,0 +1,206 @@
+"""From the `param_scheduler` of a config to built schedulers."""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from jengine.errors import ConfigError, config_path
+from jengine.optim.schedules.annealing import OneCycleRule
+from jengine.optim.schedules.from_optax import OptaxRule
+from jengine.optim.schedules.rules import INF
+from jengine.optim.schedules.scheduler import ParamScheduler
+from jengine.registry import PARAM_SCHEDULERS, check_arguments
+
+Schedulers = list[ParamScheduler] | dict[str, list[ParamScheduler]]
+
+
+def build_param_schedulers(
+    cfg: Any,
+    wrapper: Any,
+    *,
+    max_epochs: int | None,
+    max_iters: int | None,
+    epoch_length: int | None,
+    by_epoch_loop: bool = True,
+) -> Schedulers:
+    """Builds the schedulers of a run, in the order of the config.
+
+    A scheduler without `end` lasts for the run. One with `convert_to_iter_based=True` has its epochs counted in
+    iterations. In a loop over iterations no epoch ever ends: a scheduler that counts epochs is refused there unless it
+    is converted (those that follow validations apart).
+
+    Args:
+      cfg: None, a scheduler's config, a function `step -> learning rate` such as an optax schedule, which counts
+        iterations, a list of these, or for several optimizers a dict of those by the optimizer's name; schedulers that
+        are built already pass through.
+      wrapper: the optimizer wrapper, or a mapping of them by name.
+      max_epochs: epochs of the run; None if unknown.
+      max_iters: iterations of the run; None if unknown.
+      epoch_length: iterations in an epoch; None if unknown.
+      by_epoch_loop: whether the train loop counts epochs.
+
+    Returns:
+      A list; for several optimizers a dict of lists. With `cfg` None they are empty.
+
+    Raises:
+      ValueError, KeyError, TypeError: what is wrong with which entry of the config.
+    """
+    run = _Run(max_epochs, max_iters, epoch_length, by_epoch_loop)
+    with config_path("param_scheduler"):
+        if not _is_mapping(wrapper):
+            if _is_mapping(cfg) and "type" not in cfg and cfg:
+                raise ConfigError(
+                    f"there is one optimizer: a scheduler or a list of them is expected, found a dict of "
+                    f"{sorted(map(str, cfg))}; a scheduler needs a 'type'"
+                )
+            return _build_list(cfg, wrapper, run)
+        if _is_mapping(cfg) and "type" not in cfg:
+            if set(cfg) != set(wrapper.keys()):
+                raise ConfigError(
+                    f"schedulers by name are for the optimizers {sorted(wrapper.keys())}, found {sorted(cfg)}"
+                )
+            built = {}
+            for name, optimizer in wrapper.items():
+                with config_path(name):
+                    built[name] = _build_list(cfg[name], optimizer, run)
+            return built
+        return {name: _build_list(cfg, optimizer, run) for name, optimizer in wrapper.items()}
+
+
+class _Run:
+    """How long the run is, in epochs and in iterations."""
+
+    def __init__(self, epochs: int | None, iters: int | None, epoch_length: int | None, by_epoch_loop: bool) -> None:
+        self.epochs, self.iters, self.epoch_length, self.by_epoch_loop = epochs, iters, epoch_length, by_epoch_loop
+
+    def length(self, by_epoch: bool, converted: bool) -> float | None:
+        """The default `end`, in the unit that the config counts in."""
+        if converted and not self.by_epoch_loop and self.iters is not None and self.epoch_length:
+            return Fraction(self.iters, self.epoch_length)  # type: ignore[return-value]  # exact when multiplied back
+        return self.epochs if by_epoch else self.iters
+
+
+def _build_list(cfg: Any, wrapper: Any, run: _Run) -> list[ParamScheduler]:
+    if cfg is None:
+        return []
+    if isinstance(cfg, list | tuple):
+        built = []
+        for index, item in enumerate(cfg):
+            with config_path(index):
+                built += _build_one(item, wrapper, run)
+        _check_windows(built, run)
+        return built
+    return _build_one(cfg, wrapper, run)
+
+
+def _build_one(cfg: Any, wrapper: Any, run: _Run) -> list[ParamScheduler]:
+    if isinstance(cfg, ParamScheduler):
+        return [cfg] if cfg.optimizer is wrapper else []
+    if callable(cfg) and not isinstance(cfg, type):  # it goes on where a run is made longer
+        cfg = {"type": "OptaxLR", "schedule": cfg, "by_epoch": False, "end": INF}
+    if not _is_mapping(cfg):
+        raise TypeError(
+            "a parameter scheduler must be a dict with a 'type', or a function from the iteration to the learning rate "
+            f"such as an optax schedule, got {type(cfg).__name__}: {cfg!r}"
+        )
+    arguments = {key: value for key, value in cfg.items() if key != "_delete_"}
+    converted = arguments.pop("convert_to_iter_based", False)
+    entry: Any = arguments.get("type")
+    if isinstance(entry, str):
+        with config_path("type"):
+            entry = PARAM_SCHEDULERS.get(entry)
+    if entry is None:
+        return [PARAM_SCHEDULERS.build(arguments, optimizer=wrapper)]  # says what is missing
+    del arguments["type"]
+    by_epoch = bool(arguments.get("by_epoch", _default(entry, "by_epoch", True)))
+    follows_validations = getattr(entry, "need_val_args", False)
+    if by_epoch and not run.by_epoch_loop and not converted and not follows_validations:
+        raise ConfigError(
+            f"{entry.__name__} counts epochs (by_epoch=True, the default), but the train loop counts iterations, so "
+            "that its value would never change; write by_epoch=False if its numbers are iterations, or "
+            "convert_to_iter_based=True if they are epochs"
+        )
+    if "end" not in arguments:
+        arguments["end"] = _default_end(entry, arguments, run, by_epoch, bool(converted), follows_validations)
+    scheduler = _construct(entry, wrapper, arguments, run, bool(converted))
+    _check_total_steps(scheduler, run)
+    return [scheduler]
+
+
+def _construct(
+    entry: type[ParamScheduler], wrapper: Any, arguments: dict[str, Any], run: _Run, converted: bool
+) -> ParamScheduler:
+    if not converted:
+        return PARAM_SCHEDULERS.build({"type": entry, **arguments}, optimizer=wrapper)
+    if run.epoch_length is None:
+        raise ConfigError("convert_to_iter_based needs a train dataloader whose length is known")
+    check_arguments(entry, {"optimizer": wrapper, **arguments})
+    return entry.build_iter_from_epoch(wrapper, epoch_length=run.epoch_length, **arguments)
+
+
+def _default_end(
+    entry: Any, arguments: Mapping[str, Any], run: _Run, by_epoch: bool, converted: bool, follows_validations: bool
+) -> Any:
+    if follows_validations and not run.by_epoch_loop:
+        if arguments.get("begin", 0) > 0:
+            raise ConfigError(f"{entry.__name__} with begin > 0 counts epochs, which never end in this train loop")
+        return INF
+    end = run.length(by_epoch, converted)
+    if end is None:
+        unit = "epochs" if by_epoch else "iterations"
+        raise ConfigError(f"the length of the run in {unit} is unknown: give {entry.__name__} its `end`")
+    return end
+
+
+def _check_total_steps(scheduler: ParamScheduler, run: _Run) -> None:
+    """Raises ValueError when a one-cycle schedule ends before the run does."""
+    length = run.epochs if scheduler.by_epoch else run.iters
+    if not isinstance(scheduler.settings, OneCycleRule) or scheduler.settings.total_steps is None or length is None:
+        return
+    needed = int(min(scheduler.end, length) - scheduler.begin)
+    if scheduler.settings.total_steps < needed:
+        raise ConfigError(f"total_steps is {scheduler.settings.total_steps}, but the run has {needed} steps for it")
+
+
+def _check_windows(chain: Sequence[ParamScheduler], run: _Run) -> None:
+    """Raise ConfigError when a schedule of optax, which sets a value, acts where another one changes that value."""
+
+    def window(scheduler: ParamScheduler) -> tuple[float, float]:
+        """Return begin and end, in iterations if the length of an epoch is known."""
+        length = (run.epoch_length or 1) if scheduler.by_epoch else 1
+        return scheduler.begin * length, scheduler.end * length
+
+    for index, scheduler in enumerate(chain):
+        if not isinstance(scheduler.settings, OptaxRule):
+            continue
+        begin, end = window(scheduler)
+        for other_index, other in enumerate(chain):
+            if other is scheduler or other.param_name != scheduler.param_name:
+                continue
+            if run.epoch_length is None and other.by_epoch != scheduler.by_epoch:
+                continue  # the windows cannot be compared
+            other_begin, other_end = window(other)
+            if max(begin, other_begin) < min(end, other_end):
+                with config_path(index):
+                    raise ConfigError(
+                        f"the schedule of optax at [{index}] must be alone in its window, because it sets "
+                        f"{scheduler.param_name!r} at each step, got {type(other).__name__} at [{other_index}] in the "
+                        "same window; give both a `begin` and an `end`, or put all of it into one optax.join_schedules"
+                    )
+
+
+def _default(entry: Any, name: str, otherwise: Any) -> Any:
+    """The default that the constructor of `entry` has for an argument."""
+    signature: Any = getattr(entry.__init__, "__signature__", None)
+    return signature.parameters[name].default if signature is not None else otherwise
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping) or (hasattr(value, "items") and hasattr(value, "keys"))
+
+
+def flatten_schedulers(schedulers: Schedulers | None) -> Sequence[ParamScheduler]:
+    """All schedulers of a run in one list, whether they are by optimizer or not."""
+    if schedulers is None:
+        return []
+    return [s for group in schedulers.values() for s in group] if isinstance(schedulers, dict) else schedulers

@@ -1,0 +1,116 @@
+"""The registered schedulers: every family for the learning rate, for the momentum and for any named value."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from jengine.optim.schedules import annealing, from_optax, rules
+from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
+from jengine.optim.schedules.rule_scheduler import RuleScheduler
+from jengine.optim.schedules.scheduler import ParamScheduler
+from jengine.registry import PARAM_SCHEDULERS
+
+_COMMON = {"begin": 0, "end": rules.INF, "last_step": -1, "by_epoch": True, "verbose": False}
+
+
+def make_scheduler(
+    name: str,
+    family: type[Any],
+    param_name: str | None = None,
+    base: type[ParamScheduler] = RuleScheduler,
+    by_epoch: bool = True,
+    skips_zero: bool = False,
+) -> type[ParamScheduler]:
+    """Makes the scheduler class of a family, registered in `PARAM_SCHEDULERS`.
+
+    Args:
+      name: its name.
+      family: the frozen dataclass of its settings, a `Rule`; the fields become arguments of the class.
+      param_name: the value that it drives; None makes that an argument.
+      base: what steps it.
+      by_epoch: whether it counts epochs where the config does not say.
+      skips_zero: leave groups alone whose initial value is 0.
+
+    Returns:
+      A class that takes the optimizer wrapper, `param_name` unless that is fixed, the settings of the family, then
+      `begin`, `end`, `last_step`, `by_epoch` and `verbose`.
+    """
+    signature = _signature(family, param_name is None, by_epoch)
+
+    def init(self: ParamScheduler, *args: Any, **kwargs: Any) -> None:
+        """Builds the rule from the family's settings and hands the rest to the base."""
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        common = {key: given.pop(key) for key in _COMMON}
+        del given["self"]
+        optimizer, driven = given.pop("optimizer"), given.pop("param_name", param_name)
+        base.__init__(self, optimizer, driven, family(**given), **common)
+
+    init.__signature__ = signature  # type: ignore[attr-defined]
+    init.__name__ = "__init__"
+    members = {
+        "__init__": init,
+        "__doc__": family.__doc__,
+        "__module__": __name__,
+        "family": family,
+        "mirrors_betas": param_name == "momentum",
+        "skips_zero": skips_zero,
+    }
+    return PARAM_SCHEDULERS.register_module(name)(type(name, (base,), members))
+
+
+def _signature(family: type[Any], named: bool, by_epoch: bool) -> inspect.Signature:
+    """The arguments of a scheduler class: the optimizer, the name, the settings, then those that all have."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    own = list(inspect.signature(family).parameters.values())
+    leading = ["self", "optimizer", *(["param_name"] if named else [])]
+    common = {**_COMMON, "by_epoch": by_epoch}
+    return inspect.Signature(
+        [
+            *(inspect.Parameter(name, kind) for name in leading),
+            *(parameter for parameter in own if parameter.kind is kind),
+            *(inspect.Parameter(name, kind, default=default) for name, default in common.items()),
+            *(parameter for parameter in own if parameter.kind is not kind),
+        ]
+    )
+
+
+def make_variants(
+    name: str, family: type[Any], base: type[ParamScheduler] = RuleScheduler
+) -> tuple[type[ParamScheduler], type[ParamScheduler], type[ParamScheduler]]:
+    """Makes `{name}LR`, `{name}Momentum` and `{name}ParamScheduler` of one family."""
+    make: Callable[..., type[ParamScheduler]] = make_scheduler
+    return (
+        make(f"{name}LR", family, "lr", base),
+        make(f"{name}Momentum", family, "momentum", base),
+        make(f"{name}ParamScheduler", family, None, base),
+    )
+
+
+ConstantLR, ConstantMomentum, ConstantParamScheduler = make_variants("Constant", rules.ConstantRule)
+LinearLR, LinearMomentum, LinearParamScheduler = make_variants("Linear", rules.LinearRule)
+StepLR, StepMomentum, StepParamScheduler = make_variants("Step", rules.StepRule)
+MultiStepLR, MultiStepMomentum, MultiStepParamScheduler = make_variants("MultiStep", rules.MultiStepRule)
+ExponentialLR, ExponentialMomentum, ExponentialParamScheduler = make_variants("Exponential", rules.ExponentialRule)
+PolyLR, PolyMomentum, PolyParamScheduler = make_variants("Poly", rules.PolyRule)
+CosineAnnealingLR, CosineAnnealingMomentum, CosineAnnealingParamScheduler = make_variants(
+    "CosineAnnealing", annealing.CosineAnnealingRule
+)
+CosineRestartLR, CosineRestartMomentum, CosineRestartParamScheduler = make_variants(
+    "CosineRestart", annealing.CosineRestartRule
+)
+ReduceOnPlateauLR, ReduceOnPlateauMomentum, ReduceOnPlateauParamScheduler = make_variants(
+    "ReduceOnPlateau", PlateauSettings, PlateauScheduler
+)
+OneCycleLR = make_scheduler("OneCycleLR", annealing.OneCycleRule, "lr")
+OneCycleParamScheduler = make_scheduler("OneCycleParamScheduler", annealing.OneCycleRule)
+
+QuadraticWarmupLR, QuadraticWarmupMomentum, QuadraticWarmupParamScheduler = make_variants(
+    "QuadraticWarmup", rules.QuadraticWarmupRule
+)
+PolyLRRatio = make_scheduler("PolyLRRatio", rules.PolyRatioRule, "lr")
+CosineAnnealingWeightDecay = make_scheduler(
+    "CosineAnnealingWeightDecay", annealing.CosineAnnealingRule, "weight_decay", skips_zero=True
+)
+OptaxLR, OptaxMomentum, OptaxParamScheduler = make_variants("Optax", from_optax.OptaxRule)

@@ -1,0 +1,167 @@
+"""Sort the hooks of a run and call them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from jengine.errors import ConfigError
+from jengine.hooks.hook import Hook
+from jengine.hooks.priority import Priority, get_level, get_priority, priority_name, to_priority
+from jengine.hooks.runner_protocol import Runner
+from jengine.registry import HOOKS
+from jengine.train.scanned_step import ChunkMetrics
+
+_ITERATION_STAGES = ("before_train_iter", "after_train_iter")
+
+
+# A hook that defines a stage, its method, and whether it is called only at the steps that `Hook.next_step` returns. A
+# plain tuple, since each call of a stage unpacks one for each hook.
+_Listener = tuple[Hook, Callable[..., Any], bool]
+
+
+class HookList:
+    """Sort hooks by priority; among equals the one registered first runs first."""
+
+    def __init__(self) -> None:
+        self._hooks: list[tuple[int, Hook]] = []
+        self._listeners: dict[str, list[_Listener]] = {}
+        self._ahead: dict[str, list[_Listener]] = {}
+
+    def register(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> Hook:
+        """Add a hook.
+
+        Args:
+          hook: an instance, or `dict(type=..., priority=..., **arguments)`, which is not modified. `level`, on the
+            scale of iMIX, may replace `priority`.
+          priority: takes precedence over the config's `priority`, which takes precedence over that of the class.
+
+        Raises:
+          TypeError: neither a hook nor a config of one. ConfigError: both a priority and a level.
+        """
+        if not isinstance(hook, Hook) and hasattr(hook, "items"):
+            cfg = dict(hook)
+            configured = _pop_priority(cfg)
+            priority = configured if priority is None else priority
+            hook = HOOKS.build(cfg)
+        if not isinstance(hook, Hook):
+            raise TypeError(f"a hook is an instance of Hook or a config dict, found {hook!r}")
+        value = get_priority(hook.priority if priority is None else priority)
+        index = sum(other <= value for other, _ in self._hooks)
+        self._hooks.insert(index, (value, hook))
+        self._listeners.clear()
+        self._ahead.clear()
+        return hook
+
+    def call(self, runner: Runner, stage: str, arguments: Mapping[str, Any]) -> None:
+        """Call the method `stage` of every hook that defines it, in order, with the keyword arguments of the stage.
+
+        An exception keeps its type and traceback; a note names the hook, the stage and the iteration.
+        """
+        for hook, method, scheduled in self._get(stage):
+            try:
+                if not scheduled or hook.next_step(runner, step := runner.iter) <= step:
+                    method(runner, **arguments)
+            except Exception as error:
+                _add_note(error, hook, stage, runner)
+                raise
+
+    def call_ahead(self, runner: Runner, stage: str, **arguments: Any) -> None:
+        """Call an iteration stage within a chunk: that of the hooks with `runs_ahead`."""
+        for hook, method, _ in self._get_ahead(stage):
+            try:
+                method(runner, **arguments)
+            except Exception as error:
+                _add_note(error, hook, stage, runner)
+                raise
+
+    def call_after_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
+        """Call `after_train_chunk` of the hooks that define it, and `after_train_iter` of the others that act."""
+        step, last = runner.iter, None
+        for hook, method, scheduled in self._get("after_train_iter"):
+            try:
+                if hook.is_per_chunk:
+                    hook.after_train_chunk(runner, batch_idx=batch_idx, data_batch=data_batch, metrics=metrics)
+                elif hook.runs_ahead:
+                    method(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=None)
+                elif not scheduled or hook.next_step(runner, step) <= step:
+                    last = metrics.last() if last is None else last
+                    method(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=last)
+            except Exception as error:
+                _add_note(error, hook, "after_train_iter", runner)
+                raise
+
+    def allow_chunk(self, runner: Runner, size: int) -> bool:
+        """Return whether no hook acts between the steps of a chunk of `size` that starts at `runner.iter`."""
+        first, last = runner.iter, runner.iter + size - 1
+        before = all(hook.next_step(runner, first + 1) > last for hook in self._cutting("before_train_iter"))
+        return before and all(hook.next_step(runner, first) >= last for hook in self._cutting("after_train_iter"))
+
+    def prevent_chunks(self, runner: Runner) -> list[Hook]:
+        """Return the hooks that act at this step and at the next, so that no chunk has more than one step."""
+        hooks = dict.fromkeys(hook for stage in _ITERATION_STAGES for hook in self._cutting(stage))
+        return [h for h in hooks if all(h.next_step(runner, i) == i for i in (runner.iter, runner.iter + 1))]
+
+    def describe(self) -> str:
+        """Return the order of calls, stage by stage, as a run prints it."""
+        text = []
+        hooks = [(value, type(hook).__name__, hook.get_triggered_stages()) for value, hook in self._hooks]
+        for stage in Hook.stages:
+            rows = [f"({priority_name(value):<12}) {name:<35}" for value, name, stages in hooks if stage in stages]
+            if rows:
+                text.append("\n".join([f"{stage}:", *rows, " -------------------- "]))
+        return "\n".join(text)
+
+    def priority_of(self, hook: Hook) -> int:
+        """Return the priority with which `hook` was registered."""
+        return next(value for value, other in self._hooks if other is hook)
+
+    def __iter__(self) -> Iterator[Hook]:
+        return iter([hook for _, hook in self._hooks])
+
+    def __len__(self) -> int:
+        return len(self._hooks)
+
+    def _cutting(self, stage: str) -> list[Hook]:
+        """Return the hooks whose calls of an iteration stage need a chunk to start or end there."""
+        hooks = [hook for hook, _, _ in self._get(stage)]
+        return [hook for hook in hooks if hook.is_scheduled or not (hook.runs_ahead or hook.is_per_chunk)]
+
+    def _get_ahead(self, stage: str) -> list[_Listener]:
+        """Return the hooks whose iteration stage is called for each step of a chunk, before the chunk runs."""
+        if stage not in self._ahead:
+            per_chunk = stage == "after_train_iter"
+            found = [x for x in self._get(stage) if x[0].runs_ahead and not (per_chunk and x[0].is_per_chunk)]
+            self._ahead[stage] = found
+        return self._ahead[stage]
+
+    def _get(self, stage: str) -> list[_Listener]:
+        """Return the hooks that define a stage, and their methods, in order."""
+        listeners = self._listeners.get(stage)
+        if listeners is None:
+            known = stage in Hook.stages
+            acting = [h for h in self if (stage in h.get_triggered_stages() if known else hasattr(h, stage))]
+            timed = stage in _ITERATION_STAGES
+            listeners = [(h, getattr(h, stage), timed and _is_called_when_due(h)) for h in acting]
+            self._listeners[stage] = listeners
+        return listeners
+
+
+def _is_called_when_due(hook: Hook) -> bool:
+    """Return whether the iteration stages are called only at the steps that `next_step` returns."""
+    return hook.is_scheduled and not (hook.runs_ahead or hook.is_per_chunk)
+
+
+def _add_note(error: Exception, hook: Hook, stage: str, runner: Runner) -> None:
+    error.add_note(f"in {type(hook).__name__}.{stage} at iteration {runner.iter} (epoch {runner.epoch})")
+
+
+def _pop_priority(cfg: dict[str, Any]) -> int | str | Priority | None:
+    """Remove `priority`, or `level` on the scale of iMIX, from the config of a hook and return the priority."""
+    priority, level = cfg.pop("priority", None), cfg.pop("level", None)
+    if level is None:
+        return priority
+    if priority is not None:
+        raise ConfigError(
+            "a hook has a priority (0 to 100, as in MMEngine) or a level (0 to 60, as in iMIX), found both: "
+            f"{priority!r} and {level!r}"
+        )
+    return to_priority(get_level(level))

@@ -1,0 +1,14 @@
+"""Place a run's arrays on its devices and compile its step for them."""
+
+from jengine.sharding.collectives import Collective as Collective
+from jengine.sharding.collectives import collectives as collectives
+from jengine.sharding.collectives import traffic as traffic
+from jengine.sharding.data_parallel import DataParallel as DataParallel
+from jengine.sharding.mesh import build_mesh as build_mesh
+from jengine.sharding.pjit import Pjit as Pjit
+from jengine.sharding.pjit import default_strategy as default_strategy
+from jengine.sharding.placement import Placement as Placement
+from jengine.sharding.replica_axis import convert_replica_axis as convert_replica_axis
+from jengine.sharding.strategy import DispatchLimiter as DispatchLimiter
+from jengine.sharding.strategy import SingleDevice as SingleDevice
+from jengine.sharding.strategy import Strategy as Strategy

@@ -1,0 +1,203 @@
+"""Run a program for each replica on its own rows of the batch, and average the gradients.
+
+This is the behaviour of PyTorch's DistributedDataParallel: statistics such as those of BatchNorm belong to a replica,
+and replicas exchange only gradients (and losses, for the log), once an update. Parameters and the optimizer's state
+are the same on all replicas; other state has a leading axis, one entry a replica: the model state, the summed
+gradients, and everything that a hook keeps under `model_state` in its own state.
+
+A replica is a device, or several among which XLA divides parameters and rows, as it does for `Pjit`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from jengine import paths
+from jengine.errors import ConfigError, closest
+from jengine.registry import STRATEGIES
+from jengine.sharding.mesh import build_mesh
+from jengine.sharding.mesh_strategy import MeshStrategy
+from jengine.sharding.placement import Axis, Placement
+from jengine.sharding.replica_axis import is_per_replica, per_replica
+
+PyTree = Any
+
+AXIS = "data"
+_EACH = PartitionSpec(AXIS)
+_IMPLS = ("shard_map", "pmap")
+
+
+@STRATEGIES.register_module(name="Replica")  # its former name, in existing configs
+@STRATEGIES.register_module()
+class DataParallel(MeshStrategy):
+    """Run the step on every replica separately, under the mapped axis `data`.
+
+    In accumulating iterations replicas exchange nothing; logged losses are then those of the first one.
+
+    Args:
+      impl: 'shard_map', or 'pmap', which JAX keeps for old code and which uses one device a replica.
+      mesh: `data` sets the number of replicas, each over the devices of `fsdp` and `tensor`; see `build_mesh`.
+      rules: how the parameters of a replica are divided over its devices, see `Placement`.
+      logical_axes: logical axis of a Flax model -> axis of the mesh, `data` apart.
+      fsdp_min_size: number of elements from which a parameter is divided over `fsdp` without a rule.
+      strict: a rule that matches nothing is an error, not a warning.
+      devices: number of devices to take; None takes all.
+
+    Raises:
+      ConfigError: an unknown `impl`, or a mesh that it does not support; see `build_mesh` and `Placement`.
+    """
+
+    axis_name = AXIS
+
+    def __init__(
+        self,
+        impl: str = "shard_map",
+        mesh: Mesh | Mapping[str, int] | None = None,
+        rules: Sequence[tuple[str, Sequence[Axis]]] = (),
+        logical_axes: Mapping[str, Axis] | None = None,
+        fsdp_min_size: int = 2**18,
+        strict: bool = False,
+        devices: int | None = None,
+    ) -> None:
+        if impl not in _IMPLS:
+            raise ConfigError(
+                f"DataParallel: impl must be 'shard_map' or 'pmap', got {impl!r}{closest(str(impl), _IMPLS)}"
+            )
+        self.impl = impl
+        built = build_mesh(mesh, devices)
+        sizes = dict(built.shape)
+        if AXIS not in sizes:
+            raise ConfigError(f"DataParallel: the mesh must have the axis 'data', got the axes {tuple(sizes)}")
+        if impl == "pmap" and sizes[AXIS] < built.size:
+            raise ConfigError(
+                f"DataParallel: a pmap must have one device a replica, got the mesh {sizes}; use impl='shard_map'"
+            )
+        if impl == "pmap":  # its results are on a mesh of this axis only; another mesh would cause a trace
+            built = Mesh(built.devices.ravel(), (AXIS,))
+        within = [axis for axis in built.axis_names if axis != AXIS]
+        super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict, axes=within))
+        self.replicas = sizes[AXIS]
+        # XLA divides the program along the remaining axes of a replica; those of size 1 leave nothing to divide.
+        self._mapped = {axis for axis, size in built.shape.items() if axis == AXIS or size == 1}
+
+    def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
+        """Compile a training step or a chunk; the state, its first argument, is donated."""
+
+        def replica(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
+            new, outputs = step(state.replace(rng=self._own_key(state.rng)), batch, hyperparams)
+            return new.replace(rng=state.rng), outputs
+
+        return self._pmap(replica, chunked) if self.impl == "pmap" else self._shard_map(replica, chunked)
+
+    def adapt_for_eval(self, model: Any) -> Any:
+        """Return the model for an evaluation step: each replica predicts its rows with its own model state."""
+        return _EachReplica(model, self.mesh, self._mapped)
+
+    def mean_over_replicas(self, model_state: PyTree) -> PyTree:
+        """Return the model state with each floating leaf replaced by its mean over replicas; other leaves stay."""
+        if self.replicas == 1 or not jax.tree.leaves(model_state):
+            return model_state
+        return jax.jit(_means, out_shardings=self.shardings(model_state, under="model_state."))(model_state)
+
+    def _shard_map(self, replica: Callable[..., Any], chunked: bool) -> Callable[..., Any]:
+        def one(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
+            new, outputs = replica(per_replica(lambda x: x[0], state), batch, hyperparams)
+            return per_replica(lambda x: x[None], new), outputs
+
+        def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
+            """Run the program over the mesh."""
+            specs = paths.map_with_path(lambda path, _: _EACH if is_per_replica(path) else PartitionSpec(), state)
+            # Without the check, which rejects loops in a model whose carry starts as a constant.
+            mapped = jax.shard_map(
+                one,
+                mesh=self.mesh,
+                in_specs=(specs, PartitionSpec(None, AXIS) if chunked else _EACH, PartitionSpec()),
+                out_specs=(specs, PartitionSpec()),
+                axis_names=self._mapped,
+                check_vma=False,
+            )
+            return mapped(state, batch, hyperparams)
+
+        if self._state is None:
+            return jax.jit(run, donate_argnums=0)
+        # Both shardings are set, so that a state from a dump is not donated to a part of another size.
+        begins, ends = (self._state, None, None), (self._state, self.sharding())
+        return jax.jit(run, donate_argnums=0, in_shardings=begins, out_shardings=ends)
+
+    def _pmap(self, replica: Callable[..., Any], chunked: bool) -> Callable[..., Any]:
+        """Return the pmap of the step, created once the state is known: it needs axes, not paths."""
+        compiled: list[Callable[..., Any]] = []
+        parts, axis = self.mesh.size, 1 if chunked else 0
+
+        @jax.jit
+        def split(batch: PyTree) -> PyTree:
+            def divide(x: jax.Array) -> jax.Array:
+                return x.reshape(*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
+
+            return jax.tree.map(divide, batch)
+
+        def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
+            """Create the pmap at the first call, and call it."""
+            if not compiled:
+                axes = paths.map_with_path(lambda path, _: 0 if is_per_replica(path) else None, state)
+                compiled.append(
+                    jax.pmap(
+                        replica,
+                        axis_name=AXIS,
+                        in_axes=(axes, axis, None),
+                        out_axes=(axes, None),
+                        devices=list(self.mesh.devices.flat),
+                        donate_argnums=0,
+                    )
+                )
+            return compiled[0](state, split(batch), hyperparams)
+
+        return run
+
+    def _spread(self, state: PyTree) -> PyTree:
+        """Give all replicas the same initial state."""
+        return per_replica(lambda leaf: jnp.broadcast_to(leaf, (self.replicas, *leaf.shape)), state)
+
+    def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+        if is_per_replica(path):
+            return PartitionSpec(AXIS, *super()._spec(path, shape[1:]))
+        return super()._spec(path, shape)
+
+    def _own_key(self, rng: jax.Array) -> jax.Array:
+        """Return a different key for each replica; that of a single device for a single replica."""
+        if self.replicas == 1:
+            return rng
+        return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(rng), jax.lax.axis_index(AXIS)))
+
+
+class _EachReplica:
+    """Wrap a model so that every replica predicts its own rows."""
+
+    def __init__(self, model: Any, mesh: Mesh, mapped: set[str]) -> None:
+        self._model = model
+        self._mesh = mesh
+        self._mapped = mapped
+
+    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+        """Return the predictions for a batch divided over replicas; `model_state` has an entry for each."""
+
+        def one(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+            return self._model.predict(params, jax.tree.map(lambda x: x[0], model_state), batch)
+
+        specs = (PartitionSpec(), _EACH, _EACH)
+        mapped = jax.shard_map(
+            one, mesh=self._mesh, in_specs=specs, out_specs=_EACH, axis_names=self._mapped, check_vma=False
+        )
+        return mapped(params, model_state, batch)
+
+
+def _means(tree: PyTree) -> PyTree:
+    def mean(leaf: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        return jnp.broadcast_to(leaf.mean(axis=0, keepdims=True), leaf.shape)
+
+    return jax.tree.map(mean, tree)

@@ -1,0 +1,145 @@
+"""Implement the common part of strategies with a mesh: placement of the state, division of batches, and evaluation."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jengine import paths
+from jengine.logging import format_table
+from jengine.sharding.mesh import batch_axes, batch_parts, check_batch
+from jengine.sharding.placement import COLUMNS, Axis, Placement, placement_table
+from jengine.sharding.strategy import jit_init
+
+PyTree = Any
+logger = logging.getLogger("jengine")
+
+
+class MeshStrategy:
+    """Run on several devices.
+
+    Args:
+      placement: decides how parameters are divided over its mesh.
+
+    Attributes:
+      mesh: the `jax.sharding.Mesh`.
+      axis_name: the mapped axis of the step, None where it has none.
+      replicas: number of replicas of the state, None where it has no replica axis.
+      max_in_flight: training steps that may be dispatched and unfinished; 1 on several CPU devices, where more hang.
+    """
+
+    axis_name: str | None = None
+    replicas: int | None = None
+
+    def __init__(self, placement: Placement) -> None:
+        self.mesh: Mesh = placement.mesh
+        self._placement = placement
+        self._specs: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
+        self._state: PyTree = None  # the shardings of the training state, once it was made
+        self.max_in_flight = 1 if self.platform == "cpu" and self.mesh.size > 1 else 2
+
+    @property
+    def platform(self) -> str:
+        """The kind of the devices: 'cpu', 'gpu' or 'tpu'."""
+        return self.mesh.devices.flat[0].platform
+
+    def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
+        """Compile `make`, to be called once, so that each device makes its own part and none ever holds the whole.
+
+        Args:
+          make: returns a TrainState; or, from the parameters and the model state of one, the states of hooks.
+          *args: arguments of the later call.
+          model: its `logical_axes` apply.
+
+        Raises:
+          ValueError: an example batch among `args` that does not divide. ConfigError: see `Placement.place`.
+        """
+        for arg in args:
+            if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arg)):  # the example batch
+                self.check_batch(arg)
+        shapes = jax.eval_shape(make, *args)
+        if not hasattr(shapes, "params"):
+            return jit_init(make, self.platform, self.shardings(shapes, under="hook_state."))
+        self._place(shapes.params, getattr(model, "logical_axes", None))
+
+        def made(*args: Any) -> PyTree:
+            return self._spread(make(*args))
+
+        self._state = self.shardings(jax.eval_shape(made, *args))
+        return jit_init(made, self.platform, self._state)
+
+    def shardings(self, tree: PyTree, under: str = "") -> PyTree:
+        """Return the sharding of every leaf of a state: that of the parameter whose path ends its own, else a copy.
+
+        Args:
+          tree: a training state or a part of it.
+          under: the dotted path of that part, and a dot.
+        """
+        return paths.map_with_path(lambda path, leaf: self.sharding(*self._spec(under + path, leaf.shape)), tree)
+
+    def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
+        """Start the transfer of a host batch to the devices, each of which gets its rows.
+
+        Args:
+          batch: this process's share of the batch; real[B, ...].
+          chunked: the batches of a chunk stacked, real[K, B, ...].
+
+        Raises:
+          ValueError: the batch does not divide.
+        """
+        axes = batch_axes(self.mesh)
+        self.check_batch(jax.tree.map(lambda x: x[0], batch) if chunked else batch)
+        sharding = self.sharding(None, axes) if chunked else self.sharding(axes)
+        if jax.process_count() == 1:
+            return jax.device_put(batch, sharding)
+        return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
+
+    def check_batch(self, batch: PyTree) -> None:
+        """Check that a host batch, this process's share, divides over its devices.
+
+        Raises:
+          ValueError: it does not.
+        """
+        check_batch(batch, max(batch_parts(self.mesh) // jax.process_count(), 1))
+
+    def put_replicated(self, tree: PyTree) -> PyTree:
+        """Copy small values, which all processes have, to every device."""
+        sharding = self.sharding()
+        if jax.process_count() == 1:
+            return jax.device_put(tree, sharding)
+        # not device_put, which would compare the values of all processes by a collective
+        return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, np.asarray(x).__getitem__), tree)
+
+    def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
+        """Compile a training step or a chunk; the state, its first argument, is donated."""
+        raise NotImplementedError(f"{type(self).__name__} must define `compile_train_step(step, chunked)`")
+
+    def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Compile an evaluation step; the metrics, its third argument, are donated, and every device has them."""
+        return jax.jit(step, donate_argnums=2, out_shardings=(self.sharding(), None))
+
+    def _spread(self, state: PyTree) -> PyTree:
+        """Convert the training state of a single device to the form of this strategy."""
+        return state
+
+    def _place(self, params: PyTree, logical_axes: Mapping[str, Sequence[Axis]] | None) -> None:
+        placed = self._placement.place(params, logical_axes)
+        shapes = paths.flatten(params)
+        self._specs = {path: (tuple(shapes[path].shape), spec) for path, (spec, _) in placed.items()}
+        title = f"Placement on the mesh {dict(self.mesh.shape)}"
+        logger.info("%s", "\n" + format_table(COLUMNS, placement_table(placed, params, self.mesh), title=title))
+
+    def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+        parts = path.split(".")
+        for start in range(len(parts)):
+            found = self._specs.get(".".join(parts[start:]))
+            if found is not None and found[0] == tuple(shape):
+                return found[1]
+        return PartitionSpec()
+
+    def sharding(self, *axes: Any) -> NamedSharding:
+        """Return the sharding that divides array axes over these axes of the mesh; without any, a copy everywhere."""
+        return NamedSharding(self.mesh, PartitionSpec(*axes))

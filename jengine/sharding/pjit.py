@@ -1,0 +1,70 @@
+"""Run one program over a mesh of devices: the batch divided, parameters divided or copied, collectives from XLA."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jengine.registry import STRATEGIES
+from jengine.sharding.mesh import build_mesh
+from jengine.sharding.mesh_strategy import MeshStrategy
+from jengine.sharding.placement import Axis, Placement
+from jengine.sharding.strategy import SingleDevice, Strategy
+
+PyTree = Any
+
+
+@STRATEGIES.register_module()
+class Pjit(MeshStrategy):
+    """Compile the step with `jax.jit` over a mesh (which replaced pjit): the program of one device, on many.
+
+    The step computes the same as on one device: losses, norms and statistics are those of the whole batch. The
+    optimizer's state, averages and accumulated gradients are placed as their parameters. For this reason gradients are
+    exchanged in accumulating iterations too; `DataParallel`, with the same mesh and rules, does so once an update.
+
+    Args:
+      mesh: devices along `data`, `fsdp` and `tensor`; -1 takes the remaining ones. Or a `jax.sharding.Mesh`.
+      rules: `(part of a name, axes)` pairs, see `Placement`.
+      logical_axes: logical axis of a Flax model -> axis of the mesh.
+      fsdp_min_size: number of elements from which a parameter is divided over `fsdp` without a rule.
+      strict: a rule that matches nothing is an error, not a warning.
+      devices: number of devices to take; None takes all.
+
+    Raises:
+      ConfigError: see `build_mesh` and `Placement`.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh | Mapping[str, int] | None = None,
+        rules: Sequence[tuple[str, Sequence[Axis]]] = (),
+        logical_axes: Mapping[str, Axis] | None = None,
+        fsdp_min_size: int = 2**18,
+        strict: bool = False,
+        devices: int | None = None,
+    ) -> None:
+        super().__init__(Placement(build_mesh(mesh, devices), rules, logical_axes, fsdp_min_size, strict))
+
+    def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
+        """Compile a training step or a chunk; the state is donated, and its shardings stay the same."""
+        shardings = None if self._state is None else (self._state, self.sharding())
+        return jax.jit(step, donate_argnums=0, out_shardings=shardings)
+
+    def adapt_for_eval(self, model: Any) -> Any:
+        """Return the model itself."""
+        return model
+
+    def mean_over_replicas(self, model_state: PyTree) -> PyTree:
+        """Return the model state itself: its statistics are those of the whole batch."""
+        return model_state
+
+
+def default_strategy() -> Strategy:
+    """Return the strategy of a run without a configured one.
+
+    All devices as `data` of one mesh. On CPU the first device alone, unless there are several processes: XLA's
+    several CPU devices share the cores that one device uses.
+    """
+    several = len(jax.devices()) > 1 and jax.devices()[0].platform != "cpu"
+    return Pjit() if several or jax.process_count() > 1 else SingleDevice()

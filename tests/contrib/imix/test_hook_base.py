@@ -1,0 +1,124 @@
+import gc
+
+import pytest
+
+from jengine.contrib.imix import HookBase, register_hooks
+from jengine.hooks import Hook
+from jengine.runner.hook_list import HookList
+
+
+class Recorder(HookBase):
+    def __init__(self):
+        self.calls = []
+
+    def before_train(self):
+        self.calls.append("before_train")
+
+    def before_train_epoch(self):
+        self.calls.append("before_train_epoch")
+
+    def before_train_iter(self):
+        self.calls.append(f"before_train_iter {self.inner_iter}")
+
+    def after_train_iter(self):
+        self.calls.append(f"after_train_iter {self.inner_iter} {sorted(self.outputs)}")
+
+    def after_train_epoch(self):
+        self.calls.append("after_train_epoch")
+
+    def after_train(self):
+        self.calls.append("after_train")
+
+
+class Fails(HookBase):
+    def after_train_iter(self):
+        if self.trainer.iter == 1:
+            raise ArithmeticError("no more")
+
+
+ITERATIONS = [
+    line for i in range(2) for line in (f"before_train_iter {i}", f"after_train_iter {i} ['loss']")
+]  # fmt: skip
+
+
+def test_training_by_epochs_calls_all_six_in_order(imix_runner):
+    recorder = Recorder()
+    imix_runner(4, total_epochs=2, custom_hooks=[recorder]).train()
+    epoch = ["before_train_epoch", *ITERATIONS, "after_train_epoch"]
+    assert recorder.calls == ["before_train", *epoch, *epoch, "after_train"]
+
+
+def test_training_by_iterations_has_no_epochs(imix_runner):
+    recorder = Recorder()
+    imix_runner(4, max_iter=2, custom_hooks=[recorder]).train()
+    assert recorder.calls == ["before_train", *ITERATIONS, "after_train"]
+
+
+def test_an_error_still_calls_after_train_and_goes_on(imix_runner):
+    recorder = Recorder()
+    with pytest.raises(ArithmeticError, match="no more"):
+        imix_runner(4, max_iter=4, custom_hooks=[recorder, Fails()]).train()
+    assert recorder.calls == ["before_train", *ITERATIONS, "after_train"]
+
+
+def test_an_after_train_that_fails_does_not_hide_the_error(imix_runner, tmp_path):
+    class FailsTwice(Fails):
+        def after_train(self):
+            raise KeyError("nor this")
+
+    recorder = Recorder()
+    with pytest.raises(ArithmeticError, match="no more"):
+        imix_runner(4, max_iter=4, custom_hooks=[FailsTwice(), recorder]).train()
+    assert recorder.calls[-1] == "after_train"
+    assert "FailsTwice.after_train failed: KeyError" in next(tmp_path.glob("run/*/*.log")).read_text()
+
+
+class Engine:
+    """What `register_hooks` needs of a Runner."""
+
+    def __init__(self):
+        self.hooks = HookList()
+
+    def register_hook(self, hook):
+        self.hooks.register(hook)
+
+
+def test_the_trainer_is_a_weak_proxy():
+    engine, hook = Engine(), Recorder()
+    register_hooks(engine, [None, hook, None])
+    assert list(hook.trainer.hooks) == [hook]
+    del engine
+    gc.collect()
+    with pytest.raises(ReferenceError):
+        print(hook.trainer.hooks)
+
+
+def test_what_is_no_hook_of_imix_is_refused():
+    with pytest.raises(AssertionError, match="is a HookBase, found Hook"):
+        register_hooks(Engine(), [Hook()])
+
+
+def test_a_method_with_arguments_is_refused_where_the_class_is_made():
+    with pytest.raises(TypeError, match=r"Wrong\.before_train takes no arguments besides self"):
+
+        class Wrong(HookBase):
+            def before_train(self, runner):
+                pass
+
+
+def test_a_method_may_call_that_of_its_base(trainer):
+    class Child(Recorder):
+        def before_train(self):
+            super().before_train()
+            self.calls.append("child")
+
+    hook = Child()
+    hook.before_train(trainer)
+    assert hook.calls == ["before_train", "child"]
+
+
+def test_the_text_logger_says_when_it_was_called(imix_runner, tmp_path):
+    imix_runner(2, max_iter=1, custom_hooks=[dict(type="TextLoggerHook", text="hello", level=60)]).train()
+    text = next(tmp_path.glob("run/*/*.log")).read_text()
+    places = [text.index(f"{stage}:hello") for stage in ("before_train", "after_train_iter", "after_train")]
+    assert places == sorted(places)

@@ -1,0 +1,112 @@
+"""One process of a run: `job.py WORK_DIR [KEY=VALUE ...]`, with the addresses of the others in the environment."""
+
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jengine.data import ArrayDataset
+from jengine.distributed import launch
+from jengine.evaluation import HostMetric
+from jengine.hooks import Hook
+from jengine.model import FunctionalModel
+from jengine.runner import Runner
+
+
+def predict(params, batch):
+    return batch["x"] @ params["w"] + params["b"]
+
+
+def samples(count):
+    x = np.random.RandomState(0).randn(count, 2).astype(np.float32)
+    return ArrayDataset(dict(x=x, y=x @ np.array([1.0, -2.0], np.float32)))
+
+
+class Median(HostMetric):
+    """Is no sum, and sees every sample once or is wrong."""
+
+    def process(self, data_batch, data_samples):
+        self.results += np.abs(data_samples - data_batch["y"]).tolist()
+
+    def compute_metrics(self, results):
+        return {"median": float(np.median(results)), "samples": len(results)}
+
+
+class Do(Hook):
+    """Does something to one process at the start of one iteration."""
+
+    def __init__(self, process, iteration, what):
+        self.when, self.what = (process, iteration), what
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.max_iters > 100:  # a loop that takes its time, for what happens while it runs
+            time.sleep(0.01)
+        if (jax.process_index(), runner.iter) == self.when:
+            self.what()
+
+
+class StopHere(Hook):
+    def __init__(self, process):
+        self.process = process
+
+    def after_val_epoch(self, runner, metrics=None):
+        if jax.process_index() == self.process and runner.iter == 4:
+            runner.train_loop.stop_training = True
+
+
+def fail():
+    raise KeyError("colour")
+
+
+ACTIONS = dict(
+    terminate=lambda: os.kill(os.getpid(), signal.SIGTERM),
+    kill=lambda: os.kill(os.getpid(), signal.SIGKILL),
+    fail=fail,
+)
+
+
+def main(work_dir, *rest):
+    options = dict(argument.split("=") for argument in rest)
+    index, count = int(options.get("index", 0)), int(options.get("count", 1))
+    if count > 1:
+        launch("none", options["address"], count, index, timeout=20)
+    hooks = []
+    if "do" in options:
+        hooks = [Do(int(options["process"]), int(options["iteration"]), ACTIONS[options["do"]])]
+    if "stop" in options:
+        hooks = [StopHere(int(options["stop"]))]
+    runner = Runner(
+        model=FunctionalModel(
+            init=lambda: {"w": jnp.zeros((2,)), "b": jnp.zeros(())},
+            loss=lambda params, batch: jnp.square(predict(params, batch) - batch["y"]),
+            predict=predict,
+        ),
+        work_dir=work_dir,
+        train_dataloader=dict(batch_size=8 // count, dataset=samples(32)),
+        train_cfg=dict(by_epoch=True, max_epochs=int(options.get("epochs", 2))),
+        optim_wrapper=dict(optimizer=dict(type="Adam", lr=float(options.get("lr", 0.1))), clip_grad=dict(max_norm=1.0)),
+        val_dataloader=dict(batch_size=4 // count, dataset=samples(11)),
+        val_cfg=dict(),
+        val_evaluator=[dict(type="MeanLoss", loss=lambda p, batch: jnp.square(p - batch["y"])), Median()],
+        custom_hooks=hooks,
+        parallel=dict(type="Pjit", devices=int(options["devices"]) if "devices" in options else None),
+        randomness=dict(seed=int(options["seed"]) if "seed" in options else None),
+        resume=options.get("resume") == "yes",
+        cfg=dict(work_dir=work_dir, optim_wrapper=dict(lr=float(options.get("lr", 0.1)))),
+    )
+    try:
+        state = runner.train()
+    finally:
+        print("ended at", runner.iter, "seed", runner.seed, flush=True)
+    if "save" in options:
+        found = {"w": np.asarray(state.params["w"]), "b": np.asarray(state.params["b"]), **runner.validations[-1][2]}
+        np.savez(pathlib.Path(options["save"]) / f"process_{index}_of_{count}.npz", **found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,102 @@
+"""`jengine train` under what starts processes; scripts stand in for it that set the variables that the real ones set."""
+
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jengine import checkpoint
+from jengine.cli import main
+from tests.cli.test_cli import CONFIG
+from tests.distributed.test_processes import PATIENCE, address, environment, free_port
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+ENTRY = "import sys; from jengine.cli import main; sys.exit(main())"
+HALF = ["--config.train_dataloader.batch_size=4", "--config.val_dataloader.batch_size=4"]
+
+# The port is one of the last 4096, which JAX computes from the number of the job.
+SRUN = """
+def variables(task, tasks, port):
+    return dict(
+        SLURM_JOB_ID=port - 61440, SLURM_STEP_NODELIST="127.0.0.1,127.0.0.2", SLURM_STEP_NUM_NODES=1,
+        SLURM_NTASKS=tasks, SLURM_PROCID=task, SLURM_LOCALID=task,
+    )
+"""
+MPIRUN = """
+def variables(task, tasks, port):
+    return dict(
+        OMPI_MCA_orte_hnp_uri=f"{(port - 61440) * 4096}.0;tcp://127.0.0.1,10.0.0.1:34911",
+        OMPI_COMM_WORLD_SIZE=tasks, OMPI_COMM_WORLD_RANK=task, OMPI_COMM_WORLD_LOCAL_RANK=task,
+    )
+"""
+MPIEXEC = """
+def variables(task, tasks, port):
+    return dict(PMI_SIZE=tasks, PMI_RANK=task)
+"""
+BY_HAND = """
+def variables(task, tasks, port):
+    return {}
+"""
+START = """
+import os, subprocess, sys
+port, tasks, *command = sys.argv[1:]
+jobs = []
+for task in range(int(tasks)):
+    told = {name: str(value) for name, value in variables(task, tasks, int(port)).items()}
+    own = [argument.replace("TASK", str(task)) for argument in command]
+    jobs.append(subprocess.Popen(own, env={**os.environ, **told}))
+sys.exit(max(abs(job.wait()) for job in jobs))
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "line.py"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+@pytest.fixture
+def start(tmp_path, config):
+    """Trains with two processes that a script starts, and returns their output."""
+    jobs = []
+
+    def run(script, *options):
+        launcher = tmp_path / "launcher.py"
+        launcher.write_text(script + START)
+        command = [sys.executable, "-c", ENTRY, "train", config, "--work-dir", str(tmp_path / "run"), *options, *HALF]
+        job = subprocess.Popen(
+            [sys.executable, str(launcher), str(free_port(61440, 65536)), "2", *command],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(1), cwd=ROOT,
+        )  # fmt: skip
+        jobs.append(job)
+        output, _ = job.communicate(timeout=PATIENCE)
+        assert job.returncode == 0, output
+        return output
+
+    yield run
+    for job in jobs:
+        job.kill()
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        (SRUN, ["--launcher", "slurm"]),
+        (MPIRUN, ["--launcher", "mpi"]),
+        (MPIEXEC, ["--launcher", "mpi", "--coordinator", "ADDRESS"]),
+        (BY_HAND, ["--coordinator", "ADDRESS", "--num-processes", "2", "--process-id", "TASK"]),
+    ],
+    ids=["srun", "mpirun", "mpiexec", "by hand"],
+)
+def test_processes_that_a_launcher_starts_train_as_one(script, options, start, config, tmp_path):
+    start(script, *(address() if option == "ADDRESS" else option for option in options))
+    assert main(["train", config, "--work-dir", str(tmp_path / "one")]) == 0
+    found, expected = (checkpoint.load(tmp_path / name).params for name in ("run", "one"))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert len(list((tmp_path / "run").glob("*/*.log"))) == 1

@@ -1,0 +1,222 @@
+"""The processes are threads here, and the store of the coordination service is a dict."""
+
+import concurrent.futures
+import threading
+
+import pytest
+
+from jengine.distributed import gather
+from jengine.distributed.failures import FailureDetector, ProcessError
+from jengine.distributed.gather import all_gather_objects
+from jengine.distributed.processes import (
+    Processes,
+    ProcessMismatchError,
+    SingleProcess,
+    assert_equal_across_processes,
+    first_difference,
+)
+from jengine.distributed.shutdown_consensus import ShutdownConsensus
+
+
+class DictStore:
+    def __init__(self):
+        self.values = {}
+        self.changed = threading.Condition()
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        with self.changed:
+            if key in self.values and not allow_overwrite:
+                raise RuntimeError("ALREADY_EXISTS")
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def key_value_delete(self, key):
+        with self.changed:
+            self.values.pop(key, None)
+
+    def key_value_dir_get(self, key):
+        with self.changed:
+            return [item for item in self.values.items() if item[0].startswith(f"{key}/")]
+
+    def blocking_key_value_get(self, key, timeout_in_ms):
+        with self.changed:
+            if not self.changed.wait_for(lambda: key in self.values, timeout_in_ms / 1000):
+                raise RuntimeError("DEADLINE_EXCEEDED")
+            return self.values[key]
+
+
+@pytest.fixture
+def run():
+    """Calls a function for each of some processes, in threads, and returns what they returned or raised."""
+    detectors = []
+
+    def call(function, count=3, came=None, timeout=30.0):
+        store = DictStore()
+        came = range(count) if came is None else came
+        made = []
+        for index in came:
+            detector = FailureDetector(store, index, count, poll=0.002, grace=30.0)
+            detectors.append(detector)
+            detector.start()
+            made.append(Processes(store, index, count, timeout, detector))
+        with concurrent.futures.ThreadPoolExecutor(count) as pool:
+            futures = [pool.submit(function, processes) for processes in made]
+            return [future.exception() or future.result() for future in futures]
+
+    yield call
+    for detector in detectors:
+        detector.stop_thread()
+
+
+def test_an_exchange_gives_everyone_the_values_of_all(run):
+    def talk(processes):
+        return [processes.all_gather("numbers", [processes.index, round_]) for round_ in range(4)]
+
+    expected = [[[process, round_] for process in range(3)] for round_ in range(4)]
+    assert run(talk) == [expected] * 3
+
+
+def test_lists_of_any_size_are_gathered_by_process(run, monkeypatch):
+    monkeypatch.setattr(gather, "_CHUNK", 16)
+    found = run(lambda processes: all_gather_objects([(processes.index, "x" * 9 * processes.index)], processes))
+    assert found == [[(0, ""), (1, "x" * 9), (2, "x" * 18)]] * 3
+    assert all_gather_objects([1, 2], SingleProcess()) == [1, 2]
+
+
+def test_an_exchange_names_the_processes_that_did_not_come(run):
+    (error,) = run(lambda processes: processes.all_gather("the start", 1), count=3, came=[1], timeout=0.05)
+    assert isinstance(error, ProcessError)
+    assert error.processes == [0, 2]
+    assert str(error) == "process 0, process 2 did not come to 'the start' within 0.05 s; 1 of 3 processes did"
+
+
+def test_a_failure_ends_the_wait_of_the_others_and_is_named(run):
+    def work(processes):
+        if processes.index == 1:
+            processes.fail(KeyError("colour"))
+            return "told"
+        return processes.all_gather("the start", 1)
+
+    first, second, third = run(work)
+    assert second == "told"
+    for error in (first, third):
+        assert isinstance(error, ProcessError)
+        assert error.processes == [1]
+        assert "process 1 (pid " in str(error)
+        assert str(error).endswith("failed: KeyError: 'colour'")
+
+
+def test_a_broken_collective_is_explained_by_the_process_that_is_gone():
+    store = DictStore()
+    detector = FailureDetector(store, 0, 2, poll=0.002, grace=0.05)
+    detector.start()
+    processes = Processes(store, 0, 2, failure_detector=detector)
+    error = ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
+    with pytest.raises(ProcessError, match="process 1 is gone: no answer for 0.05 s") as raised:
+        processes.fail(error)
+    assert raised.value.__cause__ is error
+    detector.stop_thread()
+
+
+def test_an_error_of_the_runtime_stays_when_all_answer(run):
+    def work(processes):
+        if processes.index == 0:
+            processes.fail(RuntimeError("INTERNAL: out of luck"))  # raises where another process is the reason
+        return "well"
+
+    assert run(work, count=2) == ["well", "well"]
+
+
+def pass_points(consensus, asked_at, count, pause=0.001):
+    """Passes points as a loop does until all end: the point and the request; None if they do not."""
+    clock = threading.Event()
+    for point in range(1, count + 1):
+        request = consensus.check(15 if asked_at is not None and point >= asked_at else None)
+        if request is not None:
+            return point, request
+        clock.wait(pause)
+    return None
+
+
+@pytest.mark.parametrize("asked_at", [[5, None, None], [5, 40, 3], [None, 1, None]])
+def test_all_end_at_the_same_point_though_one_was_asked_and_speeds_differ(run, asked_at):
+    def work(processes):
+        with ShutdownConsensus(processes) as consensus:
+            return pass_points(consensus, asked_at[processes.index], 3000, pause=0.001 * (1 + processes.index))
+
+    found = run(work)
+    assert len(set(found)) == 1, found
+    point, request = found[0]
+    assert min(at for at in asked_at if at) <= point
+    assert request == 15
+
+
+def test_a_request_that_comes_after_the_last_point_ends_nothing(run):
+    def work(processes):
+        with ShutdownConsensus(processes) as consensus:
+            for point in range(3):
+                assert consensus.check(2 if processes.index == 0 and point == 2 else None) is None
+        return "done"
+
+    assert run(work) == ["done"] * 3
+
+
+def test_a_second_agreement_knows_nothing_of_the_first(run):
+    def work(processes):
+        ends = []
+        for asked_at in (3, None):
+            with ShutdownConsensus(processes) as consensus:
+                ends.append(pass_points(consensus, asked_at, 1000 if asked_at else 20))
+        return ends
+
+    found = run(work, count=2)
+    assert found[0] == found[1]
+    assert found[0][0] is not None
+    assert found[0][1] is None
+
+
+def test_one_process_alone_agrees_with_itself_at_once():
+    with ShutdownConsensus(SingleProcess()) as consensus:
+        assert consensus.check(None) is None
+        assert consensus.check(15) == 15
+    assert SingleProcess().all_gather("anything", 3) == [3]
+
+
+def test_different_configs_are_an_error_on_every_process_that_names_the_first_difference(run):
+    def start(processes):
+        lr = 0.2 if processes.index == 2 else 0.1
+        assert_equal_across_processes(
+            processes, {"config": {"optim_wrapper": {"optimizer": {"lr": lr}}, "hooks": [1, {"type": dict}]}}
+        )
+
+    for error in run(start):
+        assert isinstance(error, ProcessMismatchError)
+        assert str(error).startswith(
+            "the processes differ at `config.optim_wrapper.optimizer.lr`: 0.1 on process 0, 0.2 on process 2"
+        )
+
+
+def test_equal_configs_pass_also_with_objects_and_nan(run):
+    def start(processes):
+        return (
+            assert_equal_across_processes(
+                processes, {"hook": object(), "call": print, "nan": float("nan"), "steps": (1, 2)}
+            )
+            or "same"
+        )
+
+    assert run(start, count=2) == ["same", "same"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ({"a": [1, 2]}, {"a": [1, 3]}, ("a[1]", "2", "3")),
+        ({"a": [1, 2]}, {"a": [1]}, ("a", "[1, 2]", "[1]")),
+        ({"a": 1}, {"a": 1, "b": {"c": 2}}, ("b", "nothing", "{'c': 2}")),
+        ({"a": None, "b": 1}, {"b": 1}, ("a", "None", "nothing")),
+        ({"a": 1}, {"a": 1}, None),
+    ],
+)
+def test_first_difference(one, other, expected):
+    assert first_difference(one, other) == expected

@@ -1,0 +1,182 @@
+"""When hooks are called at the two stages of a training iteration, and which chunks of steps they allow."""
+
+import math
+import types
+
+import numpy as np
+import pytest
+
+from jengine.hooks import (
+    CheckInvalidLossHook,
+    CheckpointHook,
+    EmptyCacheHook,
+    Hook,
+    MemoryProfilerHook,
+    NumericsGuardHook,
+    PreciseBNHook,
+    ProfilerHook,
+)
+from jengine.runner.hook_list import HookList
+from jengine.train.scanned_step import ChunkMetrics
+
+LENGTH, EPOCHS = 10, 4
+
+
+def runner_at(iteration, by_epoch=True):
+    loop = types.SimpleNamespace(dataloader=range(LENGTH), by_epoch=by_epoch, iter=iteration)
+    return types.SimpleNamespace(
+        iter=iteration, epoch=iteration // LENGTH if by_epoch else 0, max_iters=LENGTH * EPOCHS, max_epochs=EPOCHS,
+        train_loop=loop,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [1, 3, 7])
+@pytest.mark.parametrize("begin", [0, 2, 5, 20])
+def test_the_next_of_every_n_is_the_first_that_is_one(n, begin):
+    hook = Hook()
+    for start in range(40):
+        due = (i for i in range(start, 200) if hook.every_n_train_iters(runner_at(i), n, begin))
+        assert hook.next_multiple(n, start, begin) == next(due)
+    assert hook.next_multiple(-1, 3) == math.inf
+
+
+# What the hooks do is asked of their own conditions, iteration by iteration.
+WORKS = {
+    "checkpoint": (
+        CheckpointHook(interval=6, by_epoch=False, save_begin=3),
+        lambda i: (i + 1 >= 3 and (i + 1 - 3) % 6 == 0) or i + 1 == LENGTH * EPOCHS,
+    ),
+    "checkpoint of epochs": (CheckpointHook(interval=1), lambda i: False),
+    "invalid loss": (CheckInvalidLossHook(interval=5), lambda i: (i + 1) % 5 == 0),
+    "memory": (MemoryProfilerHook(interval=9), lambda i: (i + 1) % 9 == 0),
+    "empty cache": (EmptyCacheHook(after_iter=True), lambda i: True),
+    "empty cache of epochs": (EmptyCacheHook(), lambda i: False),
+    "numerics": (NumericsGuardHook(interval=8), lambda i: (i + 1) % 8 == 0 or i + 1 == LENGTH * EPOCHS),
+}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_a_hook_is_due_when_it_has_work(name):
+    hook, works = WORKS[name]
+    for start in range(LENGTH * EPOCHS):
+        end = (start // LENGTH + 1) * LENGTH
+        due = next((i for i in range(start, end) if works(i)), math.inf)
+        returned = hook.next_step(runner_at(start), start)
+        assert returned == due or (due == math.inf and returned >= end)
+
+
+def test_precise_statistics_are_due_in_an_iteration_loop_alone():
+    hook = PreciseBNHook(num_samples=8, interval=3)
+    assert hook.next_step(runner_at(0), 0) == math.inf
+    assert hook.next_step(runner_at(0, by_epoch=False), 0) == 2
+
+
+def test_a_profiler_is_due_at_what_it_traces():
+    hook = ProfilerHook(by_epoch=False, profile_times=3)
+    assert [hook.next_step(runner_at(i), i) for i in range(5)] == [0, 1, 2, math.inf, math.inf]
+    hook = ProfilerHook(by_epoch=False, schedule=dict(wait=2, warmup=1, active=2, repeat=2))
+    traced = [3, 3, 3, 3, 4, 8, 8, 8, 8, 9, math.inf, math.inf]
+    assert [hook.next_step(runner_at(i), i) for i in range(12)] == traced
+
+
+class Recording(Hook):
+    """Acts after each `n`-th step and records its calls."""
+
+    def __init__(self, n):
+        self.n = n
+        self.calls = []
+
+    def next_step(self, runner, step):
+        return self.next_multiple(self.n, step)
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.calls.append((runner.iter, outputs))
+
+
+class EachStep(Hook):
+    """Does not define when it acts."""
+
+    def __init__(self):
+        self.calls = []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.calls.append(runner.iter)
+
+
+class Ahead(EachStep):
+    """Sets hyperparameters."""
+
+    runs_ahead = True
+
+
+class PerChunk(EachStep):
+    """Consumes metrics."""
+
+    def after_train_chunk(self, runner, batch_idx, data_batch, metrics):
+        self.calls.append(("chunk", runner.iter, metrics.num_steps))
+
+
+def made(*hooks):
+    hook_list = HookList()
+    for hook in hooks:
+        hook_list.register(hook)
+    return hook_list
+
+
+def test_a_hook_is_called_at_the_steps_that_it_returns():
+    each, third, ahead, per_chunk = EachStep(), Recording(3), Ahead(), PerChunk()
+    hooks, runner = made(each, third, ahead, per_chunk), runner_at(0)
+    for runner.iter in range(9):
+        hooks.call(runner, "after_train_iter", dict(batch_idx=runner.iter))
+    assert each.calls == ahead.calls == per_chunk.calls == list(range(9))
+    assert [step for step, _ in third.calls] == [2, 5, 8]
+
+
+def test_within_a_chunk_only_hooks_that_run_ahead_are_called():
+    third, ahead, per_chunk = Recording(3), Ahead(), PerChunk()
+    hooks = made(third, ahead, per_chunk)
+    hooks.call_ahead(runner_at(2), "after_train_iter", batch_idx=2)
+    assert (third.calls, ahead.calls, per_chunk.calls) == ([], [2], [])
+
+
+def test_after_a_chunk_each_kind_of_hook_is_called_once():
+    third, fourth, ahead, per_chunk = Recording(3), Recording(4), Ahead(), PerChunk()
+    metrics = ChunkMetrics({"loss": np.array([1.0, 2.0, 3.0]), "norm": np.array([4.0, 5.0, np.nan])},
+                           is_update=np.array([True, True, False]), update_only=("norm",))  # fmt: skip
+    made(third, fourth, ahead, per_chunk).call_after_chunk(runner_at(5), 5, {}, metrics)
+    assert third.calls == [(5, {"loss": 3.0})]  # the last step did not update, so that it reports no norm
+    assert (fourth.calls, ahead.calls, per_chunk.calls) == ([], [5], [("chunk", 5, 3)])
+
+
+def test_a_hook_whose_steps_change_is_called_at_the_new_ones():
+    third = Recording(3)
+    hooks = made(third)
+    hooks.call(runner_at(0), "after_train_iter", dict(batch_idx=0))
+    third.n = 1
+    hooks.call(runner_at(1), "after_train_iter", dict(batch_idx=1))
+    assert [step for step, _ in third.calls] == [1]
+
+
+def test_a_chunk_ends_at_a_hook_that_acts_after_a_step_and_starts_at_one_that_acts_before():
+    hooks = made(Recording(3), Recording(4))
+    assert [hooks.allow_chunk(runner_at(0), size) for size in (2, 3, 4)] == [True, True, False]
+    assert made(PerChunk(), Ahead()).allow_chunk(runner_at(4), 100)
+    assert made(Recording(6), Ahead()).allow_chunk(runner_at(0), 6)
+    assert not made(EachStep()).allow_chunk(runner_at(0), 2)
+    assert made().allow_chunk(runner_at(5), 9)
+
+    class Before(Hook):
+        def next_step(self, runner, step):
+            return self.next_multiple(5, step)
+
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            pass
+
+    assert made(Before()).allow_chunk(runner_at(0), 4)
+    assert not made(Before()).allow_chunk(runner_at(0), 5)  # step 4 has to be the first of a chunk
+    assert made(Before()).allow_chunk(runner_at(4), 5)
+
+
+def test_hooks_that_prevent_chunks_are_returned():
+    each, first = EachStep(), Recording(1)
+    assert made(each, Recording(2), PerChunk(), Ahead(), first).prevent_chunks(runner_at(0)) == [each, first]

@@ -1,0 +1,20 @@
+"""The configs of docs/devices.md can be built."""
+
+import pathlib
+import re
+
+from jengine.registry import STRATEGIES
+from jengine.sharding import DataParallel, Pjit, SingleDevice
+
+
+def test_configs_of_the_page():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "devices.md").read_text()
+    lines, rules = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    built = []
+    for config in [*lines.strip().splitlines(), rules]:
+        names = {}
+        exec(config, names)
+        built.append(STRATEGIES.build(names["parallel"]))
+    assert [type(one) for one in built] == [Pjit, Pjit, DataParallel, DataParallel, SingleDevice, Pjit]
+    assert dict(built[1].mesh.shape) == dict(built[3].mesh.shape) == dict(data=2, fsdp=4, tensor=1)
+    assert built[3].replicas == 2

@@ -1,0 +1,122 @@
+"""Every optimizer on every mesh, with all that may go around it, ends where a single device does."""
+
+import optax
+import pytest
+
+from jengine import paths
+from jengine.model import LinenModel
+from jengine.runner import Runner
+from jengine.sharding.replica_axis import is_per_replica
+from tests.sharding.conftest import Net, loader, squared_error
+
+# All leaves with two axes are divided over `fsdp` and `tensor`; vectors of 16 over `fsdp` by their size.
+RULES = [("up.kernel", ("fsdp", "tensor")), ("down.kernel", ("tensor", "fsdp"))]
+MESHES = {
+    "data 1": dict(devices=1),
+    "data 2": dict(devices=2),
+    "data 4": dict(devices=4),
+    "data 8": dict(),
+    "fsdp 8": dict(mesh=dict(data=1, fsdp=8), fsdp_min_size=16),
+    "data 2, fsdp 2, tensor 2": dict(mesh=dict(fsdp=2, tensor=2), rules=RULES, fsdp_min_size=16),
+}
+SHARES = {  # of the 8 x 16 kernel and the 16 scales of BatchNorm, on one device
+    "fsdp 8": {(8, 2), (2,)},
+    "data 2, fsdp 2, tensor 2": {(4, 8), (8,)},
+}
+OPTIMIZERS = {
+    "SGD": dict(type="SGD", lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "AdamW": dict(type="AdamW", lr=0.01, weight_decay=0.1),
+    "LARS": dict(type="LARS", lr=1.0, momentum=0.9, weight_decay=1e-3, eta=0.01),
+}
+# The first update overflows and is skipped; then the scale grows every third update.
+OVERFLOWS = dict(init_scale=2.0**127, backoff_factor=2.0**-64, growth_interval=3)
+
+
+def train(work_dir, parallel, optimizer, dtype="float32", loss_scale=OVERFLOWS, model=None):
+    """20 iterations with BatchNorm, averages of its statistics too, loss scale, clipping and accumulation."""
+    runner = Runner(
+        model=LinenModel(model or Net(), squared_error, inputs="x"),
+        work_dir=work_dir,
+        train_dataloader=loader(),
+        train_cfg=dict(by_epoch=False, max_iters=20),
+        optim_wrapper=dict(
+            type="AmpOptimWrapper",
+            dtype=dtype,
+            loss_scale=loss_scale,
+            optimizer=optimizer,
+            accumulative_counts=2,
+            clip_grad=dict(max_norm=0.5),
+        ),
+        custom_hooks=[dict(type="EMAHook", momentum=0.1, update_buffers=True)],
+        default_hooks=dict(checkpoint=None, logger=None),
+        parallel=parallel,
+        log_level="ERROR",
+    )
+    state = runner.train()
+    assert (runner.programs.update.traces, runner.programs.accumulate.traces) == (1, 1)
+    return state
+
+
+def finals(state):
+    opt_state = state.opt_state
+    window = opt_state.inner_state  # the accumulated gradients of a done window are left out
+    return state.params, state.model_state, state.hook_state, opt_state.hyperparams, window.inner_state
+
+
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory):
+    """`on_one_device(*arguments of train)`: the run without a mesh, done once for all meshes."""
+    done = {}
+
+    def run(name, **changes):
+        key = (name, *changes.items())
+        if key not in done:
+            done[key] = train(tmp_path_factory.mktemp("one"), None, OPTIMIZERS[name], **changes)
+        return done[key]
+
+    return run
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_twenty_steps_end_as_on_one_device(tmp_path, on_one_device, assert_close, optimizer, mesh):
+    expected = on_one_device(optimizer)
+    assert optax.tree.get(expected.opt_state, "skipped_steps") == 1
+    state = train(tmp_path, dict(type="Pjit", **MESHES[mesh]), OPTIMIZERS[optimizer])
+    assert_close(finals(state), finals(expected))
+    if mesh in SHARES:
+        leaves = state.params["up"]["kernel"], state.params["bn"]["scale"]
+        assert {leaf.addressable_shards[0].data.shape for leaf in leaves} == SHARES[mesh]
+
+
+@pytest.mark.parametrize("mesh", ["data 8", "fsdp 8", "data 2, fsdp 2, tensor 2"])
+def test_half_precision_skips_the_same_updates_on_every_mesh(tmp_path, on_one_device, assert_close, mesh):
+    changes = dict(dtype="float16", loss_scale="dynamic")
+    expected = on_one_device("SGD", **changes)
+    assert optax.tree.get(expected.opt_state, "skipped_steps") == 1
+    state = train(tmp_path, dict(type="Pjit", **MESHES[mesh]), OPTIMIZERS["SGD"], **changes)
+    for name in ("loss_scale", "growth_tracker", "skipped_steps"):
+        assert_close(optax.tree.get(state.opt_state, name), optax.tree.get(expected.opt_state, name))
+    # sums over devices are rounded to half precision, 2^-11 of a gradient: 5e-5 after 20 steps
+    assert_close(state.params, expected.params, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "parallel"),
+    [
+        ("SGD", dict(type="DataParallel", devices=4)),
+        ("AdamW", dict(type="DataParallel", impl="pmap")),
+        ("LARS", dict(type="DataParallel", **MESHES["data 2, fsdp 2, tensor 2"])),
+    ],
+    ids=["SGD, 4 replicas", "AdamW, 8 replicas, pmap", "LARS, 2 replicas of 4 devices"],
+)
+def test_replicas_that_share_statistics_end_as_on_one_device(
+    tmp_path, on_one_device, assert_close, optimizer, parallel
+):
+    expected = on_one_device(optimizer)
+    state = train(tmp_path, parallel, OPTIMIZERS[optimizer], model=Net(statistics_over="data"))
+
+    def of_the_first(path, leaf):
+        return leaf[0] if is_per_replica(path) else leaf
+
+    assert_close(finals(paths.map_with_path(of_the_first, state)), finals(expected))
