@@ -12,7 +12,7 @@ import sys
 import tokenize
 from collections.abc import Iterator
 
-# A pattern, and the rewrite. Words of people who speak are not for programs: a function returns, logs, passes, requires.
+# Patterns and their rewrites. Programs do not speak: a function returns, logs, passes, requires.
 WORDS = {
     r"says|tells|told|asks|asked": "returns, logs, reports, passes, requires",
     r"knows|wants": "has, requires, expects",
