@@ -1,40 +1,39 @@
-"""Metrics of semantic segmentation from one confusion matrix."""
+"""Compute the metrics of semantic segmentation from one confusion matrix."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.errors import closest
+from jengine.contrib.segmentation.entries import read_entry, read_predictions
 from jengine.evaluation.metric import BaseMetric, real_rows
 from jengine.logging import format_table, print_log
 from jengine.registry import METRICS
 
 
 class Confusion(NamedTuple):
-    """Pixels by true class (row) and predicted class (column; the last is 'no class'), exact up to 2**64 of each."""
+    """Count pixels by true class (row) and predicted class (column; the last for invalid classes), up to 2**64 each."""
 
-    low: jax.Array  # uint32[C, C + 1]
-    high: jax.Array  # uint32[C, C + 1], what `low` has carried
+    low: jax.Array  # uint32[C, C + 1], low words
+    high: jax.Array  # uint32[C, C + 1], high words
 
 
 @METRICS.register_module()
 class IoUMetric(BaseMetric):
-    """Pixel accuracy `aAcc`, mean intersection over union `mIoU` and mean class accuracy `mAcc`, as fractions.
+    """Compute pixel accuracy `aAcc`, mean intersection over union `mIoU` and mean class accuracy `mAcc`, as fractions.
 
-    Counts are integers that stay on the device, so the results are the same for any batch size. Left out are padded
-    rows, pixels of `ignore_index`, and pixels whose label is no class. A class that neither labels nor predictions
-    have is left out of `mIoU`, one that the labels do not have out of `mAcc`. A table of the classes is logged.
+    Counts are integers on the device, so that results do not depend on the batch size. Padded examples, pixels of
+    `ignore_index` and pixels with invalid labels are ignored. `mIoU` leaves out classes that occur in neither labels
+    nor predictions, `mAcc` classes that do not occur in the labels. A table of the classes is logged.
 
     Args:
-      num_classes: how many classes there are; by default as many as `classes` in the dataset's metainfo.
-      ignore_index: the label of pixels that do not count.
-      label: the batch's entry with the true classes, int[B, H, W].
-      prediction: the entry of the predictions to use, where they are a dict. Logits float[B, H, W, C], or class
-        numbers int[B, H, W].
-      prefix: stands before the names of the results; none by default.
+      num_classes: number of classes; by default the number of `classes` in the dataset's metainfo.
+      ignore_index: label of pixels to ignore.
+      label: entry of the batch with the true classes, int[B, H, W].
+      prediction: entry of the predictions, if they are a dict. Logits float[B, H, W, C], or class indices
+        int[B, H, W].
+      prefix: prefix of the names of the results; none by default.
 
     Raises:
       ValueError: fewer than two classes.
@@ -50,7 +49,7 @@ class IoUMetric(BaseMetric):
     ) -> None:
         super().__init__(prefix)
         if num_classes is not None and num_classes < 2:
-            raise ValueError(f"IoUMetric: num_classes is at least 2, found {num_classes}")
+            raise ValueError(f"IoUMetric: `num_classes` must be at least 2, got {num_classes}")
         self.num_classes = num_classes
         self.ignore_index = ignore_index
         self.label = label
@@ -62,94 +61,85 @@ class IoUMetric(BaseMetric):
         return ("aAcc", "mIoU", "mAcc")
 
     def init(self) -> Confusion:
-        """No pixel yet.
+        """Return a confusion matrix of zeros.
 
         Raises:
-          ValueError: the number of classes is neither given nor known from the dataset.
+          ValueError: neither the argument nor the dataset defines the number of classes.
         """
-        shape = (self._classes(), self._classes() + 1)
+        shape = (self._get_num_classes(), self._get_num_classes() + 1)
         return Confusion(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
 
     def update(self, state: Confusion, predictions: Any, batch: Any) -> Confusion:
-        """Counts the pixels of the real rows.
+        """Add the pixels of a batch, without its padding.
 
         Raises:
-          KeyError: no such entry in batch or predictions. ValueError: shapes that do not belong together.
+          KeyError: no such entry in the batch or the predictions. ValueError: shapes that do not match.
         """
-        labels = jnp.asarray(_entry("the batch", batch, self.label, "label"))
+        labels = jnp.asarray(read_entry(batch, self.label, "label", "IoUMetric"))
         labels = labels.astype(jnp.int32) if jnp.issubdtype(labels.dtype, jnp.integer) else labels
-        if self.prediction is not None or isinstance(predictions, Mapping):
-            predictions = _entry("the predictions", predictions, self.prediction, "prediction")
-        classes = self._classes()
-        found = _class_numbers(jnp.asarray(predictions), labels, classes)
-        counts = real_rows(batch).reshape(-1, *(1,) * (labels.ndim - 1))
-        counts = counts & (labels != self.ignore_index) & (labels >= 0) & (labels < classes)
-        column = jnp.where((found >= 0) & (found < classes), found, classes)
-        cells = classes * (classes + 1)
-        cell = jnp.where(counts, labels * (classes + 1) + column, cells)
-        added = jnp.zeros(cells + 1, jnp.uint32).at[cell.reshape(-1)].add(1)[:-1].reshape(classes, classes + 1)
+        predictions = read_predictions(predictions, self.prediction, "IoUMetric")
+        num_classes = self._get_num_classes()
+        predicted = _class_indices(jnp.asarray(predictions), labels, num_classes)
+        is_counted = real_rows(batch).reshape(-1, *(1,) * (labels.ndim - 1))
+        is_counted = is_counted & (labels != self.ignore_index) & (labels >= 0) & (labels < num_classes)
+        column = jnp.where((predicted >= 0) & (predicted < num_classes), predicted, num_classes)
+        shape = (num_classes, num_classes + 1)
+        num_cells = num_classes * (num_classes + 1)
+        cell = jnp.where(is_counted, labels * (num_classes + 1) + column, num_cells)  # the extra cell is dropped
+        added = jnp.zeros(num_cells + 1, jnp.uint32).at[cell.reshape(-1)].add(1)[:-1].reshape(shape)
         low = state.low + added
         return Confusion(low, state.high + (low < added).astype(jnp.uint32))
 
     def compute(self, state: Confusion) -> dict[str, float]:
-        """The three fractions; NaN where nothing counted."""
+        """Return the three fractions; NaN where no pixel was counted."""
         matrix = state.low.astype(np.float64) + state.high.astype(np.float64) * 2.0**32
-        right = np.diagonal(matrix)
+        correct = np.diagonal(matrix)
         true, predicted = matrix.sum(axis=1), matrix[:, :-1].sum(axis=0)
-        iou = _divide(right, true + predicted - right)
-        accuracy = _divide(right, true)
-        self._log(iou, accuracy)
+        iou = _divide(correct, true + predicted - correct)
+        accuracy = _divide(correct, true)
+        self._log_classes(iou, accuracy)
         return {
-            "aAcc": float(_divide(right.sum(), true.sum())),
-            "mIoU": _mean(iou),
-            "mAcc": _mean(accuracy),
+            "aAcc": float(_divide(correct.sum(), true.sum())),
+            "mIoU": _nanmean(iou),
+            "mAcc": _nanmean(accuracy),
         }
 
-    def _log(self, iou: np.ndarray, accuracy: np.ndarray) -> None:
+    def _log_classes(self, iou: np.ndarray, accuracy: np.ndarray) -> None:
         classes = self.dataset_meta.get("classes", ())
         names = classes if len(classes) == len(iou) else range(len(iou))
         rows = [(str(name), f"{i:.4f}", f"{a:.4f}") for name, i, a in zip(names, iou, accuracy, strict=True)]
         print_log("\n" + format_table(("class", "IoU", "Acc"), rows), logger="current")
 
-    def _classes(self) -> int:
-        known = self.num_classes or len(self.dataset_meta.get("classes", ()))
-        if not known:
+    def _get_num_classes(self) -> int:
+        num_classes = self.num_classes or len(self.dataset_meta.get("classes", ()))
+        if not num_classes:
             raise ValueError(
-                "IoUMetric does not know how many classes there are: give num_classes, or a dataset whose metainfo has "
-                "'classes'"
+                "IoUMetric: `num_classes` must be given unless the dataset's metainfo has 'classes', got None"
             )
-        return known
+        return num_classes
 
 
-def _class_numbers(predictions: jax.Array, labels: jax.Array, classes: int) -> jax.Array:
-    """Predictions as class numbers of the shape of the labels."""
-    logits = predictions.ndim == labels.ndim + 1 and predictions.shape[-1] == classes
-    numbers = predictions.ndim == labels.ndim and jnp.issubdtype(predictions.dtype, jnp.integer)
-    if predictions.shape[: labels.ndim] != labels.shape or not (logits or numbers):
-        raise ValueError(
-            f"IoUMetric takes logits float[B, H, W, {classes}] or class numbers int[B, H, W] and labels int[B, H, W]; "
-            f"found predictions {predictions.dtype}{list(predictions.shape)} and labels "
-            f"{labels.dtype}{list(labels.shape)}"
-        )
+def _class_indices(predictions: jax.Array, labels: jax.Array, num_classes: int) -> jax.Array:
+    """Return the predicted classes, of the shape of the labels, from logits or class indices."""
     if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise ValueError(f"labels are integers, the class numbers; found {labels.dtype}")
-    return predictions.argmax(axis=-1) if logits else predictions.astype(jnp.int32)
+        raise ValueError(f"IoUMetric: labels must be integers, got {labels.dtype}")
+    if predictions.shape == (*labels.shape, num_classes):
+        return predictions.argmax(axis=-1)
+    if predictions.shape == labels.shape and jnp.issubdtype(predictions.dtype, jnp.integer):
+        return predictions.astype(jnp.int32)
+    raise ValueError(
+        f"IoUMetric: predictions must be logits float[B, H, W, {num_classes}] or class indices int[B, H, W] for labels "
+        f"{labels.dtype}{list(labels.shape)}, got {predictions.dtype}{list(predictions.shape)}"
+    )
 
 
-def _divide(part: Any, whole: Any) -> np.ndarray:
-    whole = np.asarray(whole)
-    return np.divide(part, whole, out=np.full(whole.shape, np.nan), where=whole > 0)
+def _divide(numerator: Any, denominator: Any) -> np.ndarray:
+    """Divide, with NaN for a denominator of 0."""
+    denominator = np.asarray(denominator)
+    return np.divide(numerator, denominator, out=np.full(denominator.shape, np.nan), where=denominator > 0)
 
 
-def _mean(values: np.ndarray) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else float("nan")
-
-
-def _entry(owner: str, tree: Any, key: str | None, argument: str) -> Any:
-    """`tree[key]`, with an error that says what there is instead."""
-    names = sorted(map(str, tree)) if isinstance(tree, Mapping) else []
-    if key is None or not isinstance(tree, Mapping) or key not in tree:
-        problem = f"are a dict, say which entry with {argument}=" if key is None else f"has no entry {key!r}"
-        raise KeyError(f"IoUMetric: {owner} {problem}{closest(key or '', names)}")
-    return tree[key]
+def _nanmean(values: np.ndarray) -> float:
+    """Return the mean of the values that are not NaN, without NumPy's warning if there are none."""
+    valid = values[~np.isnan(values)]
+    return float(valid.mean()) if valid.size else float("nan")

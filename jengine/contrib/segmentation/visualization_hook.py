@@ -1,4 +1,4 @@
-"""Draws predictions of a validation or test: ground truth beside prediction."""
+"""Draw predictions of a validation or test next to the ground truth."""
 
 import math
 import os
@@ -9,37 +9,39 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.errors import ConfigError, closest
+from jengine.contrib.segmentation.entries import read_predictions
+from jengine.errors import ConfigError
 from jengine.evaluation.metric import MASK
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
+from jengine.visualization import Visualizer
 
 
 @HOOKS.register_module()
 class SegVisualizationHook(Hook):
-    """Draws the segmentations of every `interval`-th batch of a validation or a test, through a LocalVisualizer.
+    """Draw the segmentations of every `interval`-th batch of a validation or a test with a LocalVisualizer.
 
-    The pictures are called `val_<file>` or `test_<file>` where the dataset's metainfo has `img_path`, the file of each
-    sample; these files are then read anew, so that the picture is not what preprocessing has made of it. Elsewhere the
-    image of the batch is drawn, under the number of the sample. Which sample a row is says the batch's `sample_idx`,
-    int[B]; without it rows are counted, which is right for data that are not shuffled and a single process. Padding is
-    not drawn, and with several processes only what the first one holds is.
+    If the dataset's metainfo has `img_path`, the file of each sample, images are called `val_<file>` or `test_<file>`
+    and read from these files, without the changes of preprocessing. Otherwise the image of the batch is drawn, called
+    by the index of the sample. The index is the batch's entry `sample_idx`, int[B]; without it samples are counted,
+    which is correct for a single process and data that are not shuffled. Padding is not drawn. With several processes,
+    only the examples of the first one are drawn.
 
     Args:
-      draw: whether anything is drawn at all; False leaves the hook in the config without any effect.
-      interval: batches of one validation or test, counted from its start, between two that are drawn.
-      show: open windows instead of writing pictures. The visualizer then has no backends any more: nothing is written,
-        no scalars either.
-      wait_time: seconds that a window is waited for.
-      file_client_args, backend_args: files are read from file systems; None or `dict(backend='disk')`.
-      image: the batch's entry with the images, [B, H, W, C], uint8 or float from 0 to 1.
-      label: the batch's entry with the true classes, int[B, H, W]; a batch without it shows predictions alone.
-      prediction: the entry of the predictions to use, where they are a dict. Logits float[B, H, W, C], or class
-        numbers int[B, H, W].
+      draw: whether to draw at all; False disables the hook.
+      interval: number of batches, from the start of each validation or test, between two drawn batches.
+      show: open windows instead of writing images. This removes all backends of the visualizer: scalars are not
+        written either.
+      wait_time: seconds to show a window for.
+      file_client_args, backend_args: None or `dict(backend='disk')`: files are read from file systems only.
+      image: entry of the batch with the images, [B, H, W, C], uint8 or float from 0 to 1.
+      label: entry of the batch with the true classes, int[B, H, W]; without it only predictions are drawn.
+      prediction: entry of the predictions, if they are a dict. Logits float[B, H, W, C], or class indices
+        int[B, H, W].
 
     Raises:
-      TypeError, ValueError: an interval that is no positive integer; other storage backends.
+      TypeError, ValueError: an interval that is not a positive integer; another storage backend.
     """
 
     priority = "NORMAL"
@@ -57,16 +59,16 @@ class SegVisualizationHook(Hook):
         prediction: str | None = None,
     ) -> None:
         if isinstance(interval, bool) or not isinstance(interval, int):
-            raise TypeError(f"SegVisualizationHook: interval is a number of batches, an integer; found {interval!r}")
+            raise TypeError(f"SegVisualizationHook: `interval` must be an integer, got {interval!r}")
         if interval < 1:
-            raise ConfigError(f"SegVisualizationHook: interval is at least 1, found {interval}")
-        for given in (file_client_args, backend_args):
-            if given is not None and dict(given) != {"backend": "disk"}:
-                raise ConfigError(f"SegVisualizationHook reads images from file systems; found the storage {given!r}")
+            raise ConfigError(f"SegVisualizationHook: `interval` must be at least 1, got {interval}")
+        for argument, value in (("file_client_args", file_client_args), ("backend_args", backend_args)):
+            if value is not None and dict(value) != {"backend": "disk"}:
+                raise ConfigError(f"SegVisualizationHook: `{argument}` must be dict(backend='disk'), got {value!r}")
         if not draw:
             warnings.warn("SegVisualizationHook has draw=False: nothing will be drawn", UserWarning, stacklevel=2)
         if show:
-            text = "SegVisualizationHook has show=True: pictures are shown, and the visualizer writes nothing any more"
+            text = "SegVisualizationHook has show=True: images are shown, and the visualizer does not write anything"
             warnings.warn(text, UserWarning, stacklevel=2)
         self.draw = draw
         self.interval = interval
@@ -77,24 +79,22 @@ class SegVisualizationHook(Hook):
         self.prediction = prediction
 
     def before_run(self, runner: Runner) -> None:
-        """Checks that the visualizer can draw.
+        """Check that the visualizer can draw, and remove its backends for `show`.
 
         Raises:
-          ConfigError: it cannot.
+          ConfigError: the visualizer does not define `add_datasample`.
         """
-        from jengine.visualization import Visualizer
-
         visualizer = runner.visualizer
-        if self.draw and getattr(type(visualizer), "add_datasample", None) is Visualizer.add_datasample:
+        if self.draw and type(visualizer).add_datasample is Visualizer.add_datasample:
             raise ConfigError(
-                f"SegVisualizationHook draws through the visualizer, and {type(visualizer).__name__} cannot draw: set "
-                "visualizer=dict(type='LocalVisualizer')"
+                f"SegVisualizationHook: `visualizer` must be able to draw samples, got a {type(visualizer).__name__}; "
+                "set visualizer=dict(type='LocalVisualizer')"
             )
         if self.show:
             visualizer.vis_backends = {}
 
     def next_step(self, runner: Runner, step: int) -> float:
-        """Return no step: nothing of the training is drawn."""
+        """Return infinity: the hook does not act in training."""
         return math.inf
 
     def _after_iter(
@@ -106,66 +106,58 @@ class SegVisualizationHook(Hook):
             self._draw(runner, batch_idx, data_batch, outputs, mode)
 
     def _draw(self, runner: Runner, batch_idx: int, data_batch: Any, outputs: Any, mode: str) -> None:
-        """Draws the real rows of a batch; what is on the device comes over in one transfer."""
-        wanted = {name: data_batch[name] for name in (self.image, self.label, "sample_idx", MASK) if name in data_batch}
-        batch, predictions = jax.device_get(jax.tree.map(_own_rows, (wanted, self._predictions(outputs))))
+        """Draw the examples of a batch except its padding; all arrays come to the host in one transfer."""
+        names = [name for name in (self.image, self.label, "sample_idx", MASK) if name in data_batch]
+        predictions = read_predictions(outputs, self.prediction, type(self).__name__)
+        arrays = {name: data_batch[name] for name in names}, predictions
+        batch, predictions = jax.device_get(jax.tree.map(_local_examples, arrays))
         mask = batch.get(MASK, np.ones(len(predictions), bool))
         if predictions.ndim == np.ndim(batch.get(self.label, predictions[..., 0])) + 1:
             predictions = predictions.argmax(axis=-1)
-        meta = getattr(getattr(runner, f"{mode}_loop").dataloader, "metainfo", None) or {}
+        loop = runner.val_loop if mode == "val" else runner.test_loop
+        meta = getattr(loop.dataloader, "metainfo", None) or {}
         visualizer = runner.visualizer
-        if getattr(visualizer, "dataset_meta", None) is None:
+        if visualizer.dataset_meta is None:
             visualizer.dataset_meta = meta
-        for row in np.flatnonzero(mask).tolist():
-            index = int(batch["sample_idx"][row]) if "sample_idx" in batch else batch_idx * len(mask) + row
-            sample = {"pred_sem_seg": predictions[row]}
+        for i in np.flatnonzero(mask).tolist():
+            index = int(batch["sample_idx"][i]) if "sample_idx" in batch else batch_idx * len(mask) + i
+            sample = {"pred_sem_seg": predictions[i]}
             if self.label in batch:
-                sample["gt_sem_seg"] = batch[self.label][row]
-            name, image = self._picture(meta, batch, row, index)
+                sample["gt_sem_seg"] = batch[self.label][i]
+            name, image = self._name_and_image(meta, batch, i, index)
             sample = {key: _resize(labels, image.shape[:2]) for key, labels in sample.items()}
             visualizer.add_datasample(
                 f"{mode}_{name}", image, data_sample=sample, show=self.show, wait_time=self.wait_time, step=runner.iter
             )
 
-    def _predictions(self, outputs: Any) -> Any:
-        if self.prediction is None and not isinstance(outputs, Mapping):
-            return outputs
-        names = sorted(map(str, outputs)) if isinstance(outputs, Mapping) else []
-        if self.prediction not in names:
-            raise KeyError(
-                f"SegVisualizationHook: the predictions have no entry {self.prediction!r}"
-                f"{closest(str(self.prediction), names)}"
-            )
-        return outputs[self.prediction]
-
-    def _picture(self, meta: Mapping[str, Any], batch: Any, row: int, index: int) -> tuple[str, np.ndarray]:
-        """The name of a sample and its image."""
+    def _name_and_image(self, meta: Mapping[str, Any], batch: Any, i: int, index: int) -> tuple[str, np.ndarray]:
+        """Return the name and image of example `i` of the batch, which is sample `index` of the dataset."""
         if "img_path" in meta:
             path = os.fspath(meta["img_path"][index])
             return os.path.basename(path), _read_rgb(path)
         if self.image not in batch:
             raise KeyError(
-                f"SegVisualizationHook: the batch has no {self.image!r} to draw on, and the dataset's metainfo no "
-                "'img_path'; name the entry with image="
+                f"SegVisualizationHook: `image` must be an entry of the batch, got {self.image!r}; or give the "
+                "dataset's metainfo the 'img_path' of each sample"
             )
-        return str(index), np.asarray(batch[self.image][row])
+        return str(index), np.asarray(batch[self.image][i])
 
 
-def _own_rows(leaf: Any) -> Any:
-    """The rows of an array that this process holds, if others hold the rest of it."""
+def _local_examples(leaf: Any) -> Any:
+    """Return the examples of an array that are on this process, if others are on other processes."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return leaf
-    return join_shards(leaf)
+    return concatenate_local_shards(leaf)
 
 
-def join_shards(array: jax.Array) -> np.ndarray:
-    """The parts of an array on the devices of this process, joined along the first axis, by which it is divided."""
-    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
-    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
+def concatenate_local_shards(array: jax.Array) -> np.ndarray:
+    """Concatenate the shards on this process's devices of an array that is sharded along its first axis."""
+    shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)])
 
 
 def _read_rgb(path: str) -> np.ndarray:
-    """The image in a file, uint8[H, W, 3]."""
+    """Read an image file as uint8[H, W, 3]."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -175,7 +167,7 @@ def _read_rgb(path: str) -> np.ndarray:
 
 
 def _resize(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Labels int[h, w] as int[H, W], each pixel that of the nearest in `labels`."""
+    """Resize labels int[h, w] to int[H, W] by nearest neighbors."""
     labels = np.asarray(labels)
     if labels.shape == size:
         return labels

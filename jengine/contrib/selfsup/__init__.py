@@ -1,4 +1,4 @@
-"""Self-supervised learning: the hooks of MMSelfSup, and the pure functions that models of theirs are made of."""
+"""Support self-supervised learning as MMSelfSup does: its hooks, and pure functions to build such models from."""
 
 from jengine.contrib.selfsup.clustering import Kmeans as Kmeans
 from jengine.contrib.selfsup.clustering import class_weights as class_weights

@@ -1,4 +1,4 @@
-"""Clusters of features, on the host, and what training needs to know of them."""
+"""Cluster features on the host, and derive class weights and log lines from the clusters."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from jengine.registry import check_arguments
 
 @dataclasses.dataclass(frozen=True)
 class Kmeans:
-    """k-means on whitened, normalised features, by scikit-learn.
+    """Run scikit-learn's k-means on whitened, L2-normalized features.
 
     Source: Caron et al., Deep Clustering for Unsupervised Learning of Visual Features, 2018, arXiv:1807.05520.
 
     Args:
       k: number of clusters.
-      pca_dim: features are first reduced to that many whitened principal components; -1: they are taken as they are.
-      max_iter: iterations at most.
+      pca_dim: number of whitened principal components that features are first reduced to; -1 skips the reduction.
+      max_iter: maximum number of iterations.
     """
 
     k: int
@@ -29,11 +29,11 @@ class Kmeans:
     max_iter: int = 20
 
     def __call__(self, features: np.ndarray, seed: int) -> np.ndarray:
-        """Clusters of samples.
+        """Return the cluster of each sample.
 
         Args:
           features: float[N, D].
-          seed: of the centroids to begin with.
+          seed: seed of the initial centroids.
 
         Returns:
           int64[N], 0 to k - 1.
@@ -47,12 +47,13 @@ class Kmeans:
             from sklearn.decomposition import PCA
         except ImportError as error:
             raise ImportError("Kmeans clusters with scikit-learn: pip install 'jengine[examples]'") from error
-        if len(features) < self.k:
-            raise ConfigError(f"Kmeans: {len(features)} samples are fewer than the k={self.k} clusters wanted")
+        num_samples, num_features = features.shape
+        if num_samples < self.k:
+            raise ConfigError(f"Kmeans: `k` must be at most the number of samples, {num_samples}, got {self.k}")
         if self.pca_dim > min(features.shape):
             raise ConfigError(
-                f"Kmeans: pca_dim={self.pca_dim} is more than {features.shape[0]} samples of {features.shape[1]} "
-                "features have; -1 takes the features as they are"
+                f"Kmeans: `pca_dim` must be at most {min(features.shape)} for {num_samples} samples of {num_features} "
+                f"features, got {self.pca_dim}; -1 skips the reduction"
             )
         if self.pca_dim != -1:
             features = PCA(self.pca_dim, whiten=True, random_state=seed).fit_transform(features)
@@ -61,41 +62,41 @@ class Kmeans:
         return kmeans.fit_predict(features).astype(np.int64)
 
 
-_KINDS = {"Kmeans": Kmeans}
+_CLUSTERINGS = {"Kmeans": Kmeans}
 
 
 def build_clustering(cfg: Mapping[str, Any]) -> Kmeans:
-    """The clustering that a config describes: `dict(type='Kmeans', k=...)`.
+    """Build a clustering from its config, `dict(type='Kmeans', k=...)`.
 
     Raises:
-      ConfigError: an unknown type. TypeError: arguments that it does not take, or that it lacks.
+      ConfigError: an unknown type. TypeError: unknown or missing arguments.
     """
     arguments = {**cfg}
-    kind = arguments.pop("type", "Kmeans")
-    if kind not in _KINDS:
-        raise ConfigError(f"no clustering is called {kind!r}{closest(kind, _KINDS)}")
-    check_arguments(_KINDS[kind], arguments)
-    return _KINDS[kind](**arguments)
+    name = arguments.pop("type", "Kmeans")
+    if name not in _CLUSTERINGS:
+        raise ConfigError(f"`type` must be a clustering, got {name!r}{closest(name, _CLUSTERINGS)}")
+    check_arguments(_CLUSTERINGS[name], arguments)
+    return _CLUSTERINGS[name](**arguments)
 
 
 def class_weights(counts: Any, power: float) -> jax.Array:
-    """Weights of classes that fall with their size: `(1 / count) ** power`, summing to 1. Works under `jit`.
+    """Return class weights that decrease with the class size: `(1 / count) ** power`, normalized. Works under `jit`.
 
     Args:
-      counts: int[K], samples of each class. An empty class gets nearly all the weight.
-      power: 0: all alike; 1: every class weighs the same in all.
+      counts: int[K], number of samples of each class. An empty class gets nearly all the weight.
+      power: 0 gives equal weights; 1 gives each class the same total weight.
 
     Returns:
-      float32[K].
+      float32[K], summing to 1.
     """
     weights = (1.0 / (jnp.asarray(counts, jnp.float32) + 1e-10)) ** power
     return weights / weights.sum()
 
 
 def describe_clusters(counts: np.ndarray) -> str:
-    """One line for the log, in MMSelfSup's form: how many clusters are empty, and the least and largest size.
+    """Return MMSelfSup's log line: the number of empty clusters, and the smallest and largest size.
 
     Args:
-      counts: int[K], samples of each cluster.
+      counts: int[K], number of samples of each cluster.
     """
     return f"empty_num: {(counts == 0).sum()}\tmin_cluster: {counts.min()}\tmax_cluster:{counts.max()}"

@@ -1,7 +1,7 @@
-"""Clusters the features of the training data, whose clusters are the labels of the next epochs."""
+"""Cluster the features of the training data, and train on the clusters as labels."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -9,42 +9,51 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.contrib.selfsup.clustering import build_clustering, class_weights, describe_clusters
-from jengine.contrib.selfsup.entries import memory_bank, put_beside, state_entry, with_memory_bank, with_state_entry
 from jengine.contrib.selfsup.features import FeatureExtractor
 from jengine.contrib.selfsup.memory_bank import fill_bank
-from jengine.contrib.selfsup.reset import build_reset
+from jengine.contrib.selfsup.model_entries import (
+    device_put_like,
+    find_memory_bank,
+    find_state_entry,
+    replace_memory_bank,
+    replace_state_entry,
+)
 from jengine.data import build_dataloader
-from jengine.errors import config_path
+from jengine.errors import ArgumentError, closest, config_path
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
+from jengine.train import TrainState
+
+PyTree = Any
 
 
 @HOOKS.register_module()
 class DeepClusterHook(Hook):
-    """Gives the training data labels by clustering its features, before training and every `interval` epochs.
+    """Label the training data by clustering its features, before training and every `interval` epochs.
 
-    One clustering: features of all samples in inference mode (the entry `features` of the model's predictions);
-    k-means on the host; the labels go to the dataset (`assign_labels`, see `PseudoLabelDataset`), and to
-    `cluster_epoch_{n}.npy` in the work dir, n the epochs done; the head starts anew, for the clusters of one time have
-    nothing to do with those of another, and so does the optimizer's state of it. All of it is a function of the state
-    and the seed, and a resumed run reads its labels back from the file.
+    Each clustering computes the features of all samples in inference mode (the entry `features` of the model's
+    predictions) and runs k-means on the host. The labels go to the dataset (`assign_labels`, see `PseudoLabelDataset`)
+    and to `cluster_epoch_{n}.npy` in the work dir, where n is the number of completed epochs. The head and its
+    optimizer state are initialized again, because clusters of different clusterings do not correspond. All of this
+    depends on the state and the seed only; a resumed run reads its labels from the file.
 
     Args:
-      extract_dataloader: config of a loader over all training samples in their order, or such a loader.
+      extract_dataloader: config of a loader over all training samples in order, or the loader.
       clustering: `dict(type='Kmeans', k=..., pca_dim=...)`.
-      unif_sampling: the next epoch visits all clusters equally often; needs `sampler=dict(type='DeepClusterSampler')`.
-      reweight: set the model's state entry `loss_weight` f32[k] to weights that fall with the clusters' sizes.
-      reweight_pow: how fast they fall: 0 not at all, 1 inversely.
+      unif_sampling: visit all clusters equally often in the next epoch; needs
+        `sampler=dict(type='DeepClusterSampler')`.
+      reweight: set the model's state entry `loss_weight` f32[k] to weights that decrease with the cluster size.
+      reweight_pow: exponent of the weights: 0 for equal weights, 1 for weights inverse to the size.
       init_memory: fill the model's `MemoryBank`, for `ODCHook`.
       initial: cluster before training.
-      interval: epochs between clusterings.
-      seed: of the clusterings; None: the run's.
-      head: the component of the parameters' paths that names the head.
+      interval: number of epochs between clusterings.
+      seed: seed of the clusterings; None for the seed of the run.
+      head: name of the head's module in the parameter paths.
 
     Raises:
-      AssertionError: at the beginning of the run, if the dataset, the sampler, the model's state or its parameters lack
-        what is asked for.
+      ArgumentError: at the beginning of the run, if the dataset, the sampler, the model's state or its parameters lack
+        what the arguments require.
     """
 
     def __init__(
@@ -71,107 +80,159 @@ class DeepClusterHook(Hook):
         self.interval = interval
         self.seed = seed
         self.head = head
-        self._clustered: int | None = None  # epochs done at the clustering whose labels are in force
+        self._clustered: int | None = None  # number of completed epochs at the last clustering
 
-    # --- When. ---
+    # --- When to cluster. ---
 
     def before_run(self, runner: Runner) -> None:
-        """Builds what a clustering needs, and holds that everything is there."""
+        """Check the requirements and build the parts of a clustering."""
         if runner.train_loop is None:
             return
-        name = type(self).__name__
-        if not runner.train_loop.by_epoch:
-            raise AssertionError(f"{name} clusters between epochs; train with train_cfg=dict(by_epoch=True, ...)")
-        self._data: Any = runner.train_dataloader
-        sampler = getattr(self._data, "sampler", None)  # which an iterable loader lacks
-        for part, method in ((self._data.dataset, "assign_labels"), (sampler, "set_uniform_indices")):
-            needed = method == "assign_labels" or self.unif_sampling
-            if needed and not hasattr(part, method):
-                kinds = {"assign_labels": "PseudoLabelDataset", "set_uniform_indices": "DeepClusterSampler"}
-                raise AssertionError(f"{name}: {type(part).__name__} has no {method}(); use a {kinds[method]}")
-        assert runner.state is not None
-        if self.reweight:
-            state_entry(runner.state.model_state, "loss_weight", name)
-        if self.init_memory:
-            memory_bank(runner.state.model_state, name)
-        self._reset = build_reset(runner.model, runner.optim_wrapper, runner.state, self.head)
-        self._extract = FeatureExtractor(runner.model)
+        self._train_loader: Any = runner.train_dataloader
+        self._check(runner)
+        self._reset_head = _build_reset(runner.model, runner.optim_wrapper, runner.state, self.head)
+        self._extract_features = FeatureExtractor(runner.model)
         with config_path("extract_dataloader"):
-            self._loader = build_dataloader(self.extract_dataloader, train=False)
-        self._example = next(iter(self._data))
-        self._data.set_epoch(0)
+            self._extract_loader = build_dataloader(self.extract_dataloader, train=False)
+        self._example_batch = next(iter(self._train_loader))
+        self._train_loader.set_epoch(0)
 
     def before_train(self, runner: Runner) -> None:
-        """Clusters, or goes on with the labels of the clustering before a restart."""
+        """Cluster, or load the labels that the run was trained on before a restart."""
         if self._clustered is not None:
             path = self._path(runner, self._clustered)
             if os.path.exists(path):
-                self._serve(np.load(path), self._clustered)
+                self._assign_labels(np.load(path), self._clustered)
                 return
-            runner.logger.warning(f"{path} is gone, with the labels that this run was trained on: they are made anew.")
+            runner.logger.warning(f"DeepClusterHook: {path} with the labels of this run is missing; clustering again.")
             self._cluster(runner, runner.epoch)
         elif self.initial:
             self._cluster(runner, runner.epoch)
 
     def after_train_epoch(self, runner: Runner) -> None:
-        """Clusters for the next epochs when it is time."""
+        """Cluster for the next epochs, every `interval` epochs."""
         if self.every_n_epochs(runner, self.interval):
             self._cluster(runner, runner.epoch + 1)
 
-    # --- What. ---
+    # --- Clustering. ---
+
+    def _check(self, runner: Runner) -> None:
+        """Check that the loop, the data and the model's state allow clustering."""
+        name = type(self).__name__
+        if not runner.train_loop.by_epoch:
+            raise ArgumentError(f"{name}: `train_cfg.by_epoch` must be True, got False; it clusters between epochs")
+        # The dataset and the sampler may be of any class; an `IterableLoader` has no sampler.
+        dataset, sampler = self._train_loader.dataset, getattr(self._train_loader, "sampler", None)
+        if not hasattr(dataset, "assign_labels"):
+            raise ArgumentError(
+                f"{name}: the training dataset must have assign_labels(), got {type(dataset).__name__}; use a "
+                "PseudoLabelDataset"
+            )
+        if self.unif_sampling and not hasattr(sampler, "set_uniform_indices"):
+            raise ArgumentError(
+                f"{name}: the sampler must have set_uniform_indices(), got {type(sampler).__name__}; use a "
+                "DeepClusterSampler"
+            )
+        if self.reweight:
+            find_state_entry(runner.state.model_state, "loss_weight", name)
+        if self.init_memory:
+            find_memory_bank(runner.state.model_state, name)
 
     def _cluster(self, runner: Runner, epoch: int) -> None:
-        """One clustering, whose labels hold from epoch number `epoch` on."""
+        """Cluster the data, and set up data and state for training on these labels from `epoch` on."""
         state = runner.state
-        assert state is not None
-        features = self._extract(state.params, state.model_state, self._loader)
+        features = self._extract_features(state.params, state.model_state, self._extract_loader)
         seed = runner.seed if self.seed is None else self.seed
-        drawn = np.random.RandomState([seed % 2**32, epoch]).randint(1234)
-        labels = self.clustering(features, int(drawn))
+        kmeans_seed = np.random.RandomState([seed % 2**32, epoch]).randint(1234)
+        labels = self.clustering(features, int(kmeans_seed))
         if runner.is_main_process:
-            _save(self._path(runner, epoch), labels)
+            _save_labels(self._path(runner, epoch), labels)
         self._clustered = epoch
-        self._serve(labels, epoch)
-
+        self._assign_labels(labels, epoch)
         counts = np.bincount(labels, minlength=self.clustering.k)
         runner.logger.info(describe_clusters(counts))
-        model_state = state.model_state
-        if self.reweight:
-            weights = class_weights(counts, self.reweight_pow)
-            old = state_entry(model_state, "loss_weight", type(self).__name__)
-            model_state = with_state_entry(model_state, "loss_weight", put_beside(weights, old))
-        if self.init_memory:
-            bank = memory_bank(model_state, type(self).__name__)
-            filled = put_beside(fill_bank(bank, features, labels), bank)
-            model_state = with_memory_bank(model_state, filled)
+        state = state.replace(model_state=self._update_model_state(state.model_state, features, labels, counts))
         rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2), jnp.uint32(epoch))
-        runner.state = self._reset(state.replace(model_state=model_state), rng, self._example)
+        runner.state = self._reset_head(state, rng, self._example_batch)
 
-    def _serve(self, labels: np.ndarray, epoch: int) -> None:
-        """Hands the labels to the data."""
-        self._data.dataset.assign_labels(labels)
+    def _assign_labels(self, labels: np.ndarray, epoch: int) -> None:
+        """Assign the labels to the training data, from `epoch` on."""
+        self._train_loader.dataset.assign_labels(labels)
         if self.unif_sampling:
-            self._data.sampler.set_uniform_indices(labels, self.clustering.k, epoch=epoch)
-        if hasattr(self._data, "close"):
-            self._data.close()  # what was read ahead has the labels of before
+            self._train_loader.sampler.set_uniform_indices(labels, self.clustering.k, epoch=epoch)
+        if hasattr(self._train_loader, "close"):  # an `IterableLoader` reads nothing ahead
+            self._train_loader.close()  # drops batches that were read ahead with the old labels
+
+    def _update_model_state(
+        self, model_state: PyTree, features: np.ndarray, labels: np.ndarray, counts: np.ndarray
+    ) -> PyTree:
+        """Return the model's state with the class weights and the memory bank of a clustering, where required."""
+        name = type(self).__name__
+        if self.reweight:
+            old = find_state_entry(model_state, "loss_weight", name)
+            weights = device_put_like(class_weights(counts, self.reweight_pow), old)
+            model_state = replace_state_entry(model_state, "loss_weight", weights)
+        if self.init_memory:
+            bank = find_memory_bank(model_state, name)
+            bank = device_put_like(fill_bank(bank, features, labels), bank)
+            model_state = replace_memory_bank(model_state, bank)
+        return model_state
 
     @staticmethod
     def _path(runner: Runner, epoch: int) -> str:
         return os.path.join(runner.work_dir, f"cluster_epoch_{epoch}.npy")
 
-    # --- Over a restart. ---
+    # --- Checkpointing. ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Which clustering is in force."""
+        """Return the epoch of the last clustering."""
         return {} if self._clustered is None else {"clustered": self._clustered}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back which clustering is in force."""
+        """Restore the epoch of the last clustering."""
         self._clustered = state_dict.get("clustered")
 
 
-def _save(path: str, labels: np.ndarray) -> None:
-    """Writes whole or not at all."""
+def _save_labels(path: str, labels: np.ndarray) -> None:
+    """Write the labels atomically."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     np.save(f"{path}.tmp.npy", labels)
     os.replace(f"{path}.tmp.npy", path)
+
+
+def _build_reset(
+    model: Any, optim_wrapper: Any, state: TrainState, module: str
+) -> Callable[[TrainState, jax.Array, PyTree], TrainState]:
+    """Build `reset(state, rng, batch) -> state`, which initializes the parameters of one module again.
+
+    The module's optimizer state is reset too: momentum of the old weights must not move the new ones. All other arrays
+    and all shardings stay the same. The old state is donated.
+
+    Args:
+      model: its `init` creates the new parameters.
+      optim_wrapper: a single optimizer wrapper.
+      state: a state with the structure and shardings of the states to reset.
+      module: a component of parameter paths, such as 'head'.
+
+    Raises:
+      ArgumentError: no parameter path has that component.
+    """
+    layout = optim_wrapper.grouped.layout(state.params)
+    flags = [True if module in path.split(".") else None for path in layout.paths]
+    if not any(flags):
+        modules = {part for path in layout.paths for part in path.split(".")[:-1]} or layout.paths
+        raise ArgumentError(f"`head` must be a module of the model, got {module!r}{closest(module, modules)}")
+
+    def reset_arrays(params: PyTree, opt_state: Any, rng: jax.Array, batch: PyTree) -> tuple[PyTree, Any]:
+        leaves = zip(flags, layout.flatten(model.init(rng, batch)[0]), layout.flatten(params), strict=True)
+        params = layout.treedef.unflatten([new.astype(old.dtype) if flag else old for flag, new, old in leaves])
+        return params, optim_wrapper.grouped.hold(layout, flags, optim_wrapper.tx.init(params), opt_state)
+
+    shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
+    compiled = jax.jit(reset_arrays, donate_argnums=(0, 1), out_shardings=shardings)
+
+    def reset(state: TrainState, rng: jax.Array, batch: PyTree) -> TrainState:
+        params, opt_state = compiled(state.params, state.opt_state, rng, batch)
+        return state.replace(params=params, opt_state=opt_state)
+
+    return reset

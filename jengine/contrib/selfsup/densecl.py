@@ -1,8 +1,8 @@
-"""Lets the dense loss of DenseCL in after a number of iterations."""
+"""Turn on the dense loss of DenseCL after a number of iterations."""
 
 from typing import Any
 
-from jengine.contrib.selfsup.entries import model_attribute
+from jengine.contrib.selfsup.model_entries import find_attribute
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
@@ -10,16 +10,16 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class DenseCLHook(Hook):
-    """Holds `loss_lambda`, the part of the dense loss, at 0 for the first iterations: matches mean nothing before.
+    """Keep `loss_lambda`, the weight of the dense loss, at 0 in the first iterations, when matches are meaningless.
 
-    The value for later is the model's attribute `loss_lambda`. The number in force is `hyperparams['loss_lambda']` in
-    the model's loss, an input of the compiled step: the switch traces nothing anew.
+    Its later value is the model's attribute `loss_lambda`. The model's loss reads the current value from
+    `hyperparams['loss_lambda']`, an input of the compiled step, so that the switch does not recompile it.
 
     Args:
-      start_iters: iterations without the dense loss.
+      start_iters: number of iterations without the dense loss.
 
     Raises:
-      AssertionError: at the beginning of training, if the model has no `loss_lambda`.
+      ArgumentError: at the beginning of training, if the model has no `loss_lambda`.
     """
 
     runs_ahead = True
@@ -28,13 +28,13 @@ class DenseCLHook(Hook):
         self.start_iters = start_iters
 
     def before_train(self, runner: Runner) -> None:
-        """Names the number before the step is traced, and holds that the model has a value for it."""
-        self._set(runner)
+        """Set the first value, so that the step is traced with it, and check the model."""
+        self._set_loss_lambda(runner)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Sets the number of this iteration."""
-        self._set(runner)
+        """Set the value of this iteration."""
+        self._set_loss_lambda(runner)
 
-    def _set(self, runner: Runner) -> None:
-        value = model_attribute(runner.model, "loss_lambda", type(self).__name__)
+    def _set_loss_lambda(self, runner: Runner) -> None:
+        value = find_attribute(runner.model, "loss_lambda", type(self).__name__)
         runner.hyperparams["loss_lambda"] = value if runner.iter >= self.start_iters else 0.0

@@ -1,64 +1,67 @@
-"""Features of a whole dataset, and how well its classes lie apart in them."""
+"""Extract the features of a whole dataset, and measure how well they separate its classes."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.data import DataLoader
+from jengine.errors import ArgumentError
 from jengine.hooks.runner_protocol import Runner
 
 PyTree = Any
 
 
 class FeatureExtractor:
-    """Runs a model over a loader in inference mode and collects its features on the host.
+    """Run a model over a loader in inference mode and collect its features on the host.
 
     The features are the entry `features` f32[B, ...] of the model's predictions, flattened. Every process reads all
-    the data and gets the same features, so that nothing has to be sent around.
+    the data and computes the same features, which needs no communication.
 
     Args:
       model: a model whose `predict` returns a dict with `features`.
     """
 
     def __init__(self, model: Any) -> None:
-        self._predict = jax.jit(lambda params, model_state, batch: _features(model, params, model_state, batch))
+        self._predict = jax.jit(lambda params, model_state, batch: _predict_features(model, params, model_state, batch))
 
     def __call__(self, params: PyTree, model_state: PyTree, loader: Any) -> np.ndarray:
-        """The features f32[N, D] of the loader's samples, in their order, without padding.
+        """Return the features f32[N, D] of the loader's samples, in order and without padding.
 
         Args:
           params: the parameters.
           model_state: the model's state.
-          loader: gives the batches in order; in a batch with `mask`, only the real rows count.
+          loader: yields the batches in order; padded examples are those that are False in a batch's `mask`.
 
         Raises:
-          AssertionError: the predictions have no features.
+          ArgumentError: the predictions have no features.
         """
-        rows = []
+        features = []
         for batch in loader:
-            found = np.asarray(self._predict(params, model_state, batch))
-            mask = batch.get("mask") if hasattr(batch, "get") else None
-            rows.append(found if mask is None else found[np.asarray(mask)])
-        return np.concatenate(rows)
+            predicted = np.asarray(self._predict(params, model_state, batch))
+            mask = batch.get("mask") if isinstance(batch, Mapping) else None
+            features.append(predicted if mask is None else predicted[np.asarray(mask)])
+        return np.concatenate(features)
 
 
 def extract_features(model: Any, params: PyTree, model_state: PyTree, loader: Any) -> np.ndarray:
-    """The features f32[N, D] of a loader's samples, once; see `FeatureExtractor`."""
+    """Return the features f32[N, D] of a loader's samples; see `FeatureExtractor`."""
     return FeatureExtractor(model)(params, model_state, loader)
 
 
 def knn_accuracy(
     features: np.ndarray, labels: np.ndarray, test_features: np.ndarray, test_labels: np.ndarray, k: int = 5
 ) -> float:
-    """How often the majority of the k nearest neighbours has the right label.
+    """Return the accuracy of a majority vote of the k nearest neighbors.
 
     Args:
-      features: float[N, D], of the samples with known labels.
+      features: float[N, D], features of the labeled samples.
       labels: int[N].
       test_features: float[M, D].
       test_labels: int[M].
-      k: neighbours that vote.
+      k: number of neighbors.
 
     Raises:
       ImportError: scikit-learn is not installed.
@@ -79,59 +82,56 @@ def projection_accuracy(
     k: int = 5,
     repeats: int = 10,
 ) -> float:
-    """What learned features are to be compared with: `knn_accuracy` of random projections to as many numbers.
+    """Return `knn_accuracy` of random projections, the baseline for learned features of the same size.
 
     Args:
       samples: float[N, ...], flattened here.
       labels: int[N].
       test_samples: float[M, ...].
       test_labels: int[M].
-      size: numbers that each sample is projected to, by a matrix of normal numbers.
-      k: neighbours that vote.
-      repeats: matrices over which the accuracy is averaged.
+      size: dimension that samples are projected to, by a matrix of normal numbers.
+      k: number of neighbors.
+      repeats: number of matrices to average over.
     """
-    known, asked = samples.reshape(len(samples), -1), test_samples.reshape(len(test_samples), -1)
-    found = []
+    flat, test_flat = samples.reshape(len(samples), -1), test_samples.reshape(len(test_samples), -1)
+    accuracies = []
     for seed in range(repeats):
-        matrix = np.random.RandomState(seed).randn(known.shape[1], size) / size**0.5
-        found.append(knn_accuracy(known @ matrix, labels, asked @ matrix, test_labels, k))
-    return float(np.mean(found))
-
-
-def _features(model: Any, params: PyTree, model_state: PyTree, batch: PyTree) -> jax.Array:
-    predictions = model.predict(params, model_state, batch)
-    if not isinstance(predictions, dict) or "features" not in predictions:
-        found = sorted(predictions) if isinstance(predictions, dict) else type(predictions).__name__
-        raise AssertionError(
-            f"features are the entry 'features' of the model's predictions; {type(model).__name__}.predict gave {found}"
-        )
-    features = predictions["features"]
-    return features.reshape(features.shape[0], -1).astype(jnp.float32)
+        matrix = np.random.RandomState(seed).randn(flat.shape[1], size) / size**0.5
+        accuracies.append(knn_accuracy(flat @ matrix, labels, test_flat @ matrix, test_labels, k))
+    return float(np.mean(accuracies))
 
 
 def compare_features(runner: Runner, train: Any, test: Any) -> tuple[float, float]:
-    """What a trained model's features are worth: the accuracy of their neighbours, and that of random projections.
+    """Compare a trained model's features with random projections, by the accuracy of their nearest neighbors.
 
     Args:
-      runner: after training; its model predicts `features`.
-      train: an `ArrayDataset` of `image` and `label`, whose labels are known.
-      test: another, whose labels are asked for.
+      runner: a runner after training, whose model predicts `features`.
+      train: an `ArrayDataset` of `image` and `label`, the labeled samples.
+      test: another one, whose labels are predicted.
 
     Returns:
-      `knn_accuracy` of the features, and `projection_accuracy` of the pixels in as many dimensions.
+      `knn_accuracy` of the features, and `projection_accuracy` of the pixels with the same dimension.
 
     Raises:
       ValueError: the runner has no state.
     """
-    from jengine.data import DataLoader
-
     state = runner.state
     if state is None:
-        raise ValueError("compare_features: the runner must be trained, found no state; call runner.train() first")
-    known, asked = (
-        extract_features(runner.model, state.params, state.model_state, DataLoader(data, 256)) for data in (train, test)
+        raise ValueError("compare_features: `runner` must be trained, got one without a state; call runner.train()")
+    extract = FeatureExtractor(runner.model)
+    features, test_features = (
+        extract(state.params, state.model_state, DataLoader(dataset, 256)) for dataset in (train, test)
     )
-    labels = train.arrays["label"], test.arrays["label"]
-    learned = knn_accuracy(known, labels[0], asked, labels[1])
-    images = train.arrays["image"], test.arrays["image"]
-    return learned, projection_accuracy(images[0], labels[0], images[1], labels[1], known.shape[1])
+    labels, test_labels = train.arrays["label"], test.arrays["label"]
+    learned = knn_accuracy(features, labels, test_features, test_labels)
+    images, test_images = train.arrays["image"], test.arrays["image"]
+    return learned, projection_accuracy(images, labels, test_images, test_labels, features.shape[1])
+
+
+def _predict_features(model: Any, params: PyTree, model_state: PyTree, batch: PyTree) -> jax.Array:
+    predictions = model.predict(params, model_state, batch)
+    if not isinstance(predictions, dict) or "features" not in predictions:
+        actual = sorted(predictions) if isinstance(predictions, dict) else type(predictions).__name__
+        raise ArgumentError(f"{type(model).__name__}.predict must return a dict with 'features', got {actual}")
+    features = predictions["features"]
+    return features.reshape(features.shape[0], -1).astype(jnp.float32)

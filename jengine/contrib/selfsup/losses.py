@@ -6,99 +6,110 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+# --- Contrastive learning ---
+
 
 def info_nce(query: jax.Array, positive: jax.Array, negatives: jax.Array, temperature: float = 0.2) -> jax.Array:
-    """The contrastive loss of MoCo (He et al., 2020, arXiv:1911.05722).
+    """Compute the contrastive loss of MoCo (He et al., 2020, arXiv:1911.05722).
 
     Args:
-      query: float[..., D], L2-normalised.
-      positive: float[..., D], the key that each query should find, L2-normalised.
-      negatives: float[N, D], the keys that it should not find.
+      query: float[..., D], L2-normalized.
+      positive: float[..., D], the matching key of each query, L2-normalized.
+      negatives: float[N, D], keys that match no query.
       temperature: divides the similarities.
 
     Returns:
-      float32[...], the cross entropy of finding the positive among all keys.
+      float32[...], the cross entropy of the positive among all keys.
     """
-    similar = jnp.sum(query * positive, axis=-1, keepdims=True)
-    logits = jnp.concatenate([similar, query @ negatives.T], axis=-1).astype(jnp.float32) / temperature
+    similarity = jnp.sum(query * positive, axis=-1, keepdims=True)
+    logits = jnp.concatenate([similarity, query @ negatives.T], axis=-1).astype(jnp.float32) / temperature
     return jax.nn.logsumexp(logits, axis=-1) - logits[..., 0]
 
 
+def push(queue: jax.Array, embeddings: jax.Array) -> jax.Array:
+    """Add embeddings at the front of a queue, and drop as many at its end.
+
+    Args:
+      queue: float[N, D].
+      embeddings: float[B, D] with B <= N; no gradient flows through them.
+
+    Returns:
+      float[N, D].
+    """
+    embeddings = jax.lax.stop_gradient(embeddings).astype(queue.dtype)
+    return jnp.concatenate([embeddings, queue[: len(queue) - len(embeddings)]])
+
+
+# --- DenseCL ---
+
+
 def dense_match(features: jax.Array, key_features: jax.Array, keys: jax.Array) -> jax.Array:
-    """The key of each place: that of the place in the other view whose features are most alike.
+    """Return for each position of one view the key of the most similar position of the other view.
 
     Source: Wang et al., Dense Contrastive Learning, 2021, arXiv:2011.09157, section 3.3.
 
     Args:
-      features: float[B, S, C], the backbone's features at the S places of one view.
-      key_features: float[B, S, C], those of the other view.
-      keys: float[B, S, D], the dense keys of the other view.
+      features: float[B, S, C], backbone features at the S positions of one view.
+      key_features: float[B, S, C], backbone features of the other view.
+      keys: float[B, S, D], dense keys of the other view.
 
     Returns:
-      float[B, S, D], one key for each place of the first view.
+      float[B, S, D].
     """
     norm = jnp.linalg.norm(key_features, axis=-1, keepdims=True)
-    likeness = jnp.einsum("bsc,btc->bst", features, key_features / jnp.maximum(norm, 1e-12))
-    return jnp.take_along_axis(keys, likeness.argmax(axis=-1)[..., None], axis=1)
+    similarity = jnp.einsum("bsc,btc->bst", features, key_features / jnp.maximum(norm, 1e-12))
+    return jnp.take_along_axis(keys, similarity.argmax(axis=-1)[..., None], axis=1)
 
 
 def densecl_losses(loss_single: jax.Array, loss_dense: jax.Array, loss_lambda: jax.Array) -> dict[str, jax.Array]:
-    """The two losses of DenseCL in their proportion.
+    """Weight the two losses of DenseCL.
 
     Args:
       loss_single: float[...], the loss over whole images.
-      loss_dense: float[...], the loss over places.
-      loss_lambda: float32[], the part of the dense loss: `hyperparams['loss_lambda']`, which `DenseCLHook` owns.
+      loss_dense: float[...], the loss over positions.
+      loss_lambda: float32[], weight of the dense loss: `hyperparams['loss_lambda']`, which `DenseCLHook` sets.
     """
     return {"loss_single": loss_single * (1 - loss_lambda), "loss_dense": loss_dense * loss_lambda}
 
 
-def push(queue: jax.Array, rows: jax.Array) -> jax.Array:
-    """A queue with new rows at its front; as many fall off its end.
-
-    Args:
-      queue: float[N, D].
-      rows: float[B, D], at most N; no gradient flows through them.
-    """
-    rows = jax.lax.stop_gradient(rows).astype(queue.dtype)
-    return jnp.concatenate([rows, queue[: len(queue) - len(rows)]])
+# --- SwAV ---
 
 
 class SwAVQueue(NamedTuple):
-    """Earlier embeddings, the newest first. Part of the training state from the start, so that nothing is retraced."""
+    """Hold earlier embeddings, the newest first. In the training state from the start, to avoid recompilation."""
 
-    rows: jax.Array  # float32[crops for assignment, length, D], 0 where nothing came yet
-    active: jax.Array  # bool[], whether it takes embeddings
-    use_queue: jax.Array  # bool[], whether it is full, so that assignments are made over it too
+    rows: jax.Array  # float32[crops for assignment, length, D], 0 where not filled yet
+    active: jax.Array  # bool[], whether embeddings are added
+    use_queue: jax.Array  # bool[], whether the queue is full, so that assignments use it
 
 
 def empty_queue(crops: int, length: int, feat_dim: int) -> SwAVQueue:
-    """A queue that is not active.
+    """Return an inactive queue.
 
     Args:
-      crops: views that get assignments, each with rows of its own.
-      length: rows of each.
+      crops: number of views with assignments, each with a queue.
+      length: number of embeddings per view.
       feat_dim: size of an embedding.
     """
     rows = jnp.zeros((crops, length, feat_dim), jnp.float32)
     return SwAVQueue(rows, active=jnp.zeros((), jnp.bool_), use_queue=jnp.zeros((), jnp.bool_))
 
 
-def sinkhorn(scores: jax.Array, real: jax.Array | None = None, epsilon: float = 0.05, iterations: int = 3) -> jax.Array:
-    """Assignments to prototypes that use every prototype equally (Sinkhorn and Knopp).
+def sinkhorn(scores: jax.Array, mask: jax.Array | None = None, epsilon: float = 0.05, iterations: int = 3) -> jax.Array:
+    """Assign embeddings to prototypes so that all prototypes are used equally, by the Sinkhorn-Knopp algorithm.
 
     Args:
-      scores: float[N, K], how well each of N embeddings fits each of K prototypes.
-      real: bool[N], the rows that count; None: all.
-      epsilon: the smaller, the harder the assignments.
-      iterations: of normalising prototypes and rows in turn.
+      scores: float[N, K], similarity of N embeddings and K prototypes.
+      mask: bool[N], the embeddings to assign; None for all.
+      epsilon: entropy regularization; a smaller value gives harder assignments.
+      iterations: number of normalizations over prototypes and embeddings.
 
     Returns:
-      float32[N, K]; each row that counts sums to 1, the others are 0.
+      float32[N, K]; rows sum to 1, or are 0 where `mask` is False.
     """
     scores = scores.astype(jnp.float32) / epsilon
-    if real is not None:
-        scores = jnp.where(real[:, None], scores, -jnp.inf)
+    if mask is not None:
+        scores = jnp.where(mask[:, None], scores, -jnp.inf)
     weights = jnp.exp(scores - scores.max())
     for _ in range(iterations):
         weights = weights / jnp.maximum(weights.sum(axis=0, keepdims=True), 1e-30)
@@ -116,14 +127,17 @@ def swav_loss(
     epsilon: float = 0.05,
     iterations: int = 3,
 ) -> tuple[jax.Array, SwAVQueue | None]:
-    """The loss of predicting the assignment of one view from the others.
+    """Compute the loss of predicting the assignments of one view from the other views.
+
+    Source: Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster Assignments, 2020,
+    arXiv:2006.09882.
 
     Args:
-      embeddings: float[V, B, D], L2-normalised embeddings of V views of B images.
-      prototypes: float[D, K], the kernel of the layer of prototypes; its columns are normalised here.
-      queue: `model_state.get('queue')`, what `SwAVHook` lends; None without a queue.
-      crops_for_assign: the views that get assignments.
-      temperature: of the predictions.
+      embeddings: float[V, B, D], L2-normalized embeddings of V views of B images.
+      prototypes: float[D, K], the kernel of the prototype layer; its columns are normalized here.
+      queue: `model_state.get('queue')`, which `SwAVHook` adds; None without a queue.
+      crops_for_assign: the views to compute assignments for.
+      temperature: temperature of the predictions.
       epsilon, iterations: see `sinkhorn`.
 
     Returns:
@@ -131,20 +145,20 @@ def swav_loss(
     """
     prototypes = prototypes / jnp.maximum(jnp.linalg.norm(prototypes, axis=0, keepdims=True), 1e-12)
     scores = (embeddings @ prototypes).astype(jnp.float32)
-    views, batch, _ = scores.shape
+    num_views, batch_size, _ = scores.shape
     loss = jnp.zeros((), jnp.float32)
-    rows = []
+    queued = []
     use_queue = jnp.zeros((), jnp.bool_) if queue is None else queue.use_queue
     for i, crop in enumerate(crops_for_assign):
-        candidates, real = scores[crop], None
+        candidates, mask = scores[crop], None
         if queue is not None:
             use_queue = use_queue | (queue.active & jnp.any(queue.rows[i, -1] != 0))
             candidates = jnp.concatenate([queue.rows[i] @ prototypes, candidates])
-            real = jnp.arange(len(candidates)) >= jnp.where(use_queue, 0, len(queue.rows[i]))
-            rows.append(jnp.where(queue.active, push(queue.rows[i], embeddings[crop]), queue.rows[i]))
-        assignment = sinkhorn(jax.lax.stop_gradient(candidates), real, epsilon, iterations)[-batch:]
-        others = [view for view in range(views) if view != crop]
+            mask = jnp.arange(len(candidates)) >= jnp.where(use_queue, 0, len(queue.rows[i]))
+            queued.append(jnp.where(queue.active, push(queue.rows[i], embeddings[crop]), queue.rows[i]))
+        assignments = sinkhorn(jax.lax.stop_gradient(candidates), mask, epsilon, iterations)[-batch_size:]
+        others = [view for view in range(num_views) if view != crop]
         for view in others:
-            predicted = jax.nn.log_softmax(scores[view] / temperature)
-            loss -= jnp.sum(assignment * predicted, axis=1).mean() / (len(others) * len(crops_for_assign))
-    return loss, None if queue is None else SwAVQueue(jnp.stack(rows), queue.active, use_queue)
+            log_probs = jax.nn.log_softmax(scores[view] / temperature)
+            loss -= jnp.sum(assignments * log_probs, axis=1).mean() / (len(others) * len(crops_for_assign))
+    return loss, None if queue is None else SwAVQueue(jnp.stack(queued), queue.active, use_queue)

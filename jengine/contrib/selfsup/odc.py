@@ -1,4 +1,4 @@
-"""Keeps the memory of ODC in order while training goes on: centroids, small clusters, weights of classes."""
+"""Maintain the memory of ODC during training: centroids, small clusters and class weights."""
 
 import functools
 import os
@@ -9,8 +9,15 @@ import jax
 import numpy as np
 
 from jengine.contrib.selfsup.clustering import class_weights, describe_clusters
-from jengine.contrib.selfsup.entries import memory_bank, put_beside, state_entry, with_memory_bank, with_state_entry
 from jengine.contrib.selfsup.memory_bank import MemoryBank, count_labels, deal_with_small_clusters, update_centroids
+from jengine.contrib.selfsup.model_entries import (
+    device_put_like,
+    find_memory_bank,
+    find_state_entry,
+    replace_memory_bank,
+    replace_state_entry,
+)
+from jengine.errors import ArgumentError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
@@ -20,25 +27,25 @@ _SAVE_INTERVAL = 10  # epochs between files of labels, as in MMSelfSup
 
 @HOOKS.register_module()
 class ODCHook(Hook):
-    """Works on the `MemoryBank` in the model's state after each iteration, with compiled functions on its device.
+    """Maintain the `MemoryBank` in the model's state after each iteration, by compiled functions on its device.
 
-    The model itself moves the bank's features and labels in its loss (`update_samples`). Nothing of this waits for the
-    device, but for the line of the log every `evaluate_interval` iterations. Every ten epochs the labels are written to
-    `cluster_epoch_{n}.npy` in the work dir, n the epochs done.
+    The model updates the bank's features and labels in its loss (`update_samples`). The host never waits for the
+    device, except for the log line every `evaluate_interval` iterations. Every ten epochs the labels are written to
+    `cluster_epoch_{n}.npy` in the work dir, where n is the number of completed epochs.
 
     Args:
-      centroids_update_interval: iterations from one update of the centroids to the next.
-      deal_with_small_clusters_interval: iterations from one search for small clusters to the next.
-      evaluate_interval: iterations between lines of the log on the sizes of clusters.
-      reweight: set the model's state entry `loss_weight` f32[K] after each iteration, to weights that fall with the
-        clusters' sizes.
-      reweight_pow: how fast they fall: 0 not at all, 1 inversely.
-      dist_mode: only True: the memory is part of the training state, on however many devices.
-      min_cluster: clusters of fewer samples are dealt with.
+      centroids_update_interval: number of iterations between updates of the centroids.
+      deal_with_small_clusters_interval: number of iterations between searches for small clusters.
+      evaluate_interval: number of iterations between log lines about the cluster sizes.
+      reweight: set the model's state entry `loss_weight` f32[k] after each iteration, to weights that decrease with
+        the cluster size.
+      reweight_pow: exponent of the weights: 0 for equal weights, 1 for weights inverse to the size.
+      dist_mode: must be True; the memory is part of the training state on any number of devices.
+      min_cluster: minimum size of a cluster; smaller clusters are refilled.
 
     Raises:
-      AssertionError: `dist_mode` is False; at the beginning of the run, if the model's state has no memory bank, one
-        too small for its clusters, or no `loss_weight`.
+      ArgumentError: `dist_mode` is False; at the beginning of the run, if the model's state has no memory bank, one
+        that is too small for its clusters, or no `loss_weight`.
     """
 
     def __init__(
@@ -52,34 +59,37 @@ class ODCHook(Hook):
         min_cluster: int = 20,
     ) -> None:
         if not dist_mode:
-            raise AssertionError("ODCHook: dist_mode=False is not offered; its memory lies in the training state")
+            raise ArgumentError(
+                f"ODCHook: `dist_mode` must be True, got {dist_mode}; its memory is part of the training state"
+            )
         self.centroids_update_interval = centroids_update_interval
         self.deal_with_small_clusters_interval = deal_with_small_clusters_interval
         self.evaluate_interval = evaluate_interval
         self.reweight = reweight
         self.reweight_pow = reweight_pow
         self.min_cluster = min_cluster
-        # Not donated: until the step that used it is done, a bank's buffers may be read.
+        # Without donation: a bank's buffers may still be read by the step that uses it.
         self._update_centroids = jax.jit(update_centroids)
-        self._deal = jax.jit(functools.partial(deal_with_small_clusters, min_cluster=min_cluster))
-        self._weigh = jax.jit(lambda bank: class_weights(count_labels(bank), reweight_pow))
-        self._count = jax.jit(count_labels)
+        self._deal_with_small_clusters = jax.jit(functools.partial(deal_with_small_clusters, min_cluster=min_cluster))
+        self._class_weights = jax.jit(lambda bank: class_weights(count_labels(bank), reweight_pow))
+        self._count_labels = jax.jit(count_labels)
 
     def before_run(self, runner: Runner) -> None:
-        """Holds that the model has what is needed."""
+        """Check that the model's state has the required entries."""
         if runner.train_loop is None or runner.state is None:
             return
         bank = self._bank(runner)
-        if len(bank.features) < self.min_cluster * len(bank.centroids):
-            raise AssertionError(
-                f"ODCHook: {len(bank.features)} samples are too few for {len(bank.centroids)} clusters of "
-                f"min_cluster={self.min_cluster} or more"
+        num_samples, num_clusters = len(bank.features), len(bank.centroids)
+        if num_samples < self.min_cluster * num_clusters:
+            raise ArgumentError(
+                f"ODCHook: `min_cluster` must be at most {num_samples // num_clusters} for {num_samples} samples in "
+                f"{num_clusters} clusters, got {self.min_cluster}"
             )
         if self.reweight:
-            state_entry(runner.state.model_state, "loss_weight", type(self).__name__)
+            find_state_entry(runner.state.model_state, "loss_weight", type(self).__name__)
 
     def next_step(self, runner: Runner, step: int) -> float:
-        """Return the next step with something to do."""
+        """Return the next step at which one of the intervals ends."""
         if self.reweight:
             return step
         intervals = (self.centroids_update_interval, self.deal_with_small_clusters_interval, self.evaluate_interval)
@@ -88,7 +98,7 @@ class ODCHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Does what is due after this iteration."""
+        """Run the tasks whose interval ends with this iteration."""
         if self.every_n_train_iters(runner, self.centroids_update_interval):
             self.update_centroids(runner)
         if self.every_n_train_iters(runner, self.deal_with_small_clusters_interval):
@@ -99,38 +109,34 @@ class ODCHook(Hook):
             self.evaluate(runner)
 
     def after_train_epoch(self, runner: Runner) -> None:
-        """Writes the labels every ten epochs."""
+        """Write the labels every ten epochs."""
         if self.every_n_epochs(runner, _SAVE_INTERVAL) and runner.is_main_process:
             path = os.path.join(runner.work_dir, f"cluster_epoch_{runner.epoch + 1}.npy")
             np.save(path, np.asarray(self._bank(runner).labels).astype(np.int64))
 
     def update_centroids(self, runner: Runner) -> None:
-        """Moves the centroids to the means of their features."""
+        """Set the centroids to the means of their features."""
         self._set_bank(runner, self._update_centroids(self._bank(runner)))
 
     def deal_with_small_clusters(self, runner: Runner) -> None:
-        """Empties small clusters and fills them with halves of large ones."""
-        assert runner.state is not None
+        """Empty small clusters and refill them with halves of large ones."""
         rng = jax.random.fold_in(runner.state.key, runner.iter)
-        self._set_bank(runner, self._deal(self._bank(runner), rng))
+        self._set_bank(runner, self._deal_with_small_clusters(self._bank(runner), rng))
 
     def set_reweight(self, runner: Runner) -> None:
-        """Sets the weights of classes from the sizes of clusters."""
-        assert runner.state is not None
+        """Set the class weights from the cluster sizes."""
         model_state = runner.state.model_state
-        old = state_entry(model_state, "loss_weight", type(self).__name__)
-        weights = put_beside(self._weigh(self._bank(runner)), old)
-        runner.state = runner.state.replace(model_state=with_state_entry(model_state, "loss_weight", weights))
+        old = find_state_entry(model_state, "loss_weight", type(self).__name__)
+        weights = device_put_like(self._class_weights(self._bank(runner)), old)
+        runner.state = runner.state.replace(model_state=replace_state_entry(model_state, "loss_weight", weights))
 
     def evaluate(self, runner: Runner) -> None:
-        """Writes a line on the sizes of clusters to the log."""
-        runner.logger.info(describe_clusters(np.asarray(self._count(self._bank(runner)))))
+        """Log the cluster sizes."""
+        runner.logger.info(describe_clusters(np.asarray(self._count_labels(self._bank(runner)))))
 
     def _bank(self, runner: Runner) -> MemoryBank:
-        assert runner.state is not None
-        return memory_bank(runner.state.model_state, type(self).__name__)
+        return find_memory_bank(runner.state.model_state, type(self).__name__)
 
     def _set_bank(self, runner: Runner, bank: MemoryBank) -> None:
-        assert runner.state is not None
-        placed = put_beside(bank, self._bank(runner))
-        runner.state = runner.state.replace(model_state=with_memory_bank(runner.state.model_state, placed))
+        bank = device_put_like(bank, self._bank(runner))
+        runner.state = runner.state.replace(model_state=replace_memory_bank(runner.state.model_state, bank))

@@ -1,4 +1,4 @@
-"""Training on labels that clustering gives: a dataset that takes them, and a sampler that visits all of them alike."""
+"""Train on the labels of a clustering: a dataset that they are assigned to, and a sampler that balances them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,79 +6,80 @@ from typing import Any
 import numpy as np
 
 from jengine.data.samplers import DefaultSampler
+from jengine.errors import ArgumentError
 from jengine.registry import DATA_SAMPLERS, DATASETS
 
 
 @DATASETS.register_module()
 class PseudoLabelDataset:
-    """Another dataset whose samples, dicts, also have `pseudo_label`: int32[] and their place `index`: int32[].
+    """Wrap a dataset of dicts, and add `pseudo_label`: int32[] and the sample's index `index`: int32[] to each.
 
     Args:
       dataset: the dataset, or its config.
 
     Attributes:
-      pseudo_labels: int32[N], -1 until there are any.
+      pseudo_labels: int32[N], -1 before the first assignment.
     """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = DATASETS.build(dataset) if hasattr(dataset, "items") else dataset
-        self.metainfo = getattr(self.dataset, "metainfo", {})
+        self.metainfo = getattr(self.dataset, "metainfo", {})  # optional in datasets of users
         self.pseudo_labels = np.full(len(self.dataset), -1, np.int32)
 
     def assign_labels(self, labels: Sequence[int] | np.ndarray) -> None:
-        """Takes the labels of all samples: int[N], in their order.
+        """Set the labels of all samples: int[N], in the order of the dataset.
 
         Raises:
-          AssertionError: there are more or fewer of them than samples.
+          ArgumentError: the number of labels is not the number of samples.
         """
         if len(labels) != len(self):
-            raise AssertionError(f"PseudoLabelDataset has {len(self)} samples, found {len(labels)} labels")
+            raise ArgumentError(f"PseudoLabelDataset: `labels` must have {len(self)} entries, got {len(labels)}")
         self.pseudo_labels = np.asarray(labels).astype(np.int32)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._labelled(self.dataset[index], np.int32(index))
+        return self._add_label(self.dataset[index], np.int32(index))
 
     def __getitems__(self, indices: np.ndarray) -> Any:
         if not hasattr(self.dataset, "__getitems__"):
             return [self[index] for index in indices]
-        found = self.dataset.__getitems__(indices)
-        if isinstance(found, list):
-            return [self._labelled(sample, np.int32(i)) for sample, i in zip(found, indices, strict=True)]
-        return self._labelled(found, np.asarray(indices, np.int32))
+        samples = self.dataset.__getitems__(indices)
+        if isinstance(samples, list):
+            return [self._add_label(sample, np.int32(i)) for sample, i in zip(samples, indices, strict=True)]
+        return self._add_label(samples, np.asarray(indices, np.int32))
 
-    def _labelled(self, sample: Any, index: Any) -> dict[str, Any]:
+    def _add_label(self, sample: Any, index: Any) -> dict[str, Any]:
         return {**sample, "pseudo_label": self.pseudo_labels[index], "index": index}
 
 
 @DATA_SAMPLERS.register_module()
 class DeepClusterSampler(DefaultSampler):
-    """Each sample once per epoch, except in epochs for which all labels are to be visited equally often.
+    """Sample like `DefaultSampler`, except in epochs that are to visit all labels equally often.
 
-    Arguments are those of `DefaultSampler`.
+    Takes the arguments of `DefaultSampler`.
     """
 
     _uniform: tuple[int, np.ndarray, int] | None = None
 
     def set_uniform_indices(self, labels: np.ndarray, num_classes: int, epoch: int | None = None) -> None:
-        """Has one epoch visit all labels alike.
+        """Visit all labels equally often in one epoch.
 
         Args:
           labels: int[N], the labels of all samples.
-          num_classes: how many labels there are.
-          epoch: which epoch; None: the next that is iterated.
+          num_classes: number of labels.
+          epoch: the epoch; None for the next one.
         """
         self._uniform = (self.epoch if epoch is None else epoch, np.asarray(labels), num_classes)
 
     @property
     def repeats(self) -> bool:
-        """Whether all epochs are alike: never, one may be uniform."""
+        """False: epochs differ, because any of them may be uniform."""
         return False
 
     def permutation(self, epoch: int) -> np.ndarray:
-        """The order of `epoch` before it is shared out: int64[size]."""
+        """Return the order of `epoch` before it is divided among processes: int64[size]."""
         if self._uniform is None or self._uniform[0] != epoch:
             return super().permutation(epoch)
         _, labels, num_classes = self._uniform
@@ -87,24 +88,24 @@ class DeepClusterSampler(DefaultSampler):
 
 
 def uniform_indices(labels: np.ndarray, num_classes: int, rng: np.random.RandomState) -> np.ndarray:
-    """As many indices as there are samples, equally many (but for a rest) of each label that occurs.
+    """Return as many indices as there are samples, with equal shares (up to rounding) for all labels that occur.
 
-    Samples of a small class are drawn again and again, those of a large one at most once.
+    Samples of a small class are drawn repeatedly, samples of a large class at most once.
 
     Args:
       labels: int[N].
-      num_classes: how many labels there are.
-      rng: draws and shuffles.
+      num_classes: number of labels.
+      rng: random state for drawing and shuffling.
 
     Returns:
       int64[N], in random order.
     """
     share = len(labels) // num_classes + 1
-    drawn = []
+    indices = []
     for label in range(num_classes):
         members = np.flatnonzero(labels == label)
         if len(members):
-            drawn.append(rng.choice(members, share, replace=len(members) <= share))
-    order = np.concatenate(drawn)
+            indices.append(rng.choice(members, share, replace=len(members) <= share))
+    order = np.concatenate(indices)
     rng.shuffle(order)
     return np.resize(order, len(labels))

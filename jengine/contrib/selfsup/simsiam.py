@@ -1,7 +1,9 @@
-"""Keeps the learning rate of SimSiam's predictor where it is while the others follow their schedule."""
+"""Keep the learning rate of SimSiam's predictor constant while the other parameters follow their schedule."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from jengine.errors import ArgumentError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.optim.schedules import flatten_schedulers
@@ -10,18 +12,18 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class SimSiamHook(Hook):
-    """Sets the learning rate of every parameter group whose `fix_lr` is true (Chen and He, 2021, arXiv:2011.10566).
+    """Set the learning rate of each parameter group whose `fix_lr` is true (Chen and He, 2021, arXiv:2011.10566).
 
-    Groups are marked in the optimizer wrapper: `custom_keys={'predictor': dict(fix_lr=True)}`. Schedules leave marked
-    groups out, so that nothing drifts between two calls of this hook, whatever unit they count in.
+    Mark groups in the optimizer wrapper: `custom_keys={'predictor': dict(fix_lr=True)}`. Schedules, by epoch or by
+    iteration, skip marked groups, so that their rate is constant between two calls of this hook.
 
     Args:
-      fix_pred_lr: whether to fix it. False: the marks are taken away, and all groups follow the schedules.
-      lr: the learning rate of the marked groups.
-      adjust_by_epoch: set it before each epoch; False: before each iteration too.
+      fix_pred_lr: whether to fix the rate. False removes the marks: all groups follow the schedules.
+      lr: learning rate of the marked groups.
+      adjust_by_epoch: set the rate before each epoch only; False sets it before each iteration too.
 
     Raises:
-      AssertionError: at the beginning of the run, if no group is marked.
+      ArgumentError: at the beginning of the run, if no group is marked.
     """
 
     runs_ahead = True
@@ -32,48 +34,49 @@ class SimSiamHook(Hook):
         self.adjust_by_epoch = adjust_by_epoch
 
     def before_run(self, runner: Runner) -> None:
-        """Holds that there is something to fix, or hands the groups back to the schedules."""
+        """Check that a group is marked; without `fix_pred_lr`, return the marked groups to the schedules."""
         if runner.optim_wrapper is None:
             return
-        marked = self._marked(runner)
+        groups = _fixed_groups(runner)
         if not self.fix_pred_lr:
-            for group in marked:
+            for group in groups:
                 group["fix_lr"] = False
-            if marked:
+            if groups:
                 _restart([*flatten_schedulers(runner.param_schedulers)])
-        elif not marked:
-            raise AssertionError(
-                "SimSiamHook: no parameter group has fix_lr=True; mark the predictor's in the optim_wrapper: "
-                "paramwise_cfg=dict(custom_keys={'predictor': dict(fix_lr=True)})"
+        elif not groups:
+            raise ArgumentError(
+                "SimSiamHook: a parameter group must have fix_lr=True, got none; mark the predictor in the "
+                "optim_wrapper: paramwise_cfg=dict(custom_keys={'predictor': dict(fix_lr=True)})"
             )
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Sets the rate."""
-        self._fix(runner)
+        """Set the rate."""
+        self._fix_lr(runner)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Sets the rate, unless once an epoch is enough."""
+        """Set the rate, unless `adjust_by_epoch`."""
         if not self.adjust_by_epoch:
-            self._fix(runner)
+            self._fix_lr(runner)
 
-    def _fix(self, runner: Runner) -> None:
+    def _fix_lr(self, runner: Runner) -> None:
         if self.fix_pred_lr:
-            for group in self._marked(runner):
+            for group in _fixed_groups(runner):
                 group["lr"] = self.lr
 
-    @staticmethod
-    def _marked(runner: Runner) -> list[Any]:
-        groups = runner.optim_wrapper.param_groups
-        if isinstance(groups, dict):  # several optimizers, by name
-            groups = [group for of_one in groups.values() for group in of_one]
-        return [group for group in groups if group.get("fix_lr")]
+
+def _fixed_groups(runner: Runner) -> list[Any]:
+    """Return the parameter groups of all optimizers whose `fix_lr` is true."""
+    by_optimizer = runner.optim_wrapper.param_groups
+    if not isinstance(by_optimizer, Mapping):
+        by_optimizer = {"": by_optimizer}
+    return [group for groups in by_optimizer.values() for group in groups if group.get("fix_lr")]
 
 
 def _restart(schedulers: list[Any]) -> None:
-    """Starts schedules anew for the groups as they are marked now; a resume comes later and goes on from there."""
+    """Restart the schedules from their first step, with the groups that are not marked now; a resume comes later."""
     for scheduler in schedulers:
         scheduler.rewind()
     for scheduler in schedulers:
-        scheduler.load_state_dict(scheduler.state_dict())  # works out anew which groups it drives
+        scheduler.load_state_dict(scheduler.state_dict())  # selects its groups again
         if not scheduler.need_val_args:
             scheduler.step()

@@ -1,4 +1,4 @@
-"""The queue of SwAV, and layers of it that are frozen at first."""
+"""Add SwAV's queue of embeddings to the training state, and freeze layers in the first iterations."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine import paths
-from jengine.contrib.selfsup.entries import put_beside
 from jengine.contrib.selfsup.losses import SwAVQueue, empty_queue
-from jengine.errors import closest
+from jengine.contrib.selfsup.model_entries import device_put_like
+from jengine.errors import ArgumentError, closest
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
@@ -22,28 +22,27 @@ PyTree = Any
 
 @HOOKS.register_module()
 class SwAVHook(Hook):
-    """Lends the model a queue of earlier embeddings, and freezes layers for the first iterations.
+    """Give the model a queue of earlier embeddings, and freeze layers in the first iterations.
 
-    The queue is a part of the training state, there from the start: what changes at epoch `epoch_queue_starts` is a
-    flag in it. In the model's loss it is `model_state['queue']`, a `SwAVQueue`; the loss returns its successor under
-    the same name (see `swav_loss`). Validation does not see it. It lies in every checkpoint, and besides, after every
-    `interval` epochs, in `queue.npy` in the work dir, from which a run that does not resume starts.
+    The queue is part of the training state from the start; at epoch `epoch_queue_starts` only a flag in it changes.
+    The model's loss reads it as `model_state['queue']`, a `SwAVQueue`, and returns the updated queue under the same
+    name (see `swav_loss`). Validation runs without it. It is saved in each checkpoint and also, every `interval`
+    epochs, in `queue.npy` in the work dir, which a run that is not resumed starts from.
 
-    Frozen layers keep their bits: parameters and optimizer state.
+    Parameters and optimizer state of frozen layers do not change at all.
 
     Args:
-      batch_size: rows of a batch on each process.
-      epoch_queue_starts: the epoch, counted from 0, in which the queue begins to fill.
-      crops_for_assign: the views that get assignments; the queue has rows for each.
+      batch_size: batch size per process.
+      epoch_queue_starts: the epoch, counted from 0, in which the queue starts to fill.
+      crops_for_assign: the views to compute assignments for, each with a queue.
       feat_dim: size of an embedding.
-      queue_length: rows over all processes, rounded down to whole batches; 0: no queue.
-      interval: epochs between two writes of the file.
-      frozen_layers_cfg: iterations for which parameters are frozen, by what their paths contain; each entry for
-        itself.
+      queue_length: number of embeddings over all processes, rounded down to whole batches; 0 for no queue.
+      interval: number of epochs between writes of the file.
+      frozen_layers_cfg: substring of parameter paths -> number of iterations for which they are frozen.
 
     Raises:
-      AssertionError: at the beginning of the run, if an entry of `frozen_layers_cfg` matches no parameter.
-      ValueError: a queue shorter than a batch, or a stored queue of another form.
+      ArgumentError: at the beginning of the run, if an entry of `frozen_layers_cfg` matches no parameter.
+      ValueError: a queue shorter than a batch, or a stored queue of another shape.
     """
 
     runs_ahead = True
@@ -59,7 +58,9 @@ class SwAVHook(Hook):
         frozen_layers_cfg: Mapping[str, int] | None = None,
     ) -> None:
         if 0 < queue_length < batch_size:
-            raise ValueError(f"SwAVHook: queue_length={queue_length} is shorter than a batch of {batch_size}")
+            raise ValueError(
+                f"SwAVHook: `queue_length` must be 0 or at least a batch, {batch_size}, got {queue_length}"
+            )
         self.batch_size = batch_size
         self.epoch_queue_starts = epoch_queue_starts
         self.crops_for_assign = tuple(crops_for_assign)
@@ -68,81 +69,75 @@ class SwAVHook(Hook):
         self.interval = interval
         self.frozen_layers_cfg = dict(frozen_layers_cfg or {})
 
-    # --- In the step. ---
+    # --- Inside the compiled step. ---
 
     def init_traced_state(self, params: PyTree, model_state: PyTree) -> SwAVQueue | None:
-        """An empty queue, or None for none."""
-        length = whole_batches(self.queue_length, self.batch_size * jax.process_count())
+        """Return an empty queue, or None without a queue."""
+        length = round_down(self.queue_length, self.batch_size * jax.process_count())
         return empty_queue(len(self.crops_for_assign), length, self.feat_dim) if length else None
 
     def traced_batch(self, ctx: StepContext) -> StepContext:
-        """Lends the queue to the model."""
+        """Add the queue to the model state."""
         if ctx.hook_state is None:
             return ctx
         return ctx.replace(model_state={**ctx.model_state, "queue": ctx.hook_state})
 
     def traced_update(self, ctx: StepContext) -> StepContext:
-        """Takes the queue back as the model left it.
+        """Take the updated queue out of the model state.
 
         Raises:
-          AssertionError: the model's state has no queue any more.
+          ArgumentError: the model's loss did not return the queue.
         """
         if ctx.hook_state is None:
             return ctx
         if "queue" not in ctx.model_state:
-            raise AssertionError(
-                "SwAVHook lends the model `model_state['queue']`; the model's loss must return it in its new model "
-                f"state, which has {sorted(ctx.model_state)}"
+            raise ArgumentError(
+                "SwAVHook: the new model state of the model's loss must have the entry 'queue', the updated "
+                f"`model_state['queue']`, got {sorted(ctx.model_state)}"
             )
-        rest = {name: value for name, value in ctx.model_state.items() if name != "queue"}
-        return ctx.replace(model_state=rest, hook_state=SwAVQueue(*ctx.model_state["queue"]))
+        model_state = {name: value for name, value in ctx.model_state.items() if name != "queue"}
+        return ctx.replace(model_state=model_state, hook_state=SwAVQueue(*ctx.model_state["queue"]))
 
     def traced_accumulate(self, ctx: StepContext) -> StepContext:
-        """Likewise where gradients were only accumulated."""
+        """Take the updated queue out of the model state in iterations that only accumulate gradients too."""
         return self.traced_update(ctx)
 
-    # --- Around it. ---
+    # --- On the host. ---
 
     def before_run(self, runner: Runner) -> None:
-        """Holds that there is what is to be frozen, and reads the queue that an earlier run left."""
+        """Check that the frozen layers exist, and read the queue that an earlier run wrote."""
         if runner.state is None or runner.optim_wrapper is None:
             return
-        there = list(paths.flatten(runner.state.params))
-        for pattern in self.frozen_layers_cfg:
-            if not any(pattern in spelling for path in there for spelling in paths.spellings(path)):
-                raise AssertionError(
-                    f"SwAVHook: frozen_layers_cfg has {pattern!r}, which is in the path of no parameter"
-                    f"{closest(pattern, there)}"
-                )
+        self._check_frozen_layers(runner)
         queue, path = self._queue(runner), self._path(runner)
         if queue is not None and runner.iter == 0 and os.path.exists(path):
             rows = np.load(path)
             if rows.shape != queue.rows.shape:
                 raise ValueError(
-                    f"{path} holds a queue of the shape {rows.shape}, this run has {queue.rows.shape}: remove the file "
-                    "or set the hook as it was"
+                    f"SwAVHook: the queue in {path} must have the shape {queue.rows.shape}, got {rows.shape}; remove "
+                    "the file or restore the arguments of the hook"
                 )
-            runner.logger.info(f"SwAVHook: starts with the queue of {path}.")
-            self._set(runner, queue._replace(rows=rows, active=jnp.ones((), jnp.bool_)))
+            runner.logger.info(f"SwAVHook: starting with the queue in {path}.")
+            self._set_queue(runner, queue._replace(rows=rows, active=jnp.ones((), jnp.bool_)))
 
     def before_train(self, runner: Runner) -> None:
-        """Names the flags that freeze before the step is traced."""
-        self._freeze(runner)
+        """Set the first values of the flags, so that the step is traced with them."""
+        self._set_frozen_flags(runner)
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Begins the queue when it is time; whether it is full is found out anew."""
+        """Activate the queue from its epoch on; the step determines again whether it is full."""
         queue = self._queue(runner)
         if queue is not None:
-            # An operation on the device: whether a resumed queue is active need not be known here.
+            # Computed on the device: the host need not wait to learn whether a resumed queue is active.
             active = jnp.logical_or(queue.active, runner.epoch >= self.epoch_queue_starts)
-            self._set(runner, queue._replace(active=active, use_queue=jnp.zeros((), jnp.bool_)))
+            self._set_queue(runner, queue._replace(active=active, use_queue=jnp.zeros((), jnp.bool_)))
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Sets the flags of this iteration."""
-        self._freeze(runner)
+        """Set the flags of this iteration."""
+        self._set_frozen_flags(runner)
 
     def after_train_epoch(self, runner: Runner) -> None:
-        """Writes the queue to its file."""
+        """Write the queue to its file."""
         queue = self._queue(runner)
         if queue is None or not runner.is_main_process or not self.every_n_epochs(runner, self.interval):
             return
@@ -151,30 +146,32 @@ class SwAVHook(Hook):
             np.save(f"{path}.tmp.npy", np.asarray(queue.rows))
             os.replace(f"{path}.tmp.npy", path)
 
-    def _freeze(self, runner: Runner) -> None:
+    def _check_frozen_layers(self, runner: Runner) -> None:
+        param_paths = list(paths.flatten(runner.state.params))
+        for pattern in self.frozen_layers_cfg:
+            if not any(pattern in spelling for path in param_paths for spelling in paths.spellings(path)):
+                raise ArgumentError(
+                    f"SwAVHook: `frozen_layers_cfg` must have substrings of parameter paths, got {pattern!r}"
+                    f"{closest(pattern, param_paths)}"
+                )
+
+    def _set_frozen_flags(self, runner: Runner) -> None:
         for pattern, iters in self.frozen_layers_cfg.items():
             runner.hyperparams[f"frozen:{pattern}"] = runner.iter < iters
 
     def _queue(self, runner: Runner) -> SwAVQueue | None:
-        assert runner.state is not None
         return runner.state.hook_state.get(type(self).__name__)
 
-    def _set(self, runner: Runner, queue: SwAVQueue) -> None:
-        assert runner.state is not None
+    def _set_queue(self, runner: Runner, queue: SwAVQueue) -> None:
         name = type(self).__name__
-        placed = put_beside(queue, self._queue(runner))
-        runner.state = runner.state.replace(hook_state={**runner.state.hook_state, name: placed})
+        queue = device_put_like(queue, self._queue(runner))
+        runner.state = runner.state.replace(hook_state={**runner.state.hook_state, name: queue})
 
     @staticmethod
     def _path(runner: Runner) -> str:
         return os.path.join(runner.work_dir, "queue.npy")
 
 
-def whole_batches(length: int, batch: int) -> int:
-    """The largest multiple of `batch` that is at most `length`.
-
-    Args:
-      length: rows wanted.
-      batch: rows of a batch over all processes.
-    """
-    return length - length % batch
+def round_down(length: int, batch_size: int) -> int:
+    """Return the largest multiple of `batch_size` that is at most `length`."""
+    return length - length % batch_size

@@ -1,0 +1,93 @@
+"""Find the attributes and state entries of a model that a hook requires, and replace them."""
+
+from typing import Any
+
+import jax
+
+from jengine import paths
+from jengine.contrib.selfsup.memory_bank import MemoryBank
+from jengine.errors import ArgumentError, closest
+
+PyTree = Any
+
+
+def find_attribute(model: Any, name: str, hook_name: str) -> Any:
+    """Return the attribute `name` of a model or of a model or module that it wraps.
+
+    Args:
+      model: the outermost model, such as a `LinenModel` under a precision policy.
+      name: name of the attribute.
+      hook_name: the hook that requires it, for the error message.
+
+    Raises:
+      ArgumentError: none of them has the attribute.
+    """
+    current, visited = model, []
+    while current is not None:
+        if hasattr(current, name):
+            return getattr(current, name)
+        visited.append(type(current).__name__)
+        current = getattr(current, "model", None) or getattr(current, "module", None)  # models of any user class
+    raise ArgumentError(
+        f"{hook_name}: the model must have the attribute {name!r}, got {' around '.join(visited)} without it; set "
+        f"`model.{name}`, or define it in a subclass"
+    )
+
+
+def find_state_entry(model_state: PyTree, name: str, hook_name: str) -> Any:
+    """Return the array called `name`, at any depth of the model's state.
+
+    Args:
+      model_state: the model's state.
+      name: last component of its path.
+      hook_name: the hook that requires it, for the error message.
+
+    Raises:
+      ArgumentError: no array has the name, or more than one.
+    """
+    leaves = paths.flatten(model_state)
+    matches = [leaf for path, leaf in leaves.items() if path.split(".")[-1] == name]
+    if len(matches) != 1:
+        raise ArgumentError(
+            f"{hook_name}: the model state (the second result of `init`) must have one entry {name!r}, "
+            f"got {len(matches) or 'none'}{'' if matches else closest(name, leaves)}"
+        )
+    return matches[0]
+
+
+def replace_state_entry(model_state: PyTree, name: str, value: jax.Array) -> PyTree:
+    """Return the model's state with the array called `name` replaced; see `find_state_entry`."""
+    return paths.map_with_path(lambda path, leaf: value if path.split(".")[-1] == name else leaf, model_state)
+
+
+def find_memory_bank(model_state: PyTree, hook_name: str) -> MemoryBank:
+    """Return the memory bank, at any depth of the model's state.
+
+    Args:
+      model_state: the model's state.
+      hook_name: the hook that requires it, for the error message.
+
+    Raises:
+      ArgumentError: there is no bank, or more than one.
+    """
+    banks = [leaf for leaf in jax.tree.leaves(model_state, is_leaf=_is_bank) if _is_bank(leaf)]
+    if len(banks) != 1:
+        raise ArgumentError(
+            f"{hook_name}: the model state must have one MemoryBank, got {len(banks) or 'none'}; create it with "
+            "`empty_bank` in the model's `init`"
+        )
+    return banks[0]
+
+
+def replace_memory_bank(model_state: PyTree, bank: MemoryBank) -> PyTree:
+    """Return the model's state with its memory bank replaced; see `find_memory_bank`."""
+    return jax.tree.map(lambda leaf: bank if _is_bank(leaf) else leaf, model_state, is_leaf=_is_bank)
+
+
+def device_put_like(new: PyTree, old: PyTree) -> PyTree:
+    """Put the arrays of `new` on devices with the shardings of the arrays of `old`."""
+    return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), new, old)
+
+
+def _is_bank(node: Any) -> bool:
+    return isinstance(node, MemoryBank)
