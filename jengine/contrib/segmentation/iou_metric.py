@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.contrib.segmentation.entries import read_entry, read_predictions
+from jengine.contrib.segmentation.batch_entries import read_entry, read_predictions
 from jengine.evaluation.metric import BaseMetric, real_rows
 from jengine.logging import format_table, print_log
 from jengine.registry import METRICS

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.contrib.segmentation.entries import read_predictions
-from jengine.errors import ConfigError
+from jengine.contrib.segmentation.batch_entries import read_predictions
+from jengine.errors import ConfigError, UnknownNameError
 from jengine.evaluation.metric import MASK
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -136,7 +136,7 @@ class SegVisualizationHook(Hook):
             path = os.fspath(meta["img_path"][index])
             return os.path.basename(path), _read_rgb(path)
         if self.image not in batch:
-            raise KeyError(
+            raise UnknownNameError(
                 f"SegVisualizationHook: `image` must be an entry of the batch, got {self.image!r}; or give the "
                 "dataset's metainfo the 'img_path' of each sample"
             )

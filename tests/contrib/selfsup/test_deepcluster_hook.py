@@ -14,15 +14,15 @@ from jengine.runner import Runner
 K = 2
 
 
-def blobs():
-    """16 samples around one place and 8 around another."""
+def make_blobs():
+    """Return 16 samples around one point and 8 around another."""
     rng = np.random.RandomState(0)
-    centres = np.where(np.arange(24)[:, None] % 3 == 0, [2.0, -2.0], [-1.0, 2.0])
-    return ArrayDataset(dict(x=(centres + 0.1 * rng.randn(24, 2)).astype(np.float32)))
+    centers = np.where(np.arange(24)[:, None] % 3 == 0, [2.0, -2.0], [-1.0, 2.0])
+    return ArrayDataset(dict(x=(centers + 0.1 * rng.randn(24, 2)).astype(np.float32)))
 
 
-def cluster_model(**state):
-    def features(params, batch):
+def make_model(**state):
+    def compute_features(params, batch):
         return batch["x"] @ params["encoder"]["kernel"]
 
     def init(rng):
@@ -34,16 +34,16 @@ def cluster_model(**state):
         return params, {name: jnp.asarray(value) for name, value in state.items()}
 
     def loss(params, model_state, batch):
-        logits = features(params, batch) @ params["head"]["kernel"] + params["head"]["bias"]
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["pseudo_label"][:, None], axis=1)[:, 0]
+        logits = compute_features(params, batch) @ params["head"]["kernel"] + params["head"]["bias"]
+        log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["pseudo_label"][:, None], axis=1)[:, 0]
         weights = model_state.get("loss_weight", jnp.ones(K))[batch["pseudo_label"]]
-        return {"loss": -chosen * weights}, model_state
+        return {"loss": -log_probs * weights}, model_state
 
-    return FunctionalModel(init, loss, lambda params, batch: {"features": features(params, batch)})
+    return FunctionalModel(init, loss, lambda params, batch: {"features": compute_features(params, batch)})
 
 
-class Look(Hook):
-    """Keeps the labels of each iteration, and the state before and after each clustering."""
+class Recorder(Hook):
+    """Record the labels of each iteration, and the state before and after each clustering."""
 
     def __init__(self):
         self.labels, self.before, self.after = [], {}, {}
@@ -59,55 +59,55 @@ class Look(Hook):
         )
 
 
-def make(work_dir, look=None, model=None, dataset=None, sampler=None, hook=None, **changes):
+def make_runner(work_dir, recorder=None, model=None, dataset=None, sampler=None, hook=None, **changes):
     cluster = dict(
         type="DeepClusterHook",
-        extract_dataloader=dict(batch_size=5, dataset=blobs()),  # the last batch is padded
+        extract_dataloader=dict(batch_size=5, dataset=make_blobs()),  # the last batch is padded
         clustering=dict(type="Kmeans", k=K, pca_dim=-1),
         unif_sampling=False,
         reweight=False,
         reweight_pow=0.5,
     )
     arguments = dict(
-        train_dataloader=dict(batch_size=8, dataset=dataset or PseudoLabelDataset(blobs()), sampler=sampler),
+        train_dataloader=dict(batch_size=8, dataset=dataset or PseudoLabelDataset(make_blobs()), sampler=sampler),
         train_cfg=dict(max_epochs=3),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.05, momentum=0.9)),
         default_hooks=dict(checkpoint=None, logger=None),
-        custom_hooks=[{**cluster, **(hook or {})}, *([look] if look else [])],
+        custom_hooks=[{**cluster, **(hook or {})}, *([recorder] if recorder else [])],
     )
-    return Runner(model or cluster_model(), work_dir, **{**arguments, **changes})
+    return Runner(model or make_model(), work_dir, **{**arguments, **changes})
 
 
 def train(work_dir, **changes):
-    look = Look()
-    runner = make(work_dir, look, **changes)
+    recorder = Recorder()
+    runner = make_runner(work_dir, recorder, **changes)
     runner.train()
     assert runner.programs.update.traces == 1
-    return runner, look
+    return runner, recorder
 
 
-def same(labels, truth):
-    """Whether two clusterings are one, whatever their clusters are called."""
+def is_same_clustering(labels, truth):
+    """Return whether two clusterings are equal up to the names of the clusters."""
     return len({*zip(labels.tolist(), truth.tolist(), strict=True)}) == K
 
 
 TRUTH = (np.arange(24) % 3 == 0).astype(int)
 
 
-def test_labels_are_made_before_training_and_after_each_epoch(tmp_path):
-    runner, look = train(tmp_path)
+def test_the_data_are_clustered_before_training_and_after_each_epoch(tmp_path):
+    runner, recorder = train(tmp_path)
     files = [np.load(tmp_path / f"cluster_epoch_{epoch}.npy") for epoch in range(4)]
-    assert all(labels.dtype == np.int64 and same(labels, TRUTH) for labels in files)
-    assert set(np.concatenate(look.labels)) == {0, 1}
+    assert all(labels.dtype == np.int64 and is_same_clustering(labels, TRUTH) for labels in files)
+    assert set(np.concatenate(recorder.labels)) == {0, 1}
     text = next(tmp_path.glob("*/*.log")).read_text()
     assert text.count("empty_num: 0\tmin_cluster: 8\tmax_cluster:16") == 4
     np.testing.assert_array_equal(runner.train_dataloader.dataset.pseudo_labels, files[3])
 
 
-def test_the_head_and_its_momentum_start_anew_and_the_rest_keeps_its_bits(tmp_path):
-    _, look = train(tmp_path)
+def test_the_head_and_its_momentum_are_reset_and_the_rest_does_not_change(tmp_path):
+    _, recorder = train(tmp_path)
     for epoch in (1, 2):
-        (params, inner), (new_params, new_inner) = look.before[epoch], look.after[epoch]
+        (params, inner), (new_params, new_inner) = recorder.before[epoch], recorder.after[epoch]
         np.testing.assert_array_equal(params["encoder"]["kernel"], new_params["encoder"]["kernel"])
         assert not np.isclose(params["head"]["kernel"], new_params["head"]["kernel"]).any()
         assert not new_params["head"]["bias"].any()
@@ -120,133 +120,142 @@ def test_the_head_and_its_momentum_start_anew_and_the_rest_keeps_its_bits(tmp_pa
         assert encoders
         assert all(old[path].any() and not new[path].any() for path in heads)
         assert all(old[path].any() and np.array_equal(old[path], new[path]) for path in encoders)
-    assert not np.isclose(look.after[1][0]["head"]["kernel"], look.after[2][0]["head"]["kernel"]).any()
+    assert not np.isclose(recorder.after[1][0]["head"]["kernel"], recorder.after[2][0]["head"]["kernel"]).any()
 
 
 @pytest.mark.parametrize(("hook", "epochs"), [(dict(interval=2), [0, 2]), (dict(initial=False, interval=3), [3])])
-def test_it_clusters_at_its_interval(tmp_path, hook, epochs):
+def test_it_clusters_at_the_interval(tmp_path, hook, epochs):
     train(tmp_path, hook=hook)
     assert sorted(int(path.stem.split("_")[-1]) for path in tmp_path.glob("cluster_epoch_*.npy")) == epochs
 
 
-def test_a_resumed_run_reads_its_labels_and_ends_with_the_same_bits(tmp_path):
-    settings = dict(
+def test_a_resumed_run_reads_its_labels_and_ends_with_the_same_state(tmp_path):
+    arguments = dict(
         hook=dict(interval=2, unif_sampling=True, reweight=True),
         sampler=dict(type="DeepClusterSampler"),
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=1), logger=None),
     )
     weights = dict(loss_weight=np.ones(K, np.float32))
-    whole, _ = train(tmp_path / "whole", model=cluster_model(**weights), **settings)
+    uninterrupted, _ = train(tmp_path / "uninterrupted", model=make_model(**weights), **arguments)
 
-    class Stop(Look):
+    class Stop(Recorder):
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            if runner.iter == 7:  # within the third epoch, whose labels were made after the second
+            if runner.iter == 7:  # in the third epoch, whose labels are from the clustering after the second
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(tmp_path / "broken", Stop(), cluster_model(**weights), **settings).train()
-    times = [(tmp_path / "broken" / f"cluster_epoch_{n}.npy").stat().st_mtime_ns for n in (0, 2)]
-    again, _ = train(tmp_path / "broken", model=cluster_model(**weights), resume=True, **settings)
-    assert [(tmp_path / "broken" / f"cluster_epoch_{n}.npy").stat().st_mtime_ns for n in (0, 2)] == times
+        make_runner(tmp_path / "interrupted", Stop(), make_model(**weights), **arguments).train()
+    mtimes = [(tmp_path / "interrupted" / f"cluster_epoch_{n}.npy").stat().st_mtime_ns for n in (0, 2)]
+    resumed, _ = train(tmp_path / "interrupted", model=make_model(**weights), resume=True, **arguments)
+    assert [(tmp_path / "interrupted" / f"cluster_epoch_{n}.npy").stat().st_mtime_ns for n in (0, 2)] == mtimes
     for a, b in zip(
-        jax.tree.leaves((whole.state.params, whole.state.model_state)),
-        jax.tree.leaves((again.state.params, again.state.model_state)),
+        jax.tree.leaves((uninterrupted.state.params, uninterrupted.state.model_state)),
+        jax.tree.leaves((resumed.state.params, resumed.state.model_state)),
         strict=True,
     ):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_uniform_epoch_visits_all_clusters_alike(tmp_path):
-    _, look = train(tmp_path, hook=dict(unif_sampling=True, interval=2), sampler=dict(type="DeepClusterSampler"))
-    counts = [np.bincount(np.concatenate(look.labels[3 * epoch : 3 * epoch + 3])).tolist() for epoch in range(3)]
-    for epoch in (0, 2):  # 13 of each are drawn, 24 of them used
+def test_a_uniform_epoch_visits_all_clusters_equally_often(tmp_path):
+    _, recorder = train(tmp_path, hook=dict(unif_sampling=True, interval=2), sampler=dict(type="DeepClusterSampler"))
+    counts = [np.bincount(np.concatenate(recorder.labels[3 * epoch : 3 * epoch + 3])).tolist() for epoch in range(3)]
+    for epoch in (0, 2):  # 13 of each are drawn, and 24 of these are used
         assert min(counts[epoch]) >= 11
     assert sorted(counts[1]) == [8, 16]  # no clustering before it: each sample once
 
 
-def test_weights_of_classes_reach_the_model(tmp_path):
-    model = cluster_model(loss_weight=np.full(K, 1 / K, np.float32))
+def test_class_weights_are_set_in_the_model_state(tmp_path):
+    model = make_model(loss_weight=np.full(K, 1 / K, np.float32))
     runner, _ = train(tmp_path, model=model, hook=dict(reweight=True, reweight_pow=1.0))
     np.testing.assert_allclose(np.sort(runner.state.model_state["loss_weight"]), [1 / 3, 2 / 3], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("counts", "power", "weights"),
-    [  # (1 / count) ** power over their sum
+    [  # (1 / count) ** power, normalized
         ([4, 1, 1], 0.5, [0.2, 0.4, 0.4]),
         ([100, 25, 4], 1.0, [0.03333333, 0.13333333, 0.83333333]),
-        ([4, 1, 0], 0.5, [5e-06, 1e-05, 0.999985]),  # an empty class dominates
+        ([4, 1, 0], 0.5, [5e-06, 1e-05, 0.999985]),  # nearly all the weight is on the empty class
     ],
 )
-def test_weights_fall_with_the_size(counts, power, weights):
-    found = class_weights(np.array(counts), power)
-    np.testing.assert_allclose(found, weights, rtol=1e-4 if 0 in counts else 1e-6)
-    assert float(found.sum()) == pytest.approx(1)
-    assert found.dtype == jnp.float32
+def test_class_weights_decrease_with_the_size(counts, power, weights):
+    actual = class_weights(np.array(counts), power)
+    np.testing.assert_allclose(actual, weights, rtol=1e-4 if 0 in counts else 1e-6)
+    assert float(actual.sum()) == pytest.approx(1)
+    assert actual.dtype == jnp.float32
 
 
-def test_uniform_indices_hold_every_class():
+def test_uniform_indices_include_every_class():
     labels = np.array([0, 0, 0, 0, 0, 1])
     for seed in range(20):
         indices = uniform_indices(labels, 2, np.random.RandomState(seed))
         assert len(indices) == 6
         assert set(labels[indices]) == {0, 1}
         large = indices[labels[indices] == 0]
-        assert len(set(large)) == len(large)  # drawn without repetition: 5 are more than the share of 4
+        assert len(set(large)) == len(large)  # drawn without replacement: 5 samples are more than the share of 4
 
 
-def test_uniform_indices_without_an_empty_class_fill_the_epoch():
+def test_uniform_indices_skip_empty_classes_and_fill_the_epoch():
     indices = uniform_indices(np.zeros(6, int), 3, np.random.RandomState(0))
-    assert len(indices) == 6  # a share of 3, drawn twice
+    assert len(indices) == 6  # a share of 3, repeated
 
 
-def test_clusters_are_described_in_one_line():
+def test_the_cluster_sizes_are_described_in_one_line():
     counts = np.bincount([0, 0, 0, 0, 0, 1], minlength=2)
     assert describe_clusters(counts) == "empty_num: 0\tmin_cluster: 1\tmax_cluster:5"
     assert describe_clusters(np.array([3, 0, 0])) == "empty_num: 2\tmin_cluster: 0\tmax_cluster:3"
 
 
 @pytest.mark.parametrize("pca_dim", [-1, 2])
-def test_kmeans_finds_the_blobs_whatever_the_scales(pca_dim):
-    features = blobs().arrays["x"] * [1.0, 50.0 if pca_dim > 0 else 1.0]
+def test_kmeans_finds_the_blobs_at_any_scale(pca_dim):
+    features = make_blobs().arrays["x"] * [1.0, 50.0 if pca_dim > 0 else 1.0]
     labels = Kmeans(K, pca_dim)(features, seed=3)
-    assert same(labels, TRUTH)
+    assert is_same_clustering(labels, TRUTH)
     np.testing.assert_array_equal(labels, Kmeans(K, pca_dim)(features, seed=3))
 
 
 @pytest.mark.parametrize(
     ("cfg", "message"),
     [
-        (dict(type="Kmeans", k=25, pca_dim=-1), "24 samples are fewer than the k=25 clusters wanted"),
-        (dict(type="Kmeans", k=2, pca_dim=3), "pca_dim=3 is more than 24 samples of 2 features have"),
-        (dict(type="KMeans", k=2), "no clustering is called 'KMeans'; did you mean 'Kmeans'"),
+        (dict(type="Kmeans", k=25, pca_dim=-1), "`k` must be at most the number of samples, 24, got 25"),
+        (dict(type="Kmeans", k=2, pca_dim=3), "`pca_dim` must be at most 2 for 24 samples of 2 features, got 3"),
+        (dict(type="KMeans", k=2), "`type` must be a clustering, got 'KMeans'; did you mean 'Kmeans'"),
     ],
 )
-def test_a_clustering_that_cannot_be_is_refused(cfg, message):
+def test_an_impossible_clustering_is_rejected(cfg, message):
     with pytest.raises(ValueError, match=message):
-        build_clustering(cfg)(blobs().arrays["x"], seed=0)
+        build_clustering(cfg)(make_blobs().arrays["x"], seed=0)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(dataset=blobs()), "ArrayDataset has no assign_labels.*; use a PseudoLabelDataset"),
-        (dict(hook=dict(unif_sampling=True)), "DefaultSampler has no set_uniform_indices.*; use a DeepClusterSampler"),
-        (dict(hook=dict(reweight=True)), "DeepClusterHook needs one entry 'loss_weight' in the model's state"),
-        (dict(hook=dict(init_memory=True)), "DeepClusterHook needs one MemoryBank in the model's state, found none"),
-        (dict(hook=dict(head="hed")), "no parameter lies in a module called 'hed'; did you mean 'head'"),
-        (dict(train_cfg=dict(by_epoch=False, max_iters=3)), "DeepClusterHook clusters between epochs"),
+        (dict(dataset=make_blobs()), r"must have assign_labels\(\), got ArrayDataset; use a PseudoLabelDataset"),
+        (
+            dict(hook=dict(unif_sampling=True)),
+            r"must have set_uniform_indices\(\), got DefaultSampler; use a DeepClusterSampler",
+        ),
+        (
+            dict(hook=dict(reweight=True)),
+            "DeepClusterHook: the model state .* must have one entry 'loss_weight', got none",
+        ),
+        (dict(hook=dict(init_memory=True)), "DeepClusterHook: the model state must have one MemoryBank, got none"),
+        (dict(hook=dict(head="hed")), "`head` must be a module of the model, got 'hed'; did you mean 'head'"),
+        (
+            dict(train_cfg=dict(by_epoch=False, max_iters=3)),
+            "DeepClusterHook: `train_cfg.by_epoch` must be True, got False",
+        ),
     ],
 )
-def test_what_is_missing_is_named_before_training(tmp_path, changes, message):
-    runner = make(tmp_path, **changes)
+def test_missing_requirements_are_reported_before_training(tmp_path, changes, message):
+    runner = make_runner(tmp_path, **changes)
     with pytest.raises(AssertionError, match=message):
         runner.train()
     assert runner.iter == 0
 
 
-def test_a_model_without_features_is_told_what_it_predicts(tmp_path):
-    model = cluster_model()
+def test_a_model_without_features_is_rejected(tmp_path):
+    model = make_model()
     model.predict = lambda params, model_state, batch: {"logits": batch["x"]}
-    with pytest.raises(AssertionError, match=r"'features' of the model's predictions; .* gave \['logits'\]"):
-        make(tmp_path, model=model).train()
+    with pytest.raises(AssertionError, match=r"predict must return a dict with 'features', got \['logits'\]"):
+        make_runner(tmp_path, model=model).train()

@@ -5,8 +5,8 @@ from jengine.contrib.selfsup import DeepClusterSampler, PseudoLabelDataset
 from jengine.data import ArrayDataset, DataLoader, build_dataloader
 
 
-class Listed:
-    """A dataset that gives one sample at a time."""
+class SingleSampleDataset:
+    """Return one sample at a time: the dataset has no `__getitems__`."""
 
     def __len__(self):
         return 3
@@ -15,8 +15,8 @@ class Listed:
         return {"x": np.float32(index)}
 
 
-@pytest.mark.parametrize("inner", [ArrayDataset(dict(x=np.arange(3, dtype=np.float32))), Listed()])
-def test_samples_carry_their_label_and_their_place(inner):
+@pytest.mark.parametrize("inner", [ArrayDataset(dict(x=np.arange(3, dtype=np.float32))), SingleSampleDataset()])
+def test_samples_have_their_label_and_their_index(inner):
     dataset = PseudoLabelDataset(inner)
     assert dataset[1] == {"x": 1.0, "pseudo_label": -1, "index": 1}
     dataset.assign_labels(np.array([7, 8, 9]))
@@ -36,9 +36,9 @@ def test_it_builds_its_dataset_from_a_config():
     assert len(loader.dataset) == 2
 
 
-def test_labels_for_another_number_of_samples_are_refused():
-    with pytest.raises(AssertionError, match="has 3 samples, found 2 labels"):
-        PseudoLabelDataset(Listed()).assign_labels([0, 1])
+def test_labels_for_another_number_of_samples_are_rejected():
+    with pytest.raises(AssertionError, match="`labels` must have 3 entries, got 2"):
+        PseudoLabelDataset(SingleSampleDataset()).assign_labels([0, 1])
 
 
 def test_one_epoch_is_uniform_and_the_others_are_permutations():
@@ -47,12 +47,12 @@ def test_one_epoch_is_uniform_and_the_others_are_permutations():
     sampler.set_uniform_indices(labels, 2, epoch=4)
     counts = [np.bincount(labels[sampler.indices(epoch, 10)], minlength=2).tolist() for epoch in (3, 4, 5)]
     assert counts[0] == counts[2] == [9, 1]
-    assert counts[1][1] >= 4  # six of each are drawn, ten of them used
+    assert counts[1][1] >= 4  # six of each are drawn, and ten of these are used
     np.testing.assert_array_equal(sampler.indices(4, 10), sampler.indices(4, 10))
     assert not sampler.repeats
 
 
-def test_without_an_epoch_the_next_is_meant():
+def test_the_next_epoch_is_uniform_by_default():
     sampler = DeepClusterSampler(10)
     sampler.set_epoch(2)
     sampler.set_uniform_indices(np.array([0] * 9 + [1]), 2)
@@ -60,7 +60,7 @@ def test_without_an_epoch_the_next_is_meant():
     assert (sampler.indices(3, 10) == 9).sum() == 1
 
 
-def test_processes_share_a_uniform_epoch():
+def test_processes_divide_a_uniform_epoch():
     shares = [DeepClusterSampler(10, process_index=i, process_count=2) for i in range(2)]
     for sampler in shares:
         sampler.set_uniform_indices(np.array([0] * 9 + [1]), 2, epoch=0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jengine.contrib.selfsup import SwAVQueue, empty_queue, sinkhorn, swav_loss
-from jengine.contrib.selfsup.swav import SwAVHook, whole_batches
+from jengine.contrib.selfsup.swav import SwAVHook, round_down
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
@@ -18,8 +18,8 @@ def embed(params, x):
     return z / jnp.linalg.norm(z, axis=-1, keepdims=True)
 
 
-def swav_model():
-    """Two views of each row, the second with its entries turned by one."""
+def make_model():
+    """Return a model with two views of each sample: the vector, and the vector rolled by one."""
 
     def init(rng):
         a, b = jax.random.split(rng)
@@ -36,109 +36,114 @@ def swav_model():
     return FunctionalModel(init, loss)
 
 
-class Look(Hook):
-    """Keeps the queue at the start of each epoch and the parameters after each iteration."""
+class Recorder(Hook):
+    """Record the queue before each epoch and after each iteration, and the parameters after each iteration."""
 
     priority = "LOWEST"
 
     def __init__(self):
-        self.queues, self.params, self.moments, self.ends = {}, [], [], {}
+        self.epoch_queues, self.iter_queues, self.params = {}, {}, []
 
     def before_train_epoch(self, runner):
         queue = runner.state.hook_state.get("SwAVHook")
-        self.queues[runner.epoch] = None if queue is None else jax.tree.map(np.array, queue)
+        self.epoch_queues[runner.epoch] = None if queue is None else jax.tree.map(np.array, queue)
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         self.params.append(jax.tree.map(np.array, runner.state.params))
         queue = runner.state.hook_state.get("SwAVHook")
-        self.ends[runner.iter] = None if queue is None else jax.tree.map(np.array, queue)
+        self.iter_queues[runner.iter] = None if queue is None else jax.tree.map(np.array, queue)
 
 
-def train(tmp_path, epochs=2, look=None, swav=None, **changes):
+def train(tmp_path, epochs=2, recorder=None, swav=None, **changes):
     x = np.random.RandomState(0).randn(8, 5).astype(np.float32)
-    look = look or Look()
+    recorder = recorder or Recorder()
     arguments = dict(
         train_dataloader=dict(batch_size=4, dataset=ArrayDataset(dict(x=x))),
         train_cfg=dict(max_epochs=epochs),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9, weight_decay=0.01)),
         default_hooks=dict(checkpoint=None, logger=None),
-        custom_hooks=[dict(type="SwAVHook", batch_size=4, feat_dim=DIM, priority="VERY_HIGH", **(swav or {})), look],
+        custom_hooks=[
+            dict(type="SwAVHook", batch_size=4, feat_dim=DIM, priority="VERY_HIGH", **(swav or {})),
+            recorder,
+        ],
     )
-    runner = Runner(swav_model(), tmp_path, **{**arguments, **changes})
+    runner = Runner(make_model(), tmp_path, **{**arguments, **changes})
     runner.train()
     assert runner.programs.update.traces == 1
-    return runner, look
+    return runner, recorder
 
 
-@pytest.mark.parametrize(("length", "batch", "rounded"), [(300, 1, 300), (3840, 32 * 8, 3840), (1000, 32 * 8, 768)])
-def test_the_queue_holds_whole_batches(length, batch, rounded):
-    assert whole_batches(length, batch) == rounded
-    hook = SwAVHook(batch_size=batch, queue_length=length)
+@pytest.mark.parametrize(
+    ("length", "batch_size", "rounded"), [(300, 1, 300), (3840, 32 * 8, 3840), (1000, 32 * 8, 768)]
+)
+def test_the_queue_length_is_rounded_down_to_whole_batches(length, batch_size, rounded):
+    assert round_down(length, batch_size) == rounded
+    hook = SwAVHook(batch_size=batch_size, queue_length=length)
     assert hook.init_traced_state({}, {}).rows.shape == (2, rounded, 128)
 
 
 def test_without_a_length_there_is_no_queue(tmp_path):
     assert SwAVHook(batch_size=4).init_traced_state({}, {}) is None
-    runner, look = train(tmp_path, epochs=1)
-    assert look.queues == {0: None}
+    runner, recorder = train(tmp_path, epochs=1)
+    assert recorder.epoch_queues == {0: None}
     assert "SwAVHook" not in runner.state.hook_state
     assert not (tmp_path / "queue.npy").exists()
 
 
-def test_the_queue_begins_with_zeros_in_its_epoch(tmp_path):
-    runner, look = train(tmp_path, epochs=17, swav=dict(queue_length=8, epoch_queue_starts=15))
-    before, first, second = look.queues[14], look.queues[15], look.queues[16]
+def test_the_queue_starts_with_zeros_in_its_epoch(tmp_path):
+    runner, recorder = train(tmp_path, epochs=17, swav=dict(queue_length=8, epoch_queue_starts=15))
+    before, first, second = recorder.epoch_queues[14], recorder.epoch_queues[15], recorder.epoch_queues[16]
     assert not before.active
     assert first.active
     assert first.rows.shape == (2, 8, DIM)
     assert not first.rows.any()
-    assert np.abs(second.rows).sum(axis=-1).all()  # two batches of four fill it
-    assert not any(queue.use_queue for queue in look.queues.values())  # found out anew in each epoch
-    assert not look.ends[2 * 15].use_queue  # empty in its first iterations
-    assert look.ends[2 * 16].use_queue  # full in the next epoch, from the first iteration on
+    assert np.abs(second.rows).sum(axis=-1).all()  # filled by two batches of four
+    assert not any(queue.use_queue for queue in recorder.epoch_queues.values())  # determined again in each epoch
+    assert not recorder.iter_queues[2 * 15].use_queue  # empty in its first iterations
+    assert recorder.iter_queues[2 * 16].use_queue  # full in the next epoch, from the first iteration on
     assert runner.state.model_state == {}
 
 
-def test_the_newest_embeddings_are_in_front(tmp_path):
-    _, look = train(tmp_path, epochs=2, swav=dict(queue_length=8, epoch_queue_starts=0))
-    np.testing.assert_array_equal(look.ends[1].rows[:, 4:], look.ends[0].rows[:, :4])
-    np.testing.assert_array_equal(look.ends[2].rows[:, 4:], look.ends[1].rows[:, :4])
-    np.testing.assert_allclose(np.linalg.norm(look.ends[1].rows, axis=-1), 1.0, rtol=1e-6)
+def test_the_newest_embeddings_are_at_the_front(tmp_path):
+    _, recorder = train(tmp_path, epochs=2, swav=dict(queue_length=8, epoch_queue_starts=0))
+    np.testing.assert_array_equal(recorder.iter_queues[1].rows[:, 4:], recorder.iter_queues[0].rows[:, :4])
+    np.testing.assert_array_equal(recorder.iter_queues[2].rows[:, 4:], recorder.iter_queues[1].rows[:, :4])
+    np.testing.assert_allclose(np.linalg.norm(recorder.iter_queues[1].rows, axis=-1), 1.0, rtol=1e-6)
 
 
 def test_the_file_is_written_at_its_interval_and_read_by_the_next_run(tmp_path):
-    setting = dict(queue_length=8, epoch_queue_starts=1, interval=2)
-    train(tmp_path, epochs=1, swav=setting)
-    assert not (tmp_path / "queue.npy").exists()  # neither its interval nor a queue to write
-    _, look = train(tmp_path, epochs=3, swav=setting)
+    swav = dict(queue_length=8, epoch_queue_starts=1, interval=2)
+    train(tmp_path, epochs=1, swav=swav)
+    assert not (tmp_path / "queue.npy").exists()  # neither the interval nor an active queue
+    _, recorder = train(tmp_path, epochs=3, swav=swav)
     stored = np.load(tmp_path / "queue.npy")
-    np.testing.assert_array_equal(stored, look.ends[3].rows)  # after the second epoch, not after the third
+    np.testing.assert_array_equal(stored, recorder.iter_queues[3].rows)  # after the second epoch, not after the third
     assert not (tmp_path / "queue.npy.tmp.npy").exists()
-    _, again = train(tmp_path, epochs=1, swav=setting)
-    assert again.queues[0].active  # although its epoch has not come
-    np.testing.assert_array_equal(again.queues[0].rows, stored)
-    with pytest.raises(
-        ValueError, match=r"queue\.npy holds a queue of the shape \(2, 8, 4\), this run has \(2, 12, 4\)"
-    ):
-        train(tmp_path, epochs=1, swav={**setting, "queue_length": 12})
+    _, restarted = train(tmp_path, epochs=1, swav=swav)
+    assert restarted.epoch_queues[0].active  # although before epoch_queue_starts
+    np.testing.assert_array_equal(restarted.epoch_queues[0].rows, stored)
+    with pytest.raises(ValueError, match=r"queue\.npy must have the shape \(2, 12, 4\), got \(2, 8, 4\)"):
+        train(tmp_path, epochs=1, swav={**swav, "queue_length": 12})
 
 
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path):
+def test_a_resumed_run_ends_with_the_same_state(tmp_path):
     swav = dict(queue_length=8, epoch_queue_starts=1, frozen_layers_cfg={"prototypes": 5})
-    saving = dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=1), logger=None)
-    whole, _ = train(tmp_path / "whole", epochs=4, swav=swav, default_hooks=saving)
+    default_hooks = dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=1), logger=None)
+    uninterrupted, _ = train(tmp_path / "uninterrupted", epochs=4, swav=swav, default_hooks=default_hooks)
 
-    class Stop(Look):
+    class Stop(Recorder):
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
             if runner.iter == 4:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "broken", epochs=4, swav=swav, default_hooks=saving, look=Stop())
-    again, _ = train(tmp_path / "broken", epochs=4, swav=swav, default_hooks=saving, resume=True)
-    for a, b in zip(jax.tree.leaves(whole.state.params), jax.tree.leaves(again.state.params), strict=True):
+        train(tmp_path / "interrupted", epochs=4, swav=swav, default_hooks=default_hooks, recorder=Stop())
+    resumed, _ = train(tmp_path / "interrupted", epochs=4, swav=swav, default_hooks=default_hooks, resume=True)
+    for a, b in zip(jax.tree.leaves(uninterrupted.state.params), jax.tree.leaves(resumed.state.params), strict=True):
         np.testing.assert_array_equal(a, b)
-    np.testing.assert_array_equal(whole.state.hook_state["SwAVHook"].rows, again.state.hook_state["SwAVHook"].rows)
+    np.testing.assert_array_equal(
+        uninterrupted.state.hook_state["SwAVHook"].rows, resumed.state.hook_state["SwAVHook"].rows
+    )
 
 
 def test_on_several_devices_the_queue_is_the_same(tmp_path):
@@ -150,49 +155,50 @@ def test_on_several_devices_the_queue_is_the_same(tmp_path):
     np.testing.assert_allclose(rows[0], rows[1], atol=1e-5)
 
 
-def test_layers_are_frozen_to_the_bit_each_for_its_own_time(tmp_path):
-    _, look = train(tmp_path, epochs=3, swav=dict(frozen_layers_cfg={"encoder": 2, "prototypes": 4}))
-    moved = {
+def test_layers_do_not_change_while_frozen_each_for_its_own_iterations(tmp_path):
+    _, recorder = train(tmp_path, epochs=3, swav=dict(frozen_layers_cfg={"encoder": 2, "prototypes": 4}))
+    changed = {
         name: [
             not np.array_equal(a[name]["kernel"], b[name]["kernel"])
-            for a, b in zip(look.params[:-1], look.params[1:], strict=True)
+            for a, b in zip(recorder.params[:-1], recorder.params[1:], strict=True)
         ]
         for name in ("encoder", "prototypes")
     }
-    # moves between the iterations 0-1, 1-2, 2-3, 3-4, 4-5; decay and momentum are held too
-    assert moved["encoder"] == [False, True, True, True, True]
-    assert moved["prototypes"] == [False, False, False, True, True]
+    # whether they change between iterations 0-1, 1-2, 2-3, 3-4, 4-5, despite weight decay and momentum
+    assert changed["encoder"] == [False, True, True, True, True]
+    assert changed["prototypes"] == [False, False, False, True, True]
 
 
-def test_something_to_freeze_must_be_there(tmp_path):
+def test_frozen_layers_must_exist(tmp_path):
     with pytest.raises(
-        AssertionError, match=r"frozen_layers_cfg has 'prototipes', .* did you mean 'prototypes.kernel'"
+        AssertionError,
+        match="must have substrings of parameter paths, got 'prototipes'; did you mean 'prototypes.kernel'",
     ):
         train(tmp_path, swav=dict(frozen_layers_cfg={"prototipes": 2}))
 
 
-def test_a_model_that_loses_the_queue_is_told_so(tmp_path):
-    def forgetful(params, model_state, batch):
+def test_a_model_that_does_not_return_the_queue_is_rejected(tmp_path):
+    def loss_without_queue(params, model_state, batch):
         return {"loss": params["w"] * batch["x"].sum()}, {}
 
-    model = FunctionalModel(lambda: ({"w": jnp.ones(())}, {}), forgetful)
+    model = FunctionalModel(lambda: ({"w": jnp.ones(())}, {}), loss_without_queue)
     arguments = dict(
         train_dataloader=dict(batch_size=4, dataset=ArrayDataset(dict(x=np.ones((4, 1), np.float32)))),
         train_cfg=dict(max_epochs=1),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
         custom_hooks=[dict(type="SwAVHook", batch_size=4, queue_length=4)],
     )
-    with pytest.raises(AssertionError, match=r"lends the model `model_state\['queue'\]`"):
+    with pytest.raises(AssertionError, match="new model state of the model's loss must have the entry 'queue'"):
         Runner(model, tmp_path, **arguments).train()
 
 
-def test_a_queue_shorter_than_a_batch_is_refused():
-    with pytest.raises(ValueError, match="queue_length=3 is shorter than a batch of 4"):
+def test_a_queue_shorter_than_a_batch_is_rejected():
+    with pytest.raises(ValueError, match="`queue_length` must be 0 or at least a batch, 4, got 3"):
         SwAVHook(batch_size=4, queue_length=3)
 
 
 def reference_sinkhorn(scores, epsilon=0.05, iterations=3):
-    """The algorithm as the paper's appendix gives it, in float64."""
+    """Return the assignments of the algorithm in the paper's appendix, in float64."""
     weights = np.exp(np.asarray(scores, np.float64) / epsilon).T
     weights /= weights.sum()
     count, batch = weights.shape
@@ -202,7 +208,7 @@ def reference_sinkhorn(scores, epsilon=0.05, iterations=3):
     return (weights * batch).T
 
 
-def test_assignments_are_sinkhorns():
+def test_sinkhorn_matches_the_reference():
     scores = np.random.RandomState(0).uniform(-1, 1, (6, PROTOTYPES)).astype(np.float32)
     expected = reference_sinkhorn(scores)
     np.testing.assert_allclose(sinkhorn(scores), expected, rtol=1e-4, atol=1e-6)
@@ -213,22 +219,22 @@ def test_assignments_are_sinkhorns():
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_the_loss_predicts_each_views_assignment_from_the_other(full):
+def test_the_loss_predicts_the_assignment_of_each_view_from_the_other(full):
     rng = np.random.RandomState(1)
-    unit = lambda x: (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)  # noqa: E731
-    views, earlier = unit(rng.randn(2, 4, DIM)), unit(rng.randn(2, 8, DIM))
-    prototypes = unit(rng.randn(PROTOTYPES, DIM)).T
+    normalize = lambda x: (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)  # noqa: E731
+    views, earlier = normalize(rng.randn(2, 4, DIM)), normalize(rng.randn(2, 8, DIM))
+    prototypes = normalize(rng.randn(PROTOTYPES, DIM)).T
     queue = SwAVQueue(earlier, np.True_, np.False_) if full else empty_queue(2, 8, DIM)._replace(active=np.True_)
 
     expected = 0.0
     for view, other in ((0, 1), (1, 0)):
-        rows = np.concatenate([earlier[view], views[view]]) if full else views[view]
-        assignment = reference_sinkhorn(rows @ prototypes)[-4:]
+        embeddings = np.concatenate([earlier[view], views[view]]) if full else views[view]
+        assignment = reference_sinkhorn(embeddings @ prototypes)[-4:]
         logits = views[other] @ prototypes / 0.1
-        predicted = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        expected -= (assignment * predicted).sum(axis=1).mean() / 2
+        log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        expected -= (assignment * log_probs).sum(axis=1).mean() / 2
 
-    loss, after = swav_loss(jnp.asarray(views), jnp.asarray(prototypes) * 3.0, queue)
+    loss, updated = swav_loss(jnp.asarray(views), jnp.asarray(prototypes) * 3.0, queue)
     np.testing.assert_allclose(loss, expected, rtol=1e-4)
-    assert bool(after.use_queue) == full
-    np.testing.assert_allclose(after.rows[:, :4], views, rtol=1e-6)
+    assert bool(updated.use_queue) == full
+    np.testing.assert_allclose(updated.rows[:, :4], views, rtol=1e-6)

@@ -20,11 +20,11 @@ def read_predictions(outputs: Any, name: str | None, owner: str) -> Any:
     if isinstance(outputs, Mapping):
         return read_entry(outputs, name, "prediction", owner)
     if name is not None:
-        raise UnknownNameError(f"{owner}: `prediction` must be None for predictions without entries, got {name!r}")
+        raise UnknownNameError(f"{owner}: `prediction` must be None unless predictions are a dict, got {name!r}")
     return outputs
 
 
-def read_entry(tree: Mapping[str, Any], name: str | None, argument: str, owner: str) -> Any:
+def read_entry(tree: Any, name: str | None, argument: str, owner: str) -> Any:
     """Return `tree[name]`.
 
     Args:
@@ -36,6 +36,9 @@ def read_entry(tree: Mapping[str, Any], name: str | None, argument: str, owner: 
     Raises:
       KeyError: there is no such entry.
     """
-    if name not in tree:
-        raise UnknownNameError(f"{owner}: `{argument}` must be an entry, got {name!r}{closest(name or '', tree)}")
-    return tree[name]
+    entries = tree if isinstance(tree, Mapping) else {}
+    if name is None or name not in entries:
+        raise UnknownNameError(
+            f"{owner}: `{argument}` must be the name of an entry, got {name!r}{closest(name or '', entries)}"
+        )
+    return entries[name]
