@@ -1,10 +1,10 @@
-"""DeepCluster on the digits: the clusters of the features are the labels by which they are learnt.
+"""Train DeepCluster on the digits: learn features by predicting the clusters of earlier features.
 
     python examples/deepcluster.py
 
-Five times the features of all images are clustered, and a new head learns to tell the cluster of an image from a
-random view of it. There are more clusters than kinds of digits. At the end the accuracy of a nearest-neighbour vote
-among the features is printed, beside that among random projections of the pixels to as many numbers.
+The features of all images are clustered five times, and each time a new head learns to predict the cluster of an image
+from a random view of it. There are more clusters than classes of digits. At the end the example prints the accuracy of
+a nearest-neighbor vote among the features, and among random projections of the pixels to the same dimension.
 """
 
 import argparse
@@ -23,11 +23,11 @@ CLUSTERS = 40
 
 
 class DeepCluster(nn.Module):
-    """Features of images, and a head that tells their clusters (Caron et al., 2018, arXiv:1807.05520)."""
+    """Encode images, and predict their clusters with a head (Caron et al., 2018, arXiv:1807.05520)."""
 
     @nn.compact
     def __call__(self, image, train=False):
-        """Features f[B, 16] and logits f[B, 40] of images f[B, 8, 8, 1]."""
+        """Return features f[B, 16] and logits f[B, 40] of images f[B, 8, 8, 1]."""
         x = image
         for width, stride in ((32, 1), (64, 2)):
             x = nn.Conv(width, (3, 3), (stride, stride), use_bias=False)(x)
@@ -41,29 +41,29 @@ NETWORK = DeepCluster()
 
 
 def init(rng, batch):
-    """Parameters, and the running statistics of the norms."""
+    """Return the parameters, and the running statistics of the norms as state."""
     variables = NETWORK.init(rng, batch["image"])
     return variables["params"], {"batch_stats": variables["batch_stats"]}
 
 
 def loss(params, model_state, batch, rng):
-    """The cluster of an image is told from a random view of it."""
+    """Compute the cross entropy of predicting the cluster of an image from a random view of it."""
     image = random_view(rng, batch["image"])
     (_, logits), model_state = NETWORK.apply(
         {"params": params, **model_state}, image, train=True, mutable=["batch_stats"]
     )
-    right = logits.argmax(axis=-1) == batch["pseudo_label"]
+    is_correct = logits.argmax(axis=-1) == batch["pseudo_label"]
     value = optax.softmax_cross_entropy_with_integer_labels(logits, batch["pseudo_label"])
-    return {"loss": value, "accuracy": right.mean(dtype=jnp.float32)}, dict(model_state)
+    return {"loss": value, "accuracy": is_correct.mean(dtype=jnp.float32)}, dict(model_state)
 
 
 def predict(params, model_state, batch):
-    """The features."""
+    """Return the features."""
     return {"features": NETWORK.apply({"params": params, **model_state}, batch["image"])[0]}
 
 
 def main(max_epochs: int = 50, work_dir: str = "work_dirs/deepcluster", seed: int = 0) -> tuple[Runner, float, float]:
-    """Trains, and returns the Runner, the accuracy among its features and that among projections of the pixels."""
+    """Train; return the Runner and the kNN accuracies of its features and of random projections of the pixels."""
     digits = dict(type="Digits", split="train")
     runner = Runner(
         model=FunctionalModel(init, loss, predict),

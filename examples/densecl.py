@@ -1,11 +1,11 @@
-"""DenseCL on the digits: contrast of whole images at first, of places too from `start_iters` on.
+"""Train DenseCL on the digits: contrast whole images at first, and positions too from `start_iters` on.
 
     python examples/densecl.py
 
-The momentum encoder and the queues of keys are the model's state; the views are made inside the compiled step. The
-switch to the dense loss is a number of the host's, so that nothing is compiled anew. At the end the accuracy of a
-nearest-neighbour vote among the features is printed, beside that among random projections of the pixels to as many
-numbers.
+The momentum encoder and the queues of keys are the model's state; the views are created inside the compiled step. The
+weight of the dense loss is an input of the step, so that turning it on does not recompile. At the end the example
+prints the accuracy of a nearest-neighbor vote among the features, and among random projections of the pixels to the
+same dimension.
 """
 
 import argparse
@@ -32,23 +32,23 @@ MOMENTUM = 0.98
 
 
 class DenseEncoder(nn.Module):
-    """Images f[B, 8, 8, 1] to features f[B, 16], and to maps of 4x4 places."""
+    """Encode images f[B, 8, 8, 1] as features f[B, 16] and as maps of 4x4 positions."""
 
     @nn.compact
     def __call__(self, image):
-        """Features, their projection f[B, 64], the map f[B, 16, 64] and its projection f[B, 16, 64]."""
+        """Return features, their projection f[B, 64], the map f[B, 16, 64] and its projection f[B, 16, 64]."""
         x = image
         for width, stride in ((32, 1), (64, 2)):
             x = nn.relu(nn.GroupNorm(8)(nn.Conv(width, (3, 3), (stride, stride), use_bias=False)(x)))
-        places = x.reshape(x.shape[0], 16, -1)
+        positions = x.reshape(x.shape[0], 16, -1)
         features = nn.Dense(FEATURES, name="features")(x.reshape(x.shape[0], -1))
-        whole = nn.Dense(64)(nn.relu(nn.Dense(128)(features)))
-        dense = nn.Dense(64)(nn.relu(nn.Dense(128)(places)))
-        return features, unit(whole), places, unit(dense)
+        single = nn.Dense(64)(nn.relu(nn.Dense(128)(features)))
+        dense = nn.Dense(64)(nn.relu(nn.Dense(128)(positions)))
+        return features, normalize(single), positions, normalize(dense)
 
 
-def unit(x):
-    """Rows of length 1."""
+def normalize(x):
+    """L2-normalize along the last axis."""
     return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-6)
 
 
@@ -56,36 +56,36 @@ NETWORK = DenseEncoder()
 
 
 def init(rng, batch):
-    """Parameters; as state the momentum encoder's and two queues of random keys."""
+    """Return the parameters; as state the parameters of the momentum encoder and two queues of random keys."""
     params = NETWORK.init(rng, batch["image"])["params"]
-    single, dense = (unit(jax.random.normal(key, (QUEUE, 64))) for key in jax.random.split(rng))
+    single, dense = (normalize(jax.random.normal(key, (QUEUE, 64))) for key in jax.random.split(rng))
     return params, {"keys": jax.tree.map(jnp.copy, params), "queue": single, "dense_queue": dense}
 
 
 def loss(params, model_state, batch, rng, hyperparams):
-    """Each image, and each of its places, is to find its key among those in the queue."""
-    keys = jax.tree.map(lambda k, p: MOMENTUM * k + (1 - MOMENTUM) * p, model_state["keys"], params)
-    keys = jax.lax.stop_gradient(keys)
+    """Compute the contrastive losses of images and positions against the keys in the queues."""
+    key_params = jax.tree.map(lambda k, p: MOMENTUM * k + (1 - MOMENTUM) * p, model_state["keys"], params)
+    key_params = jax.lax.stop_gradient(key_params)
     first, second = (random_view(key, batch["image"]) for key in jax.random.split(rng))
-    _, query, places, dense_query = NETWORK.apply({"params": params}, first)
-    _, key, key_places, dense_key = jax.lax.stop_gradient(NETWORK.apply({"params": keys}, second))
+    _, query, positions, dense_query = NETWORK.apply({"params": params}, first)
+    _, key, key_positions, dense_key = jax.lax.stop_gradient(NETWORK.apply({"params": key_params}, second))
     single = info_nce(query, key, model_state["queue"]).mean()
-    matched = dense_match(places, key_places, dense_key)
-    dense = info_nce(dense_query, matched, model_state["dense_queue"]).mean()
+    matched_keys = dense_match(positions, key_positions, dense_key)
+    dense = info_nce(dense_query, matched_keys, model_state["dense_queue"]).mean()
     return densecl_losses(single, dense, hyperparams["loss_lambda"]), {
-        "keys": keys,
+        "keys": key_params,
         "queue": push(model_state["queue"], key),
-        "dense_queue": push(model_state["dense_queue"], unit(dense_key.mean(axis=1))),
+        "dense_queue": push(model_state["dense_queue"], normalize(dense_key.mean(axis=1))),
     }
 
 
 def predict(params, batch):
-    """The features."""
+    """Return the features."""
     return {"features": NETWORK.apply({"params": params}, batch["image"])[0]}
 
 
 def main(max_iters: int = 1500, work_dir: str = "work_dirs/densecl") -> tuple[Runner, float, float]:
-    """Trains, and returns the Runner, the accuracy among its features and that among projections of the pixels."""
+    """Train; return the Runner and the kNN accuracies of its features and of random projections of the pixels."""
     model = FunctionalModel(init, loss, predict)
     model.loss_lambda = 0.5
     runner = Runner(

@@ -1,10 +1,11 @@
-"""One run on the digits with nearly every hook that jengine has, each with something to do.
+"""Train on the digits with nearly every hook of jengine in one run.
 
     python examples/many_hooks.py
 
-A small network learns from labels and from its own slowly following copy. Recipe and numbers change on the way, a guard
-watches the loss, averages are kept, two iterations are profiled, training ends early when it is good enough, and the
-test sees each digit in several places and draws what it thinks. Nothing is compiled twice.
+A small network learns from labels and from a mean teacher, the moving average of its own weights. The loss, the
+augmentations and some hyperparameters change during training, a guard checks for non-finite and exploding losses, two
+iterations are profiled, and training stops early when the accuracy is high enough. The test averages the predictions
+for shifted digits and draws the results. Nothing is compiled twice.
 """
 
 import argparse
@@ -24,69 +25,68 @@ SHIFTS = ((0, 0), (0, 1), (1, 0), (0, -1), (-1, 0))
 
 @TRANSFORMS.register_module(force=True)
 class RandomShift:
-    """Moves a digit by up to `pixels`, on the host."""
+    """Shift a digit by up to `pixels`, on the host."""
 
     def __init__(self, pixels=1):
         self.pixels = pixels
 
     def __call__(self, sample, rng):
-        """A sample moved."""
-        by = rng.randint(-self.pixels, self.pixels + 1, 2)
-        return {**sample, "image": np.roll(sample["image"], by, axis=(0, 1))}
+        """Return a shifted sample."""
+        shift = rng.randint(-self.pixels, self.pixels + 1, 2)
+        return {**sample, "image": np.roll(sample["image"], shift, axis=(0, 1))}
 
 
 def dim(batch, rng):
-    """Makes digits paler, each as much as chance will have it; part of the compiled step."""
-    ink = jax.random.uniform(rng, (batch["image"].shape[0], 1, 1, 1), minval=0.4)
-    return {**batch, "image": batch["image"] * ink}
+    """Dim each digit by a random factor, in the compiled step."""
+    factor = jax.random.uniform(rng, (batch["image"].shape[0], 1, 1, 1), minval=0.4)
+    return {**batch, "image": batch["image"] * factor}
 
 
 def erase(batch, rng):
-    """Takes a row of pixels out of each digit; part of the compiled step."""
+    """Erase a random row of pixels of each digit, in the compiled step."""
     row = jax.random.randint(rng, (batch["image"].shape[0], 1, 1, 1), 0, 8)
     return {**batch, "image": jnp.where(jnp.arange(8)[:, None, None] == row, 0.0, batch["image"])}
 
 
 @MODELS.register_module(force=True)
 class ShiftTTA(BaseTTAModel):
-    """Adds up the logits of a digit in five places."""
+    """Average the logits of a digit over five shifts."""
 
     def augment(self, batch):
-        """The digits moved."""
-        return [{**batch, "image": jnp.roll(batch["image"], by, axis=(1, 2))} for by in SHIFTS]
+        """Return the shifted batches."""
+        return [{**batch, "image": jnp.roll(batch["image"], shift, axis=(1, 2))} for shift in SHIFTS]
 
     def merge_preds(self, predictions):
-        """Their mean."""
+        """Return the mean of the logits."""
         return sum(predictions) / len(predictions)
 
 
 @VISUALIZERS.register_module(force=True)
-class Verdict(Visualizer):
-    """Draws a digit with a green edge where the prediction is right, and a red one where it is wrong."""
+class DigitVisualizer(Visualizer):
+    """Draw a digit with a green border if the prediction is correct, and a red one if it is wrong."""
 
     def add_datasample(
         self, name, image, data_sample=None, draw_gt=True, draw_pred=True, show=False, wait_time=0, step=0
     ):
-        """Draws a sample."""
-        right = data_sample["pred"].argmax() == data_sample["gt"]["label"]
-        picture = np.empty((80, 80, 3), np.uint8)
-        picture[:] = (60, 180, 75) if right else (230, 25, 75)
-        picture[8:72, 8:72] = np.kron(image, np.ones((8, 8, 1), np.uint8))
-        self.add_image(name, picture, step)
+        """Draw a sample."""
+        is_correct = data_sample["pred"].argmax() == data_sample["gt"]["label"]
+        framed = np.empty((80, 80, 3), np.uint8)
+        framed[:] = (60, 180, 75) if is_correct else (230, 25, 75)
+        framed[8:72, 8:72] = np.kron(image, np.ones((8, 8, 1), np.uint8))
+        self.add_image(name, framed, step)
 
 
-def make_model():
-    """The network with two losses to switch between, both of which ask the teacher."""
+def build_model():
+    """Build the network with two losses to switch between, both with a loss for the teacher's predictions."""
     model = LinenModel(SmallCNN(widths=(8, 16)), loss=lambda outputs, batch: outputs)
-    model.num_classes = 10  # what ClassNumCheckHook compares with the data
 
-    def with_teacher(by_label):
+    def with_teacher(label_loss):
         def loss(logits, batch, hyperparams):
             teacher = hyperparams["teacher"]
-            taught = jax.nn.softmax(model.predict(teacher["params"], teacher["model_state"], batch))
+            soft_targets = jax.nn.softmax(model.predict(teacher["params"], teacher["model_state"], batch))
             return {
-                "loss_label": by_label(logits, jax.nn.one_hot(batch["label"], 10), hyperparams["smoothing"]),
-                "loss_teacher": hyperparams["teacher_weight"] * optax.softmax_cross_entropy(logits, taught),
+                "loss_label": label_loss(logits, jax.nn.one_hot(batch["label"], 10), hyperparams["smoothing"]),
+                "loss_teacher": hyperparams["teacher_weight"] * optax.softmax_cross_entropy(logits, soft_targets),
                 "epoch_of_the_step": hyperparams["epoch"],
             }
 
@@ -99,35 +99,35 @@ def make_model():
         return jnp.square(jax.nn.softmax(logits) - optax.smooth_labels(label, smoothing)).sum(-1)
 
     losses = [with_teacher(cross_entropy), with_teacher(brier)]
-    trained = LinenModel(model.module, loss=SwitchedLoss(losses))
-    trained.num_classes = model.num_classes
-    return trained
+    student = LinenModel(model.module, loss=SwitchedLoss(losses))
+    student.num_classes = 10  # ClassNumCheckHook compares it with the data
+    return student
 
 
-def hooks(good_enough):
-    """The hooks besides the six that every run has."""
-    first = dict(smoothing=0.1)
-    recipe = [
-        dict(action_epoch=1, hyperparams=first, batch_augments=dict(augments=[dim, erase], probs=[0.4, 0.4])),
+def build_hooks(target_accuracy):
+    """Return the configs of the hooks, in addition to the six default hooks."""
+    augments = dict(augments=[dim, erase], probs=[0.4, 0.4])
+    schedule = [
+        dict(action_epoch=1, hyperparams=dict(smoothing=0.1), batch_augments=augments),
         dict(action_epoch=3, hyperparams=dict(smoothing=0.0), loss=1, batch_augments=None),
     ]
     return [
-        # inside the step
+        # inside the compiled step
         dict(type="NumericsGuardHook", max_in_row=3, spike_factor=100.0),
         dict(type="EMAHook", momentum=0.05, update_buffers=True),
         dict(type="MeanTeacherHook", momentum=0.05, evaluate_on_teacher=False),
-        # numbers that the step gets
+        # inputs of the step: hyperparameters and data
         dict(type="SetEpochInfoHook"),
         dict(type="WarmupParamHook", param_name="teacher_weight", value=0.2, warmup_epochs=2),
-        dict(type="SwitchRecipeHook", schedule=recipe),
+        dict(type="SwitchRecipeHook", schedule=schedule),
         dict(type="PipelineSwitchHook", switch_epoch=2, switch_pipeline=[]),
         # between steps
         dict(type="CheckInvalidLossHook", interval=10),
         dict(type="PreciseBNHook", num_samples=512),
         dict(type="SyncBuffersHook"),
         dict(type="ClassNumCheckHook"),
-        dict(type="EarlyStoppingHook", monitor="accuracy/top1", min_delta=0.001, stopping_threshold=good_enough),
-        # time, memory, pictures
+        dict(type="EarlyStoppingHook", monitor="accuracy/top1", min_delta=0.001, stopping_threshold=target_accuracy),
+        # time, memory, images
         dict(type="EmptyCacheHook"),
         dict(type="MemoryProfilerHook", interval=11),
         dict(type="ProfilerHook", by_epoch=False, schedule=dict(skip_first=2, active=2)),
@@ -139,13 +139,13 @@ def hooks(good_enough):
 
 
 def main(
-    max_epochs: int = 20, good_enough: float = 0.97, work_dir: str = "work_dirs/many_hooks"
+    max_epochs: int = 20, target_accuracy: float = 0.97, work_dir: str = "work_dirs/many_hooks"
 ) -> tuple[Runner, float]:
-    """Trains, tests, and returns the Runner and the accuracy of the test."""
+    """Train and test; return the Runner and the test accuracy."""
     digits = dict(type="Digits", split="train")
     test_data = dict(batch_size=128, dataset=dict(type="Digits", split="test"))
     runner = Runner(
-        model=make_model(),
+        model=build_model(),
         work_dir=work_dir,
         train_dataloader=dict(
             batch_size=128,
@@ -160,12 +160,12 @@ def main(
         test_dataloader=test_data,
         test_cfg=dict(),
         test_evaluator=dict(type="Accuracy"),
-        visualizer=dict(type="Verdict"),
+        visualizer=dict(type="DigitVisualizer"),
         default_hooks=dict(
             logger=dict(type="LoggerHook", interval=5),
             checkpoint=dict(type="CheckpointHook", interval=5, max_keep_ckpts=1, save_best="accuracy/top1"),
         ),
-        custom_hooks=hooks(good_enough),
+        custom_hooks=build_hooks(target_accuracy),
     )
     runner.train()
     return runner, runner.test()["accuracy/top1"]
@@ -177,4 +177,4 @@ if __name__ == "__main__":
     parser.add_argument("--work-dir", default="work_dirs/many_hooks")
     args = parser.parse_args()
     _, accuracy = main(args.max_epochs, work_dir=args.work_dir)
-    print(f"accuracy on digits that were held out, each seen in five places: {accuracy:.4f}")
+    print(f"test accuracy with five shifts of each digit: {accuracy:.4f}")

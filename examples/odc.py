@@ -1,11 +1,11 @@
-"""ODC on the digits: each image's cluster is remembered, and changes with its features while they are learnt.
+"""Train ODC on the digits: keep the cluster of each image in memory, and update it as the features change.
 
     python examples/odc.py
 
-The features are clustered once, before training. From then on the memory of features and clusters moves with every
-batch, as part of the model's state, and the hook keeps it in order: centroids follow their features, small clusters
-are merged with others and take half of a large one. At the end the accuracy of a nearest-neighbour vote among the
-features is printed, beside that among random projections of the pixels to as many numbers.
+The features are clustered once, before training. After that the memory of features and clusters, which is part of the
+model's state, is updated with each batch, and the hook maintains it: it updates the centroids, merges small clusters
+into others and refills them with half of a large one. At the end the example prints the accuracy of a nearest-neighbor
+vote among the features, and among random projections of the pixels to the same dimension.
 """
 
 import argparse
@@ -26,17 +26,17 @@ from jengine.model import FunctionalModel
 
 FEATURES = 16
 CLUSTERS = 40
-SAMPLES = 1438  # images to train on
+SAMPLES = 1438  # training images
 BATCH = 128
 MOMENTUM = 0.2
 
 
 class ODC(nn.Module):
-    """Features of images, and a head that tells their clusters (Zhan et al., 2020, arXiv:2006.10645)."""
+    """Encode images, and predict their clusters with a head (Zhan et al., 2020, arXiv:2006.10645)."""
 
     @nn.compact
     def __call__(self, image, train=False):
-        """Features f[B, 16] and logits f[B, 40] of images f[B, 8, 8, 1]."""
+        """Return features f[B, 16] and logits f[B, 40] of images f[B, 8, 8, 1]."""
         x = image
         for width, stride in ((32, 1), (64, 2)):
             x = nn.Conv(width, (3, 3), (stride, stride), use_bias=False)(x)
@@ -50,7 +50,7 @@ NETWORK = ODC()
 
 
 def init(rng, batch):
-    """Parameters; as state the running statistics of the norms, the memory and the weights of clusters."""
+    """Return the parameters; as state the running statistics of the norms, the memory and the class weights."""
     variables = NETWORK.init(rng, batch["image"])
     return variables["params"], {
         "batch_stats": variables["batch_stats"],
@@ -60,26 +60,26 @@ def init(rng, batch):
 
 
 def loss(params, model_state, batch, rng):
-    """The cluster that is remembered of an image is told from a random view of it, whose features are remembered."""
+    """Compute the cross entropy of the cluster in memory for a random view, and update the memory with its features."""
     image = random_view(rng, batch["image"])
     variables = {"params": params, "batch_stats": model_state["batch_stats"]}
-    (features, logits), changed = NETWORK.apply(variables, image, train=True, mutable=["batch_stats"])
+    (features, logits), updates = NETWORK.apply(variables, image, train=True, mutable=["batch_stats"])
     labels = model_state["bank"].labels[batch["index"]]
     value = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     weight = model_state["loss_weight"][labels]
-    bank, moved = update_samples(model_state["bank"], batch["index"], features, MOMENTUM)
-    losses = {"loss": (value * weight).sum() / weight.sum(), "change_ratio": moved}
-    return losses, {**model_state, **changed, "bank": bank}
+    bank, change_ratio = update_samples(model_state["bank"], batch["index"], features, MOMENTUM)
+    losses = {"loss": (value * weight).sum() / weight.sum(), "change_ratio": change_ratio}
+    return losses, {**model_state, **updates, "bank": bank}
 
 
 def predict(params, model_state, batch):
-    """The features."""
+    """Return the features."""
     variables = {"params": params, "batch_stats": model_state["batch_stats"]}
     return {"features": NETWORK.apply(variables, batch["image"])[0]}
 
 
 def main(max_epochs: int = 40, work_dir: str = "work_dirs/odc", seed: int = 0) -> tuple[Runner, float, float]:
-    """Trains, and returns the Runner, the accuracy among its features and that among projections of the pixels."""
+    """Train; return the Runner and the kNN accuracies of its features and of random projections of the pixels."""
     digits = dict(type="Digits", split="train")
     runner = Runner(
         model=FunctionalModel(init, loss, predict),
@@ -100,7 +100,7 @@ def main(max_epochs: int = 40, work_dir: str = "work_dirs/odc", seed: int = 0) -
                 reweight=False,
                 reweight_pow=0.5,
                 init_memory=True,
-                interval=max_epochs + 1,  # never again
+                interval=max_epochs + 1,  # only before training
             ),
             dict(
                 type="ODCHook",

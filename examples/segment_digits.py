@@ -1,10 +1,10 @@
-"""Segments handwritten digits from clutter, and writes pictures of the ground truth beside the prediction.
+"""Segment handwritten digits in clutter, and write images of the ground truth next to the prediction.
 
     python examples/segment_digits.py
 
-Each image holds two whole digits among fragments of others: the strokes are the same, so that only what surrounds a
-pixel tells whether it belongs to a digit. Images are composed from scikit-learn's digits, the same at every run; those
-that the model is tested on are made of digits that it has not seen.
+Each image has two complete digits among fragments of others. Their strokes are the same, so that the model must use the
+context of a pixel to decide whether it belongs to a digit. Images are composed from scikit-learn's digits, the same in
+every run; test images are composed from digits that are not used in training.
 """
 
 import argparse
@@ -19,18 +19,18 @@ from jengine.model import CrossEntropy, LinenModel
 
 CLASSES = ("background", "clutter", "digit")
 PALETTE = ((40, 40, 40), (230, 120, 20), (60, 180, 75))
-SIZE = 32  # side of an image in pixels
-INK = 0.3  # what is darker than this belongs to a stroke
+SIZE = 32  # height and width of an image in pixels
+INK = 0.3  # pixels above this value belong to a stroke
 
 
 class SegmentationNet(nn.Module):
-    """Convolutions whose reach grows without losing resolution: each looks twice as far as the one before."""
+    """Apply dilated convolutions, which enlarge the receptive field at full resolution."""
 
     width: int = 24
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
-        """Logits f[B, H, W, 3] of images f[B, H, W, 1]."""
+        """Return logits f[B, H, W, 3] of images f[B, H, W, 1]."""
         x = image
         for i, dilation in enumerate((1, 1, 2, 4, 1)):
             y = nn.Conv(self.width, (3, 3), kernel_dilation=dilation, use_bias=False, name=f"conv{i}")(x)
@@ -40,26 +40,26 @@ class SegmentationNet(nn.Module):
 
 
 def compose(split: str, count: int, seed: int) -> ArrayDataset:
-    """A dataset of `count` images: `image` float32[32, 32, 1] and `label` int32[32, 32]."""
+    """Return a dataset of `count` images: `image` float32[32, 32, 1] and `label` int32[32, 32]."""
     digits = Digits(split).arrays["image"][..., 0]
     rng = np.random.RandomState(seed)
     images = np.zeros((count, SIZE, SIZE), np.float32)
     labels = np.zeros((count, SIZE, SIZE), np.int32)
 
-    def paste(image, label, part, value, top, left):
-        window = np.s_[top : top + part.shape[0], left : left + part.shape[1]]
-        ink = part > INK
-        image[window] = np.where(ink, part, image[window])
-        label[window] = np.where(ink, value, label[window])
+    def paste(image, label, patch, class_index, top, left):
+        region = np.s_[top : top + patch.shape[0], left : left + patch.shape[1]]
+        is_stroke = patch > INK
+        image[region] = np.where(is_stroke, patch, image[region])
+        label[region] = np.where(is_stroke, class_index, label[region])
 
     for image, label in zip(images, labels, strict=True):
         for _ in range(10):
-            whole = digits[rng.randint(len(digits))]
+            digit = digits[rng.randint(len(digits))]
             y, x = rng.randint(0, 5, 2)
-            paste(image, label, whole[y : y + 4, x : x + 4], 1, *rng.randint(0, SIZE - 4, 2))
+            paste(image, label, digit[y : y + 4, x : x + 4], 1, *rng.randint(0, SIZE - 4, 2))
         for left in (0, SIZE // 2):
-            place = rng.randint(0, SIZE - 8), left + rng.randint(0, SIZE // 2 - 8)
-            paste(image, label, digits[rng.randint(len(digits))], 2, *place)
+            position = rng.randint(0, SIZE - 8), left + rng.randint(0, SIZE // 2 - 8)
+            paste(image, label, digits[rng.randint(len(digits))], 2, *position)
     images += 0.05 * rng.randn(*images.shape).astype(np.float32)
     meta = {"classes": CLASSES, "palette": PALETTE}
     return ArrayDataset({"image": np.clip(images, 0, 1)[..., None], "label": labels}, metainfo=meta)
@@ -68,7 +68,7 @@ def compose(split: str, count: int, seed: int) -> ArrayDataset:
 def main(
     max_epochs: int = 12, train_images: int = 1024, test_images: int = 128, work_dir: str = "work_dirs/segment_digits"
 ) -> dict[str, float]:
-    """Trains and returns the metrics of the last validation; the pictures lie below `work_dir`."""
+    """Train and return the metrics of the last validation; the images are written below `work_dir`."""
     test_data = dict(batch_size=32, dataset=compose("test", test_images, seed=1))
     runner = Runner(
         model=LinenModel(SegmentationNet(), CrossEntropy()),

@@ -1,10 +1,10 @@
-"""SimSiam on the digits: features without labels, judged by their nearest neighbours.
+"""Train SimSiam on the digits: learn features without labels, and evaluate them by their nearest neighbors.
 
     python examples/simsiam.py
 
-Two random views of each image are made inside the compiled step. The predictor keeps its learning rate while the
-encoder's follows a cosine. At the end the accuracy of a nearest-neighbour vote among the features is printed, beside
-that among random projections of the pixels to as many numbers.
+Two random views of each image are created inside the compiled step. The predictor keeps its learning rate while the
+encoder's follows a cosine. At the end the example prints the accuracy of a nearest-neighbor vote among the features,
+and among random projections of the pixels to the same dimension.
 """
 
 import argparse
@@ -22,11 +22,11 @@ FEATURES = 16
 
 
 class Encoder(nn.Module):
-    """Images f[B, 8, 8, 1] to features f[B, 16]."""
+    """Encode images f[B, 8, 8, 1] as features f[B, 16]."""
 
     @nn.compact
     def __call__(self, image, train):
-        """Features of images."""
+        """Return the features of images."""
         x = image
         for width, stride in ((32, 1), (64, 2)):
             x = nn.Conv(width, (3, 3), (stride, stride), use_bias=False)(x)
@@ -35,11 +35,11 @@ class Encoder(nn.Module):
 
 
 class Projector(nn.Module):
-    """Features to f[B, 128], whose likeness is maximised."""
+    """Project features to f[B, 128], whose similarity is maximized."""
 
     @nn.compact
     def __call__(self, features, train):
-        """Projections of features."""
+        """Return the projections of features."""
         x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(features)
         x = nn.Dense(128, use_bias=False)(nn.relu(x))
         x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
@@ -48,24 +48,24 @@ class Projector(nn.Module):
 
 
 class Predictor(nn.Module):
-    """A projection of one view to that of the other, through a bottleneck."""
+    """Predict the projection of one view from that of the other, through a bottleneck."""
 
     @nn.compact
     def __call__(self, projection, train):
-        """Predictions of projections."""
+        """Return the predictions of projections."""
         x = nn.Dense(32, use_bias=False)(projection)
         return nn.Dense(128)(nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)))
 
 
 class SimSiam(nn.Module):
-    """Encoder, projector and predictor (Chen and He, 2021, arXiv:2011.10566)."""
+    """Combine encoder, projector and predictor (Chen and He, 2021, arXiv:2011.10566)."""
 
     def setup(self):
-        """Names the parts: `predictor` is what the optimizer's rule looks for."""
+        """Create the modules; the optimizer's rule matches the name `predictor`."""
         self.encoder, self.projector, self.predictor = Encoder(), Projector(), Predictor()
 
     def __call__(self, image, train=False):
-        """Features f[B, 16], projections and predictions f[B, 128]."""
+        """Return features f[B, 16], projections and predictions f[B, 128]."""
         features = self.encoder(image, train)
         projection = self.projector(features, train)
         return features, projection, self.predictor(projection, train)
@@ -75,38 +75,38 @@ NETWORK = SimSiam()
 
 
 def init(rng, batch):
-    """Parameters, and the running statistics of the norms."""
+    """Return the parameters, and the running statistics of the norms as state."""
     variables = NETWORK.init(rng, batch["image"])
     return variables["params"], {"batch_stats": variables["batch_stats"]}
 
 
 def loss(params, model_state, batch, rng):
-    """Each view predicts the projection of the other, through which no gradient flows."""
-    guesses, projections = [], []
+    """Compute the negative similarity of the predictions of one view and the projections of the other."""
+    predictions, projections = [], []
     for key in jax.random.split(rng):
         image = random_view(key, batch["image"])
-        (_, projection, guess), model_state = NETWORK.apply(
+        (_, projection, prediction), model_state = NETWORK.apply(
             {"params": params, **model_state}, image, train=True, mutable=["batch_stats"]
         )
-        guesses.append(guess)
+        predictions.append(prediction)
         projections.append(jax.lax.stop_gradient(projection))
     spread = (projections[0] / jnp.linalg.norm(projections[0], axis=-1, keepdims=True)).std(axis=0).mean()
-    likeness = 0.5 * (cosine(guesses[0], projections[1]) + cosine(guesses[1], projections[0]))
-    return {"loss": -likeness, "spread": spread * 128**0.5}, dict(model_state)
+    similarity = 0.5 * (cosine(predictions[0], projections[1]) + cosine(predictions[1], projections[0]))
+    return {"loss": -similarity, "spread": spread * 128**0.5}, dict(model_state)
 
 
 def cosine(a, b):
-    """The cosine of the angles f[B] between rows f[B, D]."""
+    """Return the cosine similarities f[B] of vectors f[B, D]."""
     return (a * b).sum(-1) / (jnp.linalg.norm(a, axis=-1) * jnp.linalg.norm(b, axis=-1) + 1e-8)
 
 
 def predict(params, model_state, batch):
-    """The features."""
+    """Return the features."""
     return {"features": NETWORK.apply({"params": params, **model_state}, batch["image"])[0]}
 
 
 def main(max_epochs: int = 150, work_dir: str = "work_dirs/simsiam") -> tuple[Runner, float, float]:
-    """Trains, and returns the Runner, the accuracy among its features and that among projections of the pixels."""
+    """Train; return the Runner and the kNN accuracies of its features and of random projections of the pixels."""
     lr = 0.1
     runner = Runner(
         model=FunctionalModel(init, loss, predict),

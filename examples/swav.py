@@ -1,11 +1,11 @@
-"""SwAV on the digits: two views of an image are to choose the same prototypes, all of which are used equally.
+"""Train SwAV on the digits: assign two views of an image to the same prototypes, and use all prototypes equally.
 
     python examples/swav.py
 
-The prototypes stand still at first, until the embeddings have found their places among them; later a queue of earlier
-embeddings helps to use them equally. Both are changes of the hook's that compile nothing anew. At the end the accuracy
-of a nearest-neighbour vote among the features is printed, beside that among random projections of the pixels to as
-many numbers.
+The prototypes are frozen at first, while the embeddings adapt to them; later a queue of earlier embeddings helps to
+use the prototypes equally. The hook makes both changes without recompilation. At the end the example prints the
+accuracy of a nearest-neighbor vote among the features, and among random projections of the pixels to the same
+dimension.
 """
 
 import argparse
@@ -25,11 +25,11 @@ BATCH = 128
 
 
 class Encoder(nn.Module):
-    """Images f[B, 8, 8, 1] to features f[B, 16]."""
+    """Encode images f[B, 8, 8, 1] as features f[B, 16]."""
 
     @nn.compact
     def __call__(self, image, train):
-        """Features of images."""
+        """Return the features of images."""
         x = image
         for width, stride in ((32, 1), (64, 2)):
             x = nn.Conv(width, (3, 3), (stride, stride), use_bias=False)(x)
@@ -38,17 +38,17 @@ class Encoder(nn.Module):
 
 
 class SwAV(nn.Module):
-    """Encoder, projection and prototypes (Caron et al., 2020, arXiv:2006.09882)."""
+    """Combine encoder, projection and prototypes (Caron et al., 2020, arXiv:2006.09882)."""
 
     @nn.compact
     def __call__(self, image, train=False):
-        """Features f[B, 16] and embeddings f[B, 128] of length 1."""
+        """Return features f[B, 16] and L2-normalized embeddings f[B, 128]."""
         features = Encoder()(image, train)
         x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(features))
         x = nn.Dense(128, use_bias=False)(x)
         x = nn.Dense(128)(nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)))
         embeddings = x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-6)
-        nn.Dense(PROTOTYPES, use_bias=False, name="prototypes")(embeddings)  # for its kernel, which the loss reads
+        nn.Dense(PROTOTYPES, use_bias=False, name="prototypes")(embeddings)  # creates the kernel, which the loss reads
         return features, embeddings
 
 
@@ -56,32 +56,32 @@ NETWORK = SwAV()
 
 
 def init(rng, batch):
-    """Parameters, and the running statistics of the norms."""
+    """Return the parameters, and the running statistics of the norms as state."""
     variables = NETWORK.init(rng, batch["image"])
     return variables["params"], {"batch_stats": variables["batch_stats"]}
 
 
 def loss(params, model_state, batch, rng):
-    """Each view predicts the prototypes of the other; the queue is the hook's, lent and given back."""
+    """Compute SwAV's loss; the hook adds its queue to the state, and the loss returns the updated queue."""
     variables = {"params": params, "batch_stats": model_state["batch_stats"]}
     embeddings = []
     for key in jax.random.split(rng):
         image = random_view(key, batch["image"])
-        (_, found), changed = NETWORK.apply(variables, image, train=True, mutable=["batch_stats"])
-        variables = {"params": params, **changed}
-        embeddings.append(found)
+        (_, embedding), updates = NETWORK.apply(variables, image, train=True, mutable=["batch_stats"])
+        variables = {"params": params, **updates}
+        embeddings.append(embedding)
     value, queue = swav_loss(jnp.stack(embeddings), params["prototypes"]["kernel"], model_state.get("queue"))
     state = {"batch_stats": variables["batch_stats"]}
     return {"loss": value}, state if queue is None else {**state, "queue": queue}
 
 
 def predict(params, model_state, batch):
-    """The features."""
+    """Return the features."""
     return {"features": NETWORK.apply({"params": params, **model_state}, batch["image"])[0]}
 
 
 def main(max_epochs: int = 40, work_dir: str = "work_dirs/swav", seed: int = 0) -> tuple[Runner, float, float]:
-    """Trains, and returns the Runner, the accuracy among its features and that among projections of the pixels."""
+    """Train; return the Runner and the kNN accuracies of its features and of random projections of the pixels."""
     runner = Runner(
         model=FunctionalModel(init, loss, predict),
         work_dir=work_dir,

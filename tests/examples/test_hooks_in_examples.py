@@ -1,4 +1,4 @@
-"""Every hook stands in an example or a config, and does its work on real data there."""
+"""Every hook is used in an example or a config, and works on real data there."""
 
 import ast
 import importlib.util
@@ -28,25 +28,25 @@ def load_example(name):
     return module
 
 
-def exported():
-    """The names of all hooks that users can name, and of iMIX's writers."""
-    found = {
+def exported_hooks():
+    """Return the names of all public hooks, and of iMIX's writers."""
+    names = {
         name
         for package in (hooks, imix, segmentation, selfsup)
         for name in dir(package)
         if _is_hook(getattr(package, name))
     }
-    return (found | WRITERS) - BASES
+    return (names | WRITERS) - BASES
 
 
 def _is_hook(value):
     return isinstance(value, type) and issubclass(value, hooks.Hook)
 
 
-def shown():
-    """The names that occur as words of their own in the strings of examples and configs, or are always there."""
+def used_names():
+    """Return all strings in examples and configs, and the names of the default hooks."""
     names = {hook["type"] for hook in DEFAULT_HOOKS.values()}
-    # what from_imix adds by itself
+    # the hooks that from_imix adds
     names |= {"OptimizerHook", "LRSchedulerHook", "IterationTimerHook", "PeriodicLogger", "CheckPointHook"}
     names |= {"EvaluateHook", "Fp16OptimizerHook", "MomentumSchedulerHook"}
     for path in [*(ROOT / "configs").glob("*.py"), *(ROOT / "examples").glob("*.py")]:
@@ -55,55 +55,55 @@ def shown():
     return names
 
 
-def test_every_hook_stands_in_an_example_or_a_config():
-    assert len(exported()) >= 45
-    assert exported() - shown() == set()
+def test_every_hook_is_used_in_an_example_or_a_config():
+    assert len(exported_hooks()) >= 45
+    assert exported_hooks() - used_names() == set()
 
 
 @pytest.fixture(scope="module")
 def many_hooks(tmp_path_factory):
-    """The example with many hooks, trained until it is better than chance: the recipe changes in its third epoch."""
+    """Train the example with many hooks until it is better than chance; its recipe changes in the third epoch."""
     pytest.importorskip("PIL")
     work_dir = tmp_path_factory.mktemp("many_hooks")
-    runner, accuracy = load_example("many_hooks").main(max_epochs=6, good_enough=0.3, work_dir=work_dir)
+    runner, accuracy = load_example("many_hooks").main(max_epochs=6, target_accuracy=0.3, work_dir=work_dir)
     return runner, accuracy, work_dir, next(work_dir.glob("*/*.log")).read_text()
 
 
-def scalars(work_dir):
+def read_scalars(work_dir):
     (path,) = work_dir.glob("*/vis_data/scalars.json")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_one_compiled_step_serves_all_hooks(many_hooks):
+def test_all_hooks_share_one_compiled_step(many_hooks):
     runner, *_ = many_hooks
     assert runner.programs.update.traces == 1
     assert len(runner.hooks) == 24
 
 
-def test_training_ends_early_and_the_test_sees_several_views(many_hooks):
+def test_training_stops_early_and_the_test_merges_several_views(many_hooks):
     runner, accuracy, _, log = many_hooks
     last = runner.validations[-1][2]["accuracy/top1"]
     assert runner.epoch < 6
     assert "Training stops early: accuracy/top1 is" in log
     assert last > 0.3 >= max((metrics["accuracy/top1"] for _, _, metrics in runner.validations[:-1]), default=0)
     assert accuracy > 0.3
-    assert accuracy != last  # the same weights on the same digits, in one place and in five
+    assert accuracy != last  # the same weights on the same digits, with one shift and with five
 
 
-def test_numbers_reach_the_step(many_hooks):
+def test_hyperparameters_reach_the_step(many_hooks):
     runner, _, work_dir, log = many_hooks
-    rows = [row for row in scalars(work_dir) if "loss" in row]
+    rows = [row for row in read_scalars(work_dir) if "loss" in row]
     assert {row["epoch_of_the_step"] for row in rows} == set(range(runner.epoch))
     assert all(float(row["dropped_steps"]) == 0 for row in rows)
-    # the warm-up over two epochs has ended, and the recipe of the third epoch holds
+    # after the warm-up of two epochs, and with the recipe of the third epoch
     assert runner.hyperparams["teacher_weight"] == pytest.approx(0.2)
-    numbers = {name: runner.hyperparams[name] for name in ("smoothing", "loss_index", "augment_index")}
-    assert numbers == dict(smoothing=0.0, loss_index=1, augment_index=0)
+    switched = {name: runner.hyperparams[name] for name in ("smoothing", "loss_index", "augment_index")}
+    assert switched == dict(smoothing=0.0, loss_index=1, augment_index=0)
     assert runner.train_dataloader.dataset.pipeline.transforms == []
     assert "SwitchRecipeHook: from epoch 3 on another hyperparams, loss, batch_augments" in log
     assert "PipelineSwitchHook: from epoch 2 on" in log
     losses = [row["loss_label"] for row in rows]
-    assert max(losses[:4]) > math.log(10) * 0.8  # cross-entropy at first; the other loss is at most 2
+    assert max(losses[:4]) > math.log(10) * 0.8  # cross entropy at first; the Brier score is at most 2
     assert losses[-1] < 2
 
 
@@ -111,33 +111,33 @@ def test_averages_follow_the_weights(many_hooks):
     runner, *_ = many_hooks
     states, params = runner.state.hook_state, runner.state.params
     for name in ("EMAHook", "MeanTeacherHook"):
-        behind = np.abs(np.asarray(states[name].params["head"]["kernel"]) - np.asarray(params["head"]["kernel"]))
-        assert 0 < behind.max() < 1, name
+        difference = np.abs(np.asarray(states[name].params["head"]["kernel"]) - np.asarray(params["head"]["kernel"]))
+        assert 0 < difference.max() < 1, name
     assert int(states["EMAHook"].steps) == runner.iter
 
 
-def test_statistics_of_the_norms_are_those_of_the_last_weights(many_hooks):
+def test_the_statistics_of_the_norms_belong_to_the_last_weights(many_hooks):
     runner, *_ = many_hooks
     loader = runner.train_dataloader.copy_at_epoch(runner.epoch - 1)
-    first = np.concatenate([batch["image"] for batch, _ in zip(loader, range(4), strict=False)])  # 512 samples
+    images = np.concatenate([batch["image"] for batch, _ in zip(loader, range(4), strict=False)])  # 512 samples
     kernel = np.asarray(runner.state.params["conv0_0"]["kernel"])  # [3, 3, 1, 8]
-    padded = np.pad(first[..., 0], ((0, 0), (1, 1), (1, 1)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
-    convolved = np.einsum("nyxij,ijc->nyxc", windows, kernel[:, :, 0])
+    padded = np.pad(images[..., 0], ((0, 0), (1, 1), (1, 1)))
+    patches = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    convolved = np.einsum("nyxij,ijc->nyxc", patches, kernel[:, :, 0])
     statistics = runner.state.model_state["batch_stats"]["bn0_0"]
     np.testing.assert_allclose(statistics["mean"], convolved.mean(axis=(0, 1, 2)), atol=1e-4)
 
 
-def test_time_memory_and_pictures_are_written(many_hooks):
+def test_profiles_memory_and_images_are_written(many_hooks):
     runner, _, work_dir, log = many_hooks
-    assert log.count("Memory available: ") >= runner.epoch  # every eleventh iteration of the training, an epoch
+    assert log.count("Memory available: ") >= runner.epoch  # every eleventh training iteration, once per epoch
     assert len(list(work_dir.glob("*/tf_tracing_logs/iter_2/plugins/profile/*/*.xplane.pb"))) == 1
     assert (next(work_dir.glob("*/vis_data")) / "graph.txt").read_text()
-    pictures = list(work_dir.glob("*/vis_data/vis_image/*.png"))
-    assert len(pictures) == 359 - 2 * 128  # those of the third batch of the test, the last
+    images = list(work_dir.glob("*/vis_data/vis_image/*.png"))
+    assert len(images) == 359 - 2 * 128  # of the third and last batch of the test
 
 
-def test_hooks_of_imix_that_look_closely(tmp_path):
+def test_the_debugging_hooks_of_imix_write_traces_images_and_histograms(tmp_path):
     pytest.importorskip("PIL")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -157,7 +157,7 @@ def test_hooks_of_imix_that_look_closely(tmp_path):
     assert 0 < np.abs(np.asarray(averaged) - np.asarray(runner.state.params["head"]["kernel"])).max() < 0.5
 
 
-def test_a_training_of_imix_in_half_precision_has_schedules_of_rate_and_momentum(tmp_path):
+def test_half_precision_training_of_imix_schedules_learning_rate_and_momentum(tmp_path):
     cfg = resolve(load_config(str(ROOT / "configs" / "imix_fp16.py")))
     cfg["train_cfg"] = dict(by_epoch=False, max_iters=20, val_begin=21)
     for hook in cfg["custom_hooks"]:
@@ -168,9 +168,9 @@ def test_a_training_of_imix_in_half_precision_has_schedules_of_rate_and_momentum
     assert float(optax.tree.get(state.opt_state, "loss_scale")) <= 1024.0
     rows = [json.loads(line) for line in (tmp_path / "training_status.json").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == [9, 19]
-    warm = 0.001 * 0.1 + 0.9  # the tenth update, nine tenths into the warm-up from a thousandth
-    assert rows[1]["lr"] == pytest.approx(0.2 * warm * (1 + math.cos(math.pi * 9 / 150)) / 2, rel=1e-6)
-    momentum = 0.9 * (0.9 + 0.1 * 9 / 49)  # from 0.9 of it to all of it in 49 steps
+    warmup = 0.001 * 0.1 + 0.9  # the tenth update: nine tenths of the warm-up, which starts at a thousandth
+    assert rows[1]["lr"] == pytest.approx(0.2 * warmup * (1 + math.cos(math.pi * 9 / 150)) / 2, rel=1e-6)
+    momentum = 0.9 * (0.9 + 0.1 * 9 / 49)  # from 0.9 to 1.0 times the value in 49 steps
     assert runner.message_hub.get_scalar("train/momentum").current() == pytest.approx(momentum, rel=1e-4)
     results = [json.loads(line) for line in (tmp_path / "eval_result.json").read_text().splitlines()]
     assert [row["iter"] for row in results] == [9, 19]
