@@ -33,7 +33,7 @@ class SegVisualizationHook(Hook):
       interval: number of batches, from the start of each validation or test, between two drawn batches.
       show: open windows instead of writing images. This removes all backends of the visualizer: scalars are not
         written either.
-      wait_time: seconds to show a window for.
+      wait_time: seconds to wait after opening each window.
       file_client_args, backend_args: None or `dict(backend='disk')`: files are read from file systems only.
       image: entry of the batch with the images, [B, H, W, C], uint8 or float from 0 to 1.
       label: entry of the batch with the true classes, int[B, H, W]; without it only predictions are drawn.

@@ -35,7 +35,7 @@ class DeepClusterHook(Hook):
     Each clustering computes the features of all samples in inference mode (the entry `features` of the model's
     predictions) and runs k-means on the host. The labels go to the dataset (`assign_labels`, see `PseudoLabelDataset`)
     and to `cluster_epoch_{n}.npy` in the work dir, where n is the number of completed epochs. The head and its
-    optimizer state are initialized again, because clusters of different clusterings do not correspond. All of this
+    optimizer state are reinitialized, because clusters of different clusterings do not correspond. All of this
     depends on the state and the seed only; a resumed run reads its labels from the file.
 
     Args:
@@ -203,7 +203,7 @@ def _save_labels(path: str, labels: np.ndarray) -> None:
 def _build_reset(
     model: Any, optim_wrapper: Any, state: TrainState, module: str
 ) -> Callable[[TrainState, jax.Array, PyTree], TrainState]:
-    """Build `reset(state, rng, batch) -> state`, which initializes the parameters of one module again.
+    """Build `reset(state, rng, batch) -> state`, which reinitializes the parameters of one module.
 
     The module's optimizer state is reset too: momentum of the old weights must not move the new ones. All other arrays
     and all shardings stay the same. The old state is donated.
