@@ -64,14 +64,44 @@ def test_accuracy_rejects_an_illegal_topk(topk):
 @pytest.mark.parametrize(
     ("metric", "predictions", "batch", "error", "message"),
     [
-        (Accuracy(topk=(5,)), LOGITS, {"label": LABELS}, ValueError, r"`topk` must be at most 3, the number of classes, got \(5,\)"),
-        (Accuracy(topk=(2,)), LABELS, {"label": LABELS}, ValueError, r"predictions for top-2 must be logits float\[B, C\], got int"),
-        (Accuracy(), LOGITS, {"labels": LABELS}, KeyError, "`label` must be an entry of the batch, got 'label'; did you mean 'labels'"),
-        (Accuracy(), {"logit": LOGITS}, {"label": LABELS}, KeyError, "`prediction` must be an entry of the predictions, got None; expected one of: logit"),
+        (
+            Accuracy(topk=(5,)),
+            LOGITS,
+            {"label": LABELS},
+            ValueError,
+            r"`topk` must be at most 3, the number of classes, got \(5,\)",
+        ),
+        (
+            Accuracy(topk=(2,)),
+            LABELS,
+            {"label": LABELS},
+            ValueError,
+            r"predictions for top-2 must be logits float\[B, C\], got int",
+        ),
+        (
+            Accuracy(),
+            LOGITS,
+            {"labels": LABELS},
+            KeyError,
+            "`label` must be an entry of the batch, got 'label'; did you mean 'labels'",
+        ),
+        (
+            Accuracy(),
+            {"logit": LOGITS},
+            {"label": LABELS},
+            KeyError,
+            "`prediction` must be an entry of the predictions, got None; expected one of: logit",
+        ),
         (Accuracy(), LOGITS, {"label": np.eye(3)[LABELS]}, ValueError, r"got float32\[4, 3\] and float"),
         (Accuracy(), LOGITS, {"label": LABELS[:3]}, ValueError, r"int32\[3\]"),
         (Accuracy(), LOGITS, {"label": LABELS / 2}, ValueError, "labels must be class indices int"),
-        (Accuracy(), LOGITS, {"label": LABELS, "mask": np.ones((4, 1))}, ValueError, "the `mask` of a batch must be bool"),
+        (
+            Accuracy(),
+            LOGITS,
+            {"label": LABELS, "mask": np.ones((4, 1))},
+            ValueError,
+            "the `mask` of a batch must be bool",
+        ),
     ],
 )
 def test_accuracy_rejects_illegal_batches_and_predictions(metric, predictions, batch, error, message):
