@@ -98,7 +98,7 @@ def test_imports_have_no_cycles():
 
 
 def _loaded_after(code, modules):
-    """Return those of `modules` that are loaded after running `code` in a new process."""
+    """Return the `modules` that are loaded after running `code` in a new process."""
     script = f"import sys; {code}; print(*[m for m in {modules} if m in sys.modules])"
     command = [sys.executable, "-c", script]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT.parent).stdout.split()

@@ -14,7 +14,7 @@ from jengine.registry import Registry
 
 PyTree = Any
 
-AVERAGES = Registry("kind of average", "jengine.averaging")
+AVERAGES = Registry("average", "jengine.averaging")
 
 
 class AverageState(NamedTuple):
