@@ -1,9 +1,9 @@
-"""Adversarial training on the digits: two optimizers, each with its own rate and schedule, in one compiled step.
+"""Train a GAN on the digits with two optimizers, each with its own learning rate and schedule, in one compiled step.
 
     python examples/gan.py
 
-Each iteration lets the discriminator act twice and the generator once. At the end a sheet of generated digits is
-written to the work dir, if Pillow is installed.
+Each iteration updates the discriminator twice and the generator once. At the end, a grid of generated digits is saved
+in the work dir if Pillow is installed.
 """
 
 import argparse
@@ -21,22 +21,22 @@ LATENT = 16
 
 
 class Generator(nn.Module):
-    """Noise f[B, 16] to images f[B, 64] in 0..1."""
+    """Generate images f[B, 64] in [0, 1] from noise f[B, 16]."""
 
     @nn.compact
     def __call__(self, noise):
-        """Images of noise."""
+        """Return the images."""
         x = nn.leaky_relu(nn.LayerNorm()(nn.Dense(128)(noise)))
         x = nn.leaky_relu(nn.LayerNorm()(nn.Dense(128)(x)))
         return nn.sigmoid(nn.Dense(64)(x))
 
 
 class Discriminator(nn.Module):
-    """Images f[B, 64] to logits f[B]: how real they look."""
+    """Classify images f[B, 64] as real or generated; return logits f[B]."""
 
     @nn.compact
     def __call__(self, image):
-        """Logits of images."""
+        """Return the logits, which are positive for real images."""
         x = nn.leaky_relu(nn.Dense(128)(image), 0.2)
         x = nn.leaky_relu(nn.Dense(128)(x), 0.2)
         return nn.Dense(1)(x)[:, 0]
@@ -46,7 +46,7 @@ GENERATOR, DISCRIMINATOR = Generator(), Discriminator()
 
 
 def init(rng):
-    """The parameters of both, under the names of their optimizers."""
+    """Return the parameters of both networks, keyed by the names of their optimizers."""
     return {
         "gen": GENERATOR.init(rng, jnp.zeros((1, LATENT)))["params"],
         "disc": DISCRIMINATOR.init(rng, jnp.zeros((1, 64)))["params"],
@@ -54,29 +54,30 @@ def init(rng):
 
 
 def generate(params, rng, count):
-    """Images f[count, 64] from fresh noise."""
+    """Return `count` images f[count, 64] from random noise."""
     return GENERATOR.apply({"params": params["gen"]}, jax.random.normal(rng, (count, LATENT)))
 
 
-def looks_real(params, image):
-    """The discriminator's logits f[B]."""
+def discriminate(params, image):
+    """Return the discriminator's logits f[B]."""
     return DISCRIMINATOR.apply({"params": params["disc"]}, image)
 
 
 def disc_loss(params, batch, rng):
-    """What the discriminator minimises: telling real from generated."""
-    real, fake = looks_real(params, batch["image"]), looks_real(params, generate(params, rng, len(batch["image"])))
+    """Return the losses of the discriminator, and its accuracy."""
+    real = discriminate(params, batch["image"])
+    fake = discriminate(params, generate(params, rng, len(batch["image"])))
     accuracy = 0.5 * ((real > 0).mean() + (fake < 0).mean())
-    return {"loss_real": nn.softplus(-real), "loss_fake": nn.softplus(fake), "told_apart": accuracy}
+    return {"loss_real": nn.softplus(-real), "loss_fake": nn.softplus(fake), "accuracy": accuracy}
 
 
 def gen_loss(params, batch, rng):
-    """What the generator minimises: being told from real."""
-    return {"loss_fool": nn.softplus(-looks_real(params, generate(params, rng, len(batch["image"]))))}
+    """Return the loss of the generator, which is small if the discriminator classifies its images as real."""
+    return {"loss_fool": nn.softplus(-discriminate(params, generate(params, rng, len(batch["image"]))))}
 
 
 def main(max_iters: int = 6000, work_dir: str = "work_dirs/gan") -> Runner:
-    """Trains and returns the Runner."""
+    """Train and return the Runner."""
     adam = dict(type="Adam", betas=(0.5, 0.99))
     runner = Runner(
         model=FunctionalModel(init, loss={"disc": disc_loss, "gen": gen_loss}),
@@ -97,15 +98,15 @@ def main(max_iters: int = 6000, work_dir: str = "work_dirs/gan") -> Runner:
     return runner
 
 
-def write_sheet(runner: Runner, rows: int = 8) -> str:
-    """Writes a square of generated digits as a PNG and returns its path."""
+def save_samples(runner: Runner, size: int = 8) -> str:
+    """Save a `size` x `size` grid of generated digits as a PNG and return its path."""
     from PIL import Image
 
-    images = np.asarray(generate(runner.state.params, jax.random.key(0), rows * rows)).reshape(rows, rows, 8, 8)
-    framed = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=0.5)
-    sheet = (framed.transpose(0, 2, 1, 3).reshape(10 * rows, 10 * rows) * 255).astype(np.uint8)
+    images = np.asarray(generate(runner.state.params, jax.random.key(0), size * size)).reshape(size, size, 8, 8)
+    padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=0.5)
+    grid = (padded.transpose(0, 2, 1, 3).reshape(10 * size, 10 * size) * 255).astype(np.uint8)
     path = os.path.join(runner.work_dir, "generated.png")
-    Image.fromarray(sheet).resize((60 * rows, 60 * rows), Image.Resampling.NEAREST).save(path)
+    Image.fromarray(grid).resize((60 * size, 60 * size), Image.Resampling.NEAREST).save(path)
     return path
 
 
@@ -114,8 +115,8 @@ if __name__ == "__main__":
     parser.add_argument("--max-iters", type=int, default=6000)
     parser.add_argument("--work-dir", default="work_dirs/gan")
     args = parser.parse_args()
-    trained = main(args.max_iters, args.work_dir)
+    runner = main(args.max_iters, args.work_dir)
     try:
-        print(write_sheet(trained))
+        print(save_samples(runner))
     except ImportError:
-        print("pip install pillow to see what was generated")
+        print("Install Pillow to save the generated digits: pip install pillow")

@@ -1,4 +1,4 @@
-"""A Flax NNX module on the digits, from Python: a Runner needs no config file.
+"""Train a Flax NNX module on the digits from Python, without a config file.
 
 python examples/nnx_model.py
 """
@@ -13,7 +13,7 @@ from jengine.model import CrossEntropy, NnxModel
 
 
 class DigitsNet(nnx.Module):
-    """Two hidden layers with BatchNorm and dropout."""
+    """Classify images with two hidden layers, BatchNorm and dropout."""
 
     def __init__(self, width: int = 128, *, rngs: nnx.Rngs):
         self.hidden = nnx.List([nnx.Linear(64, width, rngs=rngs), nnx.Linear(width, width, rngs=rngs)])
@@ -22,7 +22,7 @@ class DigitsNet(nnx.Module):
         self.head = nnx.Linear(width, 10, rngs=rngs)
 
     def __call__(self, image: jax.Array) -> jax.Array:
-        """Logits f[B, 10] of flat images f[B, 64]."""
+        """Return logits f[B, 10] of flat images f[B, 64]."""
         x = image
         for layer, norm in zip(self.hidden, self.norms, strict=True):
             x = self.dropout(nnx.relu(norm(layer(x))))
@@ -30,7 +30,7 @@ class DigitsNet(nnx.Module):
 
 
 def main(max_epochs: int = 10, work_dir: str = "work_dirs/nnx_model") -> dict[str, float]:
-    """Trains and returns the metrics of the last validation."""
+    """Train and return the metrics of the last validation."""
     runner = Runner(
         model=NnxModel(DigitsNet, CrossEntropy()),
         work_dir=work_dir,

@@ -1,9 +1,9 @@
-"""Plain functions instead of a module, and a hook of one's own that acts inside the compiled step.
+"""Train plain functions instead of a module, with custom hooks on the host and inside the compiled step.
 
     python examples/plain_functions.py
 
-The model is softmax regression with a penalty whose weight is a number on the host: the hook raises it while training
-runs, and nothing is traced again. A second hook keeps the weights' average inside the step.
+The model is softmax regression with an L2 penalty. One hook increases the weight of the penalty during training, on the
+host and without recompiling. Another averages the parameters inside the step.
 """
 
 import argparse
@@ -18,50 +18,50 @@ from jengine.model import FunctionalModel
 
 
 def init(rng):
-    """Parameters of 64 pixels to 10 classes."""
+    """Return the parameters of a linear map from 64 pixels to 10 classes."""
     return {"kernel": 0.01 * jax.random.normal(rng, (64, 10)), "bias": jnp.zeros((10,))}
 
 
 def predict(params, batch):
-    """Logits f[B, 10]."""
+    """Return logits f[B, 10]."""
     return batch["image"] @ params["kernel"] + params["bias"]
 
 
 def loss(params, batch, hyperparams):
-    """Two losses: both are minimised, for both have 'loss' in their name."""
+    """Return two losses. Both are minimized because both have 'loss' in their name."""
     cross_entropy = optax.softmax_cross_entropy_with_integer_labels(predict(params, batch), batch["label"])
     return {"loss_ce": cross_entropy, "loss_l2": hyperparams["l2"] * jnp.square(params["kernel"]).sum()}
 
 
-class RaisePenalty(Hook):
-    """Moves the weight of the penalty from 0 to `top` over the run: a number of the host, an input of the step."""
+class PenaltySchedule(Hook):
+    """Increase the weight of the penalty from 0 to `max_weight` over the run. It is an input of the compiled step."""
 
-    def __init__(self, top: float):
-        self.top = top
+    def __init__(self, max_weight: float):
+        self.max_weight = max_weight
 
     def before_train(self, runner):
-        """Names the number before the step is traced."""
+        """Define the hyperparameter before the step is traced."""
         runner.hyperparams["l2"] = 0.0
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        """Sets it for this iteration."""
-        runner.hyperparams["l2"] = self.top * runner.iter / runner.max_iters
+        """Set the weight of this iteration."""
+        runner.hyperparams["l2"] = self.max_weight * runner.iter / runner.max_iters
 
 
 class Average(Hook):
-    """Keeps the running mean of the parameters: a traced hook, compiled into the step."""
+    """Average the parameters exponentially. A traced hook is compiled into the step."""
 
     def init_traced_state(self, params, model_state):
-        """Starts from a copy: the parameters themselves are donated to the step."""
+        """Return a copy of the parameters, because the parameters themselves are donated to the step."""
         return jax.tree.map(jnp.copy, params)
 
     def traced_update(self, ctx):
-        """Moves the mean a hundredth of the way to the new parameters."""
+        """Move the average towards the new parameters by a hundredth of the difference."""
         return ctx.replace(hook_state=optax.incremental_update(ctx.params, ctx.hook_state, 0.01))
 
 
 def main(max_iters: int = 1000, work_dir: str = "work_dirs/plain_functions") -> Runner:
-    """Trains and returns the Runner, whose `state` holds parameters and average."""
+    """Train and return the Runner, whose `state` contains the parameters and the average."""
     runner = Runner(
         model=FunctionalModel(init, loss, predict),
         work_dir=work_dir,
@@ -75,7 +75,7 @@ def main(max_iters: int = 1000, work_dir: str = "work_dirs/plain_functions") -> 
             logger=dict(type="LoggerHook", interval=100),
             checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=500),
         ),
-        custom_hooks=[RaisePenalty(1e-3), Average()],
+        custom_hooks=[PenaltySchedule(1e-3), Average()],
     )
     runner.train()
     return runner

@@ -1,6 +1,6 @@
-"""jengine: MMEngine's training engine for JAX.
+"""Train JAX models with the interface of MMEngine's Runner.
 
-The names below are imported at first use, so that `import jengine` costs nothing.
+Submodules are imported on first access, which keeps `import jengine` fast.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """Report errors with the config path, the expected and the actual value, and the closest legal name.
 
-The current path in the config is kept in a context variable, so that a constructor five calls deep needs no argument
-for it: `config_path` extends it, and every exception that leaves carries the full path as a note.
+`config_path` tracks the current path in a context variable, so it need not be passed to every constructor. An exception
+raised within it gets the full path as a note.
 """
 
 import contextlib
@@ -9,11 +9,11 @@ import contextvars
 import difflib
 from collections.abc import Iterable, Iterator
 
-_PLACE: contextvars.ContextVar[tuple[str | int, ...]] = contextvars.ContextVar("jengine_config_place", default=())
+_CONFIG_PATH: contextvars.ContextVar[tuple[str | int, ...]] = contextvars.ContextVar("jengine_config_path", default=())
 
 
 class ConfigError(ValueError):
-    """Signal that the config asks for something that cannot be built."""
+    """Signal an illegal value in a config."""
 
 
 class ArgumentError(ConfigError, AssertionError):
@@ -21,25 +21,25 @@ class ArgumentError(ConfigError, AssertionError):
 
 
 class UnknownNameError(KeyError):
-    """Signal a name that no registry or table has. Print its message unchanged (KeyError would print its repr)."""
+    """Signal an unknown name. Unlike a plain KeyError, it prints its message instead of the message's repr."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 def closest(name: str, candidates: Iterable[str]) -> str:
-    """Return a hint at the candidate that was probably meant.
+    """Return a suggestion for a misspelled name, to be appended to an error message.
 
     Args:
       name: the given name.
       candidates: the legal names.
 
     Returns:
-      "; did you mean 'x'?" when one of them is close, else the whole list of legal names.
+      "; did you mean 'x'?" if a legal name is close, else "; expected one of: ..." with all of them.
     """
     names = sorted(str(c) for c in candidates)
     by_lower = {n.lower(): n for n in reversed(names)}
-    exact = by_lower.get(str(name).lower())  # first: `Adamw` is as close to `Adam` as to `AdamW`
+    exact = by_lower.get(str(name).lower())  # takes precedence: `Adamw` is as close to `Adam` as to `AdamW`
     match = [exact] if exact else difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     match = match or [by_lower[m] for m in difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.6)]
     if match:
@@ -48,18 +48,17 @@ def closest(name: str, candidates: Iterable[str]) -> str:
 
 
 def current_config_path() -> str:
-    """Return the current path in the config in its written form, `custom_hooks[0].interval`; empty outside
-    `config_path`."""
+    """Return the current config path as a string, `custom_hooks[0].interval`; empty outside `config_path`."""
     text = ""
-    for key in _PLACE.get():
+    for key in _CONFIG_PATH.get():
         text += f"[{key}]" if isinstance(key, int) else (f".{key}" if text else str(key))
     return text
 
 
 @contextlib.contextmanager
 def config_path(*keys: str | int) -> Iterator[None]:
-    """Run the body under `keys` of the config; an exception that leaves gets a note with the path."""
-    token = _PLACE.set((*_PLACE.get(), *keys))
+    """Extend the current config path by `keys` for the body; add the path as a note to exceptions it raises."""
+    token = _CONFIG_PATH.set((*_CONFIG_PATH.get(), *keys))
     try:
         yield
     except Exception as error:
@@ -67,4 +66,4 @@ def config_path(*keys: str | int) -> Iterator[None]:
             error.add_note(f"in the config at `{current_config_path()}`")
         raise
     finally:
-        _PLACE.reset(token)
+        _CONFIG_PATH.reset(token)

@@ -1,7 +1,7 @@
-"""Registries: names in a config file to the classes and functions that they stand for.
+"""Map the names used in configs to classes and functions.
 
-A registry fills itself: the package that holds its built-in entries is imported at the first look-up, so that
-`import jengine` stays light and a config can name anything without importing it.
+A registry imports the package with its built-in entries at the first look-up. This keeps `import jengine` fast, and a
+config can use any registered name without importing its module.
 """
 
 import importlib
@@ -15,30 +15,34 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class Registry:
-    """A table of names.
+    """Map names to classes and functions of one kind, such as hooks or datasets.
 
     Args:
-      name: what its entries are, in the singular, as error messages call them.
-      location: the package that registers the built-in entries, imported at the first look-up.
-      contrib: packages that register further entries, imported when a name is not found without them.
+      name: the kind of the entries for error messages, in the singular: 'hook'.
+      location: package that registers the built-in entries, imported at the first look-up.
+      contrib: packages that register further entries, imported only if a name is not found otherwise.
     """
 
     def __init__(self, name: str, location: str, contrib: Sequence[str] = ()) -> None:
         self.name = name
-        self._one = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+        self._name_with_article = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
         self._locations = [location]
         self._contrib = list(contrib)
         self._entries: dict[str, Callable[..., Any]] = {}
 
     def register_module(self, name: str | None = None, force: bool = False) -> Callable[[T], T]:
-        """Decorates a class or function to make it known under `name` (its own name by default).
+        """Return a decorator that registers a class or function.
+
+        Args:
+          name: name of the entry; its `__name__` by default.
+          force: replace an existing entry of the same name.
 
         Raises:
-          KeyError: the name is taken and `force` is False.
+          KeyError: if the name is taken and `force` is False.
         """
 
         def register(entry: T) -> T:
-            """Makes `entry` known and returns it."""
+            """Register `entry` and return it."""
             key = name or entry.__name__
             if key in self._entries and not force:
                 raise UnknownNameError(
@@ -51,39 +55,51 @@ class Registry:
         return register
 
     def get(self, key: str) -> Callable[..., Any]:
-        """The entry called `key`; 'scope.Name' stands for 'Name', and a dotted import path for what it imports.
-
-        Raises:
-          KeyError: nothing has that name; the message lists the closest.
-        """
-        module, _, last = key.rpartition(".")
-        self._load(key, last)
-        if key in self._entries:
-            return self._entries[key]
-        if last in self._entries:
-            return self._entries[last]
-        if module and (found := _import(module, last)) is not None:
-            return found
-        raise UnknownNameError(f"no {self.name} is called {key!r}{closest(last, self._entries)}")
-
-    def build(self, cfg: Any, **extra: Any) -> Any:
-        """Builds what `cfg` describes.
+        """Return the entry registered as `key`.
 
         Args:
-          cfg: `dict(type=NAME, **arguments)`; NAME may be the class itself. It is left as it was.
-          **extra: arguments for the constructor that the config need not give; the config wins where both do.
+          key: 'Name', 'scope.Name' (the scope is ignored), or a dotted import path.
 
         Raises:
-          KeyError: unknown type. TypeError: not such a dict, or arguments that the constructor does not have.
+          KeyError: if there is no such entry; the message suggests the closest name.
+        """
+        module, _, name = key.rpartition(".")
+        self._import_entries(key, name)
+        if key in self._entries:
+            return self._entries[key]
+        if name in self._entries:
+            return self._entries[name]
+        if module and (imported := _import_attribute(module, name)) is not None:
+            return imported
+        raise UnknownNameError(
+            f"{self.name} must be a registered name or an import path, got {key!r}{closest(name, self._entries)}"
+        )
+
+    def build(self, cfg: Any, **extra: Any) -> Any:
+        """Build an object from its config.
+
+        Args:
+          cfg: `dict(type=NAME, **arguments)`, where NAME may also be the class itself. It is not modified.
+          **extra: further arguments for the constructor; those in `cfg` take precedence.
+
+        Raises:
+          KeyError: if the type is unknown.
+          TypeError: if `cfg` is not such a dict, or its arguments do not match the constructor.
         """
         if isinstance(cfg, tuple) and len(cfg) == 1:
-            raise TypeError(f"{self._one} is a dict, found a tuple of one: remove the comma after `dict(...)`")
+            raise TypeError(
+                f"{self._name_with_article} must be a dict, got a tuple of one; remove the comma after `dict(...)`"
+            )
         if not hasattr(cfg, "items"):
-            raise TypeError(f"{self._one} is a dict with a 'type', found {type(cfg).__name__}: {cfg!r}")
+            raise TypeError(
+                f"{self._name_with_article} must be a dict with a 'type', got {type(cfg).__name__}: {cfg!r}"
+            )
         arguments = {**extra, **{k: v for k, v in cfg.items() if k != "_delete_"}}
         entry = arguments.pop("type", None)
         if entry is None:
-            raise TypeError(f"{self._one} needs a 'type'; found only the keys {sorted(map(str, arguments))}")
+            raise TypeError(
+                f"{self._name_with_article} must have a 'type', got only the keys {sorted(map(str, arguments))}"
+            )
         if isinstance(entry, str):
             with config_path("type"):
                 entry = self.get(entry)
@@ -91,22 +107,22 @@ class Registry:
         return entry(**arguments)
 
     def __contains__(self, key: str) -> bool:
-        self._load(key)
+        self._import_entries(key)
         return key in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        self._load()
+        self._import_entries()
         return iter(sorted(self._entries))
 
     def __len__(self) -> int:
-        self._load()
+        self._import_entries()
         return len(self._entries)
 
     def __repr__(self) -> str:
         return f"Registry({self.name!r}, {len(self._entries)} entries)"
 
-    def _load(self, *names: str) -> None:
-        """Imports what registers entries; what seldom is needed only if none of `names` is known without it."""
+    def _import_entries(self, *names: str) -> None:
+        """Import the packages that register entries; those of `contrib` only while none of `names` is registered."""
         while self._locations:
             importlib.import_module(self._locations.pop())
         while self._contrib and not any(name in self._entries for name in names):
@@ -114,10 +130,10 @@ class Registry:
 
 
 def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Holds `arguments` against the signature of `entry` before it is called.
+    """Check `arguments` against the signature of `entry` before calling it.
 
     Raises:
-      TypeError: an argument that `entry` does not take (with the closest that it does), or one that is missing.
+      TypeError: if `entry` does not have an argument (the message suggests the closest), or one is missing.
     """
     try:
         parameters = inspect.signature(entry).parameters
@@ -135,7 +151,8 @@ def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any]) -> 
         raise TypeError(f"{name} needs the argument{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}")
 
 
-def _import(module: str, name: str) -> Callable[..., Any] | None:
+def _import_attribute(module: str, name: str) -> Callable[..., Any] | None:
+    """Return `module.name`, or None if there is no such module or attribute."""
     try:
         return getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError:

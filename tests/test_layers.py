@@ -1,4 +1,4 @@
-"""Imports run in one direction: from packages of lower rows, and never in a circle."""
+"""Check that packages import only from lower layers, and that no modules import each other."""
 
 import ast
 import functools
@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parent.parent / "jengine"
-ROWS = {  # see the table of packages in the design
+LAYERS = {  # the table of packages in the design
     "errors": 1, "registry": 1, "config": 1, "paths": 1,
     "model": 2, "averaging": 2, "data": 2, "logging": 2,
     "optim": 3,
@@ -32,16 +32,16 @@ def _modules():
 
 @functools.cache
 def _reexports(module):
-    """Return what a package offers under a name of its own: name -> (module, name there)."""
+    """Return the re-exports of a package: name -> (defining module, name in that module)."""
     path, tree = _modules()[module]
     if path.name != "__init__.py":
         return {}
-    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    return {alias.asname: (node.module, alias.name) for node in froms for alias in node.names if alias.asname}
+    import_nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {alias.asname: (node.module, alias.name) for node in import_nodes for alias in node.names if alias.asname}
 
 
 def _defining_module(module, name):
-    """Return the module that `from module import name` refers to, behind re-exports; None outside jengine."""
+    """Return the module that defines `name` of `module`, resolving re-exports; None outside jengine."""
     if f"{module}.{name}" in _modules():
         return f"{module}.{name}"
     if module in _modules() and name in _reexports(module):
@@ -50,11 +50,11 @@ def _defining_module(module, name):
 
 
 def _imports(module):
-    """Yield `(module, line, is_reexport)` of each import within jengine, those in functions and for types included."""
+    """Yield `(module, line, is_reexport)` of each import within jengine, including those in functions and for types."""
     path, tree = _modules()[module]
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            assert node.level == 0, f"{path}:{node.lineno}: imports must be absolute"
             for alias in node.names:
                 reexport = path.name == "__init__.py" and alias.asname is not None
                 yield _defining_module(node.module, alias.name), node.lineno, reexport
@@ -63,32 +63,32 @@ def _imports(module):
                 yield alias.name if alias.name in _modules() else None, node.lineno, False
 
 
-def test_a_module_imports_only_from_rows_above():
-    wrong = []
+def test_modules_import_only_from_the_same_or_lower_layers():
+    violations = []
     for module, (path, _) in _modules().items():
-        if module == "jengine":  # offers names of all packages
+        if module == "jengine":  # re-exports names of all packages
             continue
         package = module.split(".")[1]
-        assert package in ROWS, f"{package} has no row"
+        assert package in LAYERS, f"{package} must be in LAYERS"
         for imported, line, _ in _imports(module):
-            if imported not in (None, "jengine") and ROWS[imported.split(".")[1]] > ROWS[package]:
-                wrong.append(f"{path.relative_to(ROOT.parent)}:{line} imports {imported}")
-    assert not wrong, "\n".join(wrong)
+            if imported not in (None, "jengine") and LAYERS[imported.split(".")[1]] > LAYERS[package]:
+                violations.append(f"{path.relative_to(ROOT.parent)}:{line} imports {imported}")
+    assert not violations, "\n".join(violations)
 
 
 def _cycles(graph):
-    """Yield a path of each cycle; `graph` loses one import of each."""
+    """Yield each import cycle, and remove one of its imports from `graph`."""
     while True:
         try:
             graphlib.TopologicalSorter(graph).prepare()
             return
         except graphlib.CycleError as error:
-            cycle = error.args[1]  # each is imported by the next
+            cycle = error.args[1]  # each module is imported by the next
             yield " -> ".join(reversed(cycle))
             graph[cycle[1]].discard(cycle[0])
 
 
-def test_no_modules_import_each_other():
+def test_imports_have_no_cycles():
     graph = {
         module: {name for name, _, reexport in _imports(module) if name not in (None, module) and not reexport}
         for module in _modules()
@@ -97,20 +97,21 @@ def test_no_modules_import_each_other():
     assert not cycles, "\n".join(cycles)
 
 
-def _imported(code, among):
-    found = f"{code}; print(*[m for m in {among} if m in sys.modules])"
-    command = [sys.executable, "-c", f"import sys; {found}"]
+def _loaded_after(code, modules):
+    """Return the `modules` that are loaded after running `code` in a new process."""
+    script = f"import sys; {code}; print(*[m for m in {modules} if m in sys.modules])"
+    command = [sys.executable, "-c", script]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT.parent).stdout.split()
 
 
-def test_importing_jengine_imports_no_heavy_library():
+def test_importing_jengine_loads_no_heavy_library():
     heavy = ("jax", "flax", "optax", "orbax", "grain", "numpy", "ml_collections", "rich")
-    assert _imported("import jengine", heavy) == []
+    assert _loaded_after("import jengine", heavy) == []
 
 
-def test_a_runner_imports_no_library_that_only_some_runs_need():
+def test_importing_the_runner_loads_no_optional_library():
     optional = (
         "orbax.checkpoint", "grain", "tensorboard", "matplotlib", "sklearn", "wandb", "mlflow", "PIL", "torch",
         "tensorflow",
     )  # fmt: skip
-    assert _imported("import jengine; jengine.Runner", optional) == []
+    assert _loaded_after("import jengine; jengine.Runner", optional) == []

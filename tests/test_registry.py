@@ -21,7 +21,7 @@ class Hammer:
         self.handle = handle
 
 
-def test_a_name_is_registered_once_unless_forced(tools):
+def test_a_name_can_be_registered_again_only_with_force(tools):
     with pytest.raises(KeyError, match="'Hammer' is already registered"):
         tools.register_module()(Hammer)
     replacement = type("Hammer", (), {})
@@ -29,15 +29,15 @@ def test_a_name_is_registered_once_unless_forced(tools):
     assert tools.get("Hammer") is replacement
 
 
-def test_a_scope_and_an_import_path_resolve(tools):
+def test_scoped_names_and_import_paths_resolve(tools):
     assert tools.get("mmengine.Hammer") is Hammer
     assert tools.get("collections.OrderedDict").__name__ == "OrderedDict"
 
 
-def test_an_unknown_name_gets_the_closest(tools):
+def test_an_unknown_name_suggests_the_closest(tools):
     with pytest.raises(KeyError) as error:
         tools.get("Hamer")
-    assert str(error.value) == "no tool is called 'Hamer'; did you mean 'Hammer'?"
+    assert str(error.value) == "tool must be a registered name or an import path, got 'Hamer'; did you mean 'Hammer'?"
 
 
 def test_an_unknown_hook_lists_the_registry():
@@ -45,13 +45,13 @@ def test_an_unknown_hook_lists_the_registry():
         HOOKS.get("Zzz")
 
 
-def test_build_leaves_the_config_as_it_was(tools):
+def test_build_does_not_modify_the_config(tools):
     cfg = dict(type="Hammer", weight=2)
     assert tools.build(cfg).weight == 2
     assert cfg == dict(type="Hammer", weight=2)
 
 
-def test_the_config_wins_over_extra_arguments(tools):
+def test_the_config_takes_precedence_over_extra_arguments(tools):
     hammer = tools.build(dict(type=Hammer, weight=2), weight=5, handle="steel")
     assert (hammer.weight, hammer.handle) == (2, "steel")
 
@@ -61,18 +61,18 @@ def test_the_config_wins_over_extra_arguments(tools):
     [
         (dict(type="Hammer", weight=1, handel="oak"), "Hammer has no argument 'handel'; did you mean 'handle'?"),
         (dict(type="Hammer"), "Hammer needs the argument 'weight'"),
-        (dict(weight=1), "needs a 'type'; found only the keys ['weight']"),
-        ((dict(type="Hammer", weight=1),), "remove the comma"),
-        ("Hammer", "is a dict with a 'type', found str"),
+        (dict(weight=1), "must have a 'type', got only the keys ['weight']"),
+        ((dict(type="Hammer", weight=1),), "a tool must be a dict, got a tuple of one; remove the comma"),
+        ("Hammer", "must be a dict with a 'type', got str"),
     ],
 )
-def test_bad_configs_say_what_is_wrong(tools, cfg, message):
+def test_illegal_configs_raise(tools, cfg, message):
     with pytest.raises(TypeError) as error:
         tools.build(cfg)
     assert message in str(error.value)
 
 
-def test_the_place_in_the_config_is_a_note_on_the_error():
+def test_errors_have_a_note_with_the_config_path():
     with pytest.raises(ValueError, match="boom") as error, config_path("custom_hooks", 0):  # noqa: PT012
         assert current_config_path() == "custom_hooks[0]"
         with config_path("interval"):
@@ -91,30 +91,30 @@ def test_closest_falls_back_to_all_names():
     assert closest("Adamw", ["Adam", "AdamW", "SGD"]) == "; did you mean 'AdamW'?"
 
 
-def test_what_is_seldom_needed_is_imported_once_a_name_is_not_found_without_it(tmp_path, monkeypatch):
-    for name in ("usual_hooks", "contrib_hooks"):
-        kind = name.split("_")[0].title()
+def test_contrib_packages_are_imported_only_if_a_name_is_not_found(tmp_path, monkeypatch):
+    for name in ("builtin_hooks", "contrib_hooks"):
+        prefix = name.split("_")[0].title()
         (tmp_path / f"{name}.py").write_text(
-            f"from tests_registry_of_two import HOOKS\n\n@HOOKS.register_module()\nclass {kind}Hook:\n    pass\n"
+            f"from tests_registry_with_contrib import HOOKS\n\n@HOOKS.register_module()\nclass {prefix}Hook:\n    pass\n"
         )
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    registry = Registry("hook", "usual_hooks", contrib=["contrib_hooks"])
-    monkeypatch.setitem(sys.modules, "tests_registry_of_two", types.SimpleNamespace(HOOKS=registry))
-    assert registry.get("UsualHook").__name__ == "UsualHook"
-    assert "UsualHook" in registry
+    registry = Registry("hook", "builtin_hooks", contrib=["contrib_hooks"])
+    monkeypatch.setitem(sys.modules, "tests_registry_with_contrib", types.SimpleNamespace(HOOKS=registry))
+    assert registry.get("BuiltinHook").__name__ == "BuiltinHook"
+    assert "BuiltinHook" in registry
     assert "contrib_hooks" not in sys.modules
     assert registry.get("scope.ContribHook").__name__ == "ContribHook"
-    assert sorted(registry) == ["ContribHook", "UsualHook"]
+    assert sorted(registry) == ["BuiltinHook", "ContribHook"]
 
 
-def test_an_unknown_name_is_compared_with_those_of_contrib_too():
+def test_suggestions_include_names_in_contrib():
     code = "from jengine.registry import HOOKS\nHOOKS.get('SwAVHok')"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "did you mean 'SwAVHook'" in found.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "did you mean 'SwAVHook'" in process.stderr
 
 
-def test_importing_the_runner_imports_nothing_of_contrib():
+def test_importing_the_runner_does_not_import_contrib():
     code = """
 import sys
 import jengine.runner

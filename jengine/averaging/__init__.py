@@ -1,4 +1,4 @@
-"""Averages of parameters over training: exponential, uniform, annealed, scheduled."""
+"""Average parameters over training: exponentially, uniformly, or with an annealed or scheduled weight."""
 
 from jengine.averaging.average import AVERAGES as AVERAGES
 from jengine.averaging.average import Average as Average

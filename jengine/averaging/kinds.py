@@ -1,4 +1,4 @@
-"""The kinds of averages. In all of them `momentum` is the weight of the NEW value: 0.0002 is a decay of 0.9998."""
+"""Define the averages. In all of them, `momentum` is the weight of the NEW value: 0.0002 is a decay of 0.9998."""
 
 import dataclasses
 import math
@@ -9,19 +9,21 @@ import jax
 import jax.numpy as jnp
 
 from jengine.averaging.average import AVERAGES, Average
+from jengine.errors import ArgumentError
 
 
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
 class ExponentialMovingAverage(Average):
-    """`average += momentum * (new - average)`.
+    """Average exponentially: `average += momentum * (new - average)`.
 
     Args:
       momentum: weight of the new value, in (0, 1).
-      interval: updates from one that moves the average to the next.
+      interval: the average is updated every `interval` updates.
 
     Raises:
-      AssertionError: a value out of its range. TypeError: `interval` is no integer.
+      ArgumentError: if a value is out of range.
+      TypeError: if `interval` is not an integer.
     """
 
     momentum: float = 2e-4
@@ -32,20 +34,21 @@ class ExponentialMovingAverage(Average):
         _check_interval(self)
 
     def weight(self, steps: jax.Array) -> jax.Array:
-        """`momentum`, always."""
+        """Return `momentum`."""
         return jnp.float32(self.momentum)
 
 
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
 class StochasticWeightAverage(Average):
-    """The plain mean of what it was updated with (Izmailov et al., 2018, arXiv:1803.05407).
+    """Average all values with equal weight (Izmailov et al., 2018, arXiv:1803.05407).
 
     Args:
-      interval: updates from one that moves the average to the next.
+      interval: the average is updated every `interval` updates.
 
     Raises:
-      AssertionError: `interval` is below 1. TypeError: it is no integer.
+      ArgumentError: if `interval` is less than 1.
+      TypeError: if it is not an integer.
     """
 
     interval: int = 1
@@ -54,22 +57,23 @@ class StochasticWeightAverage(Average):
         _check_interval(self)
 
     def weight(self, steps: jax.Array) -> jax.Array:
-        """One over the number of values, the new one included."""
+        """Return one over the number of values, including the new one."""
         return 1.0 / (steps // self.interval + 1).astype(jnp.float32)
 
 
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
 class MomentumAnnealingEMA(Average):
-    """An exponential average with the weight `max(momentum, gamma / (gamma + steps))`, large while training is young.
+    """Average exponentially with the weight `max(momentum, gamma / (gamma + steps))`, which is large early in training.
 
     Args:
-      momentum: the least weight of the new value, in (0, 1).
-      gamma: above 0; the greater, the slower the weight falls.
-      interval: updates from one that moves the average to the next.
+      momentum: the minimum weight of the new value, in (0, 1).
+      gamma: positive; the larger it is, the more slowly the weight decreases.
+      interval: the average is updated every `interval` updates.
 
     Raises:
-      AssertionError: a value out of its range. TypeError: `interval` is no integer.
+      ArgumentError: if a value is out of range.
+      TypeError: if `interval` is not an integer.
     """
 
     momentum: float = 2e-4
@@ -82,7 +86,7 @@ class MomentumAnnealingEMA(Average):
         _check_interval(self)
 
     def weight(self, steps: jax.Array) -> jax.Array:
-        """Falls from 1 to `momentum`."""
+        """Return a weight that decreases from 1 to `momentum`."""
         gamma = jnp.float32(self.gamma)
         return jnp.maximum(jnp.float32(self.momentum), gamma / (gamma + steps.astype(jnp.float32)))
 
@@ -90,15 +94,16 @@ class MomentumAnnealingEMA(Average):
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
 class ExpMomentumEMA(Average):
-    """An exponential average with the weight `(1 - momentum) * exp(-(1 + steps) / gamma) + momentum` (MMDetection).
+    """Average exponentially with the weight `(1 - momentum) * exp(-(1 + steps) / gamma) + momentum` (MMDetection).
 
     Args:
-      momentum: the weight of the new value that is approached, in (0, 1).
-      gamma: above 0; the greater, the slower the weight falls.
-      interval: updates from one that moves the average to the next.
+      momentum: the limit of the weight of the new value, in (0, 1).
+      gamma: positive; the larger it is, the more slowly the weight decreases.
+      interval: the average is updated every `interval` updates.
 
     Raises:
-      AssertionError: a value out of its range. TypeError: `interval` is no integer.
+      ArgumentError: if a value is out of range.
+      TypeError: if `interval` is not an integer.
     """
 
     momentum: float = 2e-4
@@ -111,7 +116,7 @@ class ExpMomentumEMA(Average):
         _check_interval(self)
 
     def weight(self, steps: jax.Array) -> jax.Array:
-        """Falls from nearly 1 to `momentum`."""
+        """Return a weight that decreases from nearly 1 to `momentum`."""
         decay = jnp.exp(-(1 + steps).astype(jnp.float32) / self.gamma)
         return (1 - self.momentum) * decay + self.momentum
 
@@ -119,19 +124,20 @@ class ExpMomentumEMA(Average):
 @AVERAGES.register_module()
 @dataclasses.dataclass(frozen=True)
 class CosineEMA(Average):
-    """An exponential average whose weight goes from `momentum` to `end_momentum` on half a cosine.
+    """Average exponentially with a weight that follows half a cosine from `momentum` to `end_momentum`.
 
-    As in BYOL and DINO; the convention is MMPretrain's, weights of the new value. Where a paper gives the decay 0.996
-    that rises to 1, `momentum` is 0.004 and `end_momentum` 0.
+    BYOL and DINO use this schedule. As in MMPretrain, the values are weights of the new value: for a paper's decay that
+    rises from 0.996 to 1, set `momentum` to 0.004 and `end_momentum` to 0.
 
     Args:
       momentum: the weight of the new value at the start, in (0, 1).
       end_momentum: the weight at the end, in [0, 1).
-      total_steps: updates after which the end is reached; None: those of the run, see `for_run`.
-      interval: updates from one that moves the average to the next.
+      total_steps: number of updates until `end_momentum` is reached; None for the length of the run, see `for_run`.
+      interval: the average is updated every `interval` updates.
 
     Raises:
-      AssertionError: a value out of its range. TypeError: `interval` or `total_steps` is no integer.
+      ArgumentError: if a value is out of range.
+      TypeError: if `interval` or `total_steps` is not an integer.
     """
 
     momentum: float = 0.004
@@ -142,42 +148,42 @@ class CosineEMA(Average):
     def __post_init__(self) -> None:
         _check_momentum(self)
         if not 0.0 <= self.end_momentum < 1.0:
-            raise AssertionError(f"CosineEMA: end_momentum is in [0, 1), found {self.end_momentum!r}")
+            raise ArgumentError(f"CosineEMA: end_momentum must be in [0, 1), got {self.end_momentum!r}")
         if self.total_steps is not None:
             _check_count(self, "total_steps", self.total_steps)
         _check_interval(self)
 
     def for_run(self, total_steps: int) -> Self:
-        """This average with the run's number of updates, unless it has one of its own."""
+        """Return the average with `total_steps` set, unless it is set already."""
         return self if self.total_steps is not None else dataclasses.replace(self, total_steps=total_steps)
 
     def weight(self, steps: jax.Array) -> jax.Array:
-        """From `momentum` at 0 to `end_momentum` at `total_steps` and beyond.
+        """Return `momentum` at step 0, `end_momentum` from step `total_steps` on, and half a cosine in between.
 
         Raises:
-          ValueError: `total_steps` is not known.
+          ValueError: if `total_steps` is not set.
         """
         if self.total_steps is None:
-            raise ValueError("CosineEMA needs total_steps, the number of updates, outside a Runner")
-        done = jnp.minimum(steps.astype(jnp.float32) / self.total_steps, 1.0)
-        return self.end_momentum - (self.end_momentum - self.momentum) * (jnp.cos(math.pi * done) + 1) / 2
+            raise ValueError("CosineEMA: total_steps must be set outside a Runner, got None")
+        progress = jnp.minimum(steps.astype(jnp.float32) / self.total_steps, 1.0)
+        return self.end_momentum - (self.end_momentum - self.momentum) * (jnp.cos(math.pi * progress) + 1) / 2
 
 
 def _check_momentum(average: "ExponentialMovingAverage | MomentumAnnealingEMA | ExpMomentumEMA | CosineEMA") -> None:
     name, momentum = type(average).__name__, average.momentum
     if not 0.0 < momentum < 1.0:
-        raise AssertionError(f"{name}: momentum is in (0, 1), found {momentum!r}")
+        raise ArgumentError(f"{name}: momentum must be in (0, 1), got {momentum!r}")
     if momentum > 0.5:
         warnings.warn(
-            f"{name}: momentum={momentum:g} is the weight of the new value and usually small; for a decay of "
-            f"{momentum:g} give momentum={1 - momentum:g}",
+            f"{name}: momentum={momentum:g} is the weight of the new value, which is usually small; for a decay of "
+            f"{momentum:g} set momentum={1 - momentum:g}",
             stacklevel=4,
         )
 
 
 def _check_gamma(average: "MomentumAnnealingEMA | ExpMomentumEMA") -> None:
     if not average.gamma > 0:
-        raise AssertionError(f"{type(average).__name__}: gamma is above 0, found {average.gamma!r}")
+        raise ArgumentError(f"{type(average).__name__}: gamma must be positive, got {average.gamma!r}")
 
 
 def _check_interval(average: Average) -> None:
@@ -186,6 +192,6 @@ def _check_interval(average: Average) -> None:
 
 def _check_count(average: Average, name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{type(average).__name__}: {name} is an integer, found {value!r}")
+        raise TypeError(f"{type(average).__name__}: {name} must be an integer, got {value!r}")
     if value < 1:
-        raise AssertionError(f"{type(average).__name__}: {name} is at least 1, found {value}")
+        raise ArgumentError(f"{type(average).__name__}: {name} must be at least 1, got {value}")

@@ -1,4 +1,4 @@
-"""Evaluation: metrics as sums on the device, and the evaluator that runs them as one."""
+"""Evaluate models: metrics as sums on the device, and an evaluator that combines several metrics."""
 
 from jengine.evaluation.accuracy import Accuracy as Accuracy
 from jengine.evaluation.evaluator import Evaluator as Evaluator

@@ -1,4 +1,4 @@
-"""Top-k accuracy."""
+"""Compute top-k accuracy."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,27 +7,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.errors import closest
-from jengine.evaluation.metric import BaseMetric, real_rows
+from jengine.evaluation.metric import BaseMetric, get_entry, real_rows
 from jengine.registry import METRICS
 
 
 @METRICS.register_module()
 class Accuracy(BaseMetric):
-    """The fraction, 0 to 1, of examples whose true class is among the k that the model ranks highest.
+    """Compute the fraction, 0 to 1, of examples whose true class is among the k classes with the highest logits.
 
-    Counts are integers, so the result is exact and the same for any batch size. Equal logits rank by class number, as
-    `argmax` does; a row with a NaN, or a label that is no class, counts as wrong.
+    The counts are integers, so the result is exact for any batch size. Equal logits are ranked by class index, as in
+    `argmax`. An example with a NaN logit or a label outside [0, C) counts as wrong.
 
     Args:
       topk: one k or several; the results are `accuracy/top1`, `accuracy/top5` ...
-      label: the batch's entry with the true classes, int[B].
-      prediction: the entry of the predictions to use, where they are a dict. Logits float[B, C], or class numbers
-        int[B] for top-1.
-      prefix: stands before the names of the results, 'accuracy' by default.
+      label: the batch entry with the true classes, int[B].
+      prediction: the entry to use if the predictions are a dict: logits float[B, C], or class indices int[B] for top-1.
+      prefix: prefix of the result names, 'accuracy' by default.
 
     Raises:
-      ValueError: a k below 1, none or the same twice.
+      ValueError: if `topk` is empty, or has duplicates or values below 1.
     """
 
     default_prefix = "accuracy"
@@ -42,38 +40,40 @@ class Accuracy(BaseMetric):
         super().__init__(prefix)
         self.topk = (topk,) if isinstance(topk, int) else tuple(topk)
         if not self.topk or min(self.topk) < 1 or len(set(self.topk)) < len(self.topk):
-            raise ValueError(f"topk is one or more different numbers from 1 on, found {topk!r}")
+            raise ValueError(f"Accuracy: `topk` must be one or more distinct integers of at least 1, got {topk!r}")
         self.label = label
         self.prediction = prediction
 
     @property
     def names(self) -> tuple[str, ...]:
-        """`top1` and so on."""
+        """The names `top1`, `top5` ..."""
         return tuple(f"top{k}" for k in self.topk)
 
     def init(self) -> dict[str, jax.Array]:
-        """Counts: `correct` int32[len(topk)] and `count` int32[]."""
+        """Return the initial counts: `correct` int32[len(topk)] and `count` int32[]."""
         return {"correct": jnp.zeros(len(self.topk), jnp.int32), "count": jnp.zeros((), jnp.int32)}
 
     def update(self, state: dict[str, jax.Array], predictions: Any, batch: Any) -> dict[str, jax.Array]:
-        """Counts the real rows and, for each k, those that are right.
+        """Return the counts with the examples of a batch added.
 
         Raises:
-          KeyError: no such entry in batch or predictions. ValueError: shapes that do not belong together.
+          KeyError: if the batch or the predictions do not have the entry.
+          ValueError: if the shapes or dtypes do not match.
         """
-        labels = jnp.asarray(_entry("the batch", batch, self.label, "label"))
+        labels = jnp.asarray(get_entry(batch, self.label, "Accuracy: `label` must be an entry of the batch"))
         if self.prediction is not None or isinstance(predictions, Mapping):
-            predictions = _entry("the predictions", predictions, self.prediction, "prediction")
+            requirement = "Accuracy: `prediction` must be an entry of the predictions"
+            predictions = get_entry(predictions, self.prediction, requirement)
         rank = self._rank(jnp.asarray(predictions), labels)
-        real = real_rows(batch)
-        right = (rank[:, None] < jnp.asarray(self.topk)) & real[:, None]
+        mask = real_rows(batch)
+        is_correct = (rank[:, None] < jnp.asarray(self.topk)) & mask[:, None]
         return {
-            "correct": state["correct"] + right.sum(axis=0, dtype=jnp.int32),
-            "count": state["count"] + real.sum(dtype=jnp.int32),
+            "correct": state["correct"] + is_correct.sum(axis=0, dtype=jnp.int32),
+            "count": state["count"] + mask.sum(dtype=jnp.int32),
         }
 
     def compute(self, state: dict[str, np.ndarray]) -> dict[str, float]:
-        """`top1` and so on: the fraction of right rows."""
+        """Return the fraction of correct examples for each k; NaN if there are no examples."""
         count = int(state["count"])
         return {
             name: int(correct) / count if count else float("nan")
@@ -81,34 +81,26 @@ class Accuracy(BaseMetric):
         }
 
     def _rank(self, predictions: jax.Array, labels: jax.Array) -> jax.Array:
-        """How many classes the model ranks before the true one: int32[B]; C or more where there is none."""
-        ids = predictions.ndim == 1 and jnp.issubdtype(predictions.dtype, jnp.integer)
-        if labels.ndim != 1 or predictions.shape[:1] != labels.shape or not (ids or predictions.ndim == 2):
+        """Return the number of classes ranked above the true one, int32[B]; C if the label or a logit is invalid."""
+        has_classes = predictions.ndim == 1 and jnp.issubdtype(predictions.dtype, jnp.integer)
+        if labels.ndim != 1 or predictions.shape[:1] != labels.shape or not (has_classes or predictions.ndim == 2):
             raise ValueError(
-                "Accuracy takes logits float[B, C] or class numbers int[B] and labels int[B]; found predictions "
-                f"{predictions.dtype}{list(predictions.shape)} and labels {labels.dtype}{list(labels.shape)}"
+                "Accuracy: predictions must be logits float[B, C] or class indices int[B], and labels int[B], got "
+                f"{predictions.dtype}{list(predictions.shape)} and {labels.dtype}{list(labels.shape)}"
             )
         if not jnp.issubdtype(labels.dtype, jnp.integer):
-            raise ValueError(f"labels are integers, the class numbers; found {labels.dtype}")
-        most = max(self.topk)
-        if ids:
-            if most > 1:
-                raise ValueError(f"top-{most} needs logits float[B, C]; found class numbers int[B]")
+            raise ValueError(f"Accuracy: labels must be class indices int[B], got {labels.dtype}")
+        max_k = max(self.topk)
+        if has_classes:
+            if max_k > 1:
+                raise ValueError(f"Accuracy: predictions for top-{max_k} must be logits float[B, C], got int[B]")
             return (predictions != labels).astype(jnp.int32)
-        classes = predictions.shape[1]
-        if most > classes:
-            raise ValueError(f"top-{most} of {classes} classes is always right; found topk {self.topk}")
-        is_label = jnp.arange(classes) == labels[:, None]
-        own = jnp.max(jnp.where(is_label, predictions, -jnp.inf), axis=1, keepdims=True)
-        before = (predictions > own) | ((predictions == own) & (jnp.arange(classes) < labels[:, None]))
-        valid = is_label.any(axis=1) & ~jnp.isnan(predictions).any(axis=1)
-        return jnp.where(valid, before.sum(axis=1, dtype=jnp.int32), classes)
-
-
-def _entry(owner: str, tree: Any, key: str | None, argument: str) -> Any:
-    """`tree[key]`, with an error that says what there is instead."""
-    names = sorted(map(str, tree)) if isinstance(tree, Mapping) else []
-    if key is None or not isinstance(tree, Mapping) or key not in tree:
-        problem = f"are a dict, say which entry with {argument}=" if key is None else f"has no entry {key!r}"
-        raise KeyError(f"Accuracy: {owner} {problem}{closest(key or '', names)}")
-    return tree[key]
+        num_classes = predictions.shape[1]
+        if max_k > num_classes:
+            raise ValueError(f"Accuracy: `topk` must be at most {num_classes}, the number of classes, got {self.topk}")
+        classes = jnp.arange(num_classes)
+        is_label = classes == labels[:, None]
+        label_logit = jnp.max(jnp.where(is_label, predictions, -jnp.inf), axis=1, keepdims=True)
+        is_above = (predictions > label_logit) | ((predictions == label_logit) & (classes < labels[:, None]))
+        is_valid = is_label.any(axis=1) & ~jnp.isnan(predictions).any(axis=1)
+        return jnp.where(is_valid, is_above.sum(axis=1, dtype=jnp.int32), num_classes)

@@ -1,4 +1,4 @@
-"""The evaluator: all metrics of an evaluation as one state on the device, fetched once."""
+"""Combine the metrics of an evaluation in one state on the device, which is fetched once."""
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
@@ -14,75 +14,76 @@ from jengine.registry import EVALUATOR, METRICS
 
 
 class EvaluatorState(NamedTuple):
-    """What an evaluation has summed up so far."""
+    """Hold the sums of an evaluation."""
 
-    examples: jax.Array  # int32[], real ones seen
+    examples: jax.Array  # int32[], number of examples so far, without padding
     metrics: tuple[Any, ...]  # the state of each metric
 
 
 @EVALUATOR.register_module()
 class Evaluator:
-    """Runs several metrics as one.
+    """Evaluate several metrics together.
 
-    `init` begins an evaluation, the pure `update` belongs into the compiled step, `evaluate` fetches the sums, once.
+    `init` starts an evaluation, the pure `update` is called in the compiled step, and `evaluate` fetches the sums once.
 
     Args:
-      metrics: a metric, its config, or several of either.
+      metrics: a metric or its config, or a list of these.
 
     Raises:
-      ValueError: no metric, or two that give results of the same name. TypeError: something that is no metric.
+      ValueError: if there is no metric, or two results have the same name.
+      TypeError: if an entry is not a metric.
     """
 
     def __init__(self, metrics: Any) -> None:
         self.metrics = _build_metrics(metrics)
         if not self.metrics:
-            raise ConfigError("an evaluator needs at least one metric")
-        _refuse_duplicates([metric.prefixed(name) for metric in self.metrics for name in metric.names])
+            raise ConfigError("an evaluator must have at least one metric, got none")
+        _check_unique([metric.add_prefix(name) for metric in self.metrics for name in metric.names])
 
     @property
     def host_metrics(self) -> list[HostMetric]:
-        """The metrics that want every batch on the host; without any, `process_host` need not be called."""
+        """The metrics that require every batch on the host; without any, `process_host` does nothing."""
         return [metric for metric in self.metrics if isinstance(metric, HostMetric)]
 
     @property
     def dataset_meta(self) -> Mapping[str, Any]:
-        """Facts about the dataset (class names and so on) that the metrics see as their `dataset_meta`."""
+        """The metadata of the dataset (class names and so on), which each metric has as its `dataset_meta`."""
         return self.metrics[0].dataset_meta
 
     @dataset_meta.setter
     def dataset_meta(self, meta: Mapping[str, Any] | None) -> None:
-        """Hands it to every metric."""
+        """Set the metadata of every metric."""
         for metric in self.metrics:
             metric.dataset_meta = dict(meta or {})
 
     def init(self) -> EvaluatorState:
-        """The state before any batch; host metrics forget what an evaluation that was broken off left them."""
+        """Return the initial state, and clear the results that an interrupted evaluation left in host metrics."""
         for metric in self.host_metrics:
             metric.results = []
         return EvaluatorState(jnp.zeros((), jnp.int32), tuple(metric.init() for metric in self.metrics))
 
     def update(self, state: EvaluatorState, predictions: Any, batch: Any) -> EvaluatorState:
-        """The state with a batch added; pure.
+        """Return the state with a batch added. Pure.
 
         Args:
-          state: what `init` or `update` returned.
+          state: the result of `init` or of the previous `update`.
           predictions: pytree of arrays with leading axis B.
-          batch: pytree of arrays with leading axis B; rows where its `mask` is False are padding and do not count.
+          batch: pytree of arrays with leading axis B; examples where its `mask` is False are padding and do not count.
         """
         return EvaluatorState(
             state.examples + real_rows(batch).sum(dtype=jnp.int32),
             tuple(
-                metric.update(part, predictions, batch)
-                for metric, part in zip(self.metrics, state.metrics, strict=True)
+                metric.update(metric_state, predictions, batch)
+                for metric, metric_state in zip(self.metrics, state.metrics, strict=True)
             ),
         )
 
     def process_host(self, predictions: Any, batch: Any) -> None:
-        """Hands a batch to the host metrics, in one transfer, without its padding.
+        """Transfer a batch to the host once and pass it to the host metrics, without its padding.
 
         Args:
-          predictions: as for `update`; with several processes, this process's rows.
-          batch: likewise.
+          predictions: as for `update`; with several processes, only the examples of this process.
+          batch: as for `update`; with several processes, only the examples of this process.
         """
         if not self.host_metrics:
             return
@@ -95,40 +96,42 @@ class Evaluator:
             metric.process(batch, predictions)
 
     def evaluate(self, state: EvaluatorState, gather: Callable[[list[Any]], list[Any]] | None = None) -> dict[str, Any]:
-        """The results of all metrics, by prefixed name.
+        """Return the results of all metrics by name, with prefix.
 
         Args:
-          state: the state after the last batch. It comes to the host in a single transfer.
-          gather: joins the lists of all processes into one, for host metrics; None for a single process.
+          state: the state after the last batch, fetched in a single transfer.
+          gather: concatenates the lists of all processes, for host metrics; None for a single process.
 
         Returns:
-          Numbers as Python floats; other values as the metric gave them.
+          Numbers as Python floats; other values as returned by the metric.
 
         Raises:
-          ValueError: no example was seen, or two results have the same name.
+          ValueError: if there are no examples, or two results have the same name.
         """
-        examples, parts = jax.device_get(state)
+        examples, metric_states = jax.device_get(state)
         if examples == 0:
-            raise ValueError("the evaluation saw no example: its dataloader yields no batch, or only padding")
+            raise ValueError(
+                "an evaluation must have at least one example, got none; does the dataloader yield any batches?"
+            )
         names: list[str] = []
         results: dict[str, Any] = {}
-        for metric, part in zip(self.metrics, parts, strict=True):
-            found = metric.collect(gather) if isinstance(metric, HostMetric) else metric.compute(part)
-            names += [metric.prefixed(name) for name in found]
-            results.update({metric.prefixed(name): _number(value) for name, value in found.items()})
-        _refuse_duplicates(names)
+        for metric, metric_state in zip(self.metrics, metric_states, strict=True):
+            values = metric.collect(gather) if isinstance(metric, HostMetric) else metric.compute(metric_state)
+            names += [metric.add_prefix(name) for name in values]
+            results.update({metric.add_prefix(name): _to_float(value) for name, value in values.items()})
+        _check_unique(names)
         return results
 
 
 def build_evaluator(cfg: Any) -> Evaluator:
-    """Builds the evaluator of a config.
+    """Build an evaluator from a config.
 
     Args:
-      cfg: an evaluator; or `dict(metrics=...)`, perhaps with the `type` of an evaluator; or a metric or several,
-        as configs or built.
+      cfg: an evaluator, or `dict(metrics=...)` with an optional `type`, or a metric or its config, or a list of these.
 
     Raises:
-      KeyError: an unknown type. TypeError, ValueError: as `Evaluator`.
+      KeyError: if a type is unknown.
+      TypeError, ValueError: see `Evaluator`.
     """
     if isinstance(cfg, Evaluator):
         return cfg
@@ -142,7 +145,7 @@ def build_evaluator(cfg: Any) -> Evaluator:
 
 
 def _build_metrics(metrics: Any) -> list[BaseMetric]:
-    """One metric or several; in a list, an error names the place in it."""
+    """Build one metric or a list of metrics; errors contain the index in the list."""
     if not isinstance(metrics, Sequence) or isinstance(metrics, str):
         return [_build_metric(metrics)]
     built = []
@@ -155,18 +158,21 @@ def _build_metrics(metrics: Any) -> list[BaseMetric]:
 def _build_metric(metric: Any) -> BaseMetric:
     built = METRICS.build(metric) if hasattr(metric, "items") else metric
     if not isinstance(built, BaseMetric):
-        raise TypeError(f"a metric is a BaseMetric or a dict with its type, found {type(built).__name__}: {built!r}")
+        raise TypeError(f"a metric must be a BaseMetric or a dict with a 'type', got {type(built).__name__}: {built!r}")
     return built
 
 
-def _refuse_duplicates(names: Sequence[str]) -> None:
-    twice = sorted(name for name, times in collections.Counter(names).items() if times > 1)
-    if twice:
-        raise ConfigError(f"several metrics give {', '.join(map(repr, twice))}: tell them apart with prefix=")
+def _check_unique(names: Sequence[str]) -> None:
+    duplicates = sorted(name for name, count in collections.Counter(names).items() if count > 1)
+    if duplicates:
+        raise ConfigError(
+            f"the results of metrics must have unique names, got {', '.join(map(repr, duplicates))} more than once; "
+            "set `prefix`"
+        )
 
 
-def _number(value: Any) -> Any:
-    """A Python float for whatever is one number, `value` itself otherwise."""
+def _to_float(value: Any) -> Any:
+    """Return a number as a Python float, and any other value unchanged."""
     if isinstance(value, bool | str) or np.ndim(value) != 0:
         return value
     try:

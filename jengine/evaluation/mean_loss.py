@@ -1,4 +1,4 @@
-"""The mean of a loss over the evaluation data."""
+"""Compute the mean of a loss over the evaluation data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,20 +12,21 @@ from jengine.registry import METRICS, MODELS
 
 @METRICS.register_module()
 class MeanLoss(BaseMetric):
-    """The mean of a loss over all examples, exact for any batch size.
+    """Compute the mean of a loss over all examples, which does not depend on the batch size.
 
-    The results are the loss, `loss`, and where it is a dict its parts under their names; `loss` is then the sum of the
-    parts whose name contains 'loss', as in training.
+    The result is `loss`. If the loss is a dict, its entries are further results, and `loss` is the sum of the entries
+    with 'loss' in their name, as in training.
 
     Args:
-      loss: function (predictions, batch) -> the loss of each example, float[B, ...] (the axes after the first are
-        averaged), or (sum, weight) of the batch, or a scalar, the mean over the batch's real rows; or a dict of those
-        with the names `parts`. Or a config of such a function, registered among the models.
-      parts: the names of the parts, where `loss` returns a dict: the state exists before the first batch is seen.
-      prefix: stands before the names of the results; none by default.
+      loss: a function `(predictions, batch) -> loss`, or its config, registered in `MODELS`. It returns the loss of
+        each example, float[B, ...] (averaged over all axes but the first), or `(sum, weight)` of the batch, or a
+        scalar, the mean over the examples without padding; or a dict of these with the keys `parts`.
+      parts: the keys of the dict, if `loss` returns one. They are required because `init` runs before the first batch.
+      prefix: prefix of the result names, none by default.
 
     Raises:
-      TypeError: the loss is not callable. ValueError: a part called `loss`, or none that counts for the total.
+      TypeError: if `loss` is not callable.
+      ValueError: if a part is named `loss`, or no part has 'loss' in its name.
     """
 
     def __init__(
@@ -34,39 +35,41 @@ class MeanLoss(BaseMetric):
         super().__init__(prefix)
         self.loss: Callable[[Any, Any], Any] = MODELS.build(loss) if hasattr(loss, "items") else loss
         if not callable(self.loss):
-            raise TypeError(f"loss is a function (predictions, batch) -> the loss of each example, found {loss!r}")
+            raise TypeError(f"MeanLoss: `loss` must be a function (predictions, batch) -> loss, got {loss!r}")
         if "loss" in parts:
-            raise ValueError("'loss' is the name of the total; give that part another name")
+            raise ValueError(f"MeanLoss: `parts` must not contain 'loss', the name of the total, got {list(parts)}")
         if parts and not any("loss" in part for part in parts):
-            raise ValueError(f"the total is the sum of the parts whose name contains 'loss'; found {sorted(parts)}")
+            raise ValueError(
+                "MeanLoss: `parts` must have a name that contains 'loss', as the total is the sum of these, "
+                f"got {list(parts)}"
+            )
         self.parts = tuple(parts)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """`loss`, then the parts."""
+        """The name `loss`, then the parts."""
         return ("loss", *self.parts)
 
     def init(self) -> dict[str, Mean]:
-        """A mean of nothing for each part, or for the one loss."""
+        """Return an empty mean for each part, or for `loss`."""
         return {name: Mean.zero() for name in self.parts or ("loss",)}
 
     def update(self, state: dict[str, Mean], predictions: Any, batch: Any) -> dict[str, Mean]:
-        """Adds the losses of the real rows.
+        """Return the means with the losses of a batch added.
 
         Raises:
-          ValueError: the loss returned other parts than were announced, or a shape without the batch's axis.
+          ValueError: if the keys of the loss differ from `parts`, or its first axis is not the batch axis.
         """
         losses = self.loss(predictions, batch)
         if not isinstance(losses, Mapping):
             losses = {"loss": losses}
         if set(losses) != set(state):
-            found, expected = sorted(losses), sorted(state)
-            hint = "" if self.parts else f"; say parts={found}"
-            raise ValueError(f"the loss returned the parts {found}, expected {expected}{hint}")
+            hint = "" if self.parts else f"; set parts={sorted(losses)}"
+            raise ValueError(f"MeanLoss: the loss must return {sorted(state)}, got {sorted(losses)}{hint}")
         return {name: mean.add(*_sum_and_weight(losses[name], batch)) for name, mean in state.items()}
 
     def compute(self, state: dict[str, Mean]) -> dict[str, float]:
-        """The mean of each part, and their total first."""
+        """Return the total, then the mean of each part."""
         if not self.parts:
             return {"loss": state["loss"].value()}
         parts = {name: state[name].value() for name in self.parts}
@@ -74,18 +77,18 @@ class MeanLoss(BaseMetric):
 
 
 def _sum_and_weight(loss: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
-    """What a batch adds: the sum over its real rows, float32[], and their number or weight."""
+    """Return the sum of the losses of a batch without padding, and the number of examples or their weight."""
     if isinstance(loss, tuple):
         total, weight = loss
         return jnp.asarray(total), jnp.asarray(weight)
     loss = jnp.asarray(loss)
-    real = real_rows(batch)
-    rows = real.shape[0]
+    mask = real_rows(batch)
+    batch_size = mask.shape[0]
     if loss.ndim == 0:
-        count = real.sum()
-        # A batch of padding alone has no mean; whatever stands there must not spoil the others.
+        count = mask.sum()
+        # A batch of padding has no mean: its loss may be NaN and must not affect the sum.
         return jnp.where(count > 0, loss.astype(jnp.float32) * count, 0.0), count
-    if loss.shape[0] != rows:
-        raise ValueError(f"a loss has one entry for each of the {rows} rows of the batch, or none; found {loss.shape}")
-    per_row = loss.astype(jnp.float32).reshape(rows, -1).mean(axis=1)
-    return jnp.where(real, per_row, 0.0).sum(), real.sum()
+    if loss.shape[0] != batch_size:
+        raise ValueError(f"MeanLoss: the loss must be a scalar or have shape [{batch_size}, ...], got {loss.shape}")
+    per_example = loss.astype(jnp.float32).reshape(batch_size, -1).mean(axis=1)
+    return jnp.where(mask, per_example, 0.0).sum(), mask.sum()

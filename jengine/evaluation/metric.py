@@ -1,4 +1,8 @@
-"""Define metrics: three functions over a state on the device, or a collection on the host."""
+"""Define metrics as three functions over a state on the device, or as a collection of examples on the host.
+
+`real_rows` and `drop_padding` exclude the padded examples of a batch. `Sum` and `Mean` are states whose results do not
+depend on the batch size.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -7,17 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.errors import closest
+
 MASK = "mask"
 
 
 class BaseMetric:
-    """A metric as sums: `init` makes a state, `update` adds a batch to it, `compute` turns it into numbers.
+    """Compute a metric from sums: `init` creates a state, `update` adds a batch to it, `compute` returns the results.
 
-    `init` and `update` are pure; `update` is compiled into the evaluation step, so that the state stays on the device
-    and comes to the host once, at the end. It must honour `batch["mask"]` (see `real_rows`).
+    `init` and `update` are pure. `update` is compiled into the evaluation step, so the state stays on the device and is
+    transferred to the host once, at the end. It must respect `batch["mask"]`, see `real_rows`.
 
     Args:
-      prefix: stands before the names of the results, `prefix/name`; None is the class's `default_prefix`.
+      prefix: prefix of the result names, `prefix/name`; the class's `default_prefix` if None.
     """
 
     default_prefix: str | None = None
@@ -28,40 +34,40 @@ class BaseMetric:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the results without prefix, if they are known before there are any; else empty."""
+        """The names of the results without prefix; empty if they are not known before the evaluation."""
         return ()
 
     def init(self) -> Any:
-        """The state before any batch: a pytree of zeros."""
+        """Return the initial state: a pytree of zeros."""
         raise NotImplementedError
 
     def update(self, state: Any, predictions: Any, batch: Any) -> Any:
-        """The state with a batch added.
+        """Return the state with a batch added.
 
         Args:
-          state: what `init` or `update` returned.
-          predictions: what the model's `predict` returned, with leading axis B.
+          state: the result of `init` or of the previous `update`.
+          predictions: the result of the model's `predict`, with leading axis B.
           batch: the batch, with leading axis B.
         """
         raise NotImplementedError
 
     def compute(self, state: Any) -> dict[str, Any]:
-        """The results by name, from a state whose leaves are numpy arrays."""
+        """Return the results by name, from a state whose leaves are NumPy arrays."""
         raise NotImplementedError
 
-    def prefixed(self, name: str) -> str:
-        """The name of a result as the log and the checkpoint hook know it."""
+    def add_prefix(self, name: str) -> str:
+        """Return the full name of a result, as used in logs and by `save_best`."""
         return f"{self.prefix}/{name}" if self.prefix else name
 
 
 class HostMetric(BaseMetric):
-    """A metric that is no sum (a ranking, a matching, a file to write): batches are collected on the host.
+    """Compute a metric that is not a sum (a ranking, a matching, a file to write) from examples collected on the host.
 
-    Each batch then costs a transfer, so a metric that can be a sum should be one. Subclasses append to
-    `self.results` in `process` and read all of them in `compute_metrics`, as in MMEngine.
+    Every batch is transferred to the host, so implement a metric as a sum if possible. As in MMEngine, subclasses
+    append to `self.results` in `process` and compute the results from all entries in `compute_metrics`.
 
     Args:
-      prefix: stands before the names of the results.
+      prefix: prefix of the result names; the class's `default_prefix` if None.
     """
 
     def __init__(self, prefix: str | None = None) -> None:
@@ -69,75 +75,92 @@ class HostMetric(BaseMetric):
         self.results: list[Any] = []
 
     def process(self, data_batch: Any, data_samples: Any) -> None:
-        """Appends to `self.results` what a batch adds.
+        """Append the entries of a batch to `self.results`.
 
         Args:
-          data_batch: the batch: numpy arrays whose leading axis is the real rows, without `mask`.
-          data_samples: the predictions for these rows: numpy arrays.
+          data_batch: the batch without padding and without its `mask`, as NumPy arrays.
+          data_samples: the predictions for these examples, as NumPy arrays.
         """
         raise NotImplementedError
 
     def compute_metrics(self, results: list[Any]) -> dict[str, Any]:
-        """The results by name, from all that was appended, on all processes."""
+        """Return the results by name, from the entries appended by all processes."""
         raise NotImplementedError
 
     def init(self) -> Any:
-        """Nothing is kept on the device."""
+        """Return an empty state: nothing is kept on the device."""
         return ()
 
     def update(self, state: Any, predictions: Any, batch: Any) -> Any:
-        """Nothing is kept on the device."""
+        """Return the state unchanged."""
         return state
 
     def collect(self, gather: Callable[[list[Any]], list[Any]] | None) -> dict[str, Any]:
-        """`compute_metrics` of what was processed since the last time, which is then forgotten.
+        """Return the results since the last call, and clear `self.results`.
 
         Args:
-          gather: this process's list -> the lists of all processes in one; None for a single process.
+          gather: concatenates the lists of all processes; None for a single process.
         """
         results, self.results = self.results, []
         return self.compute_metrics(results if gather is None else gather(results))
 
 
 def real_rows(batch: Any) -> jax.Array:
-    """Which rows of a batch are no padding: bool[B], its entry `mask` where it has one, else all.
+    """Return the mask of the examples that are not padding, bool[B]: the batch's entry `mask`, or all True.
 
     Raises:
-      ValueError: a mask that is no vector, or a batch without an array to tell B from.
+      ValueError: if the mask is not a vector, or the batch has neither a mask nor an array with a batch axis.
     """
     mask = batch.get(MASK) if isinstance(batch, Mapping) else None
     if mask is not None:
         if np.ndim(mask) != 1:
-            raise ValueError(f"the mask of a batch is bool[B], found the shape {np.shape(mask)}")
+            raise ValueError(f"the `mask` of a batch must be bool[B], got shape {np.shape(mask)}")
         return jnp.asarray(mask, bool)
     sizes = [np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.ndim(leaf)]
     if not sizes:
-        raise ValueError("a batch holds arrays with a leading batch axis, found none")
+        raise ValueError("a batch must have at least one array with a leading batch axis, got none")
     return jnp.ones(sizes[0], bool)
 
 
 def drop_padding(tree: Any, mask: np.ndarray) -> Any:
-    """The real rows of every numpy array that has as many rows as `mask`, bool[B]; other leaves stay as they are."""
+    """Return `tree` with only the examples where `mask`, bool[B], is True; leaves without axis B are not changed."""
     return jax.tree.map(lambda leaf: leaf[mask] if np.shape(leaf)[:1] == mask.shape else leaf, tree)
 
 
-class Sum(NamedTuple):
-    """A running sum and what its rounding has lost so far (Neumaier's variant of Kahan summation).
+def get_entry(tree: Any, key: str | None, requirement: str) -> Any:
+    """Return `tree[key]`, an entry of a batch or of predictions.
 
-    A plain float32 sum drifts with the number of additions, and so the result would depend on the batch size; this
-    one is good to float32's last digits however the addends are cut into batches. Integers are exact up to 2**47.
+    Args:
+      tree: the batch or predictions; it has no entries unless it is a dict.
+      key: the name of the entry; None for no entry.
+      requirement: the start of the error message: "`label` must be an entry of the batch".
+
+    Raises:
+      KeyError: if there is no such entry; the message suggests the closest.
+    """
+    if key is None or not isinstance(tree, Mapping) or key not in tree:
+        names = map(str, tree) if isinstance(tree, Mapping) else ()
+        raise KeyError(f"{requirement}, got {key!r}{closest(key or '', names)}")
+    return tree[key]
+
+
+class Sum(NamedTuple):
+    """Hold a running sum and its accumulated rounding error (Neumaier's variant of Kahan summation).
+
+    The error of a plain float32 sum grows with the number of additions, so the result would depend on the batch size.
+    This sum is accurate to float32 precision for any batch size, and exact for integers up to 2**47.
     """
 
     total: jax.Array  # float32[]
-    lost: jax.Array  # float32[]
+    lost: jax.Array  # float32[], the rounding error of `total`
 
     @classmethod
     def zero(cls) -> "Sum":
-        """The empty sum."""
+        """Return the empty sum."""
         return cls(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
 
     def add(self, value: jax.Array) -> "Sum":
-        """The sum with `value` (a scalar of any real dtype) added; pure."""
+        """Return the sum with `value`, a scalar of any real dtype, added. Pure."""
         value = jnp.asarray(value).astype(jnp.float32)
         total = self.total + value
         sum_is_larger = jnp.abs(self.total) >= jnp.abs(value)
@@ -146,27 +169,27 @@ class Sum(NamedTuple):
         return Sum(total, self.lost + ((larger - total) + smaller))
 
     def value(self) -> float:
-        """The number, in double precision, on the host."""
+        """Return the sum in double precision, on the host."""
         total, lost = float(self.total), float(self.lost)
         return total + lost if np.isfinite(total) else total
 
 
 class Mean(NamedTuple):
-    """A weighted mean: two sums."""
+    """Hold a weighted mean as two sums."""
 
     weighted: Sum  # sum of value * weight
     weight: Sum
 
     @classmethod
     def zero(cls) -> "Mean":
-        """The mean of nothing yet."""
+        """Return the mean of no values."""
         return cls(Sum.zero(), Sum.zero())
 
     def add(self, weighted: jax.Array, weight: jax.Array) -> "Mean":
-        """The mean with a batch's `sum(value * weight)` and `sum(weight)` added; pure."""
+        """Return the mean with a batch's `sum(value * weight)` and `sum(weight)` added. Pure."""
         return Mean(self.weighted.add(weighted), self.weight.add(weight))
 
     def value(self) -> float:
-        """The mean, on the host; NaN without any weight."""
+        """Return the mean, on the host; NaN if the total weight is zero."""
         weight = self.weight.value()
         return self.weighted.value() / weight if weight else float("nan")

@@ -1,4 +1,4 @@
-"""Models: pure functions behind one interface, and adapters for Linen, NNX and plain functions."""
+"""Define models as pure functions, with adapters for Linen modules, NNX modules and plain functions."""
 
 from jengine.model.autocast import autocast as autocast
 from jengine.model.functional import FunctionalModel as FunctionalModel

@@ -1,15 +1,16 @@
-"""What the adapters share: building what a config names, and calling what a user wrote."""
+"""Build the modules and losses of model adapters from configs, and call functions written by the user."""
 
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jengine.errors import closest
 from jengine.model.model import Losses, PyTree
 from jengine.registry import MODELS, check_arguments
 
 
 def accepts(fn: Callable[..., Any], name: str) -> bool:
-    """Whether `fn` has a parameter called `name`, or takes any keyword."""
+    """Return whether `fn` has a parameter `name` or accepts any keyword argument."""
     try:
         parameters = inspect.signature(fn).parameters
     except (TypeError, ValueError):
@@ -18,54 +19,57 @@ def accepts(fn: Callable[..., Any], name: str) -> bool:
 
 
 def select_inputs(batch: PyTree, inputs: str | tuple[str, ...] | None) -> tuple[Any, ...]:
-    """The positional arguments of a module: the entries of `batch` called `inputs`, or the batch itself for None.
+    """Return the positional arguments of a module: the batch entries named in `inputs`, or the batch itself for None.
 
     Raises:
-      KeyError: the batch has no such entry.
+      KeyError: if the batch does not have an entry.
     """
     if inputs is None:
         return (batch,)
     names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     for name in names:
-        if not isinstance(batch, Mapping) or name not in batch:
-            found = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
-            raise KeyError(f"the model takes the batch entry {name!r} (its `inputs`), the batch has {found}")
+        if not isinstance(batch, Mapping):
+            raise KeyError(
+                f"the batch must be a dict with the entry {name!r}, see `inputs`, got {type(batch).__name__}"
+            )
+        if name not in batch:
+            raise KeyError(f"`inputs` must be entries of the batch, got {name!r}{closest(name, batch)}")
     return tuple(batch[name] for name in names)
 
 
 def build_loss(loss: Any) -> Callable[..., Any]:
-    """A loss function from a registered config, or the function itself.
+    """Return the loss function of a config, or the function itself.
 
     Raises:
-      TypeError: neither a config nor callable.
+      TypeError: if the loss is neither a config nor callable.
     """
     if hasattr(loss, "items"):
         loss = MODELS.build(loss)
     if not callable(loss):
-        raise TypeError(f"a loss is a function (outputs, batch) -> losses or a config of one, found {loss!r}")
+        raise TypeError(f"`loss` must be a function (outputs, batch) -> losses or its config, got {loss!r}")
     return loss
 
 
 def build_module(module: Any, **extra: Any) -> Any:
-    """A network from a registered config with nested configs built inside out, or the module itself."""
+    """Build a network from its config, including nested configs; return anything but a config unchanged."""
     if not hasattr(module, "items"):
         return module
     arguments = {k: build_module(v) if hasattr(v, "items") and "type" in v else v for k, v in module.items()}
-    kind = arguments.pop("type", None)
-    if kind is None:
-        raise TypeError(f"a module config needs a 'type', found the keys {sorted(arguments)}")
-    entry = MODELS.get(kind) if isinstance(kind, str) else kind
+    module_type = arguments.pop("type", None)
+    if module_type is None:
+        raise TypeError(f"the config of a module must have a 'type', got only the keys {sorted(arguments)}")
+    entry = MODELS.get(module_type) if isinstance(module_type, str) else module_type
     arguments.update(extra)
     check_arguments(entry, arguments)
     return entry(**arguments)
 
 
 def call_loss(fn: Callable[..., Any], outputs: PyTree, batch: PyTree, hyperparams: Mapping[str, Any]) -> Losses:
-    """Calls `fn(outputs, batch)`, with `hyperparams` too when it takes them; a bare array counts as 'loss'."""
+    """Return the losses by name of `fn(outputs, batch)`, which is also passed `hyperparams` if it accepts them."""
     extra = {"hyperparams": hyperparams} if accepts(fn, "hyperparams") else {}
-    return named(fn(outputs, batch, **extra))
+    return to_loss_dict(fn(outputs, batch, **extra))
 
 
-def named(losses: Any) -> Losses:
-    """Losses by name: what is no dict is the entry 'loss'."""
+def to_loss_dict(losses: Any) -> Losses:
+    """Return losses by name; anything but a dict becomes the entry 'loss'."""
     return dict(losses) if isinstance(losses, Mapping) else {"loss": losses}

@@ -1,8 +1,8 @@
-"""Compute a network in a low precision: its parameters and inputs are cast, its outputs come back in float32.
+"""Compute a network in low precision: cast its parameters and inputs, and its outputs back to float32.
 
-The cast happens where the network is called, so that targets and the loss keep their float32. `compute_in` sets the
-dtype around a loss or a prediction, and `autocast` wraps the call of the network inside of it. As with
-`jax.default_matmul_precision`, the dtype is read while tracing and is part of the program.
+Only the call of the network is cast, so targets and the loss stay in float32. `compute_in` sets the dtype for a loss or
+a prediction, and `autocast` wraps the call of the network inside it. As with `jax.default_matmul_precision`, the dtype
+is read while tracing and is part of the compiled program.
 """
 
 import contextlib
@@ -21,19 +21,20 @@ _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def autocast(apply_fn: Callable[..., Any], dtype: str | None = None) -> Callable[..., Any]:
-    """Wrap the call of a network so that it computes in the dtype of the surrounding policy.
+    """Wrap the call of a network so that it computes in the dtype of the precision policy.
 
-    Use it in the `loss` and `predict` of your own `Model`, or in the functions of a `FunctionalModel`; `LinenModel` and
-    `NnxModel` do. Outside of a policy (`precision=`, `AmpOptimWrapper`) the returned function is `apply_fn`.
+    Use it in the `loss` and `predict` of a custom `Model` and in the functions of a `FunctionalModel`; `LinenModel` and
+    `NnxModel` use it themselves. Without a policy (`precision=`, `AmpOptimWrapper`) the returned function behaves like
+    `apply_fn`.
 
     Args:
-      apply_fn: `(params, *inputs, **inputs) -> outputs`, such as the `apply` of a Linen module. Its floating arguments
-        are cast; what it closes over is not. Of the variables of a Linen module, `{'params': ..., 'batch_stats': ...}`
-        as the first argument, only `params` are: running statistics stay in float32.
-      dtype: the dtype to compute in; None for that of the surrounding policy.
+      apply_fn: `(params, *inputs, **inputs) -> outputs`, such as the `apply` of a Linen module. Its floating-point
+        arguments are cast, but not variables of its closure. If the first argument is a dict of Linen variables,
+        `{'params': ..., 'batch_stats': ...}`, only `params` is cast: running statistics stay in float32.
+      dtype: the dtype to compute in; that of the policy by default.
 
     Returns:
-      A function like `apply_fn` whose floating outputs are float32 (float64 under float64).
+      A function like `apply_fn` with floating-point outputs in float32 (float64 if the dtype is float64).
 
     Example:
       >>> def loss(params, batch):
@@ -42,51 +43,51 @@ def autocast(apply_fn: Callable[..., Any], dtype: str | None = None) -> Callable
     """
 
     def cast_call(*args: Any, **kwargs: Any) -> Any:
-        compute = current_dtype() if dtype is None else dtype
-        if compute is None:
+        compute_dtype = current_dtype() if dtype is None else dtype
+        if compute_dtype is None:
             return apply_fn(*args, **kwargs)
         if args and isinstance(args[0], Mapping) and "params" in args[0]:
-            variables = {**args[0], "params": cast_floating(args[0]["params"], compute)}
-            args = (variables, *cast_floating(args[1:], compute))
+            variables = {**args[0], "params": cast_floating(args[0]["params"], compute_dtype)}
+            args = (variables, *cast_floating(args[1:], compute_dtype))
         else:
-            args = cast_floating(args, compute)
-        outputs = apply_fn(*args, **cast_floating(kwargs, compute))
-        return cast_floating(outputs, "float64" if compute == "float64" else "float32")
+            args = cast_floating(args, compute_dtype)
+        outputs = apply_fn(*args, **cast_floating(kwargs, compute_dtype))
+        return cast_floating(outputs, "float64" if compute_dtype == "float64" else "float32")
 
     return cast_call
 
 
 def current_dtype() -> str | None:
-    """Return the dtype of the surrounding policy; None without one."""
+    """Return the dtype of the current policy; None without a policy."""
     return _DTYPE.get()
 
 
 def compute_in(dtype: str, fn: Callable[[PyTree], Any], params: PyTree) -> Any:
-    """Return `fn(params)` with `dtype` in force for each `autocast` in it.
+    """Return `fn(params)`, with `dtype` as the dtype of each `autocast` in it.
 
     Args:
-      dtype: the dtype to compute in. An inner `compute_in` has precedence.
-      fn: a function of the parameters that is traced, such as a loss.
+      dtype: the dtype to compute in. An inner `compute_in` takes precedence.
+      fn: a traceable function of the parameters, such as a loss.
       params: pytree of arrays.
 
     Raises:
-      ValueError: `dtype` is narrower than float32, and all matrix products and convolutions of `fn` are in float32.
+      ValueError: if `dtype` is narrower than float32, but all matrix products and convolutions of `fn` are in float32.
     """
     outer = current_dtype()
     with _compute_dtype(dtype):
-        if not _is_low(dtype) or (outer is not None and _is_low(outer)):  # the outermost policy checks all of it
+        if not _is_low(dtype) or (outer is not None and _is_low(outer)):  # the outermost policy checks all products
             return fn(params)
         try:
             jaxpr, shapes = jax.make_jaxpr(fn, return_shape=True)(params)
-        except jax.errors.ConcretizationTypeError:  # not compiled, and Python branches on a parameter
+        except jax.errors.ConcretizationTypeError:  # `fn` is not jitted and has Python control flow on parameters
             return fn(params)
     _check_products(jaxpr, dtype)
-    outputs = jaxpr_as_fun(jaxpr)(*jax.tree.leaves(params))  # `fn` itself would be traced a second time
+    outputs = jaxpr_as_fun(jaxpr)(*jax.tree.leaves(params))  # calling `fn` would trace it a second time
     return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
 
 def cast_floating(tree: PyTree, dtype: str) -> PyTree:
-    """Return `tree` with its floating arrays in `dtype`; all other leaves, Python numbers among them, stay."""
+    """Return `tree` with its floating-point arrays cast to `dtype`; other leaves, including Python numbers, stay."""
     return jax.tree.map(lambda x: jnp.asarray(x).astype(dtype) if _is_floating(x) else x, tree)
 
 
@@ -108,22 +109,21 @@ def _is_low(dtype: Any) -> bool:
 
 
 def _check_products(jaxpr: Any, dtype: str) -> None:
-    """Raise ValueError if there are matrix products and convolutions, but none of them on low operands."""
-    found = list(_product_dtypes(jaxpr.jaxpr))
-    if not found or any(_is_low(own) for own in found):
+    """Raise ValueError if there are matrix products or convolutions, but none with low-precision operands."""
+    product_dtypes = list(_product_dtypes(jaxpr.jaxpr))
+    if not product_dtypes or any(_is_low(product_dtype) for product_dtype in product_dtypes):
         return
-    names = " and ".join(sorted({str(own) for own in found}))
+    names = " and ".join(sorted({str(product_dtype) for product_dtype in product_dtypes}))
     raise ValueError(
         f"the loss or prediction must compute the network in {dtype}, got {names} in all of its matrix products and "
-        "convolutions; call the network as "
-        "`outputs = wrapper.autocast(apply_fn)(params, inputs)` in a loop of your own, or as "
-        "`outputs = jengine.model.autocast(apply_fn)(params, inputs)` in a Model, and compute the loss from these "
-        "outputs, which are float32"
+        "convolutions; call the network as `outputs = wrapper.autocast(apply_fn)(params, inputs)` in a custom loop, or "
+        "as `outputs = jengine.model.autocast(apply_fn)(params, inputs)` in a Model, and compute the loss from these "
+        "float32 outputs"
     )
 
 
 def _product_dtypes(jaxpr: Any) -> Iterator[Any]:
-    """Yield the wider operand dtype of each matrix product and convolution, inner programs included."""
+    """Yield the wider operand dtype of each matrix product and convolution, including those of inner jaxprs."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _PRODUCTS:
             yield max((var.aval.dtype for var in eqn.invars[:2]), key=lambda dtype: dtype.itemsize)

@@ -1,28 +1,29 @@
-"""Plain functions as a model."""
+"""Build a model from plain functions."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from jengine.model.adapters import accepts, named
+from jengine.model.adapters import accepts, to_loss_dict
 from jengine.model.model import Losses, Model, PyTree
 from jengine.registry import MODELS
 
 
 @MODELS.register_module()
 class FunctionalModel(Model):
-    """A model of plain functions, each of which takes what it names.
+    """Adapt plain functions. Each function receives, by name, the arguments that are in its signature.
 
-    For low precision (`precision=`, `AmpOptimWrapper`) they call the network through `jengine.model.autocast`.
+    To support low precision (`precision=`, `AmpOptimWrapper`), call the network through `jengine.model.autocast`.
 
     Args:
-      init: `(rng, batch)`, either or none of them; returns `params`, or `(params, model_state)` when `loss` names
+      init: function of any of `rng, batch`; returns `params`, or `(params, model_state)` if `loss` has an argument
         `model_state`.
-      loss: any of `params, model_state, batch, rng, hyperparams`, by name; returns an array, a dict of losses, or, when
-        it names `model_state`, `(losses, model_state)`. Or a dict of such functions by the name of the optimizer whose
-        loss each is (see `OptimWrapperDict`).
-      predict: any of `params, model_state, batch`; returns the predictions. Needed for validation and test only.
+      loss: function of any of `params, model_state, batch, rng, hyperparams`; returns an array or a dict of losses, or
+        `(losses, model_state)` if it has an argument `model_state`. For several optimizers, a dict of such functions
+        by the name of the optimizer (see `OptimWrapperDict`).
+      predict: function of any of `params, model_state, batch`; returns the predictions. Only validation and test
+        require it.
 
     Example:
       >>> model = FunctionalModel(
@@ -41,28 +42,21 @@ class FunctionalModel(Model):
         losses = dict(loss) if isinstance(loss, Mapping) else {"": loss}
         for name, fn in (("init", init), *((f"loss {name}".strip(), fn) for name, fn in losses.items())):
             if not callable(fn):
-                raise TypeError(f"FunctionalModel: {name} is a function, found {fn!r}")
+                raise TypeError(f"FunctionalModel: `{name}` must be a function, got {fn!r}")
         self._init = init
         self._losses = losses
         self._predict = predict
         self._has_state = any(accepts(fn, "model_state") for fn in losses.values())
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Makes `(params, model_state)`; the state is {} when the loss names none."""
-        made = _call(self._init, rng=rng, batch=batch)
-        if not self._has_state:
-            return made, {}
-        if not isinstance(made, tuple) or len(made) != 2:
-            raise TypeError(
-                "FunctionalModel: `loss` names model_state, so `init` must return (params, model_state); "
-                f"found {type(made).__name__}"
-            )
-        return made
+        """Return `(params, model_state)`; the state is {} if `loss` has no argument `model_state`."""
+        variables = _call(self._init, rng=rng, batch=batch)
+        return _check_pair("init", "params", variables) if self._has_state else (variables, {})
 
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
-        """Calls the loss function with what it names."""
+        """Return the losses and the new model state."""
         return self.phase_loss("", params, model_state, batch, rng=rng, hyperparams=hyperparams)
 
     def phase_loss(
@@ -75,32 +69,43 @@ class FunctionalModel(Model):
         rng: jax.Array,
         hyperparams: Mapping[str, Any],
     ) -> tuple[Losses, PyTree]:
-        """Calls the loss function of `phase` with what it names.
+        """Return the losses of `phase` and the new model state.
 
         Raises:
-          KeyError: there is no loss of that name.
+          KeyError: if `loss` is not a dict with the key `phase`.
         """
         if phase not in self._losses:
-            named_losses = [name for name in self._losses if name]
-            what = f"the losses {named_losses}" if named_losses else "one loss, for a single optimizer"
-            raise KeyError(f"FunctionalModel: no loss is called {phase!r}; it was made with {what}")
+            names = [name for name in self._losses if name]
+            required = f"a dict with the optimizer {phase!r}" if phase else "a function if there is a single optimizer"
+            given = f"a dict with {names}" if names else "a function"
+            raise KeyError(f"FunctionalModel: `loss` must be {required}, got {given}")
         fn = self._losses[phase]
-        made = _call(fn, params=params, model_state=model_state, batch=batch, rng=rng, hyperparams=hyperparams)
-        if not accepts(fn, "model_state"):
-            return named(made), model_state
-        if not isinstance(made, tuple) or len(made) != 2:
-            raise TypeError(
-                "FunctionalModel: `loss` names model_state, so it must return (losses, model_state); "
-                f"found {type(made).__name__}"
-            )
-        return named(made[0]), made[1]
+        losses = _call(fn, params=params, model_state=model_state, batch=batch, rng=rng, hyperparams=hyperparams)
+        if accepts(fn, "model_state"):
+            losses, model_state = _check_pair("loss", "losses", losses)
+        return to_loss_dict(losses), model_state
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        """Calls the prediction function with what it names."""
+        """Return the predictions.
+
+        Raises:
+          TypeError: if the model has no prediction function.
+        """
         if self._predict is None:
-            raise TypeError("FunctionalModel: validation and test need `predict`; this model was made without one")
+            raise TypeError("FunctionalModel: `predict` must be a function for validation and test, got None")
         return _call(self._predict, params=params, model_state=model_state, batch=batch)
 
 
 def _call(fn: Callable[..., Any], **available: Any) -> Any:
+    """Call `fn` with the available arguments that it accepts."""
     return fn(**{name: value for name, value in available.items() if accepts(fn, name)})
+
+
+def _check_pair(function: str, first: str, value: Any) -> tuple[Any, Any]:
+    """Return `value`, the result of a function of a model with state, if it is a pair; raise TypeError otherwise."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise TypeError(
+            f"FunctionalModel: `{function}` must return ({first}, model_state), because `loss` has an argument "
+            f"`model_state`, got {type(value).__name__}"
+        )
+    return value

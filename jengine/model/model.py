@@ -1,4 +1,4 @@
-"""The interface that the engine sees: three pure functions and the types of the modules."""
+"""Define the model interface of the engine: three pure functions and the types of the modules."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,40 +6,45 @@ from typing import Any
 import jax
 
 PyTree = Any
-Losses = dict[str, Any]  # name -> array of any shape (its mean counts), (sum, weight), or a list of those
+Losses = dict[str, Any]  # name -> array of any shape (averaged), (sum, weight), or a list of these
 
 
 class Model:
-    """What the engine trains: pure functions over `params` (differentiated) and `model_state` (carried along).
+    """Represent a model as pure functions of `params`, which are differentiated, and `model_state`, which is not.
 
-    Adapters: `LinenModel`, `NnxModel` and `FunctionalModel`; or derive from this class. In low precision
-    (`precision=`, `AmpOptimWrapper`) a class of your own calls its network through `jengine.model.autocast`.
+    Use an adapter, `LinenModel`, `NnxModel` or `FunctionalModel`, or derive from this class. To support low precision
+    (`precision=`, `AmpOptimWrapper`), a subclass calls its network through `jengine.model.autocast`.
 
     Attributes:
-      module_types: dotted module path -> class name ('backbone.norm1' -> 'LayerNorm'), known after `init` was called or
-        traced; empty for plain functions. Rules over parameters read from it what is a norm or a convolution.
-      logical_axes: dotted path of a parameter -> names that the model gives its axes (`nn.with_partitioning`), known
-        likewise; what divides parameters over devices may go by them.
+      module_types: dotted module path -> class name ('backbone.norm1' -> 'LayerNorm'), set when `init` is called or
+        traced; empty for plain functions. Parameter rules use it to identify norms and convolutions.
+      logical_axes: dotted path of a parameter -> names of its axes (`nn.with_partitioning`), set when `init` is called
+        or traced. Sharding rules can refer to these names.
     """
 
     module_types: Mapping[str, str] = {}
     logical_axes: Mapping[str, tuple[str | None, ...]] = {}
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Makes `(params, model_state)`, nested dicts of arrays, from a key and a batch of the training data's form."""
+        """Return `(params, model_state)`, nested dicts of arrays.
+
+        Args:
+          rng: a PRNG key.
+          batch: a batch with the structure, shapes and dtypes of the training data.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define `init(rng, batch)`")
 
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
-        """The losses of a training batch, and the new model state.
+        """Return the losses of a training batch and the new model state.
 
         Args:
           params: differentiated parameters.
-          model_state: what the model carries besides (running statistics); {} where there is none.
+          model_state: other variables of the model (running statistics); {} if there are none.
           batch: pytree of arrays with a leading batch axis.
-          rng: a key of this iteration.
-          hyperparams: the scalars that the host hands to each step (`hyperparams['loss_lambda']`), traced.
+          rng: the PRNG key of this iteration.
+          hyperparams: scalars that the host passes to each step (`hyperparams['loss_lambda']`), traced.
 
         Returns:
           Losses by name and the new `model_state`. The total is the sum of the entries with 'loss' in their name; the
@@ -57,10 +62,10 @@ class Model:
         rng: jax.Array,
         hyperparams: Mapping[str, Any],
     ) -> tuple[Losses, PyTree]:
-        """The losses of one phase of a training step with several optimizers, otherwise like `loss`.
+        """Return the losses of one phase of a training step with several optimizers, and the new model state.
 
         Args:
-          phase: the name of the optimizer that acts; its parameters alone are differentiated.
+          phase: the name of the optimizer; only its parameters are differentiated.
           params, model_state, batch, rng, hyperparams: see `loss`.
         """
         raise NotImplementedError(
@@ -69,5 +74,5 @@ class Model:
         )
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        """Predictions for an evaluation batch: a pytree whose arrays have the batch axis first."""
+        """Return the predictions for an evaluation batch: a pytree of arrays with a leading batch axis."""
         raise NotImplementedError(f"{type(self).__name__} must define `predict(params, model_state, batch)`")

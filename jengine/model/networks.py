@@ -1,4 +1,4 @@
-"""Two small image classifiers in Linen, for examples, first steps and tests."""
+"""Define two small Linen image classifiers for examples and tests."""
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,12 @@ from jengine.registry import MODELS
 
 @MODELS.register_module()
 class SmallCNN(nn.Module):
-    """A convolutional network with BatchNorm: stages of two convolutions, each after the first at half the resolution.
+    """Classify images with stages of two convolutions and BatchNorm; each stage but the first halves the resolution.
 
     Attributes:
-      num_classes: number of logits.
-      widths: channels of each stage.
-      dropout: rate before the classifier.
+      num_classes: number of classes.
+      widths: number of channels of each stage.
+      dropout: dropout rate before the classifier.
     """
 
     num_classes: int = 10
@@ -23,7 +23,7 @@ class SmallCNN(nn.Module):
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
-        """Logits f[B, num_classes] of images f[B, H, W, C]."""
+        """Return logits f[B, num_classes] of images f[B, H, W, C]."""
         x = image
         for stage, width in enumerate(self.widths):
             for depth in range(2):
@@ -36,12 +36,12 @@ class SmallCNN(nn.Module):
 
 
 class ViTBlock(nn.Module):
-    """A pre-norm transformer block.
+    """Apply a pre-norm transformer block.
 
     Attributes:
-      heads: attention heads.
-      mlp_ratio: hidden width of the MLP over the width of the tokens.
-      dropout: rate after attention and MLP.
+      heads: number of attention heads.
+      mlp_ratio: hidden width of the MLP divided by the token width.
+      dropout: dropout rate after attention and MLP.
     """
 
     heads: int
@@ -50,7 +50,7 @@ class ViTBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        """Tokens f[B, N, D] to tokens f[B, N, D]."""
+        """Return tokens f[B, N, D] of tokens `x` f[B, N, D]."""
         y = nn.LayerNorm(name="ln1")(x)
         y = nn.MultiHeadDotProductAttention(self.heads, name="attn")(y)
         x = x + nn.Dropout(self.dropout, deterministic=not train)(y)
@@ -62,16 +62,16 @@ class ViTBlock(nn.Module):
 
 @MODELS.register_module()
 class SmallViT(nn.Module):
-    """A vision transformer with a class token and learned positions.
+    """Classify images with a vision transformer with a class token and learned position embeddings.
 
     Attributes:
-      num_classes: number of logits.
-      patch: side of a patch in pixels.
-      width: size of a token.
+      num_classes: number of classes.
+      patch: side length of a patch in pixels.
+      width: token width.
       depth: number of blocks.
-      heads: attention heads per block.
-      mlp_ratio: hidden width of the MLPs over `width`.
-      dropout: rate in the blocks.
+      heads: number of attention heads per block.
+      mlp_ratio: hidden width of the MLPs divided by `width`.
+      dropout: dropout rate in the blocks.
     """
 
     num_classes: int = 10
@@ -84,7 +84,7 @@ class SmallViT(nn.Module):
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
-        """Logits f[B, num_classes] of images f[B, H, W, C]."""
+        """Return logits f[B, num_classes] of images f[B, H, W, C]."""
         size = (self.patch, self.patch)
         x = nn.Conv(self.width, size, size, name="patch_embed")(image)
         x = x.reshape(x.shape[0], -1, self.width)

@@ -1,8 +1,8 @@
-"""Flax NNX modules as a model.
+"""Build a model from a Flax NNX module.
 
-An NNX module is an object with state; the engine wants pure functions. So the object is taken apart once, in `init`,
-into its structure (static) and nested dicts of arrays, and put together again inside each trace. Random streams are
-no part of the state: they are reseeded from the key of the iteration, which makes a restart exact.
+An NNX module is an object with state, but the engine requires pure functions. Therefore `init` splits the module into
+its static structure and nested dicts of arrays, which are merged again inside each trace. Random streams are not part
+of the model state: they are reseeded from the key of the iteration, so that resumed runs are exact.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +19,18 @@ from jengine.registry import MODELS
 
 @MODELS.register_module()
 class NnxModel(Model):
-    """A `flax.nnx` module with a loss on its outputs.
+    """Adapt a `flax.nnx` module and a loss of its outputs.
 
-    `nnx.Param` variables are differentiated; all others but random streams (`nnx.BatchStat`, …) are the model state.
-    Training runs after `module.train()`, prediction after `module.eval()`. Names that the module gives the axes of a
-    parameter (`nnx.with_partitioning`, `nnx.Param(..., out_sharding=)`) become `logical_axes`; no mesh need be set.
-    Under a low precision the module's parameters and inputs are cast and its outputs come back in float32; `loss`
-    receives the batch as it is.
+    `nnx.Param` variables are differentiated. All others except random streams (`nnx.BatchStat`, …) are the model state.
+    `module.train()` is called before training, `module.eval()` before prediction. The axis names of parameters
+    (`nnx.with_partitioning`, `nnx.Param(..., out_sharding=)`) become `logical_axes`; they do not require a mesh. In low
+    precision, the module's parameters and inputs are cast, and its outputs are cast back to float32; the batch is
+    passed to `loss` unchanged.
 
     Args:
-      module: makes the module from `rngs`: a function or class `(rngs) -> nnx.Module`, or a config of one, which is
-        built with `rngs` added.
-      loss: `(outputs, batch) -> losses`, taking `hyperparams` too if it names them; or a config of one.
-      inputs: the batch entries that the module is called with, in order; None passes the whole batch.
+      module: a function or class `(rngs) -> nnx.Module`, or its config, which is built with the argument `rngs`.
+      loss: function `(outputs, batch) -> losses`, with an optional argument `hyperparams`; or its config.
+      inputs: the batch entries to call the module with, in order; None to pass the whole batch.
     """
 
     def __init__(
@@ -41,7 +40,9 @@ class NnxModel(Model):
         inputs: str | Sequence[str] | None = "image",
     ) -> None:
         if not callable(module) and not hasattr(module, "items"):
-            raise TypeError(f"NnxModel: module makes an nnx.Module from rngs, found {module!r}")
+            raise TypeError(
+                f"NnxModel: `module` must be a function or class (rngs) -> nnx.Module or its config, got {module!r}"
+            )
         self._module = module
         self._loss = build_loss(loss)
         self._inputs = inputs if inputs is None or isinstance(inputs, str) else tuple(inputs)
@@ -50,11 +51,11 @@ class NnxModel(Model):
         self.logical_axes: dict[str, tuple[Any, ...]] = {}
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Makes the module and takes it apart; notes the type of each submodule and the logical axes."""
+        """Create and split the module, and record the types of its submodules and its logical axes."""
         from flax import nnx
 
         rngs = nnx.Rngs(rng)
-        with nnx.use_eager_sharding(False):  # named axes would need a mesh here; the strategy places the parameters
+        with nnx.use_eager_sharding(False):  # else named axes would require a mesh; the strategy shards the parameters
             if hasattr(self._module, "items"):
                 module = build_module(self._module, rngs=rngs)
             else:
@@ -69,7 +70,7 @@ class NnxModel(Model):
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
-        """Calls the module in training mode and its loss on the outputs."""
+        """Return the losses of the module's outputs in training mode, and the new model state."""
 
         def apply(inputs: tuple[PyTree, ...], params: PyTree) -> tuple[PyTree, PyTree]:
             module = self._merge(params, model_state, rng)
@@ -81,7 +82,7 @@ class NnxModel(Model):
         return call_loss(self._loss, outputs, batch, hyperparams), new_state
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        """Calls the module in inference mode."""
+        """Return the module's outputs in inference mode."""
 
         def apply(inputs: tuple[PyTree, ...], params: PyTree) -> PyTree:
             module = self._merge(params, model_state, jax.random.key(0))
@@ -91,22 +92,23 @@ class NnxModel(Model):
         return autocast(apply)(select_inputs(batch, self._inputs), params)
 
     def _merge(self, params: PyTree, model_state: PyTree, rng: jax.Array) -> Any:
+        """Return the module with the given variables and random streams seeded from `rng`."""
         from flax import nnx
 
         if self._structure is None:
-            raise RuntimeError("NnxModel: call (or trace) `init` first; it makes the module's structure")
+            raise RuntimeError("NnxModel: `init` must be called or traced before `loss` and `predict`")
         graphdef, param_shapes, stream_shapes, rest_shapes = self._structure
         state = (_from_dict(params, param_shapes), _reseed(stream_shapes, rng), _from_dict(model_state, rest_shapes))
         module = nnx.merge(graphdef, *state, copy=True)
         if current_dtype() is not None:
-            _keep_dtype_in_batch_norms(module)
+            _preserve_dtype_in_batch_norms(module)
         return module
 
 
-def _keep_dtype_in_batch_norms(module: Any) -> None:
-    """Let batch norms return the dtype of their inputs, as those of Linen do; their statistics stay in float32.
+def _preserve_dtype_in_batch_norms(module: Any) -> None:
+    """Make batch norms return the dtype of their inputs, as in Linen; their statistics stay in float32.
 
-    By default the float32 statistics promote the outputs, and with them all later layers compute in float32.
+    By default, the float32 statistics promote the outputs, so all later layers would compute in float32.
     """
     from flax import nnx
     from flax.nnx.nn import dtypes
@@ -122,7 +124,7 @@ def _keep_dtype_in_batch_norms(module: Any) -> None:
 
 
 def _split(module: Any) -> tuple[Any, Any, Any, Any]:
-    """The structure, the parameters, the random streams and all other variables of a module."""
+    """Split a module into its structure, parameters, random streams and other variables."""
     from flax import nnx
 
     parts: Any = nnx.split(module, nnx.Param, nnx.RngState, ...)
@@ -130,48 +132,48 @@ def _split(module: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _logical_axes(params: Any) -> dict[str, tuple[Any, ...]]:
-    """The names of axes by dotted path, where a variable has them, through the `sharding_rules` of its own if any."""
+    """Return the axis names of parameters by dotted path, renamed by the variable's `sharding_rules`, if any."""
     from flax import nnx
 
-    found = {}
+    logical_axes = {}
     for path, variable in nnx.to_flat_state(params):
         names = variable.get_metadata("out_sharding", None)
         if names is not None:
-            renamed = dict(variable.get_metadata("sharding_rules", None) or ())
-            names = getattr(names, "spec", names)  # a NamedSharding's
-            found[".".join(map(str, path))] = tuple(renamed.get(name, name) for name in names)
-    return found
+            rules = dict(variable.get_metadata("sharding_rules", None) or ())
+            names = getattr(names, "spec", names)  # `names` may be a NamedSharding
+            logical_axes[".".join(map(str, path))] = tuple(rules.get(name, name) for name in names)
+    return logical_axes
 
 
 def _to_dict(state: Any) -> PyTree:
-    """An NNX state as nested dicts with string keys (list indices become '0', '1', …), as checkpoints need them."""
+    """Return an NNX state as nested dicts with string keys (list indices become '0', '1', …), as in checkpoints."""
     from flax import nnx
 
-    def rename(node: Any) -> Any:
-        return {str(k): rename(v) for k, v in node.items()} if isinstance(node, Mapping) else node
+    def convert_keys(node: Any) -> Any:
+        return {str(k): convert_keys(v) for k, v in node.items()} if isinstance(node, Mapping) else node
 
-    return rename(nnx.to_pure_dict(state))
+    return convert_keys(nnx.to_pure_dict(state))
 
 
 def _from_dict(values: PyTree, like: Any) -> Any:
-    """The state that has the structure of `like` and the arrays of `values`."""
+    """Return an NNX state with the structure of `like` and the arrays of `values`."""
     from flax import nnx
 
-    def rename(node: Any, template: Any) -> Any:
+    def restore_keys(node: Any, template: Any) -> Any:
         if not isinstance(template, Mapping):
             return node
-        return {k: rename(node[str(k)], v) for k, v in template.items()}
+        return {k: restore_keys(node[str(k)], v) for k, v in template.items()}
 
-    state = jax.tree.map(lambda x: x, like)  # a copy: the replacement below works in place
-    nnx.replace_by_pure_dict(state, rename(values, nnx.to_pure_dict(like)))
+    state = jax.tree.map(lambda x: x, like)  # a copy, as the next line replaces values in place
+    nnx.replace_by_pure_dict(state, restore_keys(values, nnx.to_pure_dict(like)))
     return state
 
 
 def _reseed(like: Any, rng: jax.Array) -> Any:
-    """Random streams that start anew from `rng`, each from a key of its own."""
+    """Return random streams like `like`, each seeded with a different key derived from `rng`."""
     leaves, structure = jax.tree.flatten(like)
-    fresh = [
+    reseeded = [
         jax.random.fold_in(rng, i) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.zeros(x.shape, x.dtype)
         for i, x in enumerate(leaves)
     ]
-    return jax.tree.unflatten(structure, fresh)
+    return jax.tree.unflatten(structure, reseeded)

@@ -1,4 +1,4 @@
-"""Define precision policies: the dtype that parameters are kept in, and the one that the network computes in."""
+"""Define precision policies: the dtypes of the parameters, of the network's computation and of the predictions."""
 
 import dataclasses
 import functools
@@ -16,12 +16,12 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """Hold a policy. Losses and model state are float32 (or what they were) whatever the network computes in.
+    """Hold the dtypes of a precision policy. It does not affect the model state; losses are float32.
 
     Attributes:
-      compute: dtype that parameters and floating-point inputs are cast to where the model calls its network. Targets
-        and losses stay in float32.
-      params: dtype in which parameters are initialised, updated and saved.
+      compute: dtype of the network: parameters and floating-point inputs are cast when the model calls its network.
+        Targets and losses stay in float32.
+      params: dtype in which parameters are initialized, updated and saved.
       output: dtype of predictions.
     """
 
@@ -33,15 +33,19 @@ class Precision:
         for field in dataclasses.fields(self):
             dtype = getattr(self, field.name)
             if dtype not in _DTYPES:
-                raise ValueError(f"precision: {field.name} is a floating-point dtype, found {dtype!r}"
-                                 f"{closest(str(dtype), _DTYPES)}")  # fmt: skip
+                hint = closest(str(dtype), _DTYPES)
+                raise ValueError(f"precision: `{field.name}` must be a floating-point dtype, got {dtype!r}{hint}")
 
 
 def get_precision(precision: str | Mapping[str, str] | Precision | None) -> Precision | None:
-    """A policy from a config: None, the compute dtype ('bfloat16'), or a dict of `Precision`'s fields.
+    """Return the policy of a config.
+
+    Args:
+      precision: None for no policy, the compute dtype ('bfloat16'), a dict of `Precision`'s fields, or a `Precision`.
 
     Raises:
-      TypeError: an unknown field or kind of value. ValueError: an unknown dtype.
+      TypeError: if `precision` has an unknown field or another type.
+      ValueError: if a dtype is unknown.
     """
     if precision is None or isinstance(precision, Precision):
         return precision
@@ -53,14 +57,19 @@ def get_precision(precision: str | Mapping[str, str] | Precision | None) -> Prec
             if key not in names:
                 raise TypeError(f"precision has no field {key!r}{closest(str(key), names)}")
         return Precision(**precision)
-    raise TypeError(f"precision is None, a dtype name or a dict, found {precision!r}")
+    raise TypeError(f"`precision` must be None, the name of a dtype or a dict, got {precision!r}")
 
 
 class CastModel(Model):
-    """`model` under a precision policy: its network computes in another dtype, its losses and model state do not.
+    """Apply a precision policy to a model: cast its network, but not its losses and model state.
 
-    `LinenModel` and `NnxModel` cast where they call their module. A model of your own calls its network through
-    `jengine.model.autocast`: only there can inputs be distinguished from targets. One that does not is an error.
+    `LinenModel` and `NnxModel` cast when they call their module. A custom model must call its network through
+    `jengine.model.autocast`, as only there can inputs be distinguished from targets; otherwise `loss` and `predict`
+    raise an error.
+
+    Args:
+      model: the model.
+      precision: the policy.
     """
 
     def __init__(self, model: Model, precision: Precision) -> None:
@@ -69,23 +78,23 @@ class CastModel(Model):
 
     @property
     def module_types(self) -> Mapping[str, str]:  # type: ignore[override]
-        """Those of the model inside."""
+        """The module types of the inner model."""
         return self.model.module_types
 
     @property
     def logical_axes(self) -> Mapping[str, tuple[str | None, ...]]:  # type: ignore[override]
-        """Those of the model inside."""
+        """The logical axes of the inner model."""
         return self.model.logical_axes
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Initialises the model and casts the parameters to `precision.params`."""
+        """Initialize the model and cast the parameters to `precision.params`."""
         params, model_state = self.model.init(rng, batch)
         return cast_floating(params, self.precision.params), model_state
 
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
-        """Return the losses in float32, of the batch as it is, and the model state in the dtypes that it had."""
+        """Return the losses in float32, and the new model state in its original dtypes."""
         return self._loss(self.model.loss, params, model_state, batch, rng, hyperparams)
 
     def phase_loss(
@@ -98,7 +107,7 @@ class CastModel(Model):
         rng: jax.Array,
         hyperparams: Mapping[str, Any],
     ) -> tuple[Losses, PyTree]:
-        """As `loss`, for the loss of one phase."""
+        """Return the losses of one phase, see `loss`."""
         fn = functools.partial(self.model.phase_loss, phase)
         return self._loss(fn, params, model_state, batch, rng, hyperparams)
 

@@ -1,4 +1,4 @@
-"""Prediction over several views of each batch, merged."""
+"""Predict with test-time augmentation: merge the predictions for several views of each batch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from jengine.registry import MODELS
 
 @MODELS.register_module()
 class BaseTTAModel(Model):
-    """A model that predicts several views of a batch and merges what comes out. Derive from it and define both parts.
+    """Predict several views of a batch and merge the predictions; subclasses define `augment` and `merge_preds`.
 
     Example:
       >>> @MODELS.register_module()
@@ -24,7 +24,7 @@ class BaseTTAModel(Model):
       ...         return sum(predictions) / len(predictions)
 
     Args:
-      module: the model; everything but `predict` is left to it.
+      module: the model; all methods but `predict` are delegated to it.
     """
 
     def __init__(self, module: Model) -> None:
@@ -32,41 +32,41 @@ class BaseTTAModel(Model):
 
     @property
     def module_types(self) -> Mapping[str, str]:  # type: ignore[override]
-        """Those of the model inside."""
+        """The module types of the inner model."""
         return self.module.module_types
 
     @property
     def logical_axes(self) -> Mapping[str, tuple[str | None, ...]]:  # type: ignore[override]
-        """Those of the model inside."""
+        """The logical axes of the inner model."""
         return self.module.logical_axes
 
     def augment(self, batch: PyTree) -> Sequence[PyTree]:
-        """The views of a batch, each of which the model predicts. Pure; part of the compiled step."""
+        """Return the views of a batch to predict. Pure; part of the compiled step."""
         raise NotImplementedError(
-            f"{type(self).__name__} must define `augment(batch)`, which gives the views of a batch"
+            f"{type(self).__name__} must define `augment(batch)`, which returns the views of a batch"
         )
 
     def merge_preds(self, predictions: Sequence[PyTree]) -> PyTree:
-        """One prediction from those of the views, in their order. Pure; part of the compiled step."""
-        raise NotImplementedError(f"{type(self).__name__} must define `merge_preds(predictions)`, which makes them one")
+        """Return one prediction from the predictions of the views, in order. Pure; part of the compiled step."""
+        raise NotImplementedError(f"{type(self).__name__} must define `merge_preds(predictions)`")
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        """Predicts every view and merges."""
+        """Return the merged predictions of all views."""
         return self.merge_preds([self.module.predict(params, model_state, view) for view in self.augment(batch)])
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
-        """Initialises the model inside."""
+        """Initialize the inner model."""
         return self.module.init(rng, batch)
 
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
-        """The loss of the model inside, of the batch as it is."""
+        """Return the loss of the inner model, without augmentation."""
         return self.module.loss(params, model_state, batch, rng=rng, hyperparams=hyperparams)
 
 
 def get_model(model: Model) -> Model:
-    """The model itself, taken out of what wraps it: a precision policy, test time augmentation."""
+    """Return the model without its wrappers: precision policy and test-time augmentation."""
     while isinstance(model, CastModel | BaseTTAModel):
         model = model.model if isinstance(model, CastModel) else model.module
     return model

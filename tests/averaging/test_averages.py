@@ -18,12 +18,13 @@ from jengine.averaging import (
     MomentumAnnealingEMA,
     StochasticWeightAverage,
 )
+from jengine.errors import ArgumentError
 
 DATA = pathlib.Path(__file__).parent.parent / "data" / "parity"
 
 
 @pytest.fixture(autouse=True)
-def strict():
+def strict_promotion_and_warnings():
     with (
         jax.numpy_dtype_promotion("strict"),
         jax.numpy_rank_promotion("raise"),
@@ -33,17 +34,17 @@ def strict():
         yield
 
 
-def averages(average, values, initial=0.0):
-    """The average after each update."""
-    state = average.init(jnp.float32(initial))
+def run_updates(average, values):
+    """Return the average after each update."""
+    state = average.init(jnp.float32(0))
     update = jax.jit(average.update, donate_argnums=0)
-    found = []
+    results = []
     for value in values:
         state = update(state, jnp.float32(value))
-        found.append(float(state.params))
+        results.append(float(state.params))
     assert state.steps == len(values)
     assert state.steps.dtype == jnp.int32
-    return found
+    return results
 
 
 @pytest.mark.parametrize("name", ["ema", "swa", "annealing"])
@@ -61,7 +62,7 @@ def test_recorded_mmengine_averages_are_reproduced(name):
 
 @pytest.mark.parametrize(
     ("average", "expected"),
-    [  # what MMEngine 0.10.7 (ExpMomentumEMA: MMDetection 3.3) gives for the parameters 1 to 6
+    [  # computed by MMEngine 0.10.7 (ExpMomentumEMA: MMDetection 3.3) for the parameters 1 to 6
         (ExponentialMovingAverage(momentum=0.1), [1, 1.1, 1.29, 1.561, 1.9049, 2.31441]),
         (ExponentialMovingAverage(momentum=0.1, interval=2), [1, 1, 1.2, 1.2, 1.58, 1.58]),
         (StochasticWeightAverage(), [1, 1.5, 2, 2.5, 3, 3.5]),
@@ -75,30 +76,30 @@ def test_recorded_mmengine_averages_are_reproduced(name):
         ),
     ],
 )
-def test_averages_of_one_to_six(average, expected):
-    np.testing.assert_allclose(averages(average, range(1, 7)), expected, rtol=2e-6)
+def test_averages_of_one_to_six_match_mmengine(average, expected):
+    np.testing.assert_allclose(run_updates(average, range(1, 7)), expected, rtol=2e-6)
 
 
-def test_the_cosine_goes_from_the_start_weight_to_the_end_weight():
+def test_the_cosine_weight_goes_from_momentum_to_end_momentum():
     # MMSelfSup's decays for K=10, which are one minus the weights of the new value
     decays = [0.996, 0.996098, 0.996382, 0.996824, 0.997382, 0.998, 0.998618, 0.999176, 0.999618, 0.999902, 1.0]
     average = CosineEMA(momentum=0.004, end_momentum=0.0, total_steps=10)
     weights = jax.vmap(average.weight)(jnp.arange(12, dtype=jnp.int32))
     np.testing.assert_allclose(weights[:11], 1 - np.array(decays), atol=5.1e-7)
     assert weights[11] == weights[10] == 0.0
-    # 1 + 0.002 * (2 - 1): half way through a run of two
-    np.testing.assert_allclose(averages(CosineEMA(total_steps=2), [1, 2]), [1, 1.002], rtol=1e-6)
+    # 1 + 0.002 * (2 - 1): halfway through a run of two updates
+    np.testing.assert_allclose(run_updates(CosineEMA(total_steps=2), [1, 2]), [1, 1.002], rtol=1e-6)
 
 
-def test_the_cosine_takes_its_length_from_the_run_unless_it_has_one():
+def test_the_cosine_uses_the_length_of_the_run_unless_total_steps_is_set():
     assert CosineEMA().for_run(50) == CosineEMA(total_steps=50)
     assert CosineEMA(total_steps=7).for_run(50) == CosineEMA(total_steps=7)
     assert ExponentialMovingAverage().for_run(50) == ExponentialMovingAverage()
-    with pytest.raises(ValueError, match="CosineEMA needs total_steps"):
+    with pytest.raises(ValueError, match="total_steps must be set outside a Runner, got None"):
         CosineEMA().weight(jnp.int32(1))
 
 
-def test_narrow_floats_are_averaged_in_float32_and_the_rest_is_copied():
+def test_narrow_floats_are_averaged_in_float32_and_non_floats_are_copied():
     params = {"w": jnp.bfloat16(1.0), "n": jnp.int32(3), "on": jnp.bool_(True), "key": jax.random.key(0)}
     average = ExponentialMovingAverage(momentum=1e-3)
     state = average.init(params)
@@ -122,14 +123,14 @@ def test_the_average_never_shares_a_buffer_with_the_parameters():
 
     params = {"w": jnp.zeros(4), "n": jnp.zeros(4, jnp.int32)}
     state = average.init(params)
-    for _ in range(3):  # a shared buffer is refused as donated twice
+    for _ in range(3):  # JAX rejects a shared buffer as donated twice
         params, state = step(params, state)
     np.testing.assert_array_equal(state.params["n"], params["n"])
 
 
-def test_an_update_that_is_not_due_leaves_the_average_as_it_is():
+def test_updates_between_intervals_do_not_change_the_average():
     average = ExponentialMovingAverage(momentum=0.1, interval=2)
-    assert averages(average, [1.0, float("inf"), 2.0])[:2] == [1.0, 1.0]
+    assert run_updates(average, [1.0, float("inf"), 2.0])[:2] == [1.0, 1.0]
 
 
 def test_averages_run_under_scan_vmap_and_shard_map():
@@ -144,42 +145,42 @@ def test_averages_run_under_scan_vmap_and_shard_map():
         return jax.lax.scan(body, average.init(values[0]), values)[1]
 
     np.testing.assert_allclose(jax.jit(run)(values), expected, rtol=1e-6)
-    many = jnp.stack([values, 2 * values])
-    np.testing.assert_allclose(jax.vmap(run)(many), [expected, 2 * np.array(expected)], rtol=1e-6)
+    batch = jnp.stack([values, 2 * values])
+    np.testing.assert_allclose(jax.vmap(run)(batch), [expected, 2 * np.array(expected)], rtol=1e-6)
     mesh, spec = Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec("data")
     sharded = jax.shard_map(jax.vmap(run), mesh=mesh, in_specs=spec, out_specs=spec)
-    np.testing.assert_allclose(jax.jit(sharded)(many), [expected, 2 * np.array(expected)], rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(sharded)(batch), [expected, 2 * np.array(expected)], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: ExponentialMovingAverage(momentum=0.0), AssertionError, r"momentum is in \(0, 1\), found 0.0"),
-        (lambda: ExponentialMovingAverage(momentum=1.0), AssertionError, r"momentum is in \(0, 1\), found 1.0"),
-        (lambda: CosineEMA(end_momentum=1.0), AssertionError, r"end_momentum is in \[0, 1\), found 1.0"),
-        (lambda: CosineEMA(total_steps=0), AssertionError, "total_steps is at least 1, found 0"),
-        (lambda: MomentumAnnealingEMA(gamma=0), AssertionError, "MomentumAnnealingEMA: gamma is above 0, found 0"),
-        (lambda: ExpMomentumEMA(gamma=-1), AssertionError, "ExpMomentumEMA: gamma is above 0, found -1"),
-        (lambda: StochasticWeightAverage(interval=0), AssertionError, "interval is at least 1, found 0"),
-        (lambda: StochasticWeightAverage(interval=1.5), TypeError, "interval is an integer, found 1.5"),
+        (lambda: ExponentialMovingAverage(momentum=0.0), ArgumentError, r"momentum must be in \(0, 1\), got 0.0"),
+        (lambda: ExponentialMovingAverage(momentum=1.0), ArgumentError, r"momentum must be in \(0, 1\), got 1.0"),
+        (lambda: CosineEMA(end_momentum=1.0), ArgumentError, r"end_momentum must be in \[0, 1\), got 1.0"),
+        (lambda: CosineEMA(total_steps=0), ArgumentError, "total_steps must be at least 1, got 0"),
+        (lambda: MomentumAnnealingEMA(gamma=0), ArgumentError, "MomentumAnnealingEMA: gamma must be positive, got 0"),
+        (lambda: ExpMomentumEMA(gamma=-1), ArgumentError, "ExpMomentumEMA: gamma must be positive, got -1"),
+        (lambda: StochasticWeightAverage(interval=0), ArgumentError, "interval must be at least 1, got 0"),
+        (lambda: StochasticWeightAverage(interval=1.5), TypeError, "interval must be an integer, got 1.5"),
         (lambda: AVERAGES.get("ExponentialMovingAvg"), KeyError, "did you mean 'ExponentialMovingAverage'"),
     ],
 )
-def test_bad_arguments_say_what_is_expected(make, error, message):
+def test_illegal_arguments_raise(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
 
-def test_a_momentum_that_looks_like_a_decay_is_warned_about():
-    with pytest.warns(UserWarning, match=r"for a decay of 0.999 give momentum=0.001"):
+def test_a_momentum_that_looks_like_a_decay_warns():
+    with pytest.warns(UserWarning, match=r"for a decay of 0.999 set momentum=0.001"):
         ExponentialMovingAverage(momentum=0.999)
 
 
-def test_a_kind_of_ones_own_says_only_its_weight():
+def test_a_custom_average_only_defines_its_weight():
     class Half(Average):
         interval = 1
 
         def weight(self, steps):
             return jnp.float32(0.5)
 
-    assert averages(Half(), [2, 4, 8]) == [2, 3, 5.5]
+    assert run_updates(Half(), [2, 4, 8]) == [2, 3, 5.5]

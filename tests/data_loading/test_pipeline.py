@@ -78,6 +78,6 @@ def test_what_is_no_transform_is_refused():
         Pipeline("Scale")
     with pytest.raises(TypeError, match="a transform is a function of a sample, or a config of one, found 3"):
         Pipeline([increment, 3])
-    with pytest.raises(KeyError, match="no transform is called 'Scales'; did you mean 'Scale'") as caught:
+    with pytest.raises(KeyError, match="transform must be a registered name or an import path, got 'Scales'; did you mean 'Scale'") as caught:
         TransformedDataset(numbers(), [dict(type="Scales", factor=1)])
     assert any("pipeline[0]" in note for note in caught.value.__notes__)

@@ -17,7 +17,7 @@ def cross_entropy(predictions, batch):
 
 
 class Ids(HostMetric):
-    """Collects labels, to see what reaches the host."""
+    """Collect the labels that are transferred to the host."""
 
     default_prefix = "ids"
 
@@ -43,7 +43,7 @@ def evaluate(evaluator, loader):
 def test_results_are_the_same_for_any_batch_size(batch_size):
     evaluator = Evaluator([Accuracy(topk=(1, 3)), MeanLoss(cross_entropy), Ids()])
     got = evaluate(evaluator, DataLoader(ArrayDataset(DATA), batch_size))
-    # In float64 with NumPy.
+    # The expected values, in float64 with NumPy.
     logits, labels = DATA["logits"].astype(np.float64), DATA["label"]
     order = np.argsort(-logits, axis=1)
     losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(SIZE), labels]
@@ -54,18 +54,18 @@ def test_results_are_the_same_for_any_batch_size(batch_size):
     assert got["ids/count"] == SIZE
 
 
-def test_all_sums_come_over_in_one_transfer(monkeypatch):
+def test_all_sums_are_fetched_in_one_transfer(monkeypatch):
     evaluator = Evaluator([Accuracy(topk=(1, 2)), MeanLoss(cross_entropy)])
     state = evaluator.update(evaluator.init(), jnp.asarray(DATA["logits"]), DATA)
-    fetched = []
-    fetch = jax.device_get
-    monkeypatch.setattr(jax, "device_get", lambda tree: fetched.append(1) or fetch(tree))
+    transfers = []
+    device_get = jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda tree: transfers.append(1) or device_get(tree))
     result = evaluator.evaluate(state)
-    assert len(fetched) == 1
+    assert len(transfers) == 1
     assert {type(value) for value in result.values()} == {float}
 
 
-def test_updating_fetches_nothing():
+def test_update_transfers_nothing_to_the_host():
     evaluator = Evaluator(Accuracy())
     update = jax.jit(evaluator.update)
     state, logits, batch = jax.device_put((evaluator.init(), DATA["logits"], DATA))
@@ -73,11 +73,11 @@ def test_updating_fetches_nothing():
         update(update(state, logits, batch), logits, batch)
 
 
-def test_a_second_evaluation_starts_anew():
+def test_a_second_evaluation_starts_from_scratch():
     evaluator = Evaluator([Accuracy(), Ids()])
     loader = DataLoader(ArrayDataset(DATA), 16)
     assert evaluate(evaluator, loader) == evaluate(evaluator, loader)
-    evaluator.process_host(DATA["logits"], DATA)  # broken off: never evaluated
+    evaluator.process_host(DATA["logits"], DATA)  # interrupted: never evaluated
     assert evaluate(evaluator, loader)["ids/count"] == SIZE
 
 
@@ -87,11 +87,11 @@ def test_without_host_metrics_no_batch_is_fetched(monkeypatch):
     assert Evaluator(Accuracy()).host_metrics == []
 
 
-def test_what_host_metrics_collected_is_joined_over_the_processes():
+def test_host_metrics_gather_the_results_of_all_processes():
     evaluator = Evaluator(Ids())
     state = evaluator.update(evaluator.init(), DATA["logits"], DATA)
     evaluator.process_host(DATA["logits"], DATA)
-    got = evaluator.evaluate(state, gather=lambda mine: [*mine, [100, 101]])
+    got = evaluator.evaluate(state, gather=lambda results: [*results, [100, 101]])
     assert got["ids/count"] == SIZE + 2
 
 
@@ -107,42 +107,42 @@ def test_what_host_metrics_collected_is_joined_over_the_processes():
         Evaluator(Accuracy()),
     ],
 )
-def test_every_form_of_config_builds_the_same(cfg):
+def test_every_form_of_config_builds_the_same_evaluator(cfg):
     evaluator = build_evaluator(cfg)
     assert [type(metric) for metric in evaluator.metrics] == [Accuracy]
 
 
-def test_two_metrics_of_one_name_are_refused_before_anything_runs():
-    with pytest.raises(ValueError, match="several metrics give 'accuracy/top1': tell them apart with prefix="):
+def test_duplicate_names_raise_at_construction():
+    with pytest.raises(ValueError, match="unique names, got 'accuracy/top1' more than once; set `prefix`"):
         Evaluator([Accuracy(), Accuracy(topk=(1, 2))])
     assert len(Evaluator([Accuracy(), Accuracy(prefix="other")]).metrics) == 2
 
 
-def test_names_known_only_afterwards_are_refused_afterwards():
+def test_duplicate_names_of_host_metrics_raise_after_the_evaluation():
     evaluator = Evaluator([Ids(), Ids()])
     state = evaluator.update(evaluator.init(), DATA["logits"], DATA)
-    with pytest.raises(ValueError, match="several metrics give 'ids/all', 'ids/count'"):
+    with pytest.raises(ValueError, match="unique names, got 'ids/all', 'ids/count' more than once"):
         evaluator.evaluate(state)
 
 
-def test_an_evaluation_of_nothing_is_an_error():
+def test_an_evaluation_without_examples_raises():
     evaluator = Evaluator(Accuracy())
-    with pytest.raises(ValueError, match="the evaluation saw no example"):
+    with pytest.raises(ValueError, match="at least one example, got none"):
         evaluator.evaluate(evaluator.init())
     padding = {**DATA, "mask": np.zeros(SIZE, bool)}
-    with pytest.raises(ValueError, match="the evaluation saw no example"):
+    with pytest.raises(ValueError, match="at least one example, got none"):
         evaluator.evaluate(evaluator.update(evaluator.init(), DATA["logits"], padding))
 
 
-def test_facts_about_the_dataset_reach_the_metrics():
+def test_dataset_meta_is_passed_to_all_metrics():
     evaluator = Evaluator([Accuracy(), Ids()])
     evaluator.dataset_meta = {"classes": ("a", "b")}
     assert [metric.dataset_meta["classes"] for metric in evaluator.metrics] == [("a", "b")] * 2
     assert evaluator.dataset_meta == {"classes": ("a", "b")}
 
 
-def test_results_that_are_no_number_stay_as_they_are():
-    class Odd(BaseMetric):
+def test_results_that_are_not_numbers_are_returned_unchanged():
+    class MixedResults(BaseMetric):
         def init(self):
             return jnp.zeros(3)
 
@@ -152,7 +152,7 @@ def test_results_that_are_no_number_stay_as_they_are():
         def compute(self, state):
             return {"per_class": state, "best": "a", "mean": state.mean()}
 
-    evaluator = Evaluator(Odd())
+    evaluator = Evaluator(MixedResults())
     got = evaluator.evaluate(evaluator.update(evaluator.init(), DATA["logits"], DATA))
     assert got["per_class"].tolist() == [1.0, 1.0, 1.0]
     assert (got["best"], got["mean"]) == ("a", 1.0)
@@ -160,11 +160,11 @@ def test_results_that_are_no_number_stay_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("metrics", "error", "message", "place"),
+    ("metrics", "error", "message", "path"),
     [
-        ([], ValueError, "an evaluator needs at least one metric", None),
-        (3, TypeError, "a metric is a BaseMetric or a dict with its type, found int", None),
-        ({"metrics": "Accuracy"}, TypeError, "a metric is .* found str: 'Accuracy'", "metrics"),
+        ([], ValueError, "an evaluator must have at least one metric, got none", None),
+        (3, TypeError, "a metric must be a BaseMetric or a dict with a 'type', got int", None),
+        ({"metrics": "Accuracy"}, TypeError, "a metric must be .* got str: 'Accuracy'", "metrics"),
         ({"metrics": [{"type": "Acuracy"}]}, KeyError, "did you mean 'Accuracy'", "metrics[0].type"),
         ([{"type": "Acuracy"}], KeyError, "did you mean 'Accuracy'", "[0].type"),
         (
@@ -175,23 +175,23 @@ def test_results_that_are_no_number_stay_as_they_are():
         ),
     ],
 )
-def test_bad_metrics_name_what_is_wrong_and_where(metrics, error, message, place):
+def test_illegal_metrics_raise_with_their_config_path(metrics, error, message, path):
     with pytest.raises(error, match=message) as info:
         build_evaluator(metrics)
-    assert getattr(info.value, "__notes__", []) == ([f"in the config at `{place}`"] if place else [])
+    assert getattr(info.value, "__notes__", []) == ([f"in the config at `{path}`"] if path else [])
 
 
-def test_sums_over_a_sharded_batch_are_global():
+def test_results_of_a_sharded_batch_match_those_of_one_device():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    sharded = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     evaluator = Evaluator([Accuracy(), MeanLoss(cross_entropy)])
     (batch,) = DataLoader(ArrayDataset(DATA), 48)
-    on_mesh = jax.device_put(batch, sharded)
+    sharded_batch = jax.device_put(batch, sharding)
     state = jax.device_put(evaluator.init(), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
-    got = evaluator.evaluate(jax.jit(evaluator.update)(state, on_mesh["logits"], on_mesh))
-    alone = evaluator.evaluate(evaluator.update(evaluator.init(), batch["logits"], batch))
-    assert got["accuracy/top1"] == alone["accuracy/top1"]
-    assert got["loss"] == pytest.approx(alone["loss"], rel=3e-7)
+    got = evaluator.evaluate(jax.jit(evaluator.update)(state, sharded_batch["logits"], sharded_batch))
+    expected = evaluator.evaluate(evaluator.update(evaluator.init(), batch["logits"], batch))
+    assert got["accuracy/top1"] == expected["accuracy/top1"]
+    assert got["loss"] == pytest.approx(expected["loss"], rel=3e-7)
 
 
 def test_the_built_in_metrics_are_registered():

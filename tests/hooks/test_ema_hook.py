@@ -219,7 +219,7 @@ def test_arguments_reach_the_average():
         (dict(momentun=0.1), TypeError, "neither EMAHook nor ExponentialMovingAverage .* did you mean 'momentum'?"),
         (dict(begin_iters=5), TypeError, "did you mean 'begin_iter'?"),
         (dict(gamma=10), TypeError, "neither EMAHook nor ExponentialMovingAverage has an argument 'gamma'"),
-        (dict(momentum=2.0), AssertionError, r"momentum is in \(0, 1\), found 2.0"),
+        (dict(momentum=2.0), AssertionError, r"momentum must be in \(0, 1\), got 2.0"),
     ],
 )  # fmt: skip
 def test_bad_arguments_say_what_is_expected(arguments, error, message):

@@ -358,9 +358,9 @@ def test_bad_settings_say_what_is_expected(cfg, error, message):
 
 def test_a_switched_loss_says_who_sets_its_index():
     loss = SwitchedLoss([lambda outputs, batch: outputs, lambda outputs, batch: 2 * outputs])
-    with pytest.raises(KeyError, match="a SwitchRecipeHook with `loss` does"):
+    with pytest.raises(KeyError, match="`hyperparams` must have 'loss_index', got \\[\\]; use a SwitchRecipeHook with `loss`"):
         loss(jnp.ones(()), {}, {})
-    with pytest.raises(ValueError, match="two losses or more, found 1"):
+    with pytest.raises(ValueError, match="two or more losses, got 1"):
         SwitchedLoss([lambda outputs, batch: outputs])
 
 

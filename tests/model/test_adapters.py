@@ -66,16 +66,16 @@ def loss(model):
     return jax.jit(lambda p, s, rng: model.loss(p, s, FLAT, rng=rng, hyperparams={}))
 
 
-def test_running_statistics_are_model_state_and_move_in_training_only(model, variables, loss):
+def test_running_statistics_are_model_state_and_are_updated_in_training(model, variables, loss):
     params, state = variables
-    before = jax.tree.leaves(state)
-    assert len(before) == 2  # mean and variance
-    _, after = loss(params, state, jax.random.key(1))
-    assert jax.tree.structure(after) == jax.tree.structure(state)
-    assert all(not np.allclose(a, b) for a, b in zip(before, jax.tree.leaves(after), strict=True))
+    statistics = jax.tree.leaves(state)
+    assert len(statistics) == 2  # mean and variance
+    _, new_state = loss(params, state, jax.random.key(1))
+    assert jax.tree.structure(new_state) == jax.tree.structure(state)
+    assert all(not np.allclose(a, b) for a, b in zip(statistics, jax.tree.leaves(new_state), strict=True))
 
 
-def test_dropout_follows_the_key_of_the_iteration(variables, loss):
+def test_dropout_depends_on_the_key_of_the_iteration(variables, loss):
     params, state = variables
     first, again, other = (loss(params, state, jax.random.key(k))[0]["loss"] for k in (1, 1, 2))
     assert first.shape == (4,)  # one number per example
@@ -83,14 +83,14 @@ def test_dropout_follows_the_key_of_the_iteration(variables, loss):
     assert not np.allclose(first, other)
 
 
-def test_prediction_is_deterministic_and_leaves_the_state(model, variables):
+def test_prediction_is_deterministic(model, variables):
     params, state = variables
     predict = jax.jit(model.predict)
     np.testing.assert_array_equal(predict(params, state, FLAT), predict(params, state, FLAT))
     assert predict(params, state, FLAT).shape == (4, 3)
 
 
-def test_gradients_reach_every_parameter(model, variables):
+def test_gradients_of_the_head_are_nonzero(model, variables):
     params, state = variables
     grads = jax.grad(lambda p: model.loss(p, state, FLAT, rng=jax.random.key(0), hyperparams={})[0]["loss"].sum())(
         params
@@ -98,7 +98,7 @@ def test_gradients_reach_every_parameter(model, variables):
     assert all(np.any(np.asarray(g) != 0) for k, g in grads["head"].items())
 
 
-def test_parameter_paths_are_strings_and_module_types_are_known(model, variables):
+def test_init_returns_string_keys_and_records_module_types(model, variables):
     from jengine.paths import flatten
 
     assert "head.kernel" in flatten(variables[0])
@@ -107,25 +107,25 @@ def test_parameter_paths_are_strings_and_module_types_are_known(model, variables
 
 
 def test_two_dropouts_of_an_nnx_module_draw_different_masks():
-    class Twice(nnx.Module):
+    class TwoDropouts(nnx.Module):
         def __init__(self, rngs):
             self.a, self.b = nnx.Dropout(0.5, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
 
         def __call__(self, x):
             return jnp.stack([self.a(x), self.b(x)])
 
-    model = NnxModel(Twice, lambda outputs, batch: {"loss": outputs}, inputs="image")
+    model = NnxModel(TwoDropouts, lambda outputs, batch: {"loss": outputs}, inputs="image")
     params, state = model.init(jax.random.key(0), FLAT)
     masks = model.loss(params, state, {"image": jnp.ones((100,))}, rng=jax.random.key(3), hyperparams={})[0]["loss"]
     assert 20 < int((masks[0] != masks[1]).sum()) < 80
 
 
-def test_nnx_needs_init_before_it_can_be_put_together():
-    with pytest.raises(RuntimeError, match="call \\(or trace\\) `init` first"):
+def test_nnx_prediction_before_init_raises():
+    with pytest.raises(RuntimeError, match="`init` must be called or traced before"):
         NnxModel(NnxNet, CrossEntropy()).predict({}, {}, FLAT)
 
 
-def test_functions_take_what_they_name():
+def test_functions_receive_the_arguments_in_their_signature():
     model = FunctionalModel(
         init=lambda rng: {"w": jnp.array([2.0])},
         loss=lambda params, batch, hyperparams: hyperparams["weight"] * (params["w"] * batch["x"]),
@@ -139,7 +139,7 @@ def test_functions_take_what_they_name():
     np.testing.assert_array_equal(model.predict(params, state, batch), [2.0, 6.0])
 
 
-def test_functions_with_state_return_it():
+def test_functions_can_update_the_model_state():
     model = FunctionalModel(
         init=lambda rng, batch: ({"w": jnp.ones(())}, {"n": jnp.zeros(())}),
         loss=lambda params, model_state, batch: ({"loss": params["w"]}, {"n": model_state["n"] + 1}),
@@ -147,24 +147,26 @@ def test_functions_with_state_return_it():
     params, state = model.init(jax.random.key(0), None)
     _, state = model.loss(params, state, None, rng=jax.random.key(0), hyperparams={})
     assert state["n"] == 1.0
-    with pytest.raises(TypeError, match="need `predict`"):
+    with pytest.raises(TypeError, match="`predict` must be a function for validation and test, got None"):
         model.predict(params, state, None)
 
 
-def test_functions_with_state_that_forget_it_are_told():
+def test_init_without_the_model_state_raises():
     model = FunctionalModel(init=lambda: {"w": 1.0}, loss=lambda params, model_state: params["w"])
-    with pytest.raises(TypeError, match=r"`init` must return \(params, model_state\); found dict"):
+    with pytest.raises(TypeError, match=r"`init` must return \(params, model_state\), .*, got dict"):
         model.init(jax.random.key(0), None)
 
 
-def test_a_missing_batch_entry_is_named():
+def test_a_missing_batch_entry_raises_with_its_name():
     model = LinenModel(LinenNet(), CrossEntropy(), inputs="pixels")
-    with pytest.raises(KeyError, match=r"'pixels' \(its `inputs`\), the batch has \['image', 'label'\]"):
+    with pytest.raises(
+        KeyError, match="`inputs` must be entries of the batch, got 'pixels'; expected one of: image, label"
+    ):
         model.init(jax.random.key(0), FLAT)
 
 
 @pytest.mark.parametrize("module", [SmallCNN(widths=(2, 4)), SmallViT(width=8, depth=1, heads=2)])
-def test_the_small_networks_make_logits(module):
+def test_small_networks_return_logits(module):
     shapes = jax.eval_shape(module.init, jax.random.key(0), BATCH["image"])
     assert jax.eval_shape(module.apply, shapes, BATCH["image"]).shape == (4, 10)
 
@@ -178,25 +180,25 @@ def test_models_are_built_from_nested_configs():
         MODELS.build(dict(type="LinenModel", module=dict(type="SmallCNN", width=(2,)), loss=dict(type="CrossEntropy")))
 
 
-def test_cross_entropy_against_a_hand_computed_value():
+def test_cross_entropy_matches_a_hand_computed_value():
     logits = jnp.log(jnp.array([[0.7, 0.2, 0.1]]))
     plain = CrossEntropy()(logits, {"label": jnp.array([0])})["loss"]
     smooth = CrossEntropy(label_smoothing=0.3)(logits, {"label": jnp.array([0])})["loss"]
     np.testing.assert_allclose(plain, -np.log(0.7), rtol=1e-6)
     np.testing.assert_allclose(smooth, -(0.8 * np.log(0.7) + 0.1 * np.log(0.2) + 0.1 * np.log(0.1)), rtol=1e-6)
-    with pytest.raises(ValueError, match=r"lies in \[0, 1\)"):
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\), got 1.0"):
         CrossEntropy(label_smoothing=1.0)
 
 
-def test_mean_squared_error_keeps_one_number_per_example():
+def test_mean_squared_error_returns_one_value_per_example():
     error = MeanSquaredError()(jnp.array([[1.0, 3.0], [0.0, 0.0]]), {"target": jnp.zeros((2, 2))})["loss"]
     np.testing.assert_allclose(error, [5.0, 0.0])
 
 
-TARGETS = np.full((4,), 3000.7, np.float32)  # 3008 in bfloat16
+TARGETS = np.full((4,), 3000.7, np.float32)  # rounded to 3008 in bfloat16
 
 
-def linen_regression(loss):
+def make_linen_regression(loss):
     class Net(nn.Module):
         @nn.compact
         def __call__(self, x, train: bool = False):
@@ -206,7 +208,7 @@ def linen_regression(loss):
     return LinenModel(Net(), loss, inputs="image")
 
 
-def nnx_regression(loss):
+def make_nnx_regression(loss):
     class Net(nnx.Module):
         def __init__(self, rngs):
             self.params, self.bn = nnx.Linear(64, 5, rngs=rngs), nnx.BatchNorm(5, rngs=rngs)
@@ -218,13 +220,13 @@ def nnx_regression(loss):
     return NnxModel(lambda rngs: Net(rngs), loss, inputs="image")
 
 
-@pytest.mark.parametrize("make", [linen_regression, nnx_regression])
+@pytest.mark.parametrize("make", [make_linen_regression, make_nnx_regression])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_precision_policy_casts_parameters_and_inputs_where_the_network_is_called(make, dtype):
-    seen = {}
+def test_a_precision_policy_casts_only_the_network(make, dtype):
+    dtypes = {}
 
     def loss(outputs, batch):
-        seen.update(outputs=outputs.dtype.name, target=batch["target"].dtype.name)
+        dtypes.update(outputs=outputs.dtype.name, target=batch["target"].dtype.name)
         return jnp.square(outputs.mean(axis=1) - batch["target"])
 
     batch = {**FLAT, "target": TARGETS}
@@ -233,7 +235,7 @@ def test_a_precision_policy_casts_parameters_and_inputs_where_the_network_is_cal
     params, state = model.init(jax.random.key(0), batch)
     compute = jax.jit(lambda model, *args: model.loss(*args, rng=jax.random.key(0), hyperparams={}), static_argnums=0)
     losses, new_state = compute(model, params, state, batch)
-    assert seen == {"outputs": "float32", "target": "float32"}
+    assert dtypes == {"outputs": "float32", "target": "float32"}
     # outputs are about 1, in any dtype
     np.testing.assert_allclose(losses["loss"], 3000.7**2, rtol=2e-3)
     assert {leaf.dtype.name for leaf in jax.tree.leaves((losses, new_state, params))} == {"float32"}
@@ -244,7 +246,7 @@ def test_a_precision_policy_casts_parameters_and_inputs_where_the_network_is_cal
     np.testing.assert_array_equal(predictions, predictions.astype(dtype).astype(jnp.float32))
 
 
-def functional_regression(network):
+def make_functional_regression(network):
     return FunctionalModel(
         init=lambda: {"w": jnp.full((64,), 1 / 64)},
         loss=lambda params, batch: jnp.square(network(params, batch["image"]) - batch["target"]),
@@ -252,13 +254,13 @@ def functional_regression(network):
     )
 
 
-def flat_product(params, x):
+def apply_linear(params, x):
     return x @ params["w"]
 
 
-def test_functions_of_ones_own_call_their_network_through_autocast():
+def test_autocast_computes_functions_in_the_dtype_of_the_policy():
     batch = {"image": np.full((4, 64), 1.001, np.float32), "target": TARGETS}  # 1.001 is 1 in bfloat16
-    model = functional_regression(autocast(flat_product))
+    model = make_functional_regression(autocast(apply_linear))
     params, state = model.init(jax.random.key(0), batch)
     cast = CastModel(model, Precision(compute="bfloat16"))
     losses, _ = cast.loss(params, state, batch, rng=jax.random.key(0), hyperparams={})
@@ -269,9 +271,9 @@ def test_functions_of_ones_own_call_their_network_through_autocast():
     np.testing.assert_allclose(model.predict(params, state, batch), 1.001, rtol=1e-6)
 
 
-def test_a_model_whose_network_would_compute_in_float32_is_refused():
+def test_a_network_that_ignores_the_policy_raises():
     batch = {"image": FLAT["image"], "target": TARGETS}
-    model = CastModel(functional_regression(flat_product), Precision(compute="bfloat16"))
+    model = CastModel(make_functional_regression(apply_linear), Precision(compute="bfloat16"))
     params, state = model.init(jax.random.key(0), batch)
     with pytest.raises(ValueError, match=r"in bfloat16, got float32 in all .* `outputs = jengine.model.autocast\("):
         model.loss(params, state, batch, rng=jax.random.key(0), hyperparams={})
@@ -279,10 +281,10 @@ def test_a_model_whose_network_would_compute_in_float32_is_refused():
         model.predict(params, state, batch)
 
 
-def test_a_module_with_a_dtype_of_its_own_needs_no_autocast():
+def test_a_module_with_a_low_precision_dtype_works_without_autocast():
     module = nn.Dense(1, dtype=jnp.bfloat16)
 
-    class Own(Model):
+    class CustomModel(Model):
         def init(self, rng, batch):
             return module.init(rng, batch["image"])["params"], {}
 
@@ -291,13 +293,13 @@ def test_a_module_with_a_dtype_of_its_own_needs_no_autocast():
             return {"loss": jnp.square(outputs[:, 0] - batch["target"])}, model_state
 
     batch = {"image": FLAT["image"], "target": TARGETS}
-    model = CastModel(Own(), Precision(compute="bfloat16"))
+    model = CastModel(CustomModel(), Precision(compute="bfloat16"))
     params, state = model.init(jax.random.key(0), batch)
     losses, _ = model.loss(params, state, batch, rng=jax.random.key(0), hyperparams={})
     np.testing.assert_allclose(losses["loss"], 3000.7**2, rtol=2e-3)
 
 
-def test_a_policy_keeps_the_dtypes_of_the_model_state_and_casts_parameters_and_predictions_once():
+def test_a_policy_casts_parameters_and_predictions_but_not_the_model_state():
     def loss(params, model_state, batch):
         return {"loss": params["w"] * batch["x"]}, {"m": params["w"].astype(jnp.bfloat16)}
 
@@ -312,10 +314,10 @@ def test_a_policy_keeps_the_dtypes_of_the_model_state_and_casts_parameters_and_p
     assert model.predict(params, state, None).dtype == jnp.bfloat16
 
 
-def test_precision_from_a_config():
+def test_get_precision_builds_a_policy():
     assert get_precision(None) is None
     assert get_precision(dict(compute="float16", output="float16")) == Precision("float16", "float32", "float16")
-    with pytest.raises(ValueError, match="found 'bfloat61'; did you mean 'bfloat16'"):
+    with pytest.raises(ValueError, match="got 'bfloat61'; did you mean 'bfloat16'"):
         get_precision("bfloat61")
     with pytest.raises(TypeError, match="no field 'computes'; did you mean 'compute'"):
         get_precision(dict(computes="float16"))

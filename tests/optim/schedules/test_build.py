@@ -166,10 +166,10 @@ def test_names_of_other_optimizers_are_refused(make_wrapper):
         ({"type": "StepParamScheduler", "param_name": "name", "step_size": 1}, ValueError, "is no number: 'x'", "[1]"),
         ({"type": "StepLR", "step_size": 1, "last_step": -2}, ValueError, "last_step is -1 or larger", "[1]"),
         ({"type": "StepLR", "step_size": 1, "last_step": 2, "end": 9}, KeyError, "no 'initial_lr'", "[1]"),
-        ({"type": "StepLr", "step_size": 1}, KeyError, r"is called 'StepLr'; did you mean 'StepLR'\?", "[1].type"),
+        ({"type": "StepLr", "step_size": 1}, KeyError, r"got 'StepLr'; did you mean 'StepLR'\?", "[1].type"),
         ({"type": "StepLR", "stepsize": 1}, TypeError, "did you mean 'step_size'", "[1]"),
         ({"type": "StepLR"}, TypeError, "needs the argument 'step_size'", "[1]"),
-        ({"step_size": 1}, TypeError, "needs a 'type'", "[1]"),
+        ({"step_size": 1}, TypeError, "must have a 'type'", "[1]"),
         ("StepLR", TypeError, "must be a dict with a 'type', .*, got str", "[1]"),
     ],
 )  # fmt: skip
