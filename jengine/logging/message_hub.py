@@ -234,7 +234,7 @@ class MessageHub:
                 plain = _to_json(value)
                 if plain is _NOT_JSON:
                     logging.getLogger("jengine").warning(
-                        "info %r is not saved: a %s is not JSON-serializable (resumed=False silences this warning)",
+                        "info %r is not saved: %s is not JSON-serializable (resumed=False silences this warning)",
                         key,
                         _describe_type(value),
                     )
