@@ -31,7 +31,7 @@ def strategies(devices):
 def compile_programs(parallel, work_dir, width, batch_size):
     """Compile a two-layer regression; return the HLO of the accumulating and the updating step, and two sizes in bytes.
 
-    The sizes are those of the parameters, and of the state on one device.
+    The sizes cover all parameters, and the state on one device.
     """
     import flax.linen as nn
     import jax

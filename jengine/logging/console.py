@@ -18,7 +18,7 @@ _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red
 _MAX_SEEN_WARNINGS = 1000
 _FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
 
-_built: dict[str, logging.Logger] = {}
+_loggers: dict[str, logging.Logger] = {}
 
 
 def build_logger(name: str = "jengine", log_file: str | None = None, level: int | str = "INFO") -> logging.Logger:
@@ -59,14 +59,14 @@ def build_logger(name: str = "jengine", log_file: str | None = None, level: int 
         logger.addHandler(handler)
     logger.setLevel(level_number)
     logger.propagate = False
-    _built.pop(name, None)
-    _built[name] = logger
+    _loggers.pop(name, None)
+    _loggers[name] = logger
     return logger
 
 
 def current_logger() -> logging.Logger:
     """Return the logger built last; `logging.getLogger('jengine')` if none was built."""
-    return next(reversed(_built.values())) if _built else logging.getLogger("jengine")
+    return next(reversed(_loggers.values())) if _loggers else logging.getLogger("jengine")
 
 
 def print_log(msg: Any, logger: logging.Logger | str | None = None, level: int = logging.INFO) -> None:
@@ -87,10 +87,10 @@ def print_log(msg: Any, logger: logging.Logger | str | None = None, level: int =
         logger.log(level, msg)
     elif logger == "current":
         current_logger().log(level, msg)
-    elif isinstance(logger, str) and logger in _built:
-        _built[logger].log(level, msg)
+    elif isinstance(logger, str) and logger in _loggers:
+        _loggers[logger].log(level, msg)
     elif isinstance(logger, str) and logger != "silent":
-        raise ValueError(f"no logger called {logger!r} was built{closest(logger, ['current', 'silent', *_built])}")
+        raise ValueError(f"no logger called {logger!r} was built{closest(logger, ['current', 'silent', *_loggers])}")
     elif not isinstance(logger, str):
         kind = type(logger).__name__
         raise TypeError(f"`logger` must be a logger, its name, 'silent', 'current' or None, got {kind}")

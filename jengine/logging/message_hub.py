@@ -197,21 +197,7 @@ class MessageHub:
         """
         if self.before_read is not None:
             self.before_read()
-        self._settle(self._pending, math.inf)
-
-    def _check_resumed(self, key: str, resumed: bool) -> None:
-        """Record `resumed` for a new key; check that it does not change for a known one."""
-        if self._resumed.setdefault(key, resumed) is not resumed:
-            raise ArgumentError(f"`resumed` of {key!r} must be {not resumed} as in earlier updates, got {resumed}")
-
-    def _settle(self, pending: PendingScalars, iteration: float) -> None:
-        if pending.size:
-            self.fetches += pending.fetch()
-        for key, values, count in pending.take(iteration):
-            history = self._log_scalars.get(key)
-            if history is None:
-                history = self._log_scalars[key] = HistoryBuffer()
-            history.extend(values, count)
+        self._move_to_histories(self._pending, math.inf)
 
     def snapshot(self) -> "HubSnapshot":
         """Move the pending scalars and a copy of the infos into a snapshot, for a reader in another thread.
@@ -266,6 +252,20 @@ class MessageHub:
             f"{len(self._runtime_info)} infos)"
         )
 
+    def _check_resumed(self, key: str, resumed: bool) -> None:
+        """Record `resumed` for a new key; check that it does not change for a known one."""
+        if self._resumed.setdefault(key, resumed) is not resumed:
+            raise ArgumentError(f"`resumed` of {key!r} must be {not resumed} as in earlier updates, got {resumed}")
+
+    def _move_to_histories(self, pending: PendingScalars, iteration: float) -> None:
+        if pending.size:
+            self.fetches += pending.fetch()
+        for key, values, count in pending.take(iteration):
+            history = self._log_scalars.get(key)
+            if history is None:
+                history = self._log_scalars[key] = HistoryBuffer()
+            history.extend(values, count)
+
 
 class HubSnapshot:
     """Hold the scalars and infos of a message hub at one moment, for a reader in another thread.
@@ -283,7 +283,7 @@ class HubSnapshot:
 
     def settle(self, iteration: float = math.inf) -> None:
         """Move the scalars up to and including `iteration` into the histories, fetching device arrays."""
-        self._hub._settle(self._pending, iteration)
+        self._hub._move_to_histories(self._pending, iteration)
 
     @property
     def log_scalars(self) -> dict[str, HistoryBuffer]:

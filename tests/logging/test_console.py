@@ -14,9 +14,9 @@ from jengine.logging import build_logger, console, current_logger, print_log
 @pytest.fixture(autouse=True)
 def remove_loggers(monkeypatch):
     """Remove the loggers that a test builds."""
-    monkeypatch.setattr(console, "_built", {})
+    monkeypatch.setattr(console, "_loggers", {})
     yield
-    for name in console._built:
+    for name in console._loggers:
         logger = logging.getLogger(name)
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
