@@ -7,9 +7,9 @@
         meta.json           everything else: `meta` (iter, epoch, seed, config), schedules, hook states, message hub
         manifest.json       written last: the size of every other file
 
-A checkpoint is written to `epoch_5.incoming` and renamed once its manifest is written; to remove it, it is first renamed
-to `epoch_5.outgoing`. A directory with a checkpoint's final name is therefore complete, even if the process was killed
-at any moment, and the manifest reveals files that were lost or truncated later.
+A checkpoint is written to `epoch_5.incoming` and renamed once its manifest is written. To remove it, it is renamed to
+`epoch_5.outgoing` first. So a directory with a checkpoint's final name is complete whenever the process is killed, and
+the manifest reveals files that were lost or truncated later.
 """
 
 import json
