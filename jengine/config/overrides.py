@@ -146,7 +146,7 @@ def _match_key(node: Any, parts: list[str | int]) -> tuple[str | int, list[str |
 def _parse_index(node: Any, part: str | int, path: str) -> int:
     if isinstance(part, str) and not re.fullmatch(r"-?\d+", part):
         raise ConfigError(
-            f"the list {_quote(path)} must have an integer index, got {part!r}; write {path}[0].{part} for its first item"
+            f"an index of {_quote(path)} must be an integer, got {part!r}; write {path}[0].{part} for its first item"
         )
     index = int(part)
     if not -len(node) <= index < len(node):
