@@ -136,7 +136,7 @@ def _to_host(path: str, leaf: Any) -> np.ndarray:
     return array
 
 
-def _write_file(target: Path, tensors: Mapping[str, np.ndarray]) -> None:
+def _write_file(target: Path, tensors: dict[str, np.ndarray]) -> None:
     """Write the file under a temporary name and rename it."""
     from safetensors.numpy import save_file
 

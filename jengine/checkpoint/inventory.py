@@ -146,7 +146,7 @@ def _collect_reasons(metadata: Mapping[Path, Mapping[str, Any]]) -> dict[str, st
 
 
 def _collect_metrics(metadata: Mapping[Path, Mapping[str, Any]]) -> dict[int, dict[str, float]]:
-    """Return metrics by iteration: those of the validations stored in checkpoints, and the scores of best ones."""
+    """Return metrics by iteration, from the validations and best scores stored in checkpoints."""
     metrics: dict[int, dict[str, float]] = {}
     for path, content in metadata.items():
         for _, iteration, values in content.get("validations", []):

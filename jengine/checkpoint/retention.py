@@ -110,7 +110,7 @@ def pick_metric(metrics: Mapping[str, object], key: str) -> float | None:
     """Return the metric `key` as a float, or None if it is None.
 
     Raises:
-      KeyError: it is not in `metrics`; the message lists those that are. TypeError: it is not a number.
+      KeyError: it is not in `metrics`; the message lists the available metrics. TypeError: it is not a number.
     """
     if key not in metrics:
         names = ", ".join(map(str, metrics))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add the command to those of `jengine`.
+    """Add the command `ckpt` to `jengine`.
 
     Args:
       commands: the result of `add_subparsers`.
