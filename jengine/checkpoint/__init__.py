@@ -1,4 +1,4 @@
-"""Checkpoints: written in the background, whole or not at all, readable without the config."""
+"""Save and restore checkpoints: written in the background, complete or absent, readable without the config."""
 
 from jengine.checkpoint.checkpointer import Checkpointer as Checkpointer
 from jengine.checkpoint.checkpointer import CheckpointSaveError as CheckpointSaveError

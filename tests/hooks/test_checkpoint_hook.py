@@ -308,9 +308,9 @@ def test_a_validation_without_metrics_is_reported(caplog):
 
 
 def test_a_metric_that_is_not_there_is_an_error_that_names_those_that_are():
-    with pytest.raises(KeyError, match=r"no metric 'top-1'.*found: acc"):
+    with pytest.raises(KeyError, match=r"no metric 'top-1'.*returned: acc"):
         trained(max_epochs=1, scores=[0.5], save_best="top-1")
-    with pytest.raises(ValueError, match="'perplexity' is better cannot be told from its name; give rule='greater'"):
+    with pytest.raises(ValueError, match="cannot infer from the name 'perplexity' whether .*; pass rule='greater'"):
         trained(max_epochs=1, scores=[0.5], key="perplexity", save_best="auto")
 
 
@@ -336,7 +336,7 @@ def test_a_metric_that_is_not_there_is_an_error_that_names_those_that_are():
         ({"save_best": ["acc", "acc"]}, AssertionError, "must have different metrics"),
         ({"save_best": ["auto", "acc"]}, AssertionError, "must have 'auto' alone or metrics"),
         ({"save_best": 3}, TypeError, "save_best must be a name or a list of names, got 3"),
-        ({"save_best": "val_perplexity"}, ValueError, "cannot be told from its name"),
+        ({"save_best": "val_perplexity"}, ValueError, "cannot infer from the name 'val_perplexity'"),
         ({"save_best": "acc", "rule": "greter"}, KeyError, "did you mean 'greater'"),
         ({"save_best": ["a", "b", "c"], "rule": ["less", "less"]}, ValueError, "one for each of the 3 metrics"),
         ({"backend_args": {"backend": "s3"}}, ValueError, "storage backends are not supported"),

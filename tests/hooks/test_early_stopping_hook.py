@@ -107,7 +107,7 @@ def test_a_loop_that_cannot_be_stopped_is_refused():
     ("arguments", "error", "message"),
     [
         (dict(monitor="acc", rule="bigger"), ValueError, "rule is 'greater' or 'less', found 'bigger'"),
-        (dict(monitor="perplexity"), ValueError, "cannot be told from its name; give rule="),
+        (dict(monitor="perplexity"), ValueError, "cannot infer from the name .*; pass rule="),
         (dict(monitor="acc", patience=0), ValueError, "patience is at least 1, found 0"),
         (dict(monitor="acc", patience=1.5), TypeError, "patience is an integer, found 1.5"),
         (dict(), TypeError, "needs the argument 'monitor'"),
