@@ -1,8 +1,8 @@
 """Write checkpoints in the background while training continues."""
 
 import concurrent.futures
+import contextlib
 import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,8 @@ from typing import Any
 import jax
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.layout import (
-    INCOMING,
-    META,
-    OUTGOING,
-    STATE,
-    encode_meta,
-    validate_checkpoint,
-    write_manifest,
-    write_pointer,
-)
+from jengine.checkpoint.layout import INCOMING, OUTGOING, STATE, encode_meta, write_pointer
+from jengine.checkpoint.manifest import META, claim, is_ours, read_manifest, remove, seal, sync, validate_checkpoint
 
 
 class CheckpointSaveError(OSError):
@@ -30,16 +22,19 @@ class Checkpointer:
     """Save one checkpoint at a time, in the background.
 
     A save has four steps: write the files into a temporary directory, rename it, update `last_checkpoint`, and remove
-    older checkpoints. A process that is killed in any of them leaves a complete checkpoint.
+    older checkpoints. Each step is on disk before the next begins, so that a complete checkpoint is left whenever the
+    process is killed or the power fails. Directories without a manifest are never replaced or removed.
 
     With several processes, all of them call every method. Each writes its own arrays; the first one does the rest.
 
     Args:
       work_dir: the directory of the text file `last_checkpoint`.
+      run: the identifier of the run. Only checkpoints with the same one are replaced or evicted.
     """
 
-    def __init__(self, work_dir: str | os.PathLike[str]) -> None:
+    def __init__(self, work_dir: str | os.PathLike[str], run: str = "") -> None:
         self._work_dir = Path(work_dir).absolute()
+        self._run = run
         self._writer: arrays.BackgroundWriter | None = None
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
         self._pending: concurrent.futures.Future[None] | None = None
@@ -52,17 +47,19 @@ class Checkpointer:
         meta: Mapping[str, Any],
         *,
         latest: bool = True,
-        evict: Iterable[str | os.PathLike[str]] = (),
+        evict: Iterable[str] = (),
+        checksums: bool = True,
     ) -> str:
         """Wait for the previous save, then start a new one.
 
         Args:
-          path: the checkpoint's directory; an existing one is replaced once the new one is complete.
+          path: the checkpoint's directory; an existing one of this run is replaced once the new one is complete.
           state: pytree of arrays, typed PRNG keys included. It may be donated as soon as this returns.
           meta: everything else, in types that JSON can store; the search for the latest checkpoint compares
             `meta["meta"]["iter"]`.
           latest: whether to point `last_checkpoint` to it.
-          evict: checkpoints to remove once this one is complete.
+          evict: names of checkpoints of this run, in the same directory, to remove once this one is complete.
+          checksums: whether to store the SHA-256 of each file, about a second per gigabyte in the background.
 
         Returns:
           The absolute path.
@@ -81,6 +78,9 @@ class Checkpointer:
             if _is_primary():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _clean_up(path.parent)
+                if path.exists() and not self._is_own(path):
+                    raise FileExistsError(f"{path} exists and is not a checkpoint of this run; move it elsewhere")
+                claim(incoming, self._run)
             if self._writer is None:
                 self._writer = arrays.BackgroundWriter()
                 self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jengine-checkpoint")
@@ -89,7 +89,7 @@ class Checkpointer:
             raise self._save_error(error) from error
         assert self._executor is not None
         self._pending = self._executor.submit(
-            self._commit, path, finish_write, text, meta["meta"]["iter"], latest, tuple(map(Path, evict))
+            self._commit, path, finish_write, text, meta["meta"]["iter"], latest, tuple(evict), checksums
         )
         return str(path)
 
@@ -110,10 +110,25 @@ class Checkpointer:
                 self._pending = None
 
     def delete(self, path: str | os.PathLike[str]) -> None:
-        """Remove a checkpoint if it exists, after the save in progress."""
+        """Remove a checkpoint of any run if it exists, after the save in progress.
+
+        Raises:
+          FileExistsError: the directory is not a checkpoint.
+        """
         self.wait()
         if _is_primary():
             _delete_checkpoint(Path(path).absolute())
+
+    def evict(self, directory: str | os.PathLike[str], names: Iterable[str]) -> None:
+        """Remove checkpoints of this run, after the save in progress; others are left alone.
+
+        Args:
+          directory: the directory of the checkpoints.
+          names: names of directories in it; those that do not exist are skipped.
+        """
+        self.wait()
+        if _is_primary():
+            self._evict(Path(directory).absolute(), names)
 
     def close(self) -> None:
         """Wait for the last save and stop the background threads. A second call does nothing."""
@@ -132,35 +147,47 @@ class Checkpointer:
         meta: str,
         iteration: int | None,
         latest: bool,
-        evict: tuple[Path, ...],
+        evict: tuple[str, ...],
+        checksums: bool,
     ) -> None:
         """Finish writing the arrays, then complete and rename the checkpoint; runs in the background thread."""
         finish_write()
         if _is_primary():
             incoming = path.with_name(path.name + INCOMING)
             (incoming / META).write_text(meta)
-            write_manifest(incoming, latest=latest, iteration=iteration)
+            seal(incoming, run=self._run, is_latest=latest, iteration=iteration, checksums=checksums)
             outgoing = path.with_name(path.name + OUTGOING)
             if path.exists():
-                _remove_tree(outgoing)
+                remove(outgoing)
                 path.rename(outgoing)
             incoming.rename(path)
-            _remove_tree(outgoing)
+            sync(path.parent)
             if latest:
                 write_pointer(self._work_dir, str(path))
-            for old in evict:
-                _delete_checkpoint(old.absolute())
+            remove(outgoing)
+            self._evict(path.parent, evict)
         if jax.process_count() > 1:
             from orbax.checkpoint import multihost
 
             key = multihost.unique_barrier_key("jengine:commit", suffix=path.name)
             multihost.sync_global_processes(key, processes=arrays.process_indices())
 
+    def _is_own(self, path: Path) -> bool:
+        manifest = read_manifest(path)
+        return manifest is not None and manifest.run == self._run
+
+    def _evict(self, directory: Path, names: Iterable[str]) -> None:
+        existing = {path.name: path for path in directory.iterdir()} if directory.is_dir() else {}
+        for path in (existing[name] for name in names if name in existing):  # a name is data: never a path
+            if self._is_own(path):
+                _delete_checkpoint(path)
+
     def _save_error(self, error: Exception) -> CheckpointSaveError:
         path = self._pending_path
         assert path is not None
         if _is_primary():
-            _remove_tree(path.with_name(path.name + INCOMING), ignore_errors=True)
+            with contextlib.suppress(OSError):  # the reason of the failure matters more
+                remove(path.with_name(path.name + INCOMING))
         reason = str(error) or type(error).__name__
         return CheckpointSaveError(f"could not save checkpoint {path} (earlier checkpoints are intact): {reason}")
 
@@ -170,28 +197,23 @@ def _is_primary() -> bool:
 
 
 def _clean_up(directory: Path) -> None:
-    """Finish or discard interrupted saves: rename complete checkpoints whose name is free, remove the other files."""
-    for incoming in directory.glob(f"*{INCOMING}"):
+    """Finish or discard interrupted saves: rename complete checkpoints whose name is free, remove the others."""
+    for incoming in filter(is_ours, directory.glob(f"*{INCOMING}")):
         path = incoming.with_name(incoming.name.removesuffix(INCOMING))
         if not path.exists() and validate_checkpoint(incoming) is None:
             incoming.rename(path)
         else:
-            _remove_tree(incoming)
-    for outgoing in directory.glob(f"*{OUTGOING}"):
-        _remove_tree(outgoing)
+            remove(incoming)
+    for outgoing in filter(is_ours, directory.glob(f"*{OUTGOING}")):
+        remove(outgoing)
 
 
 def _delete_checkpoint(path: Path) -> None:
     # Rename first: a process killed in the middle of the removal leaves nothing that looks like a checkpoint.
-    if path.is_dir() and not path.is_symlink():
-        outgoing = path.with_name(path.name + OUTGOING)
-        _remove_tree(outgoing)
+    if path.exists() and not is_ours(path):
+        raise FileExistsError(f"{path} is not a checkpoint of jengine, so it is not removed")
+    outgoing = path.with_name(path.name + OUTGOING)
+    remove(outgoing)
+    if path.exists():
         path.rename(outgoing)
-        _remove_tree(outgoing)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _remove_tree(path: Path, ignore_errors: bool = False) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=ignore_errors)
+        remove(outgoing)

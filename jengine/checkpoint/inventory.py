@@ -10,16 +10,14 @@ from typing import Any
 from jengine.checkpoint.checkpointer import Checkpointer
 from jengine.checkpoint.layout import (
     INCOMING,
-    MANIFEST,
-    META,
     POINTER,
     find_latest,
     list_checkpoints,
     read_pointer,
-    validate_checkpoint,
     write_pointer,
 )
 from jengine.checkpoint.lock import is_locked
+from jengine.checkpoint.manifest import MANIFEST, META, read_manifest, validate_checkpoint
 from jengine.errors import closest
 
 
@@ -170,6 +168,7 @@ def _manifest_time(path: Path) -> int:
 
 
 def _default_reason(path: Path, latest: bool) -> str:
-    if json.loads((path / MANIFEST).read_text())["iter"] is None:
+    manifest = read_manifest(path)
+    if manifest is not None and manifest.iteration is None:
         return "published"
     return "the latest" if latest else ""

@@ -5,11 +5,11 @@
       epoch_5/
         state/              the arrays, in Orbax's format
         meta.json           everything else: `meta` (iter, epoch, seed, config), schedules, hook states, message hub
-        manifest.json       written last: the size of every other file
+        manifest.json       completed last: the size and SHA-256 of every other file
 
-A checkpoint is written to `epoch_5.incoming` and renamed once its manifest is written. To remove it, it is renamed to
+A checkpoint is written to `epoch_5.incoming` and renamed once its manifest is complete. To remove it, it is renamed to
 `epoch_5.outgoing` first. So a directory with a checkpoint's final name is complete whenever the process is killed, and
-the manifest reveals files that were lost or truncated later.
+the manifest reveals files that were lost or damaged later.
 """
 
 import json
@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jengine.checkpoint.manifest import MANIFEST, META, read_manifest, validate_checkpoint, write_synced
+
 STATE = "state"
-META = "meta.json"
-MANIFEST = "manifest.json"
 POINTER = "last_checkpoint"
 INCOMING = ".incoming"
 OUTGOING = ".outgoing"
@@ -34,63 +34,33 @@ class CorruptCheckpointError(ValueError):
     """Signal a checkpoint with a missing or truncated file."""
 
 
-def write_manifest(directory: Path, *, latest: bool, iteration: int | None) -> None:
-    """Write the list of the files in `directory` with their sizes, which marks the checkpoint as complete.
-
-    Args:
-      directory: contains `state/` and `meta.json`, complete.
-      latest: whether a resumed run prefers it to other checkpoints.
-      iteration: training iterations done; None excludes it from the search for a checkpoint to resume from.
-    """
-    files = {str(p.relative_to(directory)): p.stat().st_size for p in sorted(directory.rglob("*")) if p.is_file()}
-    manifest = {"format": 1, "latest": latest, "iter": iteration, "files": files}
-    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1))
-
-
-def validate_checkpoint(path: Path) -> str | None:
-    """Return why `path` is not a complete checkpoint, or None if it is one."""
-    if not path.exists():
-        return "it does not exist"
-    try:
-        manifest = json.loads((path / MANIFEST).read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        return f"{MANIFEST} is missing, so the save was never finished"
-    except ValueError:
-        return f"{MANIFEST} is not valid JSON"
-    for name, size in manifest["files"].items():
-        try:
-            actual = (path / name).stat().st_size
-        except FileNotFoundError:
-            return f"{name} is missing"
-        if actual != size:
-            return f"{name} has {actual} bytes of {size}"
-    return None
-
-
 def read_pointer(work_dir: Path) -> Path | None:
-    """Return the path in `last_checkpoint`, whether it exists or not; None if there is no such file."""
+    """Return the path in `last_checkpoint`, whether it exists or not; None if the file is missing or not readable."""
     try:
         return Path((work_dir / POINTER).read_text().strip())
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except (OSError, ValueError) as error:
+        _LOGGER.warning("skipped %s, which is unreadable: %s", work_dir / POINTER, error)
+        return None
 
 
 def write_pointer(work_dir: Path, path: str) -> None:
-    """Point `last_checkpoint` to `path`, atomically."""
+    """Point `last_checkpoint` to `path`, atomically, and flush it to disk."""
     work_dir.mkdir(parents=True, exist_ok=True)
-    temporary = work_dir / f"{POINTER}.new"
-    temporary.write_text(path)
-    temporary.replace(work_dir / POINTER)
+    write_synced(work_dir / POINTER, path)
 
 
-def find_latest(work_dir: str | os.PathLike[str]) -> str | None:
+def find_latest(work_dir: str | os.PathLike[str], *, checksums: bool = False) -> str | None:
     """Return the newest complete checkpoint of a run.
 
-    This is the target of `last_checkpoint` if it is complete. Otherwise a warning is logged, and the result is the
-    checkpoint with the most iterations in the work dir or next to that target; regular ones come before best ones.
+    This is the target of `last_checkpoint` if it is complete. Otherwise the result is the checkpoint with the most
+    iterations in the work dir or next to that target; regular ones come before best ones. A warning is logged for each
+    that is skipped.
 
     Args:
       work_dir: the run's directory; it may be missing.
+      checksums: whether to skip checkpoints whose files do not match their checksums.
 
     Returns:
       Its absolute path, or None if there is no complete checkpoint.
@@ -99,22 +69,30 @@ def find_latest(work_dir: str | os.PathLike[str]) -> str | None:
     directories = [root]
     target = read_pointer(root)
     if target is not None:
-        problem = validate_checkpoint(target)
-        if problem is None:
+        if _is_usable(target, checksums):
             return str(target)
-        _LOGGER.warning("skipped checkpoint %s, the target of %s: %s", target, root / POINTER, problem)
-        if target.parent.is_dir() and target.parent != root:
+        if target.parent != root:
             directories.append(target.parent)
     candidates = []
-    for path in (path for directory in directories for path in _iter_checkpoints(directory)):
-        problem = validate_checkpoint(path)
-        if problem is None:
-            manifest = json.loads((path / MANIFEST).read_text())
-            if manifest["iter"] is not None:
-                candidates.append((manifest["latest"], manifest["iter"], path.stat().st_mtime_ns, str(path)))
-        elif path != target and path.suffix != INCOMING:
-            _LOGGER.warning("skipped checkpoint %s: %s", path, problem)
-    return max(candidates)[-1] if candidates else None
+    for path in (path for directory in directories for path in _iter_checkpoints(directory) if path != target):
+        manifest = read_manifest(path)
+        if manifest is None or not manifest.is_complete:
+            if path.suffix != INCOMING:
+                _LOGGER.warning("skipped checkpoint %s: %s", path, validate_checkpoint(path))
+        elif manifest.iteration is not None:
+            candidates.append((manifest.is_latest, manifest.iteration, path.stat().st_mtime_ns, path))
+    return next((str(path) for *_, path in sorted(candidates, reverse=True) if _is_usable(path, checksums)), None)
+
+
+def _is_usable(path: Path, checksums: bool) -> bool:
+    """Return whether a checkpoint is complete; log the reason if not."""
+    try:
+        problem = validate_checkpoint(path, checksums=checksums)
+    except (OSError, ValueError) as error:  # not a path at all
+        problem = str(error)
+    if problem is not None:
+        _LOGGER.warning("skipped checkpoint %s: %s", path, problem)
+    return problem is None
 
 
 def list_checkpoints(directory: str | os.PathLike[str]) -> list[str]:
@@ -122,12 +100,16 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> list[str]:
     return sorted(str(path) for path in _iter_checkpoints(Path(directory).absolute()))
 
 
-def resolve(path: str | os.PathLike[str]) -> str:
+def resolve(path: str | os.PathLike[str], *, checksums: bool = False) -> str:
     """Return the absolute path of a checkpoint, given the checkpoint or a work dir for its newest one.
+
+    Args:
+      path: a checkpoint or a work dir.
+      checksums: whether to compare the files with their checksums.
 
     Raises:
       FileNotFoundError: the path does not exist, or the directory has no checkpoint; the message lists its contents.
-      CorruptCheckpointError: the checkpoint is incomplete.
+      CorruptCheckpointError: the checkpoint is incomplete or damaged.
     """
     path = Path(path).absolute()
     replacement = path.with_name(path.name + INCOMING)
@@ -138,10 +120,10 @@ def resolve(path: str | os.PathLike[str]) -> str:
             raise FileNotFoundError(f"a checkpoint must be a directory with {STATE}/ and {META}, got the file {path}")
         raise FileNotFoundError(f"there is no checkpoint {path}; {_list_contents(path.parent)}")
     if _is_checkpoint(path):
-        if (problem := validate_checkpoint(path)) is not None:
+        if (problem := validate_checkpoint(path, checksums=checksums)) is not None:
             raise CorruptCheckpointError(f"checkpoint {path} is corrupt: {problem}")
         return str(path)
-    if (latest := find_latest(path)) is not None:
+    if (latest := find_latest(path, checksums=checksums)) is not None:
         return latest
     raise FileNotFoundError(
         f"{path} is neither a checkpoint ({STATE}/, {META}, {MANIFEST}) nor a work dir with complete checkpoints; "
@@ -191,8 +173,15 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _iter_checkpoints(directory: Path) -> Iterator[Path]:
-    if directory.is_dir():
+    if _is_directory(directory):
         yield from (p for p in directory.iterdir() if p.suffix != OUTGOING and p.is_dir() and _is_checkpoint(p))
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or not a name at all
+        return False
 
 
 def _list_contents(directory: Path) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.layout import INCOMING, META, STATE, encode_meta, resolve, write_manifest
+from jengine.checkpoint.layout import INCOMING, STATE, encode_meta, resolve
+from jengine.checkpoint.manifest import META, claim, read_manifest, remove, seal
 from jengine.checkpoint.restore import load
 from jengine.errors import UnknownNameError, closest
 from jengine.paths import flatten
@@ -45,11 +45,13 @@ def publish(path: str | os.PathLike[str], keys: Iterable[str]) -> tuple[str, lis
     meta = {key: value for key, value in checkpoint.meta.items() if key in selected}
     copy = source.with_name(f"{source.name}-{_digest(state)}")
     incoming = copy.with_name(copy.name + INCOMING)
-    shutil.rmtree(incoming, ignore_errors=True)
+    manifest = read_manifest(source)
+    assert manifest is not None  # `resolve` has read it
+    claim(incoming, manifest.run)
     arrays.write_from_process(incoming / STATE, state)
     (incoming / META).write_text(encode_meta(meta))
-    write_manifest(incoming, latest=False, iteration=None)
-    shutil.rmtree(copy, ignore_errors=True)
+    seal(incoming, run=manifest.run, is_latest=False, iteration=None)
+    remove(copy)
     incoming.rename(copy)
     return str(copy), sorted({*checkpoint.state, *checkpoint.meta} - selected)
 

@@ -1,0 +1,198 @@
+"""Seal a checkpoint with a manifest, and verify it: the size and SHA-256 of each file, all of it synced to disk.
+
+A directory belongs to jengine only if it has a manifest. A save claims its directory with an incomplete manifest before
+anything else is written, so that an interrupted save is recognized, and a directory of the user is never touched.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MANIFEST = "manifest.json"
+META = "meta.json"
+_FORMAT = 2
+
+
+class Manifest(NamedTuple):
+    """Describe a checkpoint.
+
+    Attributes:
+      run: the identifier of the run that wrote it.
+      is_complete: whether all files were written.
+      is_latest: whether a resumed run prefers it to others.
+      iteration: the number of training iterations; None keeps it out of the search for a checkpoint to resume from.
+      files: size in bytes and SHA-256 (None without checksums) by the name of the file.
+    """
+
+    run: str
+    is_complete: bool = False
+    is_latest: bool = False
+    iteration: int | None = None
+    files: Mapping[str, tuple[int, str | None]] = {}
+
+
+def claim(directory: Path, run: str) -> None:
+    """Create `directory` with an incomplete manifest; remove what an interrupted save left there.
+
+    Raises:
+      FileExistsError: it exists and has no manifest.
+    """
+    remove(directory)
+    directory.mkdir()
+    _write(directory, Manifest(run))
+
+
+def seal(directory: Path, *, run: str, is_latest: bool, iteration: int | None, checksums: bool = True) -> None:
+    """Sync all files of `directory` to disk, then complete its manifest.
+
+    Args:
+      directory: holds `state/` and `meta.json`.
+      run, is_latest, iteration: see `Manifest`.
+      checksums: whether to compute the SHA-256 of each file, about a second per gigabyte.
+    """
+    files = {}
+    for path in _files(directory):
+        sync(path)
+        files[str(path.relative_to(directory))] = (path.stat().st_size, _sha256(path) if checksums else None)
+    for path in [p for p in directory.rglob("*") if p.is_dir()]:
+        sync(path)
+    _write(directory, Manifest(run, True, is_latest, iteration, files))
+    sync(directory)
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """Return the manifest of `directory`; None if it has none, or an unreadable one."""
+    try:
+        return _read(directory)
+    except (OSError, ValueError):
+        return None
+
+
+def is_ours(directory: Path) -> bool:
+    """Return whether `directory` was made by jengine: whether it is a real directory that has a manifest."""
+    return not directory.is_symlink() and (directory / MANIFEST).is_file()
+
+
+def validate_checkpoint(directory: Path, *, checksums: bool = False) -> str | None:
+    """Return the reason why `directory` is not a complete checkpoint, or None if it is one.
+
+    Args:
+      directory: any path.
+      checksums: whether to compare the SHA-256 of each file, and the iterations of manifest and meta.
+    """
+    if not directory.exists():
+        return "it does not exist"
+    try:
+        manifest = _read(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{MANIFEST} is missing"
+    except (OSError, ValueError) as error:
+        return f"{MANIFEST} is unreadable ({error})"
+    if not manifest.is_complete:
+        return "its save was never finished"
+    for name, (size, digest) in manifest.files.items():
+        path = directory / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (actual := path.stat().st_size) != size:
+            return f"{name} must have {size} bytes, got {actual}"
+        if checksums and digest is not None and _sha256(path) != digest:
+            return f"{name} is damaged (its SHA-256 is not that of the manifest)"
+    if checksums and (problem := _validate_meta(directory, manifest)) is not None:
+        return problem
+    return None
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory that is ours, its manifest last, so that an interrupted removal is recognized.
+
+    Raises:
+      FileExistsError: it has no manifest.
+    """
+    if not directory.exists():
+        return
+    if not is_ours(directory):
+        raise FileExistsError(
+            f"{directory} is not removed: it is not a checkpoint (it has no {MANIFEST})"
+        )
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != MANIFEST:
+            path.unlink()
+    (directory / MANIFEST).unlink()
+    directory.rmdir()
+
+
+def sync(path: Path) -> None:
+    """Flush a file or a directory to disk, on file systems that support it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # some network file systems cannot sync directories
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Replace the file at `path` atomically, and flush it and its directory to disk."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_text(text)
+    sync(temporary)
+    temporary.replace(path)
+    sync(path.parent)
+
+
+def _validate_meta(directory: Path, manifest: Manifest) -> str | None:
+    try:
+        iteration = json.loads((directory / META).read_text())["meta"]["iter"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{META} is unreadable ({error!r})"
+    if manifest.iteration is not None and iteration != manifest.iteration:
+        return f"{META} must be of iteration {manifest.iteration}, got {iteration}"
+    return None
+
+
+def _read(directory: Path) -> Manifest:
+    stored = json.loads((directory / MANIFEST).read_text())
+    if not isinstance(stored, dict) or stored.get("format") != _FORMAT:
+        found = stored.get("format") if isinstance(stored, dict) else stored
+        raise ValueError(f"its format must be {_FORMAT}, got {found!r}")
+    if stored.pop("sha256", None) != _digest(stored):
+        raise ValueError("its SHA-256 is not that of its content")
+    files = {str(name): (int(size), digest) for name, (size, digest) in stored["files"].items()}
+    for name in files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"files must be inside the checkpoint, got {name!r}")
+    return Manifest(stored["run"], stored["complete"], stored["latest"], stored["iter"], files)
+
+
+def _write(directory: Path, manifest: Manifest) -> None:
+    content: dict[str, Any] = {
+        "format": _FORMAT,
+        "run": manifest.run,
+        "complete": manifest.is_complete,
+        "latest": manifest.is_latest,
+        "iter": manifest.iteration,
+        "files": {name: list(record) for name, record in manifest.files.items()},
+    }
+    write_synced(directory / MANIFEST, json.dumps({**content, "sha256": _digest(content)}, indent=1))
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    return (path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != MANIFEST)
