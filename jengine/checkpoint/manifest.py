@@ -39,10 +39,10 @@ def claim(directory: Path, run: str) -> None:
     """Create `directory` with an incomplete manifest; remove what an interrupted save left there.
 
     Raises:
-      FileExistsError: it exists and has no manifest.
+      FileExistsError: it has files and no manifest.
     """
     remove(directory)
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     _write(directory, Manifest(run))
 
 
@@ -111,9 +111,9 @@ def remove(directory: Path) -> None:
     """Remove a directory that is ours, its manifest last, so that an interrupted removal is recognized.
 
     Raises:
-      FileExistsError: it has no manifest.
+      FileExistsError: it has files and no manifest.
     """
-    if not directory.exists():
+    if not directory.exists() or _is_empty(directory):
         return
     if not is_ours(directory):
         raise FileExistsError(
@@ -126,6 +126,11 @@ def remove(directory: Path) -> None:
             path.unlink()
     (directory / MANIFEST).unlink()
     directory.rmdir()
+
+
+def _is_empty(directory: Path) -> bool:
+    """Return whether a process was killed before it wrote the manifest, or after it removed it."""
+    return directory.is_dir() and all(path.name == f"{MANIFEST}.new" for path in directory.iterdir())
 
 
 def sync(path: Path) -> None:

@@ -4,6 +4,7 @@ import shutil
 import pytest
 
 from jengine.checkpoint import CorruptCheckpointError, find_latest, list_checkpoints, load, resolve
+from jengine.checkpoint.manifest import claim
 
 from .conftest import make_meta, make_state
 
@@ -77,13 +78,13 @@ def test_a_corrupt_checkpoint_is_skipped_with_a_warning(run, caplog, corrupt):
 
 def test_loading_a_corrupt_checkpoint_is_an_error_with_the_reason(run):
     truncate(run / "epoch_2")
-    with pytest.raises(CorruptCheckpointError, match=r"epoch_2 is corrupt: state/.* has \d+ bytes of \d+"):
+    with pytest.raises(CorruptCheckpointError, match=r"epoch_2 is corrupt: state/.* must have \d+ bytes, got \d+"):
         load(run / "epoch_2")
 
 
 def test_a_process_killed_while_writing_leaves_the_earlier_checkpoint(run, checkpointer):
-    shutil.copytree(run / "epoch_2", run / "epoch_3.incoming")
-    os.remove(run / "epoch_3.incoming" / "manifest.json")
+    claim(run / "epoch_3.incoming", run="")
+    shutil.copytree(run / "epoch_2" / "state", run / "epoch_3.incoming" / "state")
     assert find_latest(run) == str(run / "epoch_2")
     checkpointer.save(run / "epoch_3", make_state(3.0), make_meta(30))  # the next save cleans up
     checkpointer.wait()

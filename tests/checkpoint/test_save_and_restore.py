@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jengine.checkpoint import CheckpointMismatchError, arrays, load, read_meta, restore, stored_arrays
-from jengine.checkpoint.layout import write_manifest
+from jengine.checkpoint.manifest import seal
 
 from .conftest import make_meta, make_state
 
@@ -120,7 +120,7 @@ def test_a_checkpoint_with_compressed_arrays_is_readable(checkpointer, tmp_path,
     stored = jax.tree.map(lambda leaf: jax.random.key_data(leaf) if arrays.is_key(leaf) else leaf, state)
     ocp.PyTreeCheckpointer(use_compression=True).save(path / "state", stored, force=True)
     (path / "manifest.json").unlink()
-    write_manifest(path, latest=True, iteration=3)
+    seal(path, run="", is_latest=True, iteration=3)
     restored, _ = restore(path, state)
     assert_equal(restored, state)
 

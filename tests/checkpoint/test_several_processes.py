@@ -29,7 +29,7 @@ multihost_utils.sync_global_devices = fail
 state = {"params": {"split": put(PartitionSpec("data")), "copied": put(PartitionSpec())}, "rng": jax.random.key(1)}
 checkpointer = Checkpointer(work_dir)
 for number in (1, 2):
-    evict = [f"{work_dir}/epoch_{number - 1}"]
+    evict = [f"epoch_{number - 1}"]
     path = checkpointer.save(f"{work_dir}/epoch_{number}", state, {"meta": {"iter": number}}, evict=evict)
 checkpointer.close()
 restored, meta = restore(path, state)
