@@ -1,6 +1,6 @@
 """Schedule values of the optimizer (`lr`, `momentum`, ...) on the host, as functions of a counter.
 
-A schedule is a `Rule`, a pure function of the step; `variants` makes the scheduler classes from rules.
+A schedule is a `Rule`, a pure function of the step; `variants` creates the scheduler classes from rules.
 """
 
 from jengine.optim.schedules.build import Schedulers as Schedulers
