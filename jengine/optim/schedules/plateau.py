@@ -148,4 +148,4 @@ class PlateauScheduler(ParamScheduler):
                 raise ConfigError(
                     f"`min_value` must have one value for each of the {count} parameter groups, got {len(min_value)}"
                 )
-        self._scheduled = [scheduled._replace(target=targets[scheduled.index]) for scheduled in self._scheduled]
+        self._scheduled = [scheduled._replace(target=targets[scheduled.group_index]) for scheduled in self._scheduled]

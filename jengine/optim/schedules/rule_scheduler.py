@@ -55,7 +55,7 @@ class RuleScheduler(ParamScheduler):
         state = super().state_dict()
         if 0 <= self.last_step < self._frozen_steps:
             groups = self._groups()
-            values = [groups[scheduled.index][self.param_name] for scheduled in self._scheduled]
+            values = [groups[scheduled.group_index][self.param_name] for scheduled in self._scheduled]
             state["hidden"] = [v.hidden if isinstance(v, Frozen) else float(v) for v in values]
         return state
 
@@ -65,7 +65,7 @@ class RuleScheduler(ParamScheduler):
         if "hidden" in state and 0 <= self.last_step < self._frozen_steps:
             groups = self._groups()
             for scheduled, hidden in zip(self._scheduled, state["hidden"], strict=True):
-                self._write(groups[scheduled.index], Frozen(hidden))
+                self._write(groups[scheduled.group_index], Frozen(hidden))
 
     def _bind(self) -> None:
         num_steps = int(self.end - self.begin)
@@ -78,10 +78,10 @@ class RuleScheduler(ParamScheduler):
             None if old is None else new for old, new in zip(self.base_values, initial_values, strict=True)
         ]
         super()._bind()
-        self._scheduled = [scheduled._replace(target=targets[scheduled.index]) for scheduled in self._scheduled]
+        self._scheduled = [scheduled._replace(target=targets[scheduled.group_index]) for scheduled in self._scheduled]
         groups = self._groups()
         for scheduled in self._scheduled:
-            groups[scheduled.index][f"initial_{self.param_name}"] = scheduled.initial
+            groups[scheduled.group_index][f"initial_{self.param_name}"] = scheduled.initial
         self._change = self.settings.bind(num_steps)
         self._frozen_steps = self.settings.frozen_steps(num_steps)
         self._min_value = self.settings.min_value()

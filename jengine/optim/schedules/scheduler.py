@@ -30,7 +30,7 @@ class Groups(Protocol):
 class ScheduledGroup(NamedTuple):
     """Describe a parameter group that a scheduler changes."""
 
-    index: int  # position in the list of groups
+    group_index: int  # position in the list of groups
     initial: float  # initial value
     target: float  # constant of the group that the rule moves the value towards
 
@@ -166,8 +166,8 @@ class ParamScheduler:
         groups = self._groups()
         self.global_step = self.last_step = -1
         for scheduled in self._scheduled:
-            groups[scheduled.index][f"initial_{self.param_name}"] = scheduled.initial
-            self._write(groups[scheduled.index], scheduled.initial)
+            groups[scheduled.group_index][f"initial_{self.param_name}"] = scheduled.initial
+            self._write(groups[scheduled.group_index], scheduled.initial)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.settings}, begin={self.begin}, end={self.end}, by_epoch={self.by_epoch})"
