@@ -18,7 +18,7 @@ WRITERS = Registry("writer", "jengine.contrib.imix")
 
 _PREFIX = "train/"
 _TOTAL = "total_loss"  # iMIX's name of the sum of the losses
-_UNSMOOTHED = frozenset({"lr", "loss_scale", "skipped_steps"})
+_UNSMOOTHED = frozenset({"lr", "loss_scale", "skipped_steps"})  # metrics whose latest value is written
 _ETA_WINDOW = 1000
 
 
@@ -56,7 +56,7 @@ def get_histories(trainer: Runner) -> dict[str, HistoryBuffer]:
 
 
 def smooth_metrics(trainer: Runner, window_size: int) -> dict[str, float]:
-    """Return the median of the latest `window_size` values of each training metric; of `lr` the latest value."""
+    """Return the median of the latest `window_size` values of each training metric, or the latest value for `lr`."""
     return {
         name: history.current() if name in _UNSMOOTHED else median(history, window_size)
         for name, history in get_histories(trainer).items()

@@ -34,7 +34,7 @@ def load_schedulers_state_dict(
       schedulers: the built schedulers.
       state: the result of `schedulers_state_dict`.
       settings: which settings to use if config and checkpoint differ. 'checkpoint' continues the saved schedule.
-        'config' sets every value that the settings in the config give at this point of the run (see `replay`).
+        'config' sets every value that the settings in the config give by now (see `replay_schedulers`).
       iters: completed iterations; used with 'config' only, as the next two arguments.
       epochs: completed epochs.
       epoch_length: iterations in an epoch.
@@ -63,11 +63,11 @@ def load_schedulers_state_dict(
         else:
             differences = _load_chain(schedulers, state, settings, "param_scheduler")
     if settings == "config":
-        replay(schedulers, iters=iters, epochs=epochs, epoch_length=epoch_length)
+        replay_schedulers(schedulers, iters=iters, epochs=epochs, epoch_length=epoch_length)
     return differences
 
 
-def replay(schedulers: Schedulers, *, iters: int, epochs: int = 0, epoch_length: int | None = None) -> None:
+def replay_schedulers(schedulers: Schedulers, *, iters: int, epochs: int = 0, epoch_length: int | None = None) -> None:
     """Set every value that the settings of `schedulers` give after `iters` iterations and `epochs` epochs.
 
     Repeats all steps from the initial values in the order of a training run, including the recorded reductions of

@@ -141,7 +141,7 @@ class ParamScheduler:
         Args:
           state: the result of `state_dict`.
           settings: which settings to use from now on: those in `state` ('checkpoint') or those of the constructor
-            ('config'; `replay` then sets the values that these settings give).
+            ('config'; `replay_schedulers` then sets the values that these settings give).
 
         Raises:
           ConfigError: the state belongs to another type of scheduler, whose settings cannot be loaded.

@@ -4,7 +4,12 @@ import json
 
 import pytest
 
-from jengine.optim.schedules import build_param_schedulers, load_schedulers_state_dict, replay, schedulers_state_dict
+from jengine.optim.schedules import (
+    build_param_schedulers,
+    load_schedulers_state_dict,
+    replay_schedulers,
+    schedulers_state_dict,
+)
 
 LENGTH = 5
 
@@ -118,7 +123,7 @@ def test_a_replay_restores_the_initial_value_of_the_config(make_wrapper):
 def test_a_replay_of_zero_steps_restores_the_start(make_wrapper):
     wrapper, schedulers = start(make_wrapper, MIXED, total=4)
     train(wrapper, schedulers, 0, 9)
-    replay(schedulers, iters=0)
+    replay_schedulers(schedulers, iters=0)
     assert wrapper.param_groups[0]["lr"] == 0.0
     assert [scheduler.global_step for scheduler in schedulers] == [0, 0, 0]
 
