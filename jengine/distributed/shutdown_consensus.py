@@ -28,6 +28,7 @@ class ShutdownConsensus:
     def __init__(self, processes: SingleProcess | Processes) -> None:
         self._processes = processes
         self._changed = threading.Condition()
+        self._requested = False
         self._reset()
 
     def __enter__(self) -> "ShutdownConsensus":
@@ -78,7 +79,7 @@ class ShutdownConsensus:
 
     def _reset(self) -> None:
         self._points = 0  # number of points passed
-        self._requested: bool = False
+        self._requested = False
         self._request: int | None = None
         self._answer: int | None = None  # of this process
         self._end: int | None = None  # the latest answer of all processes
