@@ -101,7 +101,7 @@ def _describe_difference(samples: Sequence[Any]) -> str:
         for path, leaf in paths.flatten(sample).items():
             if np.shape(leaf) != np.shape(first[path]):
                 return (
-                    f"samples of a batch must have the same shapes, got {path!r} of {np.shape(first[path])} in sample 0 "
-                    f"and of {np.shape(leaf)} in sample {index}; pad or crop it, or pass a collate_fn"
+                    f"samples of a batch must have the same shapes, got {path!r} of {np.shape(first[path])} in sample "
+                    f"0 and of {np.shape(leaf)} in sample {index}; pad or crop it, or pass a collate_fn"
                 )
     return "the samples of a batch cannot be stacked"

@@ -105,8 +105,8 @@ class IterableLoader:
         """
         if getattr(self.iterable, "persistent_workers", False):
             raise ValueError(
-                f"{type(self.iterable).__name__} must not have persistent_workers=True, which allows only one pass at a "
-                "time; remove it"
+                f"{type(self.iterable).__name__} must not have persistent_workers=True, which allows only one pass at "
+                "a time; remove it"
             )
         other = copy.copy(self)
         other.set_epoch(epoch)
