@@ -108,7 +108,7 @@ def _build_phases(model: Model, optim_wrapper: Any, phases: Sequence[tuple[str, 
     built = []
     for name, count in [(name, 1) for name in optim_wrapper] if phases is None else phases:
         if name not in optim_wrapper:
-            raise ValueError(f"phases must be names of optimizers, got {name!r}{closest(name, optim_wrapper)}")
+            raise ValueError(f"phases must name optimizers, got {name!r}{closest(name, optim_wrapper)}")
         if optim_wrapper[name].accumulative_counts > 1:
             raise ValueError(
                 f"accumulative_counts of {name!r} must be 1 with several optimizers in one step, got "

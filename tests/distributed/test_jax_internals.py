@@ -1,5 +1,6 @@
 """Test that this JAX release has the private parts of its runtime that several processes need."""
 
+import pathlib
 import sys
 import types
 
@@ -38,3 +39,9 @@ def test_a_jax_without_cluster_detection_is_an_import_error_with_advice(monkeypa
 
 def test_a_process_that_is_not_connected_has_no_client():
     assert jax_internals.get_client() is None
+
+
+def test_no_other_module_uses_private_parts_of_jax():
+    package = pathlib.Path(jax_internals.__file__).parents[1]
+    users = [path.name for path in package.rglob("*.py") if "jax._src" in path.read_text()]
+    assert users == ["jax_internals.py"]

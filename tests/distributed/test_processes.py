@@ -105,7 +105,7 @@ def test_an_error_on_one_process_ends_the_other_with_a_message_that_names_it(run
     ), one
     assert re.search(r"in \w+\.\w+ at iteration 6 ", two), two
     assert "KeyError: 'colour'" in two
-    assert "in fail" in two  # with the traceback
+    assert "in raise_error" in two  # with the traceback
 
 
 def test_an_error_on_process_0_ends_the_other_with_a_message_that_names_it(run):
