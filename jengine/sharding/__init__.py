@@ -1,4 +1,4 @@
-"""Place a run's arrays on its devices and compile its step for them."""
+"""Place the arrays of a run on its devices, and compile its step for them."""
 
 from jengine.sharding.collectives import Collective as Collective
 from jengine.sharding.collectives import collectives as collectives

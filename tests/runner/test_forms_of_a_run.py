@@ -35,7 +35,7 @@ def test_a_run_warns_once_of_another_form_and_trains_on_with_it(make_runner):
     assert runner.iter == 8
     assert runner.programs.update.traces == 2
     log = log_of(runner)
-    assert log.count("the training step is compiled again, since its arguments changed") == 1
+    assert log.count("the training step is compiled again, because its arguments changed") == 1
     # the padded batches of a validation are dicts again
     assert log.count("the step of the validation is compiled again") == 0
     assert "  batch: was a dict, is a Renamed" in log

@@ -216,5 +216,5 @@ def test_a_step_is_replayed_up_to_the_operation_that_fails():
 
 def test_a_file_that_is_no_dump_is_refused(tmp_path):
     (tmp_path / "x").write_text("hello")
-    with pytest.raises(ValueError, match="is no dump of a training step"):
+    with pytest.raises(ValueError, match="must be a dump of a training step"):
         read_dump(tmp_path / "x")

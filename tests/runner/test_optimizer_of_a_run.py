@@ -329,7 +329,7 @@ def test_several_optimizers_act_in_their_phases(make_runner):
         ),
         (
             dict(optim_wrapper=dict(w=dict(optimizer=dict(type="SGD", lr=1.0), accumulative_counts=2))),
-            "'w' accumulates gradients",
+            "accumulative_counts of 'w' must be 1 with several optimizers in one step, got 2",
         ),
     ],
 )
