@@ -230,7 +230,7 @@ class CheckpointHook(Hook):
                 self._save_best(runner, key, score, ranking)
 
     def _save_best(self, runner: Runner, key: str, score: float, ranking: list[int]) -> None:
-        """Save a best checkpoint and keep those in `ranking`, best first: 0 is the new one, 1 the best before, and so on."""
+        """Save a best checkpoint, and keep those in `ranking`, best first: 0 is the new one, 1 the earlier best, …"""
         by_epoch = self.by_epoch and runner.train_loop.by_epoch
         number = runner.epoch if by_epoch else runner.iter
         name = f"best_{key}_{self._name(number, by_epoch)}".replace("/", "_")
