@@ -28,7 +28,7 @@ def build_runner_with_tta(cfg: Any) -> Runner:
     tta = {**dict(plain.get("vars") or {}), **tta}
     if tta.get("tta_model") is None:
         raise ConfigError(
-            "build_runner_with_tta: the config must have the key 'tta_model', dict(type=...) of a BaseTTAModel, got none"
+            "build_runner_with_tta: the config must have the key 'tta_model', the config of a BaseTTAModel, got none"
         )
     if plain.get("test_dataloader") is None:
         raise ConfigError("build_runner_with_tta: the config must have the key 'test_dataloader', got none")

@@ -116,7 +116,7 @@ def test_after_too_many_in_a_row_both_end_with_the_same_error_and_one_dump(one_e
     errors = [re.findall("^FloatingPointError: .*", output, re.MULTILINE) for output in one_each.outputs]
     assert len(errors[0]) == 1, one_each.outputs[0]
     assert errors[0] == errors[1]
-    assert "the steps of the iterations 1 to 2 were dropped: the loss is not finite" in errors[0][0]
+    assert "the steps of iterations 1 to 2 were dropped: the loss is not finite" in errors[0][0]
     (path,) = (one_each.folder / "ending").glob("*.dump")
     dump = read_dump(path)
     assert (

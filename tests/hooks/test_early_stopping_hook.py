@@ -69,11 +69,11 @@ def test_a_missing_metric_is_a_warning_or_an_error(caplog):
     hook, runner = EarlyStoppingHook("acc", min_delta=0.1), fake_runner()
     hook.before_train(runner)
     hook.after_val_epoch(runner, {"ac": 1.0})
-    assert "no metric 'acc'; did you mean 'ac'?" in caplog.text
+    assert "must be a metric of the validation, got 'acc'; did you mean 'ac'?" in caplog.text
     assert hook.state_dict() == {"best_score": None, "wait_count": 0}
     hook = EarlyStoppingHook("acc", min_delta=0.1, strict=True)
     hook.before_train(runner)
-    with pytest.raises(RuntimeError, match="no metric 'acc'; expected one of: loss"):
+    with pytest.raises(RuntimeError, match="got 'acc'; expected one of: loss"):
         hook.after_val_epoch(runner, {"loss": 1.0})
 
 
@@ -98,7 +98,7 @@ def test_the_default_of_the_least_improvement_is_warned_about(caplog):
 
 def test_a_loop_that_cannot_be_stopped_is_refused():
     runner = types.SimpleNamespace(train_loop=object())
-    with pytest.raises(AssertionError, match="object has no attribute `stop_training`"):
+    with pytest.raises(AssertionError, match="must have the attribute `stop_training`.*got object without it"):
         EarlyStoppingHook("acc").before_run(runner)
     EarlyStoppingHook("acc").before_run(types.SimpleNamespace(train_loop=None))  # validation alone
 
@@ -106,10 +106,10 @@ def test_a_loop_that_cannot_be_stopped_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (dict(monitor="acc", rule="bigger"), ValueError, "rule is 'greater' or 'less', found 'bigger'"),
+        (dict(monitor="acc", rule="bigger"), ValueError, "rule must be 'greater' or 'less', got 'bigger'"),
         (dict(monitor="perplexity"), ValueError, "cannot be told from its name; give rule="),
-        (dict(monitor="acc", patience=0), ValueError, "patience is at least 1, found 0"),
-        (dict(monitor="acc", patience=1.5), TypeError, "patience is an integer, found 1.5"),
+        (dict(monitor="acc", patience=0), ValueError, "patience must be at least 1, got 0"),
+        (dict(monitor="acc", patience=1.5), TypeError, "patience must be an integer, got 1.5"),
         (dict(), TypeError, "needs the argument 'monitor'"),
         (dict(monitor="acc", patient=1), TypeError, "did you mean 'patience'?"),
     ],

@@ -21,11 +21,11 @@ def test_priorities_have_the_values_of_mmengine():
 @pytest.mark.parametrize(
     ("priority", "error", "message"),
     [
-        (101, ValueError, "between 0 and 100, found 101"),
-        (-1, ValueError, "found -1"),
-        ("foo", KeyError, "no priority is called 'foo'"),
+        (101, ValueError, "between 0 and 100, got 101"),
+        (-1, ValueError, "got -1"),
+        ("foo", KeyError, "must be the name of a level, got 'foo'"),
         ("NORMEL", KeyError, "did you mean 'NORMAL'"),
-        (1.5, TypeError, "found 1.5"),
+        (1.5, TypeError, "got 1.5"),
     ],
 )
 def test_a_bad_priority_says_what_is_expected(priority, error, message):
@@ -119,7 +119,7 @@ def test_a_config_gives_the_constructor_its_arguments_and_stays_as_it_was():
 
 
 def test_what_is_no_hook_is_refused():
-    with pytest.raises(TypeError, match="an instance of Hook or a config dict, found 'x'"):
+    with pytest.raises(TypeError, match="must be an instance of Hook or a config dict, got 'x'"):
         HookList().register("x")
 
 

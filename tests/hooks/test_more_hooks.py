@@ -68,7 +68,7 @@ def test_the_loss_is_looked_at_every_so_many_iterations(fake_runner, bad, caplog
         hook.after_train_iter(fake_runner, 0, outputs={"loss": bad if fake_runner.iter >= 10 else 1.0})
     fake_runner.iter = 49
     hook.after_train_iter(fake_runner, 0, outputs={"loss": 1.0})
-    with pytest.raises(AssertionError, match=f"the loss is {float(bad)} in iteration 49"):
+    with pytest.raises(AssertionError, match=f"the loss must be finite, got {float(bad)} in iteration 49"):
         hook.after_train_iter(fake_runner, 0, outputs={"loss": bad})
     assert "the loss became infinite or NaN!" in caplog.text
 
@@ -115,11 +115,11 @@ def test_the_number_of_classes_is_held_to_that_of_the_data():
     hook = ClassNumCheckHook()
     for stage in ("before_train", "before_val", "before_test"):
         getattr(hook, stage)(classes_of(("a", "b", "c"), model))
-        with pytest.raises(ValueError, match=r"model\.module\.num_classes is 3, and the \w+ data have 2 classes"):
+        with pytest.raises(ValueError, match=r"model\.module\.num_classes must be 2, .* the \w+ data, got 3"):
             getattr(hook, stage)(classes_of(("a", "b"), model))
     with pytest.warns(UserWarning, match="the train data have no `classes`"):
         hook.before_train(classes_of(None, model))
-    with pytest.raises(TypeError, match=r"found the string 'cat': \('cat',\)"):
+    with pytest.raises(TypeError, match=r"got 'cat'; did you mean \('cat',\)\?"):
         hook.before_train(classes_of("cat", model))
 
 
@@ -128,9 +128,9 @@ def test_the_heads_of_a_list_are_checked_and_a_proposal_head_is_not():
     model = types.SimpleNamespace(heads=[head], rpn_head=types.SimpleNamespace(num_classes=1))
     model.itself = model  # a cycle is no endless search
     ClassNumCheckHook().before_train(classes_of(tuple("abcdefg"), model))
-    with pytest.raises(ValueError, match=r"model\.heads\[0\]\.num_classes is 7"):
+    with pytest.raises(ValueError, match=r"model\.heads\[0\]\.num_classes must be 1, .* got 7"):
         ClassNumCheckHook().before_train(classes_of(("a",), model))
-    with pytest.raises(ValueError, match=r"model\.rpn_head\.num_classes is 1"):
+    with pytest.raises(ValueError, match=r"model\.rpn_head\.num_classes must be 7, .* got 1"):
         ClassNumCheckHook(skip=()).before_train(classes_of(tuple("abcdefg"), model))
 
 
@@ -233,7 +233,7 @@ def test_padding_of_a_batch_is_not_drawn():
 
 
 def test_a_batch_without_images_is_an_error_that_says_which():
-    with pytest.raises(ValueError, match=r"draws the batch entry 'image', found \['x'\]"):
+    with pytest.raises(ValueError, match=r"a batch must have the entry 'image', got \['x'\]"):
         NaiveVisualizationHook().after_test_iter(None, 0, data_batch={"x": 1})
 
 
@@ -296,12 +296,13 @@ def test_the_profiler_says_when_it_traces_next(schedule, first):
     assert [hook.next_step(None, i) for i in range(12)] == first
 
 
-def test_each_trace_is_handed_over(tracing):
+def test_the_path_of_each_trace_is_passed_on(tracing, caplog):
+    caplog.set_level("INFO")
     paths = []
     profiled(ProfilerHook(on_trace_ready=paths.append))
     assert paths == ["/logs/tf_tracing_logs/iter_0"]
-    hook = ProfilerHook(on_trace_ready=dict(type="tb_trace", dir_name="/elsewhere"))
-    assert hook._dir_name == "/elsewhere"
+    profiled(ProfilerHook(on_trace_ready=dict(type="tb_trace", dir_name="/elsewhere")))
+    assert "ProfilerHook: wrote the trace /elsewhere/iter_0" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -336,18 +337,18 @@ def test_a_profile_longer_than_the_run_is_refused():
     [
         (dict(type="WarmupParamHook", param_name="a", value=1.0, warmup_epochs=0), ValueError, "a positive number of epochs"),
         (dict(type="PreciseBNHook", num_samples=0), ValueError, "num_samples must be an integer of at least 1"),
-        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=0)]), ValueError, "action_epoch is an integer of at least 1"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=0)]), ValueError, "action_epoch must be an integer of at least 1"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, los=1)]), ValueError, "did you mean 'loss'"),
-        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, loss=1)] * 2), ValueError, "two changes have the action_epoch 2"),
-        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, hyperparams=dict(mixup=0))]), ValueError, "'mixup' changes in epoch 2 and has no value before"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, loss=1)] * 2), ValueError, "each action_epoch must occur once, got 2 twice"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, hyperparams=dict(mixup=0))]), ValueError, "a first value in a change with action_epoch=1, got 'mixup' first in epoch 2"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=dict(augment=[]))]), ValueError, "did you mean 'augments'"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=dict(augments=[]))]), ValueError, "a list of augmentations, found \\[\\]"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=dict(augments=[max], probs=[2]))]), ValueError, "a sum of at most 1; found \\[2\\]"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=3)]), TypeError, "an augmentation is a function"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, train_pipeline="Flip")]), TypeError, "a pipeline is a list of transforms"),
-        (dict(type="PipelineSwitchHook", switch_epoch=-1, switch_pipeline=[]), ValueError, "switch_epoch is an integer of at least 0, found -1"),
+        (dict(type="PipelineSwitchHook", switch_epoch=-1, switch_pipeline=[]), ValueError, "switch_epoch must be an integer of at least 0, got -1"),
         (dict(type="PipelineSwitchHook", switch_epoch=1, switch_pipeline=[3]), TypeError, "a transform is a function of a sample"),
-        (dict(type="NaiveVisualizationHook", interval=0), ValueError, "interval is an integer of at least 1"),
+        (dict(type="NaiveVisualizationHook", interval=0), ValueError, "interval must be an integer of at least 1"),
         (dict(type="MeanTeacherHook", momentum=2.0), AssertionError, "momentum"),
     ],
 )  # fmt: skip

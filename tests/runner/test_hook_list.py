@@ -159,11 +159,11 @@ def test_a_hook_whose_steps_change_is_called_at_the_new_ones():
 
 def test_a_chunk_ends_at_a_hook_that_acts_after_a_step_and_starts_at_one_that_acts_before():
     hooks = made(Recording(3), Recording(4))
-    assert [hooks.allow_chunk(runner_at(0), size) for size in (2, 3, 4)] == [True, True, False]
-    assert made(PerChunk(), Ahead()).allow_chunk(runner_at(4), 100)
-    assert made(Recording(6), Ahead()).allow_chunk(runner_at(0), 6)
-    assert not made(EachStep()).allow_chunk(runner_at(0), 2)
-    assert made().allow_chunk(runner_at(5), 9)
+    assert [hooks.allows_chunk(runner_at(0), size) for size in (2, 3, 4)] == [True, True, False]
+    assert made(PerChunk(), Ahead()).allows_chunk(runner_at(4), 100)
+    assert made(Recording(6), Ahead()).allows_chunk(runner_at(0), 6)
+    assert not made(EachStep()).allows_chunk(runner_at(0), 2)
+    assert made().allows_chunk(runner_at(5), 9)
 
     class Before(Hook):
         def next_step(self, runner, step):
@@ -172,11 +172,11 @@ def test_a_chunk_ends_at_a_hook_that_acts_after_a_step_and_starts_at_one_that_ac
         def before_train_iter(self, runner, batch_idx, data_batch=None):
             pass
 
-    assert made(Before()).allow_chunk(runner_at(0), 4)
-    assert not made(Before()).allow_chunk(runner_at(0), 5)  # step 4 has to be the first of a chunk
-    assert made(Before()).allow_chunk(runner_at(4), 5)
+    assert made(Before()).allows_chunk(runner_at(0), 4)
+    assert not made(Before()).allows_chunk(runner_at(0), 5)  # step 4 has to be the first of a chunk
+    assert made(Before()).allows_chunk(runner_at(4), 5)
 
 
 def test_hooks_that_prevent_chunks_are_returned():
     each, first = EachStep(), Recording(1)
-    assert made(each, Recording(2), PerChunk(), Ahead(), first).prevent_chunks(runner_at(0)) == [each, first]
+    assert made(each, Recording(2), PerChunk(), Ahead(), first).list_chunk_blockers(runner_at(0)) == [each, first]

@@ -94,7 +94,7 @@ def test_the_hook_table_lists_the_defaults_in_order(make_runner):
     ("changes", "error", "message", "place"),
     [
         (dict(custom_hooks=[dict(type="ChekpointHook")]), KeyError, "did you mean 'CheckpointHook'", "custom_hooks[0].type"),
-        (dict(custom_hooks=[dict(type="IterTimerHook", priority=101)]), ValueError, "found 101", "custom_hooks[0]"),
+        (dict(custom_hooks=[dict(type="IterTimerHook", priority=101)]), ValueError, "got 101", "custom_hooks[0]"),
         (dict(default_hooks=dict(logger=dict(type="LoggerHook", interval=0))), ValueError, "positive", "default_hooks.logger"),
         (dict(default_hooks=dict(logger=dict(type="LoggerHook", interval=2.0))), TypeError, "an integer", "default_hooks.logger"),
         (dict(default_hooks=dict(timer=dict(type="IterTimerHook", blok=True))), TypeError, "did you mean 'block'", "default_hooks.timer"),

@@ -166,7 +166,7 @@ def test_a_pipeline_is_switched_once_and_from_the_start_of_a_run_that_is_resumed
         make_runner(custom_hooks=[hook, watch], train_cfg=dict(max_epochs=epochs), resume=resume, **settings).train()
         found.append([out["seen"] for out in watch.outputs])
     assert found == [[1.0, 1.0, 2.0, 2.0], [2.0] * 4]
-    with pytest.raises(ValueError, match="the training loop counts iterations"):
+    with pytest.raises(ValueError, match="the training loop must count epochs, got one that counts iterations"):
         make_runner(custom_hooks=[hook], train_cfg=dict(by_epoch=False, max_iters=2), **settings).train()
 
 
@@ -189,8 +189,8 @@ def test_each_batch_gets_one_of_several_augmentations_or_none(make_runner):
 @pytest.mark.parametrize(
     ("item", "changes", "message"),
     [
-        (dict(train_pipeline=[plus_one]), {}, "a dataset that has a `pipeline`, found ArrayDataset: wrap it"),
-        (dict(loss=1), dict(train_cfg=dict(by_epoch=False, max_iters=2)), "the training loop counts iterations"),
+        (dict(train_pipeline=[plus_one]), {}, "the dataset must have a `pipeline` to change, got ArrayDataset; wrap it"),
+        (dict(loss=1), dict(train_cfg=dict(by_epoch=False, max_iters=2)), "the training loop must count epochs, got one that counts iterations"),
         (
             dict(batch_augments=lambda batch, rng: {"x": batch["x"].astype(jnp.float16)}),
             {},
@@ -386,7 +386,7 @@ def test_a_test_merges_the_predictions_of_all_views_and_validation_does_not(make
         custom_hooks=[dict(type="PrepareTTAHook", tta_cfg=dict(type=lambda module: module))],
         test_dataloader=data, test_cfg=dict(), test_evaluator=metric,
     )  # fmt: skip
-    with pytest.raises(TypeError, match="tta_cfg describes a BaseTTAModel, found FunctionalModel"):
+    with pytest.raises(TypeError, match="tta_cfg must build a BaseTTAModel, got FunctionalModel"):
         other.test()
 
 

@@ -163,7 +163,7 @@ def test_batch_norm_under_accumulation_is_warned_about(make_runner, monkeypatch)
     )
     runner.train()
     with open(f"{runner.log_dir}/{runner.timestamp}.log") as log:
-        assert "BatchNorm (bn) takes its statistics from each small batch" in log.read()
+        assert "BatchNorm (bn) computes its statistics from each small batch" in log.read()
 
 
 def overflowing_model(seen):

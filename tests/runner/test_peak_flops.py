@@ -1,6 +1,6 @@
 import pytest
 
-from jengine.runner.peak_flops import peak_flops, utilisation
+from jengine.runner.peak_flops import compute_utilisation, peak_flops
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_device_has_no_peak_for_what_it_cannot_multiply():
 def test_utilisation_is_the_time_at_the_peak_over_the_time_taken():
     # 312 TFLOP of bfloat16 take an A100 a second, 78 of float32 half a second: on three, half a second
     flops = {"bfloat16": 312e12, "float32": 78e12}
-    assert utilisation(flops, seconds=2.0, device_kind="NVIDIA A100-SXM4-40GB", devices=3) == pytest.approx(0.25)
+    assert compute_utilisation(flops, seconds=2.0, device_kind="NVIDIA A100-SXM4-40GB", devices=3) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_utilisation_is_the_time_at_the_peak_over_the_time_taken():
     [({"float32": 1e12}, "cpu"), ({"float64": 1e12}, "NVIDIA A100-SXM4-40GB"), ({}, "NVIDIA A100-SXM4-40GB")],
 )
 def test_without_a_peak_or_anything_to_count_nothing_is_said(flops, kind):
-    assert utilisation(flops, seconds=1.0, device_kind=kind, devices=1) is None
+    assert compute_utilisation(flops, seconds=1.0, device_kind=kind, devices=1) is None

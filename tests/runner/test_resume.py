@@ -225,7 +225,7 @@ def test_a_longer_run_continues_with_its_optax_schedule(make_runner):
     runner.train()
     assert rates.rates == pytest.approx([float(schedule(step)) for step in range(20)], rel=1e-6)
     log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
-    assert "are not those of the checkpoint" not in log
+    assert "The schedules of the config and of the checkpoint differ" not in log
 
 
 def test_a_checkpoint_without_the_optimizer_resumes_with_fresh_moments(make_runner, tmp_path):
@@ -260,7 +260,7 @@ def test_whose_schedule_holds_after_a_resume_is_a_choice(make_runner, tmp_path, 
     runner.train()
     assert seen[0] == pytest.approx(rate)
     log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
-    assert f"Those of the {choice} apply" in log
+    assert f"Those of the {choice} are used" in log
     assert "param_scheduler[0].T_max: 4 in the config, 2 in the checkpoint" in log
     with pytest.raises(ValueError, match="must be one of 'checkpoint', 'config', got 'both'"):
         make_runner(param_scheduler_on_resume="both")

@@ -7,7 +7,7 @@ import pytest
 
 from jengine.logging import PhaseTimer
 from jengine.runner import speed
-from jengine.runner.speed import speed_of, speed_table
+from jengine.runner.speed import format_speed, measure_speed
 
 # forward a product of (4, 2) and (2,), backward one of (2, 4) and (4,): 8 multiplications and 8 additions each
 FLOPS = 32
@@ -64,16 +64,16 @@ def test_utilisation_is_told_for_devices_whose_peak_is_known(make_runner, monkey
     assert "peak" not in log_of(runner)
     kinds = []
 
-    def utilisation(flops, seconds, device_kind, devices):
+    def compute_utilisation(flops, seconds, device_kind, devices):
         kinds.append((device_kind, devices))
         return FLOPS / seconds / 1000 if flops == {"float32": FLOPS} else None
 
-    monkeypatch.setattr(speed, "utilisation", utilisation)
-    scalars = speed_of(runner)
+    monkeypatch.setattr(speed, "compute_utilisation", compute_utilisation)
+    scalars = measure_speed(runner)
     assert kinds == [("cpu", 1)]
     share = scalars["speed/model_flops_utilisation"]
     assert share == pytest.approx(scalars["speed/flops_per_second"] / 1000)
-    assert f"{share:.1%} of the devices' peak, without compiling" in speed_table(scalars)
+    assert f"{share:.1%} of the devices' peak, without compiling" in format_speed(scalars)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_pmap_tells_no_operations_and_the_run_ends_all_the_same(make_runner):
 
 
 def test_large_numbers_of_operations_are_shortened():
-    table = speed_table({"seconds/step": 1.0, "speed/iterations_per_second": 2.0, "speed/flops_per_second": 1.25e12})
+    table = format_speed({"seconds/step": 1.0, "speed/iterations_per_second": 2.0, "speed/flops_per_second": 1.25e12})
     assert "2.0 iterations/s, 1.2 TFLOP/s, without" in table
     assert "| step | 1.00    | 100.0% |" in table
 

@@ -81,10 +81,10 @@ def test_the_keys_may_be_variables_of_a_config_that_also_trains(cfg):
 
 def test_what_is_missing_is_said(cfg):
     plain = cfg()
-    with pytest.raises(ValueError, match="needs the key 'tta_model'"):
+    with pytest.raises(ValueError, match="must have the key 'tta_model'"):
         build_runner_with_tta({**plain, "tta_model": None})
-    with pytest.raises(ValueError, match="needs the key 'test_dataloader'"):
+    with pytest.raises(ValueError, match="must have the key 'test_dataloader'"):
         build_runner_with_tta({**plain, "test_dataloader": None})
-    with pytest.raises(ValueError, match="tta_pipeline needs a test_dataloader that is a dict"):
+    with pytest.raises(ValueError, match="with tta_pipeline, test_dataloader must be a dict"):
         build_runner_with_tta({**plain, "test_dataloader": [dict(x=np.ones(2))], "tta_pipeline": [tenfold]})
     assert "TransformedDataset" in DATASETS
