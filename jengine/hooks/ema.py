@@ -133,8 +133,9 @@ class EMAHook(Hook):
         Raises:
           ConfigError: the run has more than one EMAHook.
         """
-        if sum(isinstance(hook, EMAHook) for hook in runner.hooks) > 1:
-            raise ConfigError("a run must have at most one EMAHook: validation and checkpoints hold one average")
+        count = sum(isinstance(hook, EMAHook) for hook in runner.hooks)
+        if count > 1:
+            raise ConfigError(f"a run must have at most one EMAHook, got {count}; evaluation uses a single average")
         if not (self.evaluate_on_ema or self.evaluate_on_origin):
             runner.logger.warning(
                 "EMAHook: evaluate_on_ema and evaluate_on_origin are both False; the raw parameters are evaluated"

@@ -24,7 +24,7 @@ class Hook:
     A hook acts in one of two ways, or in both:
 
     * **Host stages** (`before_run` … `after_run`, the names and arguments of MMEngine) are called by the Runner in
-      priority order, outside the compiled step. They have access to numbers, files and the clock.
+      priority order, outside the compiled step. They can read metrics, files and the clock.
     * **Traced points** (`traced_batch`, `traced_grads`, `traced_update`, `traced_accumulate`) are pure functions
       `context -> context` that are compiled into the step, in the same priority order. They keep values in the
       traced state (see `init_traced_state`), never in an attribute: an attribute read inside a trace is frozen at
@@ -130,7 +130,7 @@ class Hook:
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="val")
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Run after a validation, with its metrics as host numbers."""
+        """Run after a validation, with its metrics as Python numbers."""
         self._after_epoch(runner, mode="val")
 
     def after_val(self, runner: Runner) -> None:
@@ -158,7 +158,7 @@ class Hook:
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="test")
 
     def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Run after a test, with its metrics as host numbers."""
+        """Run after a test, with its metrics as Python numbers."""
         self._after_epoch(runner, mode="test")
 
     def after_test(self, runner: Runner) -> None:

@@ -68,7 +68,7 @@ def get_priority(priority: int | str | Priority) -> int:
     return int(priority)
 
 
-def priority_name(priority: int | str | Priority) -> str:
+def get_priority_name(priority: int | str | Priority) -> str:
     """Return the name of a priority, or its number if it has none, for the table of hooks."""
     value = get_priority(priority)
     return Priority(value).name if value in Priority._value2member_map_ else str(value)

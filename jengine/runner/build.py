@@ -144,7 +144,7 @@ def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
 
 
 def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: Any) -> Any:
-    """Return the schedulers of `cfg` for the hyperparameters of `optim_wrapper`, over the whole training."""
+    """Return the schedulers of `cfg` for the hyperparameters of `optim_wrapper`, over all of training."""
     return build_param_schedulers(
         cfg,
         optim_wrapper,

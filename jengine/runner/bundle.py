@@ -148,11 +148,13 @@ def load_weights(runner: Runner, source: LoadFrom) -> None:
     runner.logger.info(f"Loaded the {averaged}weights of {source.path}.")
 
 
-def match_hook_states(own: Mapping[str, PyTree], stored: Iterable[str], exchanged: Mapping[str, str]) -> HookStateMatch:
+def match_hook_states(
+    states: Mapping[str, PyTree], stored: Iterable[str], exchanged: Mapping[str, str]
+) -> HookStateMatch:
     """Match the hook states of a run to the entries of a checkpoint.
 
     Args:
-      own: the run's traced states by hook.
+      states: the run's traced states by hook.
       stored: the dotted paths of the checkpoint's arrays.
       exchanged: items of the state that were swapped with parts of a hook's state when the checkpoint was saved, such
         as `{'params': 'hook_state.EMAHook.params'}`. They are swapped back; without the hook only the item is restored.
@@ -162,17 +164,17 @@ def match_hook_states(own: Mapping[str, PyTree], stored: Iterable[str], exchange
     rename, ignore = [], []
     for item, source in exchanged.items():
         rename.append((source, item))
-        if _hook_name(source) in own:
+        if _hook_name(source) in states:
             rename.append((item, source))
         else:
             ignore.append(item)
     sources = tuple(f"{source}." for source in exchanged.values())
-    ignore += [path for path in paths if _hook_name(path) not in own and not path.startswith(sources)]
-    missing = [name for name, state in own.items() if name not in stored_hooks and jax.tree.leaves(state)]
+    ignore += [path for path in paths if _hook_name(path) not in states and not path.startswith(sources)]
+    missing = [name for name, state in states.items() if name not in stored_hooks and jax.tree.leaves(state)]
     return HookStateMatch(
-        states={name: state for name, state in own.items() if name not in missing},
+        states={name: state for name, state in states.items() if name not in missing},
         missing=missing,
-        unused=sorted(stored_hooks - set(own)),
+        unused=sorted(stored_hooks - set(states)),
         rename=rename,
         ignore=ignore,
     )

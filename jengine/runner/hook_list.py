@@ -5,7 +5,7 @@ from typing import Any
 
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
-from jengine.hooks.priority import Priority, get_level, get_priority, priority_name, to_priority
+from jengine.hooks.priority import Priority, get_level, get_priority, get_priority_name, to_priority
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
@@ -105,7 +105,7 @@ class HookList:
         sections = []
         hooks = [(value, type(hook).__name__, hook.get_triggered_stages()) for value, hook in self._hooks]
         for stage in Hook.stages:
-            lines = [f"({priority_name(value):<12}) {name:<35}" for value, name, stages in hooks if stage in stages]
+            lines = [f"({get_priority_name(value):<12}) {name:<35}" for value, name, stages in hooks if stage in stages]
             if lines:
                 sections.append("\n".join([f"{stage}:", *lines, " -------------------- "]))
         return "\n".join(sections)

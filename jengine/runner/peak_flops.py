@@ -38,7 +38,7 @@ _PEAKS: tuple[tuple[str, float, float], ...] = (
 _WITHOUT_BFLOAT16 = r"\b(V100|T4)\b"
 
 
-def peak_flops(device_kind: str) -> dict[str, float]:
+def get_peak_flops(device_kind: str) -> dict[str, float]:
     """Return the peak operations per second of one device, by operand dtype; {} for an unknown device.
 
     Args:
@@ -70,7 +70,7 @@ def compute_utilisation(flops: Mapping[str, float], seconds: float, device_kind:
     Returns:
       A fraction of 1; None without operations to count or a known peak.
     """
-    peaks = peak_flops(device_kind)
+    peaks = get_peak_flops(device_kind)
     if not flops or not peaks.keys() >= flops.keys():
         return None
     return sum(count / peaks[kind] for kind, count in flops.items()) / devices / seconds
