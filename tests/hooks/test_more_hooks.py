@@ -68,8 +68,9 @@ def test_the_loss_is_checked_at_the_interval(fake_runner, bad, caplog):
         hook.after_train_iter(fake_runner, 0, outputs={"loss": bad if fake_runner.iter >= 10 else 1.0})
     fake_runner.iter = 49
     hook.after_train_iter(fake_runner, 0, outputs={"loss": 1.0})
-    with pytest.raises(AssertionError, match=f"the loss must be finite, got {float(bad)} in iteration 49"):
+    with pytest.raises(AssertionError, match=f"the loss must be finite, got {float(bad)} in iteration 49") as caught:
         hook.after_train_iter(fake_runner, 0, outputs={"loss": bad})
+    assert isinstance(caught.value, FloatingPointError)
     assert "the loss became infinite or NaN!" in caplog.text
 
 
