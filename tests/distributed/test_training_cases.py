@@ -119,7 +119,7 @@ def test_too_many_nans_in_a_row_end_both_with_the_same_error_and_one_dump(one_de
     errors = [re.findall("^FloatingPointError: .*", output, re.MULTILINE) for output in one_device_each.outputs]
     assert len(errors[0]) == 1, one_device_each.outputs[0]
     assert errors[0] == errors[1]
-    assert "the steps of the iterations 1 to 2 were dropped: the loss is not finite" in errors[0][0]
+    assert "the steps of iterations 1 to 2 were dropped: the loss is not finite" in errors[0][0]
     (path,) = (one_device_each.folder / "failing").glob("*.dump")
     dump = read_dump(path)
     first_of_process_1 = [False] * 8 + [True] + [False] * 7

@@ -29,7 +29,7 @@ def test_a_level_can_be_a_member_a_name_in_any_case_or_a_number(level):
 
 @pytest.mark.parametrize("level", [35, "35", "VERY_HIGH", None, 2.5, True])
 def test_other_values_are_normal_with_a_warning(level):
-    with pytest.warns(UserWarning, match="NORMAL is taken"):
+    with pytest.warns(UserWarning, match="NORMAL is used"):
         assert get_level(level) is PriorityStatus.NORMAL
 
 
@@ -70,12 +70,12 @@ def test_the_config_of_any_hook_can_have_a_level():
     assert hooks.priority_of(hooks.register(dict(type="TextLoggerHook", level=0))) == 0
     assert hooks.priority_of(hooks.register(dict(type="TextLoggerHook"))) == 50
     assert hooks.priority_of(hooks.register(dict(type="OptimizerHook"))) == 30
-    with pytest.warns(UserWarning, match="no level is 35"):
+    with pytest.warns(UserWarning, match="got 35"):
         assert hooks.priority_of(hooks.register(dict(type="TextLoggerHook", level=35))) == 50
 
 
 def test_a_level_and_a_priority_exclude_each_other():
-    with pytest.raises(ConfigError, match="found both: 30 and 20"):
+    with pytest.raises(ConfigError, match="got both: 30 and 20"):
         HookList().register(dict(type="TextLoggerHook", priority=30, level=20))
 
 
