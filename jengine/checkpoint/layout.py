@@ -1,6 +1,7 @@
 """Define the files of a checkpoint, find checkpoints, and check that they are complete.
 
     work_dir/
+      current_run           the identifier of the run that trains here; checkpoints of other runs are not resumed from
       last_checkpoint       the path of the newest regular checkpoint, as text
       epoch_5/
         state/              the arrays, in Orbax's format
@@ -23,6 +24,7 @@ from jengine.checkpoint.manifest import MANIFEST, META, read_manifest, validate_
 
 STATE = "state"
 POINTER = "last_checkpoint"
+CURRENT_RUN = "current_run"
 INCOMING = ".incoming"
 OUTGOING = ".outgoing"
 
@@ -51,12 +53,25 @@ def write_pointer(work_dir: Path, path: str) -> None:
     write_synced(work_dir / POINTER, path)
 
 
+def read_current_run(work_dir: Path) -> str | None:
+    """Return the identifier of the run that trains in `work_dir`; None if no run has written it."""
+    try:
+        return (work_dir / CURRENT_RUN).read_text().strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def write_current_run(work_dir: Path, run: str) -> None:
+    """Set the run that trains in `work_dir`, atomically: from now on, others are not resumed from."""
+    write_synced(work_dir / CURRENT_RUN, run)
+
+
 def find_latest(work_dir: str | os.PathLike[str], *, checksums: bool = False) -> str | None:
     """Return the newest complete checkpoint of a run.
 
     This is the target of `last_checkpoint` if it is complete. Otherwise the result is the checkpoint with the most
     iterations in the work dir or next to that target; regular ones come before best ones. A warning is logged for each
-    that is skipped.
+    that is skipped. Checkpoints of other runs than the one that trains in the work dir do not count.
 
     Args:
       work_dir: the run's directory; it may be missing.
@@ -67,9 +82,10 @@ def find_latest(work_dir: str | os.PathLike[str], *, checksums: bool = False) ->
     """
     root = Path(work_dir).absolute()
     directories = [root]
+    run = read_current_run(root)
     target = read_pointer(root)
     if target is not None:
-        if _is_usable(target, checksums):
+        if _is_usable(target, checksums) and _belongs_to(run, target):
             return str(target)
         if target.parent != root:
             directories.append(target.parent)
@@ -79,9 +95,14 @@ def find_latest(work_dir: str | os.PathLike[str], *, checksums: bool = False) ->
         if manifest is None or not manifest.is_complete:
             if path.suffix != INCOMING:
                 _LOGGER.warning("skipped checkpoint %s: %s", path, validate_checkpoint(path))
-        elif manifest.iteration is not None:
+        elif manifest.iteration is not None and run in (None, manifest.run):
             candidates.append((manifest.is_latest, manifest.iteration, path.stat().st_mtime_ns, path))
     return next((str(path) for *_, path in sorted(candidates, reverse=True) if _is_usable(path, checksums)), None)
+
+
+def _belongs_to(run: str | None, path: Path) -> bool:
+    manifest = read_manifest(path)
+    return run is None or (manifest is not None and manifest.run == run)
 
 
 def _is_usable(path: Path, checksums: bool) -> bool:

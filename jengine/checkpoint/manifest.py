@@ -116,9 +116,7 @@ def remove(directory: Path) -> None:
     if not directory.exists() or _is_empty(directory):
         return
     if not is_ours(directory):
-        raise FileExistsError(
-            f"{directory} is not removed: it is not a checkpoint (it has no {MANIFEST})"
-        )
+        raise FileExistsError(f"{directory} is not removed: it is not a checkpoint (it has no {MANIFEST})")
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -9,10 +9,12 @@ from typing import Any
 import jax
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.layout import STATE, read_meta, resolve
+from jengine.checkpoint.layout import STATE, CorruptCheckpointError, read_meta, resolve
 from jengine.checkpoint.report import CheckpointMismatchError, LoadReport, compare, list_prefixes
 from jengine.errors import UnknownNameError, closest
 from jengine.paths import flatten
+
+_MAX_RATIO = 1000  # bytes of arrays for each byte of their files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,17 +38,20 @@ class Checkpoint:
         return self.state["params"]
 
 
-def load(path: str | os.PathLike[str]) -> Checkpoint:
+def load(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
     """Read a full checkpoint on any machine, without its config or model.
 
     Args:
       path: a checkpoint, or a work dir for its newest one.
+      checksums: whether to compare the files with their checksums first.
 
     Raises:
-      FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist or is incomplete.
+      FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist, or is incomplete or damaged.
     """
-    directory = Path(resolve(path))
-    state = arrays.read(directory / STATE, flatten(arrays.read_structs(directory / STATE)))
+    directory = Path(resolve(path, checksums=checksums))
+    structs = flatten(arrays.read_structs(directory / STATE))
+    _check_claims(directory, structs)
+    state = arrays.read(directory / STATE, structs)
     return Checkpoint(path=str(directory), state=state, meta=read_meta(directory))
 
 
@@ -77,6 +82,7 @@ def restore(
     rename: Sequence[tuple[str, str]] = (),
     ignore: Sequence[str] = (),
     cast: bool = False,
+    checksums: bool = True,
 ) -> tuple[Any, dict[str, Any]]:
     """Restore a saved state bit for bit, onto the devices of `target`.
 
@@ -88,6 +94,7 @@ def restore(
       rename: (stored, target) path prefixes in whole segments; the first match is applied.
       ignore: stored path prefixes to ignore, matched before `rename`.
       cast: whether a float array may be cast to another float dtype.
+      checksums: whether to compare the files with their checksums first.
 
     Returns:
       The state with the structure of `target`, and the metadata.
@@ -96,7 +103,7 @@ def restore(
       CheckpointMismatchError: paths, shapes or dtypes differ; nothing was read.
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist or is incomplete.
     """
-    directory = Path(resolve(path))
+    directory = Path(resolve(path, checksums=checksums))
     expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
     items, ignored = set(map(str, target)), tuple(f"{prefix}." for prefix in ignore)
     stored = {
@@ -122,6 +129,7 @@ def load_params(
     strict: bool = True,
     rename: Sequence[tuple[str, str]] = (),
     item: str = "params",
+    checksums: bool = True,
 ) -> tuple[Any, LoadReport]:
     """Load parameters into a model, which may differ from the model that was saved.
 
@@ -134,6 +142,7 @@ def load_params(
         empty `new` removes one. The first match is applied.
       item: the dotted path of the parameters: `params`, `model_state`, or `hook_state.EMAHook.params`, the raw
         parameters if averages were saved as `params`.
+      checksums: whether to compare the files with their checksums first.
 
     Returns:
       Parameters with the structure, dtypes and placement of `target`, and the report.
@@ -143,7 +152,7 @@ def load_params(
       KeyError: the checkpoint does not have the item. ValueError: a rename rule without a match. TypeError: a struct
         in the target for which no array is stored.
     """
-    directory = Path(resolve(path))
+    directory = Path(resolve(path, checksums=checksums))
     stored = list_item_arrays(directory, item)
     expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
     report = compare(stored, expected, rename=rename, cast=True)
@@ -154,6 +163,20 @@ def load_params(
             "rename=[(old, new)] replaces path prefixes; strict=False keeps the model's own values where nothing fits.",
         )
     return _read_matched(directory, target, expected, report, f"{item}."), report
+
+
+def _check_claims(directory: Path, structs: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    """Check that arrays can be as large as they claim to be, before memory is allocated for them.
+
+    Arrays that are equal to a constant are stored compactly, and states contain such arrays besides others.
+
+    Raises:
+      CorruptCheckpointError: they claim a thousand times the size of the files.
+    """
+    claimed = sum(leaf.size * leaf.dtype.itemsize for leaf in structs.values())
+    actual = sum(path.stat().st_size for path in (directory / STATE).rglob("*") if path.is_file())
+    if claimed > _MAX_RATIO * actual:
+        raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {actual} bytes claim to be {claimed}")
 
 
 def _read_matched(

@@ -46,6 +46,8 @@ class CheckpointHook(Hook):
       keep_every: keep regular checkpoints at multiples of this many epochs or iterations permanently, in addition to
         the `max_keep_ckpts` newest; -1 for none.
       keep_best: number of best checkpoints to keep for each metric; every validation that ranks among them is saved.
+      checksums: whether to store the SHA-256 of each file, which a resume compares; about a second per gigabyte, in
+        the background when saving. False for checkpoints that are too large for that.
 
     Raises:
       TypeError, ValueError, KeyError, ArgumentError: an invalid argument; ValueError for a metric whose rule cannot
@@ -74,6 +76,7 @@ class CheckpointHook(Hook):
         save_begin: int = 0,
         keep_every: int = -1,
         keep_best: int = 1,
+        checksums: bool = True,
     ) -> None:
         if not isinstance(by_epoch, bool):
             raise TypeError(f"CheckpointHook: by_epoch must be True or False, got {by_epoch!r}")
@@ -99,6 +102,7 @@ class CheckpointHook(Hook):
         self.save_begin = save_begin
         self.keep_every = keep_every
         self.keep_best = keep_best
+        self.checksums = checksums
         self._greater_keys = _as_tuple("greater_keys", greater_keys) or GREATER_KEYS
         self._less_keys = _as_tuple("less_keys", less_keys) or LESS_KEYS
         metrics = _as_tuple("save_best", save_best)
@@ -112,24 +116,28 @@ class CheckpointHook(Hook):
         self._epoch_end_iter = -1  # the iteration at which the last complete epoch ended
         self._kept: list[int] = []
         self._last: str | None = None
+        self._interrupted: list[str] = []  # saved within an epoch, to be removed after the next regular one
         self._best: dict[str, list[dict[str, Any]]] = {}  # metric -> 'score' and 'name' of each kept one, best first
         self._evicting: list[str] = []  # checkpoints to remove when the pending save is complete
+
+    def list_directories(self, work_dir: str) -> list[str]:
+        """Return the directory below `out_dir`, if that is set."""
+        if self.out_dir is None:
+            return []
+        return [os.path.join(self.out_dir, os.path.basename(os.path.normpath(work_dir)))]
 
     # --- Regular checkpoints. ---
 
     def before_train(self, runner: Runner) -> None:
         """Resolve the directory and remove surplus checkpoints of a resumed run."""
-        self._directory = str(runner.work_dir)
-        if self.out_dir is not None:
-            self._directory = os.path.join(self.out_dir, os.path.basename(os.path.normpath(runner.work_dir)))
+        self._directory = next(iter(self.list_directories(runner.work_dir)), str(runner.work_dir))
         self._training = True
         self._saved_iter = runner.iter
         self._kept, surplus = self._split_surplus(self._kept)
         for best in self._best.values():
             surplus += [entry["name"] for entry in best[self.keep_best :]]
             del best[self.keep_best :]
-        for name in [*self._evicting, *surplus]:
-            runner.checkpointer.delete(self._path(name))
+        runner.checkpointer.evict(self._directory, [*self._evicting, *surplus])
         self._evicting = []
         self._update_hub(runner)
         runner.logger.info(f"Checkpoints will be saved to {self._directory}.")
@@ -186,7 +194,8 @@ class CheckpointHook(Hook):
             else:  # in the middle of an epoch: the name of a complete epoch would be wrong
                 self._announce(runner, f"{runner.iter} iterations")
                 self._last = f"iter_{runner.iter}"
-                self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=[])
+                evict, self._interrupted = self._interrupted, [self._last]
+                self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=evict)
 
     def _announce(self, runner: Runner, when: str) -> None:
         runner.log_writer.flush()  # a save waits for the device anyway; this keeps the log lines in order
@@ -197,7 +206,8 @@ class CheckpointHook(Hook):
         self._kept, surplus = self._split_surplus([*(kept for kept in self._kept if kept != number), number])
         self._last = self._name(number)
         self._saved_iter = iteration
-        self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=surplus)
+        evict, self._interrupted = [*surplus, *self._interrupted], []
+        self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=evict)
 
     def _split_surplus(self, numbers: list[int]) -> tuple[list[int], list[str]]:
         """Return the numbers of the regular checkpoints to keep, and the names of the others."""
@@ -286,7 +296,8 @@ class CheckpointHook(Hook):
             save_param_scheduler=self.save_param_scheduler,
             meta={"epoch": epoch, "iter": iteration},
             by_epoch=self.by_epoch,
-            evict=[self._path(old) for old in evict],
+            evict=evict,
+            checksums=self.checksums,
             latest=latest,
         )
         self._evicting = []
@@ -326,6 +337,7 @@ class CheckpointHook(Hook):
             "last": self._last,
             "best": {key: [dict(entry) for entry in best] for key, best in self._best.items()},
             "evicting": list(self._evicting),
+            "interrupted": list(self._interrupted),
             "reasons": self._explain_all(),
         }
 
@@ -346,6 +358,7 @@ class CheckpointHook(Hook):
         self._last = state_dict["last"]
         self._best = {key: [dict(entry) for entry in best] for key, best in state_dict["best"].items()}
         self._evicting = list(state_dict["evicting"])
+        self._interrupted = list(state_dict["interrupted"])
         if self._auto_rule and self._best:  # 'auto' keeps its first metric
             self._resolve_auto(next(iter(self._best)))
 

@@ -234,6 +234,10 @@ class Hook:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the values that `state_dict` returned."""
 
+    def list_directories(self, work_dir: str) -> list[str]:
+        """Return the directories other than the work dir to which the hook writes checkpoints; the run locks them."""
+        return []
+
     # --- When the hook acts. ---
 
     def next_step(self, runner: Runner, step: int) -> float:

@@ -1,6 +1,7 @@
 """Build the objects of a run from the sections of a config; errors name the section."""
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jengine.errors import ConfigError, config_path
@@ -79,6 +80,12 @@ def build_strategy(parallel: Any) -> Any:
         if parallel is None:
             return default_strategy()
         return STRATEGIES.build(parallel) if hasattr(parallel, "items") else parallel
+
+
+def list_directories(hooks: Iterable[Hook], work_dir: str) -> list[str]:
+    """Return the work dir and the other directories to which the hooks write checkpoints, without repetitions."""
+    others = (os.path.abspath(path) for hook in hooks for path in hook.list_directories(work_dir))
+    return list(dict.fromkeys([work_dir, *others]))
 
 
 def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:

@@ -51,6 +51,7 @@ def collect_checkpoint(
             seed=runner.seed,
             experiment_name=runner.experiment_name,
             timestamp=runner.timestamp,
+            run=runner.run_id,
             time=time.strftime("%Y-%m-%d %H:%M:%S"),
             cfg=runner.cfg_text,
             jengine_version=__version__,
@@ -84,7 +85,13 @@ def resume(runner: Runner, path: str) -> None:
     match = match_hook_states(target["hook_state"], stored_arrays(path), saved_meta.get("exchanged", {}))
     target["hook_state"] = match.states
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
-    arrays, rest = restore(path, convert_replica_axis(target, *replicas), rename=match.rename, ignore=match.ignore)
+    arrays, rest = restore(
+        path,
+        convert_replica_axis(target, *replicas),
+        rename=match.rename,
+        ignore=match.ignore,
+        checksums=False,  # compared when the checkpoint was chosen
+    )
     arrays = _put_like(convert_replica_axis(arrays, *reversed(replicas)), target)
     bundle: Bundle = {"state": {**arrays, **fresh}, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
@@ -134,7 +141,9 @@ def load_weights(runner: Runner, source: LoadFrom) -> None:
             continue
         replicas = runner.strategy.replicas, rest.get("replicas")
         target = convert_replica_axis({item: initial}, *replicas)[item]
-        loaded, report = load_params(source.path, target, strict=source.strict, rename=rules, item=prefix)
+        loaded, report = load_params(
+            source.path, target, strict=source.strict, rename=rules, item=prefix, checksums=False
+        )
         weights[item] = _put_like(convert_replica_axis({item: loaded}, *reversed(replicas))[item], initial)
         if not report.fits:
             runner.logger.warning(f"Not all of {item} was loaded from {source.path} (strict=False): {report}")

@@ -14,7 +14,7 @@ from jengine.runner.workdir import Identity
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts.
-_SHARED_FIELDS = ("log_dir", "timestamp", "experiment_name", "seed", "resume_from")
+_SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from")
 
 
 class Interrupts:

@@ -24,7 +24,7 @@ from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.initial_state import StateInitializer
 from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity
 from jengine.runner.programs import TrainPrograms
-from jengine.runner.workdir import LoadFrom, identify, move_earlier_checkpoints
+from jengine.runner.workdir import LoadFrom, claim_directories, identify
 from jengine.sharding import DispatchLimiter
 from jengine.train import TrainState
 from jengine.train.scanned_step import ChunkMetrics
@@ -125,11 +125,12 @@ class Runner:
         use_compilation_cache()
         self.phase_timer = PhaseTimer()
         self.interrupts = Interrupts(ShutdownConsensus(self.processes))
-        self._lock = WorkDirLock(self.work_dir)
         self.strategy = build.build_strategy(parallel)
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
         self.model = build.build_model(model, precision)
         self.hook_list = build.build_hooks(default_hooks, custom_hooks)
+        self._directories = build.list_directories(self.hook_list, self.work_dir)
+        self._locks = [WorkDirLock(directory) for directory in self._directories]
         self.log_processor = build.build_log_processor(log_processor, by_epoch=build.is_epoch_based(train_cfg))
         self._open_logs(log_level, visualizer)
 
@@ -143,7 +144,7 @@ class Runner:
         self.hyperparams = Hyperparams()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._loaders = DataLoaders(self._sections, self.seed, self.processes)
-        self.checkpointer = Checkpointer(self.work_dir)
+        self.checkpointer = Checkpointer(self.work_dir, self.run_id)
         self._is_loaded = False  # from the checkpoint to resume or to load
         self._first_iter = 0
         self._failure = ""  # the point at which training stopped with an error
@@ -161,10 +162,10 @@ class Runner:
         assert_equal_across_processes(
             self.processes, {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "config": self.cfg}
         )
-        identity = identify(work_dir, load_from, resume, randomness, experiment_name)
+        identity = identify(work_dir, load_from, resume, randomness, experiment_name, checksums=self.is_main_process)
         identity = broadcast_identity(identity, self.processes)
         self.work_dir, self.log_dir, self.timestamp = identity.work_dir, identity.log_dir, identity.timestamp
-        self.experiment_name, self.seed = identity.experiment_name, identity.seed
+        self.experiment_name, self.seed, self.run_id = identity.experiment_name, identity.seed, identity.run_id
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
 
     def _open_logs(self, level: int | str, visualizer: Any) -> None:
@@ -218,7 +219,8 @@ class Runner:
                 self._train()
         finally:
             self._close()
-            self._lock.release()
+            for lock in self._locks:
+                lock.release()
         assert self.state is not None
         return self.state
 
@@ -384,7 +386,8 @@ class Runner:
 
     def _train(self) -> None:
         """Run the training between setup and cleanup."""
-        self._lock.acquire()
+        for lock in self._locks:
+            lock.acquire()
         self.call_hook("before_run")
         self._load_or_resume()
         self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
@@ -455,10 +458,11 @@ class Runner:
             bundle.load_weights(self, self._load_from)
         elif self._resume_from is not None:  # without training only the weights are resumed
             bundle.load_weights(self, LoadFrom(self._resume_from))
-        if self.train_loop is not None and self._resume_from is None and self.is_main_process:
-            moved = move_earlier_checkpoints(self.work_dir)
-            if moved is not None:
-                self.logger.warning(f"{self.work_dir} had checkpoints of an earlier run; they are now in {moved}.")
+        if self.train_loop is not None and self.is_main_process:
+            for moved in claim_directories(self.work_dir, self._directories, self.run_id):
+                self.logger.warning(
+                    f"{os.path.dirname(moved)} had checkpoints of another run; they are now in {moved}."
+                )
 
     def _evaluate(self, mode: str) -> dict[str, float]:
         if self._sections[f"{mode}_cfg"] is None:

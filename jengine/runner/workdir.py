@@ -3,8 +3,10 @@
 import dataclasses
 import datetime
 import os
-import shutil
-from collections.abc import Mapping, Sequence
+import pathlib
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ import numpy as np
 from jengine.config import check_keys
 from jengine.errors import config_path
 from jengine.registry import check_arguments
+
+_TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Identity:
       work_dir: absolute path of the directory of checkpoints.
       log_dir: `<work_dir>/<timestamp>`, the directory of logs.
       timestamp: start time of the run, `20250131_235959`.
+      run_id: distinguishes its checkpoints from those of other runs.
       experiment_name: name of the run in its logs.
       seed: seed of its random numbers.
       load_from: the weights that it starts from; None for random ones.
@@ -48,6 +53,7 @@ class Identity:
     work_dir: str
     log_dir: str
     timestamp: str
+    run_id: str
     experiment_name: str
     seed: int
     load_from: LoadFrom | None
@@ -60,37 +66,45 @@ def identify(
     resume: Any = False,
     randomness: Mapping[str, Any] | None = None,
     experiment_name: str | None = None,
+    checksums: bool = True,
 ) -> Identity:
-    """Determine the identity of a run, without writing anything. The arguments are those of the Runner.
+    """Determine the identity of a run, without writing anything. The other arguments are those of the Runner.
+
+    Args:
+      checksums: whether to compare the files of the checkpoint with their checksums.
 
     Raises:
-      FileNotFoundError: a named checkpoint does not exist. ConfigError: an unknown key in `randomness`.
+      FileNotFoundError: a named checkpoint does not exist. CorruptCheckpointError: it is damaged.
+      ConfigError: an unknown key in `randomness`.
     """
     from jengine import checkpoint
 
     work_dir = os.path.abspath(os.fspath(work_dir))
     resume_path = None
     if resume is True:
-        resume_path = checkpoint.find_latest(work_dir)
+        resume_path = checkpoint.find_latest(work_dir, checksums=checksums)
     elif resume:
         with config_path("resume"):
-            resume_path = str(checkpoint.resolve(resume))
+            resume_path = str(checkpoint.resolve(resume, checksums=checksums))
     earlier = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
 
-    timestamp = earlier.get("timestamp") or _new_timestamp(work_dir)
+    timestamp = str(earlier.get("timestamp", ""))
+    if not _TIMESTAMP.fullmatch(timestamp):  # it names a directory: from a checkpoint, any other text is refused
+        timestamp = _new_timestamp(work_dir)
     fresh_name = f"{experiment_name}_{timestamp}" if experiment_name else timestamp
     return Identity(
         work_dir=work_dir,
         log_dir=os.path.join(work_dir, timestamp),
         timestamp=timestamp,
+        run_id=str(earlier.get("run") or uuid.uuid4().hex),
         experiment_name=earlier.get("experiment_name", fresh_name),
         seed=_choose_seed(randomness, earlier.get("seed")),
-        load_from=_parse_load_from(load_from),
+        load_from=_parse_load_from(load_from, checksums),
         resume_from=resume_path,
     )
 
 
-def _parse_load_from(load_from: Any) -> LoadFrom | None:
+def _parse_load_from(load_from: Any, checksums: bool) -> LoadFrom | None:
     """Return the weights to start from, given as a path or as a dict of `LoadFrom`'s fields."""
     from jengine import checkpoint
 
@@ -100,7 +114,9 @@ def _parse_load_from(load_from: Any) -> LoadFrom | None:
         options = dict(load_from.items()) if hasattr(load_from, "items") else {"path": load_from}
         check_arguments(LoadFrom, options)
         rename = [(str(old), str(new)) for old, new in options.pop("rename", ())]
-        return LoadFrom(path=str(checkpoint.resolve(options.pop("path"))), rename=rename, **options)
+        return LoadFrom(
+            path=str(checkpoint.resolve(options.pop("path"), checksums=checksums)), rename=rename, **options
+        )
 
 
 def _new_timestamp(work_dir: str) -> str:
@@ -121,24 +137,43 @@ def _choose_seed(randomness: Mapping[str, Any] | None, earlier: int | None) -> i
     return int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
 
 
-def move_earlier_checkpoints(work_dir: str) -> str | None:
-    """Move the checkpoints of an earlier run to `<work_dir>/earlier_<n>`, before a run starts from scratch.
+def claim_directories(work_dir: str, directories: Iterable[str], run_id: str) -> list[str]:
+    """Make a run the one that trains in its work dir, and move the checkpoints of other runs to `earlier_<n>`.
+
+    The first step is atomic. A process that is killed after it leaves no checkpoint of another run to resume from.
+
+    Args:
+      work_dir: absolute path of the work dir.
+      directories: those that the run writes checkpoints to.
+      run_id: the identifier of the run.
 
     Returns:
-      Their new directory; None if there are no checkpoints.
+      The directories with the moved checkpoints.
     """
-    from jengine.checkpoint import list_checkpoints
+    from jengine.checkpoint.layout import write_current_run
 
-    checkpoints = list_checkpoints(work_dir)
-    if not checkpoints:
+    os.makedirs(work_dir, exist_ok=True)
+    write_current_run(pathlib.Path(work_dir), run_id)
+    moved = (_move_others(pathlib.Path(directory), run_id) for directory in directories)
+    return [str(path) for path in moved if path is not None]
+
+
+def _move_others(directory: pathlib.Path, run_id: str) -> pathlib.Path | None:
+    """Move the checkpoints in `directory` that another run wrote, and return their new directory."""
+    from jengine.checkpoint import list_checkpoints
+    from jengine.checkpoint.manifest import is_ours, read_manifest
+
+    others = []
+    for path in filter(is_ours, map(pathlib.Path, list_checkpoints(directory))):
+        manifest = read_manifest(path)
+        if manifest is None or manifest.run != run_id:
+            others.append(path)
+    if not others:
         return None
     number = 1
-    while os.path.exists(target := os.path.join(work_dir, f"earlier_{number}")):
+    while (target := directory / f"earlier_{number}").exists():
         number += 1
-    os.makedirs(target)
-    for path in checkpoints:
-        shutil.move(path, os.path.join(target, os.path.basename(path)))
-    pointer = os.path.join(work_dir, "last_checkpoint")
-    if os.path.exists(pointer):
-        os.remove(pointer)
+    target.mkdir()
+    for path in others:
+        path.rename(target / path.name)
     return target

@@ -83,10 +83,10 @@ class FilesVisBackend(BaseVisBackend):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
         """Truncate the files to their sizes at the checkpoint."""
-        for name, size in state_dict.get("sizes", {}).items():
-            path = self.save_dir / name
-            if path.exists() and path.stat().st_size > size:
-                os.truncate(path, size)
+        sizes = state_dict.get("sizes", {})
+        for path in self.save_dir.glob(f"*{self.suffix}"):  # a stored name is data: never a path
+            if path.name in sizes and path.stat().st_size > sizes[path.name]:
+                os.truncate(path, sizes[path.name])
 
     def close(self) -> None:
         """Close the files; the next write opens them again."""

@@ -1,6 +1,5 @@
 """Save checkpoints by epoch and by iteration, under iMIX's names."""
 
-import os
 from typing import Any
 
 from jengine.contrib.imix.hook_base import HookBase
@@ -60,8 +59,7 @@ class CheckPointHook(HookBase):
             model = getattr(trainer.model, "module", trainer.model)
             dataset = getattr(trainer.train_loop.dataloader, "dataset", trainer.train_loop.dataloader)
             self.prefix = f"{_get_name(model)}_{_get_name(dataset)}"
-        for name in self._evicting:
-            trainer.checkpointer.delete(os.path.join(trainer.work_dir, name))
+        trainer.checkpointer.evict(trainer.work_dir, self._evicting)
         self._evicting = []
 
     def after_train_iter(self) -> None:
@@ -107,7 +105,7 @@ class CheckPointHook(HookBase):
         trainer.save_checkpoint(
             filename=name,
             meta={"epoch": epoch, "iter": iteration},
-            evict=[os.path.join(trainer.work_dir, other) for other in self._evicting],
+            evict=self._evicting,
         )
         self._evicting = []
 
