@@ -111,7 +111,7 @@ def need_params(optimizer: str, params: Tree) -> Tree:
       ValueError: `params` is None.
     """
     if params is None:
-        raise ValueError(f"{optimizer} needs the parameters: call update(grads, state, params)")
+        raise ValueError(f"`params` must be given for {optimizer}, got None; call update(grads, state, params)")
     return params
 
 

@@ -252,7 +252,7 @@ class DefaultOptimWrapperConstructor:
         decays += [f"custom_keys[{k!r}].decay_mult" for k, rule in cfg.get("custom_keys", {}).items()
                    if "decay_mult" in rule]  # fmt: skip
         if decays and self.base_wd is None:
-            raise ValueError(f"base_wd should not be None: {decays[0]} needs a weight_decay in the optimizer's config")
+            raise ValueError(f"`optimizer.weight_decay` must be set for {decays[0]}, got none")
 
     def report_unmatched(self, params: Any) -> None:
         """Warn of custom keys that match no parameter; with `strict` raise a ConfigError."""

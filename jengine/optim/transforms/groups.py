@@ -32,7 +32,7 @@ def add_decayed_weights_by_rule(weight_decay: PerParameter) -> optax.GradientTra
 
     def update(updates: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple[PyTree, optax.EmptyState]:
         if params is None:
-            raise ValueError("weight decay needs the parameters: call update(grads, state, params)")
+            raise ValueError("`params` must be given for weight decay, got None; call update(grads, state, params)")
         decays = by_leaf(weight_decay, params)
         return jax.tree.map(lambda u, wd, p: u + wd * p, updates, decays, params), state
 
