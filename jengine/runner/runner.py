@@ -217,7 +217,7 @@ class Runner:
             with abort_all_on_error(self.processes, self.interrupts):
                 self._train()
         finally:
-            self._close()
+            self.close()
             self._lock.release()
         assert self.state is not None
         return self.state
@@ -473,7 +473,7 @@ class Runner:
                 metrics = loop.run()
                 self.call_hook("after_run")
         finally:
-            self._close()
+            self.close()
         return metrics
 
     def _eval_loop(self, mode: str) -> Any:
@@ -488,7 +488,7 @@ class Runner:
                 self.test_loop = loop
         return loop
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Finish background work, also after an error."""
         with self.phase_timer.phase("checkpoint"):
             if not self.processes.failing:
