@@ -74,7 +74,7 @@ def collect_checkpoint(
 
 def resume(runner: Runner, path: str) -> None:
     """Restore the run from the checkpoint at `path`, at the iteration at which it was written."""
-    from jengine.checkpoint import read_meta, restore, stored_arrays
+    from jengine.checkpoint import list_arrays, read_meta, restore
 
     target = {name: getattr(runner.state, name) for name in TrainState.__dataclass_fields__}
     saved_meta = read_meta(path)
@@ -82,7 +82,7 @@ def resume(runner: Runner, path: str) -> None:
     if "optimizer" not in saved_meta:
         runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
         fresh["opt_state"] = target.pop("opt_state")
-    match = match_hook_states(target["hook_state"], stored_arrays(path), saved_meta.get("exchanged", {}))
+    match = match_hook_states(target["hook_state"], list_arrays(path), saved_meta.get("exchanged", {}))
     target["hook_state"] = match.states
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
     arrays, rest = restore(
@@ -116,11 +116,11 @@ def resume(runner: Runner, path: str) -> None:
 
 def load_weights(runner: Runner, source: LoadFrom) -> None:
     """Load only the parameters and the model state from a checkpoint."""
-    from jengine.checkpoint import load_params, read_meta, stored_arrays
+    from jengine.checkpoint import list_arrays, load_params, read_meta
 
     assert runner.state is not None
     rest = read_meta(source.path)
-    stored = tuple(stored_arrays(source.path))
+    stored = tuple(list_arrays(source.path))
     weights = {}
     for item in ("params", "model_state"):
         prefix = rest.get("exchanged", {}).get(item, item) if source.raw else item

@@ -218,7 +218,7 @@ class Runner:
             with abort_all_on_error(self.processes, self.interrupts):
                 self._train()
         finally:
-            self._close()
+            self.close()
             for lock in self._locks:
                 lock.release()
         assert self.state is not None
@@ -477,7 +477,7 @@ class Runner:
                 metrics = loop.run()
                 self.call_hook("after_run")
         finally:
-            self._close()
+            self.close()
         return metrics
 
     def _eval_loop(self, mode: str) -> Any:
@@ -492,7 +492,7 @@ class Runner:
                 self.test_loop = loop
         return loop
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Finish background work, also after an error."""
         with self.phase_timer.phase("checkpoint"):
             if not self.processes.failing:
