@@ -358,7 +358,7 @@ class CheckpointHook(Hook):
         self._last = state_dict["last"]
         self._best = {key: [dict(entry) for entry in best] for key, best in state_dict["best"].items()}
         self._evicting = list(state_dict["evicting"])
-        self._interrupted = list(state_dict["interrupted"])
+        self._interrupted = list(state_dict.get("interrupted", ()))
         if self._auto_rule and self._best:  # 'auto' keeps its first metric
             self._resolve_auto(next(iter(self._best)))
 

@@ -192,10 +192,9 @@ def test_a_checkpoint_is_replaced_by_a_newer_one_with_the_same_name(checkpointer
 def test_a_best_checkpoint_is_not_pointed_to_and_evicts_only_what_is_given(checkpointer, tmp_path):
     for number in (1, 2):
         checkpointer.save(tmp_path / f"epoch_{number}", make_state(), make_meta(number))
-    evict = [tmp_path / "epoch_1", tmp_path / "missing"]
-    checkpointer.save(tmp_path / "out" / "best_acc", make_state(), make_meta(2), latest=False, evict=evict)
+    checkpointer.save(tmp_path / "best_acc", make_state(), make_meta(2), latest=False, evict=["epoch_1", "missing"])
     checkpointer.wait()
-    assert sorted(os.listdir(tmp_path)) == ["epoch_2", "last_checkpoint", "out"]
+    assert sorted(os.listdir(tmp_path)) == ["best_acc", "epoch_2", "last_checkpoint"]
     assert (tmp_path / "last_checkpoint").read_text() == str(tmp_path / "epoch_2")
 
 

@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jengine.checkpoint import Checkpointer, WorkDirLock, find_latest, load
+from jengine.checkpoint.manifest import claim, seal
 from jengine.cli import main
 
 CONFIG = """
@@ -115,12 +116,11 @@ def test_ls_sorts_checkpoints_of_the_same_iteration_by_name(run, capsys):
 
 
 def test_ls_shows_published_copies_saves_in_progress_and_a_training_run(run, capsys):
-    manifest = json.loads((run / "epoch_2" / "manifest.json").read_text())
     shutil.copytree(run / "epoch_2", run / "epoch_2-0123abcd")
-    (run / "epoch_2-0123abcd" / "manifest.json").write_text(json.dumps({**manifest, "iter": None}))
     meta = {"meta": {"iter": 10, "time": "2999-01-01 00:00:00"}}
-    (run / "epoch_2-0123abcd" / "meta.json").write_text(json.dumps(meta).ljust(manifest["files"]["meta.json"]))
-    (run / "epoch_6.incoming" / "state").mkdir(parents=True)
+    (run / "epoch_2-0123abcd" / "meta.json").write_text(json.dumps(meta))
+    seal(run / "epoch_2-0123abcd", run="", is_latest=False, iteration=None)
+    claim(run / "epoch_6.incoming", run="")
     lock = WorkDirLock(run)
     lock.acquire()
     assert main(["ckpt", "ls", str(run)]) == 0

@@ -17,12 +17,13 @@ class FakeCheckpointer:
     def __init__(self, work_dir):
         self.paths = []
 
-    def save(self, path, state, meta, *, latest, evict):
+    def save(self, path, state, meta, *, latest, evict, checksums):
+        evict = [os.path.join(os.path.dirname(path), name) for name in evict]
         self.paths = [old for old in self.paths if old not in (path, *evict)] + [path]
         self.pointer = path if latest else getattr(self, "pointer", None)
 
-    def delete(self, path):
-        self.paths = [old for old in self.paths if old != path]
+    def evict(self, directory, names):
+        self.paths = [old for old in self.paths if old not in [os.path.join(directory, name) for name in names]]
 
     def wait(self):
         pass
@@ -49,12 +50,14 @@ class FakeRunner:
         self.saves = []
 
     def save_checkpoint(
-        self, *, out_dir, filename, save_optimizer, save_param_scheduler, meta, by_epoch, evict, latest
+        self, *, out_dir, filename, save_optimizer, save_param_scheduler, meta, by_epoch, evict, latest, checksums
     ):
         state = {"params": {"kernel": jnp.full(2, self.iter)}, "model_state": {}}
         bundle = {"meta": meta, "hooks": {"CheckpointHook": self.hook.state_dict()}}
         self.saves.append({"name": filename, "optimizer": save_optimizer, "scheduler": save_param_scheduler, **bundle})
-        self.checkpointer.save(os.path.join(out_dir, filename), state, bundle, latest=latest, evict=evict)
+        self.checkpointer.save(
+            os.path.join(out_dir, filename), state, bundle, latest=latest, evict=evict, checksums=checksums
+        )
 
     def train(self, scores=(), key="acc", stop_after=None):
         """Train to `max_epochs`, with one validation score for each epoch, or stop early after `stop_after` iterations."""
