@@ -168,7 +168,7 @@ def load_params(
 def _check_claims(directory: Path, structs: Mapping[str, jax.ShapeDtypeStruct]) -> None:
     """Check that arrays can be as large as they claim to be, before memory is allocated for them.
 
-    Arrays that are equal to a constant are stored compactly, and states contain such arrays besides others.
+    Files may be compressed, but states do not compress a thousand times.
 
     Raises:
       CorruptCheckpointError: they claim a thousand times the size of the files.

@@ -124,6 +124,10 @@ class Runner(Protocol):
         """Return the directory of this run's log files."""
 
     @property
+    def run_id(self) -> str:
+        """Return the identifier that distinguishes the checkpoints of this run from those of others."""
+
+    @property
     def seed(self) -> int:
         """Return the seed of the run."""
 

@@ -1,4 +1,6 @@
+import json
 import pathlib
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,7 @@ import optax
 import pytest
 
 from jengine import checkpoint
+from jengine.checkpoint.manifest import seal
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.paths import flatten
@@ -277,3 +280,123 @@ def test_a_validation_before_training_does_not_replace_the_weights_to_load(make_
     state = runner.train()
     np.testing.assert_array_equal(state.params["w"], trained.params["w"])
     assert runner.val()["loss"] == before
+
+
+# --- Several runs, damaged checkpoints, and foreign values. ---
+
+
+def save_to(**settings):
+    return dict(checkpoint=dict(type="CheckpointHook", interval=1, **settings), logger=None)
+
+
+def test_resuming_elsewhere_leaves_the_checkpoints_of_the_other_run_complete(make_runner, tmp_path):
+    for name in ("a", "b"):
+        make_runner(work_dir=tmp_path / name, default_hooks=save_to(), train_cfg=dict(max_epochs=2)).train()
+    keep_one = save_to(max_keep_ckpts=1)
+    resumed = make_runner(
+        work_dir=tmp_path / "a", default_hooks=keep_one, train_cfg=dict(max_epochs=3), resume=tmp_path / "b" / "epoch_2"
+    )
+    resumed.train()
+    moved = sorted(path.name for path in (tmp_path / "a" / "earlier_1").iterdir())
+    assert moved == ["epoch_1", "epoch_2"]
+    assert sorted(path.name for path in (tmp_path / "a").glob("epoch_*")) == ["epoch_3"]
+    assert sorted(path.name for path in (tmp_path / "b").glob("epoch_*")) == ["epoch_1", "epoch_2"]
+
+
+def test_two_runs_cannot_share_an_out_dir(make_runner, tmp_path):
+    class SecondRun(Hook):
+        """Train a second run with the same name and `out_dir` within the first one."""
+
+        def before_train(self, runner):
+            with pytest.raises(checkpoint.WorkDirLockedError, match=r"another run is training in .*out/run"):
+                make_runner(
+                    work_dir=tmp_path / "other" / "run", default_hooks=save_to(out_dir=tmp_path / "out")
+                ).train()
+
+    runner = make_runner(default_hooks=save_to(out_dir=tmp_path / "out"), custom_hooks=[SecondRun()])
+    runner.train()
+    second = make_runner(work_dir=tmp_path / "other" / "run", default_hooks=save_to(out_dir=tmp_path / "out"))
+    second.train()
+    assert sorted(path.name for path in (tmp_path / "out" / "run" / "earlier_1").iterdir()) == ["epoch_1", "epoch_2"]
+    assert checkpoint.find_latest(tmp_path / "run") is None  # they are not those of the second run
+
+
+def test_a_run_killed_while_it_moves_other_checkpoints_does_not_resume_from_the_rest(
+    make_runner, tmp_path, monkeypatch
+):
+    make_runner(default_hooks=save_to()).train()
+    rename = pathlib.Path.rename
+
+    def killed(path, target):
+        if path.name == "epoch_2":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(pathlib.Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make_runner(default_hooks=save_to(), randomness=dict(seed=5)).train()
+    monkeypatch.undo()
+    left = [path.name for path in (tmp_path / "run").glob("epoch_*")]
+    runner = make_runner(default_hooks=save_to(), resume=True)
+    assert left == ["epoch_2"]
+    assert runner.train().step == 8  # from scratch: the rest belongs to another run
+    assert sorted(path.name for path in (tmp_path / "run").glob("earlier_*/*")) == ["epoch_1", "epoch_2"]
+
+
+def test_checkpoints_of_interrupted_epochs_are_removed_after_the_next_epoch(make_runner, tmp_path):
+    hooks = save_to(max_keep_ckpts=1)
+    for iters in (2, 3):
+        runner = make_runner(default_hooks=hooks, train_cfg=dict(max_epochs=2), resume=True)
+        runner.register_hook(Interrupt(iters))
+        with pytest.raises(KeyboardInterrupt):
+            runner.train()
+    assert sorted(path.name for path in (tmp_path / "run").glob("*_[0-9]")) == ["iter_3"]
+    make_runner(default_hooks=hooks, train_cfg=dict(max_epochs=2), resume=True).train()
+    assert sorted(path.name for path in (tmp_path / "run").glob("*_[0-9]")) == ["epoch_2"]
+
+
+class Interrupt(Hook):
+    """Send SIGINT to this process after some iterations."""
+
+    def __init__(self, iters):
+        self.iters = iters
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter + 1 == self.iters:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_damaged_checkpoint_is_skipped_with_one_line(make_runner, tmp_path, caplog):
+    make_runner(default_hooks=save_to()).train()
+    newest = tmp_path / "run" / "epoch_2"
+    largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1] + b"!")
+    with pytest.raises(checkpoint.CorruptCheckpointError, match="is damaged"):
+        make_runner(default_hooks=save_to(), resume=newest)
+    with caplog.at_level("WARNING", logger="jengine"):
+        runner = make_runner(default_hooks=save_to(), resume=True)
+    assert len([record for record in caplog.records if "skipped checkpoint" in record.message]) == 1
+    assert runner.train().step == 8
+
+
+def test_values_of_a_checkpoint_from_elsewhere_are_never_paths(make_runner, tmp_path):
+    make_runner(work_dir=tmp_path / "their", default_hooks=save_to()).train()
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file.json").write_text("keep")
+    theirs = tmp_path / "their" / "epoch_2"
+    stored = json.loads((theirs / "meta.json").read_text())
+    stored["hooks"]["CheckpointHook"].update(evicting=["../victim", str(victim)], interrupted=["../victim"])
+    stored["visualizer"] = {
+        "LocalVisBackend": {"sizes": {str(victim / "file.json"): 0, "../../../victim/file.json": 0}}
+    }
+    stored["meta"]["timestamp"] = "../../victim/logs"
+    (theirs / "meta.json").write_text(json.dumps(stored))
+    seal(theirs, run=stored["meta"]["run"], is_latest=True, iteration=8)
+    runner = make_runner(
+        work_dir=tmp_path / "mine", default_hooks=save_to(), train_cfg=dict(max_epochs=3), resume=theirs
+    )
+    runner.train()
+    assert [path.name for path in victim.iterdir()] == ["file.json"]
+    assert (victim / "file.json").read_text() == "keep"
+    assert pathlib.Path(runner.log_dir).parent == tmp_path / "mine"
