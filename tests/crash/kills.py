@@ -19,12 +19,13 @@ ROOT = JOB.parent.parent.parent
 TIMEOUT = 120.0  # seconds
 
 
-def start(work_dir, iterations):
+def start(work_dir, iterations, **options):
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(work_dir.parent / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    command = [sys.executable, str(JOB), str(work_dir), str(iterations)]
+    command = [sys.executable, str(JOB), str(work_dir), str(iterations), json.dumps(options)]
+    work_dir.parent.mkdir(parents=True, exist_ok=True)
     with open(work_dir.with_suffix(".out"), "a") as out:
         return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env={**cache, **os.environ})
 
@@ -44,13 +45,15 @@ def last_iteration(work_dir):
     return max((line.get("iter", 0) for line in read_log(work_dir)), default=0)
 
 
-def finish(work_dir, iterations):
-    """Run the job to its end."""
-    code = start(work_dir, iterations).wait(TIMEOUT)
-    assert code == 0, work_dir.with_suffix(".out").read_text()[-3000:]
+def finish(work_dir, iterations, **options):
+    """Run the job to its end; return the number of its file operations."""
+    code = start(work_dir, iterations, **options).wait(TIMEOUT)
+    output = work_dir.with_suffix(".out").read_text()
+    assert code == 0, output[-3000:]
+    return int(output.rpartition("file operations:")[2])
 
 
-def interrupt(work_dir, iterations, signum, rng):
+def interrupt(work_dir, iterations, signum, rng, **options):
     """Start the job and send it a signal after a random number of iterations and a random pause.
 
     Returns:
@@ -58,7 +61,7 @@ def interrupt(work_dir, iterations, signum, rng):
     """
     before = last_iteration(work_dir)
     goal, pause = rng.randint(1, max(1, (iterations - before) // 2)), rng.uniform(0.0, 0.08)
-    job, start_time = start(work_dir, iterations), time.monotonic()
+    job, start_time = start(work_dir, iterations, **options), time.monotonic()
     first_size = None
     while job.poll() is None:
         size = sum(path.stat().st_size for path in work_dir.glob("*/vis_data/scalars.json"))
@@ -85,8 +88,16 @@ def assert_equal_results(work_dir, reference_dir):
     assert read_log(work_dir) == read_log(reference_dir)
 
 
-def run(directory, kills, seed, signum=signal.SIGKILL, iterations=40):
+def run(directory, kills, seed, signum=signal.SIGKILL, iterations=40, **options):
     """Interrupt a run `kills` times, let it finish, and compare it with an uninterrupted one.
+
+    Args:
+      directory: of the work dirs.
+      kills: number of signals.
+      seed: of the moments of the signals.
+      signum: the signal.
+      iterations: length of the run.
+      **options: of the job. The uninterrupted run has none, since they do not change its results.
 
     Returns:
       How many of the signals interrupted it before its end.
@@ -95,7 +106,26 @@ def run(directory, kills, seed, signum=signal.SIGKILL, iterations=40):
     reference_dir, work_dir = directory / "reference", directory / f"interrupted_{signum}_{seed}"
     if not reference_dir.exists():
         finish(reference_dir, iterations)
-    interruptions = sum(interrupt(work_dir, iterations, signum, rng) for _ in range(kills))
-    finish(work_dir, iterations)
+    interruptions = sum(interrupt(work_dir, iterations, signum, rng, **options) for _ in range(kills))
+    finish(work_dir, iterations, **options)
     assert_equal_results(work_dir, reference_dir)
     return interruptions
+
+
+def run_killed_at(directory, operation, iterations=8):
+    """Kill a run at one of its file operations, let it finish, and compare it with an uninterrupted one.
+
+    Returns:
+      Whether the run was killed: it has at least `operation` file operations.
+    """
+    directory = pathlib.Path(directory)
+    reference_dir, work_dir = directory / f"reference_{iterations}", directory / f"killed_at_{operation}"
+    if not reference_dir.exists():
+        finish(reference_dir, iterations)
+    code = start(work_dir, iterations, kill_at=operation).wait(TIMEOUT)
+    assert code in (0, -signal.SIGKILL), work_dir.with_suffix(".out").read_text()[-3000:]
+    finish(work_dir, iterations)
+    assert_equal_results(work_dir, reference_dir)
+    leftovers = [path.name for path in work_dir.iterdir() if path.suffix in (".incoming", ".outgoing", ".new")]
+    assert not leftovers, leftovers
+    return code != 0
