@@ -13,6 +13,7 @@ from jengine.checkpoint.layout import (
     MANIFEST,
     META,
     POINTER,
+    decode_meta,
     find_latest,
     list_checkpoints,
     read_pointer,
@@ -67,7 +68,7 @@ def read_inventory(work_dir: str | os.PathLike[str]) -> list[CheckpointEntry]:
     found = list_checkpoints(root) or ([] if pointer is None else list_checkpoints(pointer.parent))
     paths = [Path(path) for path in found]
     faults = {path: validate_checkpoint(path) for path in paths}
-    rests = {path: json.loads((path / META).read_text()) for path in paths if faults[path] is None}
+    rests = {path: decode_meta((path / META).read_text()) for path in paths if faults[path] is None}
     # By name: `last_checkpoint` of a work dir that was copied, or is reached by a link, has another path for it.
     latest = Path(find_latest(root) or "").name if rests else ""
     reasons, metrics = _reasons(rests), _metrics(rests)

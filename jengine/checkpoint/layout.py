@@ -14,6 +14,7 @@ name is whole, and the manifest tells when the disk has lost something since.
 
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -154,20 +155,44 @@ def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
       FileNotFoundError, CorruptCheckpointError: as `resolve`.
     """
-    return json.loads((Path(resolve(path)) / META).read_text())
+    return decode_meta((Path(resolve(path)) / META).read_text())
 
 
 def encode_meta(rest: Mapping[str, Any]) -> str:
-    """`rest` as JSON text; NumPy scalars and arrays become numbers and lists, tuples lists.
+    """Return `rest` as JSON text; NumPy scalars and arrays become numbers and lists, tuples lists.
+
+    JSON has no NaN and no infinity: they are written as `{"$float": "NaN"}`, which `decode_meta` reads.
 
     Raises:
       TypeError: something that JSON has no form for, with its dotted place.
     """
     # a line for each entry, since an indent would have Python encode what is written in C
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in _plain(rest, "checkpoint").items()]
+    lines = [f" {json.dumps(key)}: {_encode_entry(value)}" for key, value in _plain(rest, "checkpoint").items()]
     return "{\n" + ",\n".join(lines) + "\n}"
 
 
+def decode_meta(text: str) -> dict[str, Any]:
+    """Return what `encode_meta` was given, in JSON's types; a bare NaN of earlier versions is read too."""
+    return json.loads(text, object_hook=lambda entry: float(entry[_FLOAT]) if entry.keys() == {_FLOAT} else entry)
+
+
+def _encode_entry(value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:  # rare, so that the usual entry is not searched
+        return json.dumps(_tag_nonfinite(value), allow_nan=False)
+
+
+def _tag_nonfinite(value: Any) -> Any:
+    """Return a value of JSON's types with each NaN and infinity as an object."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
+    if isinstance(value, dict):
+        return {key: _tag_nonfinite(entry) for key, entry in value.items()}
+    return [_tag_nonfinite(entry) for entry in value] if isinstance(value, list) else value
+
+
+_FLOAT = "$float"
 _AS_THEY_ARE = frozenset({type(None), str, bool, int, float})
 
 

@@ -48,7 +48,8 @@ class EMAHook(Hook):
       evaluate_on_origin: whether they use the raw parameters: with `evaluate_on_ema` in a second pass whose metrics
         end in `_origin`.
       count_by: iterations that update the average under gradient accumulation: 'iter', every one, as in MMEngine;
-        'update', only those that update the parameters; the others then cost as little as without the hook.
+        'update', only those that update the parameters; the others then cost as little as without the hook. An
+        update that a loss scale skipped (`AmpOptimWrapper`) does not count.
       **kwargs: for the average: `momentum`, `interval`, `gamma`, …
 
     Raises:
@@ -117,6 +118,8 @@ class EMAHook(Hook):
         before = AverageState((own.params, own.model_state), counted(own.steps))
         tracked, steps = self.average.update(before, (ctx.params, ctx.model_state if self.update_buffers else None))
         moved = EMAHookState(params=tracked[0], model_state=tracked[1], steps=counted(steps))
+        if self.count_by == "update" and ctx.is_updated is not None:
+            moved = jax.tree.map(lambda new, old: jnp.where(ctx.is_updated, new, old), moved, own)
         return ctx.replace(hook_state=moved)
 
     def traced_accumulate(self, ctx: StepContext) -> StepContext:

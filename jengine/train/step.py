@@ -84,7 +84,8 @@ def build_train_step(
 
         def finish(ctx: StepContext, hook_state: Mapping[str, PyTree]) -> tuple[TrainState, Metrics]:
             ctx = _update(parts[-1], ctx, model_state) if update else _accumulate(parts[-1], ctx)
-            ctx = ctx.replace(rng=rng, metrics=_with_total(ctx.metrics, parts))
+            is_updated = _is_updated(parts, ctx.opt_state) if update else None
+            ctx = ctx.replace(rng=rng, metrics=_with_total(ctx.metrics, parts), is_updated=is_updated)
             ctx, hook_state = traced.run("traced_update" if update else "traced_accumulate", ctx, hook_state)
             return _next_state(state, ctx, hook_state), ctx.metrics
 
@@ -162,6 +163,14 @@ def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepCont
         opt_state={**ctx.opt_state, name: own} if name else own,
         metrics={**ctx.metrics, **metrics},
     )
+
+
+def _is_updated(parts: Sequence[Phase], opt_state: PyTree) -> jax.Array | None:
+    """Return whether the last update of some optimizer was applied, bool[]; None where none is ever skipped."""
+    own = [opt_state[part.name] if part.name else opt_state for part in parts]
+    finite = [part.optim_wrapper.is_finite(state) for part, state in zip(parts, own, strict=True)]
+    known = [flag for flag in finite if flag is not None]
+    return jnp.any(jnp.stack(known)) if len(known) == len(finite) else None
 
 
 def _value_fn(phase: Phase, ctx: StepContext, model_state: PyTree) -> Callable[[PyTree], jax.Array]:

@@ -1,6 +1,8 @@
 """Convert scalars, histograms, images and models to what backends write."""
 
 import io
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +25,36 @@ def to_plain(value: Any) -> Any:
         return value
     array = np.asarray(value)
     return array.item() if array.size == 1 else array.tolist()
+
+
+def to_jsonable(value: Any, name: str = "") -> Any:
+    """Return a value in JSON's types: arrays as lists, or numbers if they have one element; dict keys as strings.
+
+    JSON has no NaN and no infinity: they become the strings 'NaN', 'Infinity' and '-Infinity', which `float()` reads.
+
+    Args:
+      value: a number, string, None or array, or lists, tuples and dicts of these.
+      name: what it is, for the error; by default the key in `value`.
+
+    Raises:
+      TypeError: something else.
+    """
+    if type(value) is int or (type(value) is float and math.isfinite(value)):  # as a rule
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): to_jsonable(item, name or str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_jsonable(item, name) for item in value]
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        return to_jsonable(array.item() if array.size == 1 else array.tolist(), name)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"{name!r} is {type(value).__name__}, which JSON cannot hold; expected a number, a string or a list"
+    )
 
 
 class Histogram(NamedTuple):

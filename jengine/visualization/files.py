@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, ClassVar
@@ -13,7 +12,7 @@ import numpy as np
 from jengine.config import write_config
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
-from jengine.visualization.convert import Histogram, encode_png, to_plain
+from jengine.visualization.convert import Histogram, encode_png, to_jsonable, to_plain
 
 
 class FilesVisBackend(BaseVisBackend):
@@ -154,26 +153,7 @@ _encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps makes one for e
 
 
 def _json_line(values: Mapping[str, Any]) -> str:
-    return _encode(_jsonable(values)) + "\n"
-
-
-def _jsonable(value: Any, name: str = "") -> Any:
-    if type(value) is int or (type(value) is float and math.isfinite(value)):  # as a rule
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _jsonable(item, name or str(key)) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_jsonable(item, name) for item in value]
-    if hasattr(value, "__array__"):
-        array = np.asarray(value)
-        return _jsonable(array.item() if array.size == 1 else array.tolist(), name)
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(
-        f"{name!r} is {type(value).__name__}, which JSON cannot hold; expected a number, a string or a list"
-    )
+    return _encode(to_jsonable(values)) + "\n"
 
 
 @VISBACKENDS.register_module()
