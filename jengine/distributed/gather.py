@@ -42,7 +42,7 @@ def process_local_batch(tree: PyTree, batch: PyTree) -> PyTree:
         whole_rows = all(data.shape[1:] == leaf.shape[1:] for data in shards.values())
         if not has_rows or not whole_rows or sorted(shards) != mine:
             raise ValueError(
-                f"a prediction of the shape {leaf.shape} is divided over the devices as {leaf.sharding}, not by rows as "
+                f"a prediction of the shape {leaf.shape} is divided over devices as {leaf.sharding}, not by rows as "
                 "the batch: a metric on the host needs the rows of its own process"
             )
         return np.concatenate([np.asarray(shards[span]) for span in mine])

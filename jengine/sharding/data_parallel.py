@@ -21,11 +21,10 @@ from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import build_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
 from jengine.sharding.placement import Axis, Placement
-from jengine.sharding.replica_axis import is_per_replica, per_replica
+from jengine.sharding.replica_axis import AXIS, is_per_replica, per_replica
 
 PyTree = Any
 
-AXIS = "data"
 _EACH = PartitionSpec(AXIS)
 _IMPLS = ("shard_map", "pmap")
 
