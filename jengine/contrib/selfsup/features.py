@@ -121,7 +121,9 @@ def compare_features(runner: Runner, train: Any, test: Any) -> tuple[float, floa
         raise ValueError("compare_features: `runner` must be trained, got one without a state; call runner.train()")
     extract, strategy = FeatureExtractor(runner.model), runner.strategy
     model_state = drop_replica_axis(strategy.mean_over_replicas(state.model_state), strategy)
-    features, test_features = (extract(state.params, model_state, DataLoader(dataset, 256)) for dataset in (train, test))
+    features, test_features = (
+        extract(state.params, model_state, DataLoader(dataset, 256)) for dataset in (train, test)
+    )
     labels, test_labels = train.arrays["label"], test.arrays["label"]
     learned = knn_accuracy(features, labels, test_features, test_labels)
     images, test_images = train.arrays["image"], test.arrays["image"]

@@ -111,9 +111,11 @@ class ODCHook(Hook):
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Write the labels every ten epochs."""
-        if self.every_n_epochs(runner, _SAVE_INTERVAL) and runner.is_main_process:
-            path = os.path.join(runner.work_dir, f"cluster_epoch_{runner.epoch + 1}.npy")
-            np.save(path, np.asarray(self._bank(runner).labels).astype(np.int64))
+        if self.every_n_epochs(runner, _SAVE_INTERVAL):
+            labels = np.asarray(self._bank(runner).labels)  # on all processes, between which the first replica is sent
+            if runner.is_main_process:
+                path = os.path.join(runner.work_dir, f"cluster_epoch_{runner.epoch + 1}.npy")
+                np.save(path, labels.astype(np.int64))
 
     def update_centroids(self, runner: Runner) -> None:
         """Set the centroids to the means of their features."""

@@ -168,7 +168,9 @@ def test_replicas_end_with_the_parameters_of_a_single_device(tmp_path, accumulat
     )
     ends = []
     for name, parallel in (("one", {}), ("four", dict(parallel=dict(type="DataParallel", devices=4)))):
-        runner = make_runner(tmp_path / name, model=make_model(loss_weight=np.ones(K, np.float32)), **changes, **parallel)
+        runner = make_runner(
+            tmp_path / name, model=make_model(loss_weight=np.ones(K, np.float32)), **changes, **parallel
+        )
         runner.train()
         ends.append((runner.state.params, runner.state.model_state["loss_weight"]))
     for a, b in zip(jax.tree.leaves(ends[0][0]), jax.tree.leaves(ends[1][0]), strict=True):
