@@ -118,8 +118,8 @@ class EMAHook(Hook):
         before = AverageState((own.params, own.model_state), counted(own.steps))
         tracked, steps = self.average.update(before, (ctx.params, ctx.model_state if self.update_buffers else None))
         moved = EMAHookState(params=tracked[0], model_state=tracked[1], steps=counted(steps))
-        if self.count_by == "update" and ctx.is_updated is not None:
-            moved = jax.tree.map(lambda new, old: jnp.where(ctx.is_updated, new, old), moved, own)
+        if self.count_by == "update" and (is_updated := ctx.is_updated) is not None:
+            moved = jax.tree.map(lambda new, old: jnp.where(is_updated, new, old), moved, own)
         return ctx.replace(hook_state=moved)
 
     def traced_accumulate(self, ctx: StepContext) -> StepContext:
