@@ -228,7 +228,7 @@ def _build_reset(
     def reset_arrays(params: PyTree, opt_state: Any, rng: jax.Array, batch: PyTree) -> tuple[PyTree, Any]:
         leaves = zip(flags, layout.flatten(model.init(rng, batch)[0]), layout.flatten(params), strict=True)
         params = layout.treedef.unflatten([new.astype(old.dtype) if flag else old for flag, new, old in leaves])
-        return params, optim_wrapper.grouped.hold(layout, flags, optim_wrapper.tx.init(params), opt_state)
+        return params, optim_wrapper.grouped.select_state(layout, flags, optim_wrapper.tx.init(params), opt_state)
 
     shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
     compiled = jax.jit(reset_arrays, donate_argnums=(0, 1), out_shardings=shardings)
