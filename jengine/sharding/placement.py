@@ -17,7 +17,7 @@ COLUMNS = ("parameter", "shape", "sharded by", "spec", "MiB per device")
 Axis = str | tuple[str, ...] | None
 
 
-class Rule(NamedTuple):
+class ShardingRule(NamedTuple):
     """Hold a rule for the sharding of the parameters that match it."""
 
     key: str  # a part of their names
@@ -141,7 +141,7 @@ class Placement:
             raise ConfigError(f"{source} must use each axis of the mesh once, got {tuple(axes)}")
         return PartitionSpec(*axes)
 
-    def _build_rule(self, rule: Any) -> Rule:
+    def _build_rule(self, rule: Any) -> ShardingRule:
         if not isinstance(rule, Sequence) or isinstance(rule, str) or len(rule) != 2 or not isinstance(rule[0], str):
             raise ConfigError(
                 f"a rule must be a pair of a part of a name and axes, ('kernel', (None, 'tensor')), got {rule!r}"
@@ -151,7 +151,7 @@ class Placement:
             raise ConfigError(f"the axes of the rule {key!r} must be a tuple, one entry for each axis, got {axes!r}")
         for axis in axes:
             self._check_axis(axis)
-        return Rule(key, tuple(tuple(axis) if isinstance(axis, list) else axis for axis in axes))
+        return ShardingRule(key, tuple(tuple(axis) if isinstance(axis, list) else axis for axis in axes))
 
     def _check_axis(self, axis: Axis) -> None:
         for name in _axis_names(axis):

@@ -122,8 +122,7 @@ class DeepClusterHook(Hook):
         name = type(self).__name__
         if not runner.train_loop.by_epoch:
             raise ArgumentError(f"{name}: `train_cfg.by_epoch` must be True, got False; it clusters between epochs")
-        # The dataset and the sampler may be of any class; an `IterableLoader` has no sampler.
-        dataset, sampler = self._train_loader.dataset, getattr(self._train_loader, "sampler", None)
+        dataset, sampler = self._train_loader.dataset, self._train_loader.sampler  # of any class
         if not hasattr(dataset, "assign_labels"):
             raise ArgumentError(
                 f"{name}: the training dataset must have assign_labels(), got {type(dataset).__name__}; use a "
