@@ -2,8 +2,9 @@
 
 This is the behaviour of PyTorch's DistributedDataParallel: each replica has its own statistics, for instance of
 BatchNorm, and replicas exchange only gradients (and losses, for the log), once per update, and what a loss passes to
-`gather_replicas`. Parameters and optimizer state are the same on all replicas. Other state has a leading axis with one entry per replica: the model state, the
-accumulated gradients, and everything that a hook stores under `model_state` in its own state.
+`gather_replicas`. Parameters and optimizer state are the same on all replicas. Other state has a leading axis with one
+entry per replica: the model state, the accumulated gradients, and everything that a hook stores under `model_state` in
+its own state.
 
 A replica is one device, or several over which XLA shards parameters and examples, as it does for `Pjit`.
 """
