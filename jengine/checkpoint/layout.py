@@ -15,6 +15,7 @@ the manifest reveals files that were lost or damaged later.
 
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ INCOMING = ".incoming"
 OUTGOING = ".outgoing"
 
 _LOGGER = logging.getLogger("jengine")
+_FLOAT = "$float"  # the key of the objects that stand for NaN and infinities
 _JSON_SCALARS = frozenset({type(None), str, bool, int, float})
 
 
@@ -158,18 +160,41 @@ def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
       FileNotFoundError, CorruptCheckpointError: as `resolve`.
     """
-    return json.loads((Path(resolve(path)) / META).read_text())
+    return decode_meta((Path(resolve(path)) / META).read_text())
 
 
 def encode_meta(meta: Mapping[str, Any]) -> str:
     """Return `meta` as JSON text; NumPy scalars and arrays become numbers and lists, tuples become lists.
 
+    JSON has no NaN and no infinity: they are written as `{"$float": "NaN"}`, which `decode_meta` reads.
+
     Raises:
       TypeError: a value that JSON cannot represent; the message has its dotted path.
     """
     # Write one line per entry. With `indent`, Python would not use its encoder in C.
-    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in _to_plain(meta, "checkpoint").items()]
+    lines = [f" {json.dumps(key)}: {_encode_entry(value)}" for key, value in _to_plain(meta, "checkpoint").items()]
     return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def decode_meta(text: str) -> dict[str, Any]:
+    """Return what `encode_meta` was given, in JSON's types; a bare NaN of earlier versions is read too."""
+    return json.loads(text, object_hook=lambda entry: float(entry[_FLOAT]) if entry.keys() == {_FLOAT} else entry)
+
+
+def _encode_entry(value: Any) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:  # rare, so that the usual entry is not searched
+        return json.dumps(_tag_nonfinite(value), allow_nan=False)
+
+
+def _tag_nonfinite(value: Any) -> Any:
+    """Return a value of JSON's types with each NaN and infinity as an object."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
+    if isinstance(value, dict):
+        return {key: _tag_nonfinite(entry) for key, entry in value.items()}
+    return [_tag_nonfinite(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _to_plain(value: Any, path: str) -> Any:

@@ -1,7 +1,7 @@
 """Combine the metrics of an evaluation in one state on the device, which is fetched once."""
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.errors import ConfigError, config_path
-from jengine.evaluation.metric import MASK, BaseMetric, HostMetric, drop_padding, example_mask
+from jengine.evaluation.metric import MASK, BaseMetric, Gather, HostMetric, drop_padding, example_mask
 from jengine.registry import EVALUATOR, METRICS
 
 
@@ -95,7 +95,7 @@ class Evaluator:
         for metric in self.host_metrics:
             metric.process(batch, predictions)
 
-    def evaluate(self, state: EvaluatorState, gather: Callable[[list[Any]], list[Any]] | None = None) -> dict[str, Any]:
+    def evaluate(self, state: EvaluatorState, gather: Gather | None = None) -> dict[str, Any]:
         """Return the results of all metrics by name, with prefix.
 
         Args:

@@ -14,6 +14,7 @@ import numpy as np
 from jengine.errors import closest
 
 MASK = "mask"
+Gather = Callable[[list[Any], str], list[Any]]  # (a process's results, name of the metric) -> those of all processes
 
 
 class BaseMetric:
@@ -95,14 +96,14 @@ class HostMetric(BaseMetric):
         """Return the state unchanged."""
         return state
 
-    def collect(self, gather: Callable[[list[Any]], list[Any]] | None) -> dict[str, Any]:
+    def collect(self, gather: Gather | None) -> dict[str, Any]:
         """Return the results since the last call, and clear `self.results`.
 
         Args:
           gather: concatenates the lists of all processes; None for a single process.
         """
         results, self.results = self.results, []
-        return self.compute_metrics(results if gather is None else gather(results))
+        return self.compute_metrics(results if gather is None else gather(results, type(self).__name__))
 
 
 def example_mask(batch: Any) -> jax.Array:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jengine.checkpoint import infer_rule, pick_metric, publish
 from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
@@ -20,8 +21,9 @@ class CheckpointHook(Hook):
     """Save regular checkpoints at an interval and best ones when a validation improves.
 
     Checkpoints are written in the background during training. An old checkpoint is removed after the one that replaces
-    it is complete. Best checkpoints contain the full state, so that training can continue from them, and do not count
-    towards `max_keep_ckpts`; a new best does not write an additional regular checkpoint.
+    it is complete, and only if the new parameters are finite: while they are not, the newest checkpoint replaces only
+    others that are not finite. Best checkpoints contain the full state, so that training can continue from them, and do
+    not count towards `max_keep_ckpts`; a new best does not write an additional regular checkpoint.
 
     Args:
       interval: epochs or iterations between two regular checkpoints; -1 for none but the last.
@@ -115,6 +117,7 @@ class CheckpointHook(Hook):
         self._saved_iter = 0  # the iteration of the newest regular checkpoint, or of the start of the run
         self._epoch_end_iter = -1  # the iteration at which the last complete epoch ended
         self._kept: list[int] = []
+        self._not_finite: int | None = None  # the newest of `_kept`, if it is known not to be finite
         self._last: str | None = None
         self._interrupted: list[str] = []  # saved within an epoch, to be removed after the next regular one
         self._best: dict[str, list[dict[str, Any]]] = {}  # metric -> 'score' and 'name' of each kept one, best first
@@ -133,7 +136,11 @@ class CheckpointHook(Hook):
         self._directory = next(iter(self.list_directories(runner.work_dir)), str(runner.work_dir))
         self._training = True
         self._saved_iter = runner.iter
-        self._kept, surplus = self._split_surplus(self._kept)
+        kept, surplus = self._split_surplus(self._kept)
+        if surplus and _is_finite(runner.state.params):
+            self._kept = kept
+        else:
+            surplus = []
         for best in self._best.values():
             surplus += [entry["name"] for entry in best[self.keep_best :]]
             del best[self.keep_best :]
@@ -203,8 +210,17 @@ class CheckpointHook(Hook):
 
     def _save_regular(self, runner: Runner, number: int, *, epoch: int, iteration: int) -> None:
         self._announce(runner, f"{number} {'epochs' if self.by_epoch else 'iterations'}")
-        self._kept, surplus = self._split_surplus([*(kept for kept in self._kept if kept != number), number])
+        numbers = [*(kept for kept in self._kept if kept != number), number]
+        self._kept, surplus = self._split_surplus(numbers)
         self._last = self._name(number)
+        if surplus:
+            bad, self._not_finite = self._not_finite, None
+            if not _is_finite(runner.state.params):
+                # Any of the others may be the last finite one, except the one that was not when it was saved.
+                self._kept = [kept for kept in numbers if kept != bad or kept == number]
+                surplus = [self._name(kept) for kept in numbers if kept not in self._kept]
+                self._not_finite = number
+                runner.logger.warning(f"{self._last} has parameters that are not finite: earlier checkpoints are kept")
         self._saved_iter = iteration
         evict, self._interrupted = [*surplus, *self._interrupted], []
         self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=evict)
@@ -248,6 +264,9 @@ class CheckpointHook(Hook):
         kept = [entries[i] for i in ranking if i == 0 or entries[i]["name"] != name]
         kept_names = {entry["name"] for entry in kept}
         evict = [entry["name"] for entry in entries if entry["name"] not in kept_names]
+        if evict and not _is_finite(runner.state.params):
+            runner.logger.warning(f"{name} is not saved: its parameters are not finite, and it would replace {evict}")
+            return
         self._best[key] = kept
         self._write(runner, name, epoch=runner.epoch, iteration=runner.iter, evict=evict, latest=False)
         for old in evict:
@@ -334,6 +353,7 @@ class CheckpointHook(Hook):
         """Return the existing checkpoints, the best scores, and, for information, the reason for keeping each."""
         return {
             "kept": list(self._kept),
+            "not_finite": self._not_finite,
             "last": self._last,
             "best": {key: [dict(entry) for entry in best] for key, best in self._best.items()},
             "evicting": list(self._evicting),
@@ -344,6 +364,7 @@ class CheckpointHook(Hook):
     def _explain_all(self) -> dict[str, str]:
         """Return the reason for keeping each checkpoint, by its name."""
         reasons = {} if self._last is None else {self._last: "where training ended"}
+        reasons |= {self._name(number): "later parameters are not finite" for number in self._kept}
         reasons |= {self._name(number): why for number, why in self._explain_regular(self._kept).items()}
         for key, best in self._best.items():
             for rank, entry in enumerate(best):
@@ -355,12 +376,24 @@ class CheckpointHook(Hook):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned, in a resumed run."""
         self._kept = [int(number) for number in state_dict["kept"]]
+        self._not_finite = state_dict.get("not_finite")  # which checkpoints of earlier versions lack
         self._last = state_dict["last"]
         self._best = {key: [dict(entry) for entry in best] for key, best in state_dict["best"].items()}
         self._evicting = list(state_dict["evicting"])
         self._interrupted = list(state_dict.get("interrupted", ()))
         if self._auto_rule and self._best:  # 'auto' keeps its first metric
             self._resolve_auto(next(iter(self._best)))
+
+
+@jax.jit
+def _all_finite(params: Any) -> jax.Array:
+    floats = [leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in floats]).all() if floats else jnp.ones((), bool)
+
+
+def _is_finite(params: Any) -> bool:
+    """Return whether all parameters are finite; only this bool is transferred from the device."""
+    return bool(_all_finite(params))
 
 
 def _check_count(name: str, value: Any, *, minimum: int, or_else: str = "") -> None:

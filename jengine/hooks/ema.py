@@ -49,7 +49,8 @@ class EMAHook(Hook):
       evaluate_on_origin: whether they use the raw parameters; with `evaluate_on_ema`, in a second pass whose metrics
         end in `_origin`.
       count_by: iterations that update the average under gradient accumulation: 'iter' for every iteration, as in
-        MMEngine; 'update' for those that update the parameters, so that the others cost nothing extra.
+        MMEngine; 'update' for those that update the parameters, so that the others cost nothing extra;
+        updates that a loss scale skips (`AmpOptimWrapper`) do not count.
       **kwargs: arguments of the average: `momentum`, `interval`, `gamma`, …
 
     Raises:
@@ -119,6 +120,8 @@ class EMAHook(Hook):
         average = AverageState((state.params, state.model_state), count_updates(state.steps))
         tracked, steps = self.average.update(average, (ctx.params, ctx.model_state if self.update_buffers else None))
         new_state = EMAHookState(params=tracked[0], model_state=tracked[1], steps=count_updates(steps))
+        if self.count_by == "update" and (is_updated := ctx.is_updated) is not None:
+            new_state = jax.tree.map(lambda new, old: jnp.where(is_updated, new, old), new_state, state)
         return ctx.replace(hook_state=new_state)
 
     def traced_accumulate(self, ctx: StepContext) -> StepContext:

@@ -1,5 +1,6 @@
 """Write the log: lines to the terminal and the log file, scalars to the visualizer's backends."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
+from jengine.visualization.convert import to_jsonable
 
 
 @HOOKS.register_module()
@@ -121,7 +123,7 @@ class LoggerHook(Hook):
         runner.logger.info(text)
         if runner.is_main_process:
             with open(os.path.join(runner.log_dir, f"{runner.timestamp}.json"), "w") as file:
-                json.dump({k: v for k, v in map(_to_json_entry, tag.items()) if v is not None}, file)
+                json.dump(_to_json_entries(tag), file, allow_nan=False)
 
     def after_run(self, runner: Runner) -> None:
         """Close the backends and copy the log files to `out_dir`."""
@@ -182,13 +184,10 @@ def _write_lines(runner: Runner, view: _RunnerView, lines: Sequence[tuple[int, i
         view.message_hub.flush()
 
 
-def _to_json_entry(item: tuple[str, Any]) -> tuple[str, Any]:
-    """Return the entry with its value in JSON's types; None if that is not possible."""
-    name, value = item
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return name, None
-    return name, value
+def _to_json_entries(tag: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries that JSON has a form for, in its types, without those that are None."""
+    found = {}
+    for name, value in tag.items():
+        with contextlib.suppress(TypeError):
+            found[name] = to_jsonable(value)
+    return {name: value for name, value in found.items() if value is not None}

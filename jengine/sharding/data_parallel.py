@@ -1,9 +1,10 @@
 """Run the step on each replica with its own examples of the batch, and average the gradients.
 
 This is the behaviour of PyTorch's DistributedDataParallel: each replica has its own statistics, for instance of
-BatchNorm, and replicas exchange only gradients (and losses, for the log), once per update. Parameters and optimizer
-state are the same on all replicas. Other state has a leading axis with one entry per replica: the model state, the
-accumulated gradients, and everything that a hook stores under `model_state` in its own state.
+BatchNorm, and replicas exchange only gradients (and losses, for the log), once per update, and what a loss passes to
+`gather_replicas`. Parameters and optimizer state are the same on all replicas. Other state has a leading axis with one
+entry per replica: the model state, the accumulated gradients, and everything that a hook stores under `model_state` in
+its own state.
 
 A replica is one device, or several over which XLA shards parameters and examples, as it does for `Pjit`.
 """
@@ -21,11 +22,10 @@ from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import build_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
 from jengine.sharding.placement import Axis, Placement
-from jengine.sharding.replica_axis import is_per_replica, map_per_replica
+from jengine.sharding.replica_axis import AXIS, is_per_replica, map_per_replica
 
 PyTree = Any
 
-AXIS = "data"
 _PER_REPLICA = PartitionSpec(AXIS)
 _IMPLS = ("shard_map", "pmap")
 

@@ -1,4 +1,4 @@
-"""Convert states between different numbers of replicas, which are the leading axis of some leaves."""
+"""Convert states between different numbers of replicas, the leading axis of some leaves, and gather their examples."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +9,8 @@ import numpy as np
 from jengine import paths
 
 PyTree = Any
+
+AXIS = "data"  # the mapped axis of a step of `DataParallel`
 
 
 def is_per_replica(path: str) -> bool:
@@ -49,3 +51,23 @@ def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -
         return value if after is None else np.broadcast_to(value, (after, *value.shape))
 
     return map_per_replica(convert, state)
+
+
+def gather_replicas(rows: jax.Array) -> jax.Array:
+    """Return the rows of all replicas, real[B * replicas, ...], in the order of the batch.
+
+    In a step of `DataParallel` this is an exchange between the replicas, which all of them must reach. Elsewhere
+    `rows`, real[B, ...], are those of the whole batch already, and are returned.
+    """
+    try:
+        return jax.lax.all_gather(rows, AXIS, tiled=True)
+    except NameError:  # JAX's error for an axis that is not mapped
+        return rows
+
+
+def select_replica(rows: jax.Array, count: int) -> jax.Array:
+    """Return this replica's part, real[count, ...], of the rows that `gather_replicas` returned."""
+    try:
+        return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(AXIS) * count, count)
+    except NameError:
+        return rows

@@ -84,7 +84,8 @@ def build_train_step(
 
         def finish(ctx: StepContext, hook_state: Mapping[str, PyTree]) -> tuple[TrainState, Metrics]:
             ctx = _update(all_phases[-1], ctx, model_state) if update else _accumulate(all_phases[-1], ctx)
-            ctx = ctx.replace(rng=rng, metrics=_add_total(ctx.metrics, all_phases))
+            is_updated = _is_updated(all_phases, ctx.opt_state) if update else None
+            ctx = ctx.replace(rng=rng, metrics=_add_total(ctx.metrics, all_phases), is_updated=is_updated)
             ctx, hook_state = traced_hooks.run("traced_update" if update else "traced_accumulate", ctx, hook_state)
             return _next_state(state, ctx, hook_state), ctx.metrics
 
@@ -169,6 +170,14 @@ def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepCont
         opt_state={**ctx.opt_state, name: new_opt_state} if name else new_opt_state,
         metrics={**ctx.metrics, **metrics},
     )
+
+
+def _is_updated(phases: Sequence[Phase], opt_state: PyTree) -> jax.Array | None:
+    """Return whether the last update of some optimizer was applied, bool[]; None where none is ever skipped."""
+    own = [opt_state[phase.name] if phase.name else opt_state for phase in phases]
+    finite = [phase.optim_wrapper.is_finite(state) for phase, state in zip(phases, own, strict=True)]
+    known = [flag for flag in finite if flag is not None]
+    return jnp.any(jnp.stack(known)) if len(known) == len(finite) else None
 
 
 def _build_value_fn(phase: Phase, ctx: StepContext, model_state: PyTree) -> Callable[[PyTree], jax.Array]:

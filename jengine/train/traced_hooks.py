@@ -27,6 +27,8 @@ class StepContext(struct.PyTreeNode):
       hook_state: state of the current hook, see `Hook.init_traced_state`.
       apply_update: bool[], or None for True. A hook may set it at `traced_batch` or `traced_grads`. If it is False,
         the step changes only `step` and the states of hooks with `update_on_skipped_steps`.
+      is_updated: bool[] at `traced_update`, or None for True: whether an optimizer has changed the parameters. False
+        where the gradients of all overflowed under a loss scale.
     """
 
     step: jax.Array
@@ -41,6 +43,7 @@ class StepContext(struct.PyTreeNode):
     metrics: dict[str, jax.Array] = struct.field(default_factory=dict)
     hook_state: PyTree = None
     apply_update: jax.Array | None = None
+    is_updated: jax.Array | None = None
 
 
 POINTS = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")

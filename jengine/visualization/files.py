@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, ClassVar
@@ -13,7 +12,7 @@ import numpy as np
 from jengine.config import write_config
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
-from jengine.visualization.convert import Histogram, encode_png, to_plain
+from jengine.visualization.convert import Histogram, encode_png, to_jsonable, to_plain
 
 _encode_json = json.JSONEncoder(allow_nan=False).encode  # json.dumps creates an encoder for each call
 
@@ -204,20 +203,4 @@ class CSVVisBackend(FilesVisBackend):
 
 
 def _json_line(values: Mapping[str, Any]) -> str:
-    return _encode_json(_to_json(values)) + "\n"
-
-
-def _to_json(value: Any, name: str = "") -> Any:
-    if type(value) is int or (type(value) is float and math.isfinite(value)):  # the most frequent case
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _to_json(item, name or str(key)) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(item, name) for item in value]
-    if hasattr(value, "__array__"):
-        return _to_json(to_plain(value), name)
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"`{name}` must be JSON-serializable (a number, string, list or dict), got {type(value).__name__}")
+    return _encode_json(to_jsonable(values)) + "\n"

@@ -248,4 +248,16 @@ def test_the_metadata_of_a_checkpoint_is_plain_json(checkpointer, tmp_path, stat
     path = checkpointer.save(tmp_path / "epoch_1", state, make_meta(7, best=float("-inf"), ids=(1, 2)))
     checkpointer.wait()
     with open(os.path.join(path, "meta.json")) as file:
-        assert json.load(file) == {"meta": {"iter": 7, "epoch": 1}, "best": float("-inf"), "ids": [1, 2]}
+        assert json.load(file) == {"meta": {"iter": 7, "epoch": 1}, "best": {"$float": "-Infinity"}, "ids": [1, 2]}
+
+
+def test_what_is_not_finite_is_written_as_json_and_restored_as_it_was(checkpointer, tmp_path, state):
+    history = [0.5, float("nan"), float("inf")]
+    path = checkpointer.save(tmp_path / "epoch_1", state, make_meta(7, hub={"loss": history, "name": "NaN"}))
+    checkpointer.wait()
+    text = pathlib.Path(path, "meta.json").read_text()
+    written = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert written["hub"] == {"loss": [0.5, {"$float": "NaN"}, {"$float": "Infinity"}], "name": "NaN"}
+    restored = read_meta(path)["hub"]
+    np.testing.assert_array_equal(restored["loss"], history)
+    assert restored["name"] == "NaN"

@@ -3,6 +3,8 @@
 import concurrent.futures
 import threading
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jengine.distributed import gather
@@ -77,9 +79,46 @@ def test_all_gather_returns_the_values_of_all_processes(run):
 
 def test_lists_of_any_size_are_gathered_in_the_order_of_processes(run, monkeypatch):
     monkeypatch.setattr(gather, "_CHUNK_SIZE", 16)
-    found = run(lambda processes: all_gather_objects([(processes.index, "x" * 9 * processes.index)], processes))
+    found = run(lambda processes: all_gather_objects([(processes.index, "x" * 9 * processes.index)], "M", processes))
     assert found == [[(0, ""), (1, "x" * 9), (2, "x" * 18)]] * 3
-    assert all_gather_objects([1, 2], SingleProcess()) == [1, 2]
+    assert all_gather_objects([1, 2], "M", SingleProcess()) == [1, 2]
+
+
+def test_gathered_values_arrive_with_their_types_and_bits(run):
+    arrays = [
+        np.array([[1.5, -np.inf]], ">f4"),
+        np.zeros((0, 3), np.int64),
+        np.array(True),
+        np.arange(3, dtype=jnp.bfloat16),
+        np.array(["a", "bcd"]),
+        np.array(["2020-01-01"], "datetime64[D]"),
+    ]
+    plain = [None, True, 7, 2**80, "\u00e9", b"\x00\xff", (1, [2.5, float("-inf")]), {"a": {3: (), (1, 2): []}}]
+    (found, _) = run(lambda processes: all_gather_objects([*plain, *arrays, np.float32(0.1)], "M", processes), count=2)
+    own = found[: len(found) // 2]
+    assert own[: len(plain)] == plain
+    assert [type(value) for value in own] == [type(value) for value in [*plain, *arrays, np.float32(0.1)]]
+    for got, array in zip(own[len(plain) :], arrays, strict=False):
+        assert got.dtype == array.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(got, array)
+    own[len(plain)] += 1  # arrays can be changed, as those of the process itself
+    assert own[-1] == np.float32(0.1)
+
+
+@pytest.mark.parametrize(
+    ("value", "where", "kind"),
+    [
+        ({"boxes": [1, {2}]}, "Recall: results[1]['boxes'][1]", "set"),
+        (np.array([None]), "Recall: results[1]", "an array of object"),
+        ((1, DictStore), "Recall: results[1][1]", "type"),
+    ],
+)
+def test_a_value_that_cannot_be_sent_is_named_with_its_metric(run, value, where, kind):
+    errors = run(lambda processes: all_gather_objects([0, value], "Recall", processes), count=2)
+    for error in errors:
+        assert isinstance(error, TypeError)
+        assert str(error).startswith(f"{where} must be None, a bool, a number,")
+        assert str(error).endswith(f"got {kind}")
 
 
 def test_all_gather_names_the_missing_processes(run):

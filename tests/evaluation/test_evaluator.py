@@ -91,8 +91,8 @@ def test_host_metrics_gather_the_results_of_all_processes():
     evaluator = Evaluator(Ids())
     state = evaluator.update(evaluator.init(), DATA["logits"], DATA)
     evaluator.process_host(DATA["logits"], DATA)
-    got = evaluator.evaluate(state, gather=lambda results: [*results, [100, 101]])
-    assert got["ids/count"] == SIZE + 2
+    got = evaluator.evaluate(state, gather=lambda results, name: [*results, [100, 101], [7] * (name == "Ids")])
+    assert got["ids/count"] == SIZE + 3
 
 
 @pytest.mark.parametrize(

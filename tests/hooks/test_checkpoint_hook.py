@@ -1,4 +1,5 @@
 import logging
+import math
 import os
 import types
 
@@ -42,12 +43,20 @@ class FakeRunner:
         self.max_epochs, self.max_iters = max_epochs, max_epochs * epoch_length
         self.epoch_length = epoch_length
         self.epoch = self.iter = 0
+        self.nan_from = math.inf  # iterations after which the parameters are NaN
         self.train_loop = types.SimpleNamespace(by_epoch=by_epoch)
         self.checkpointer = writer(work_dir)
         self.message_hub = FakeHub()
         self.logger = logging.getLogger("test_checkpoint_hook")
         self.log_writer = AsyncWriter()
         self.saves = []
+
+    @property
+    def state(self):
+        bad = self.iter >= self.nan_from
+        return types.SimpleNamespace(
+            params={"kernel": jnp.array([1.0, jnp.nan if bad else 1.0]), "count": jnp.ones(2, int)}
+        )
 
     def save_checkpoint(
         self, *, out_dir, filename, save_optimizer, save_param_scheduler, meta, by_epoch, evict, latest, checksums
@@ -81,8 +90,9 @@ class FakeRunner:
         return [os.path.basename(path) for path in self.checkpointer.paths]
 
 
-def train(*, max_epochs, epoch_length=1, scores=(), key="acc", stop_after=None, **settings):
+def train(*, max_epochs, epoch_length=1, scores=(), key="acc", stop_after=None, nan_from=math.inf, **settings):
     runner = FakeRunner("/w/exp", CheckpointHook(**settings), max_epochs, epoch_length)
+    runner.nan_from = nan_from
     runner.train(scores, key, stop_after)
     return runner
 
@@ -124,6 +134,61 @@ def test_the_newest_are_kept():
     assert runner.names == ["epoch_15", "epoch_20"]
     assert runner.message_hub["keep_ckpt_ids"] == [15, 20]
     assert runner.message_hub["last_ckpt"] == "/w/exp/epoch_20"
+
+
+@pytest.mark.parametrize(
+    ("keep", "names"),
+    [
+        (1, ["epoch_3", "epoch_8"]),
+        (2, ["epoch_2", "epoch_3", "epoch_8"]),
+        (5, ["epoch_1", "epoch_2", "epoch_3", "epoch_4", "epoch_5", "epoch_8"]),  # checked from epoch_6 on
+        (-1, [f"epoch_{number}" for number in range(1, 9)]),
+    ],
+)
+def test_checkpoints_that_are_not_finite_remove_only_each_other(keep, names, caplog):
+    runner = train(max_epochs=8, nan_from=4, interval=1, max_keep_ckpts=keep)
+    assert runner.names == names
+    warning = "epoch_8 has parameters that are not finite: earlier checkpoints are kept"
+    assert (warning in caplog.messages) == (keep != -1)
+
+
+def test_a_resumed_run_keeps_the_last_finite_checkpoint():
+    saved = train(max_epochs=4, nan_from=3, interval=1, max_keep_ckpts=1)
+    assert saved.names == ["epoch_2", "epoch_4"]
+    state = saved.saves[-1]["hooks"]["CheckpointHook"]
+    assert state["kept"] == [2, 4]
+    assert state["reasons"] == {"epoch_2": "later parameters are not finite", "epoch_4": "the latest"}
+
+    hook = CheckpointHook(interval=1, max_keep_ckpts=1)
+    hook.load_state_dict(state)
+    resumed = FakeRunner("/w/exp", hook, max_epochs=6, epoch_length=1)
+    resumed.checkpointer.paths = [f"/w/exp/epoch_{number}" for number in (2, 4)]
+    resumed.epoch = resumed.iter = 4
+    resumed.nan_from = 0
+    resumed.train()
+    assert resumed.names == ["epoch_2", "epoch_6"]
+
+
+def test_once_the_parameters_are_finite_again_the_newest_are_kept():
+    runner = FakeRunner("/w/exp", CheckpointHook(interval=1, max_keep_ckpts=1), 6, 1)
+    runner.nan_from = 2
+    after_epoch = runner.hook.after_train_epoch
+
+    def recover(runner):
+        runner.nan_from = math.inf if runner.epoch >= 4 else runner.nan_from
+        after_epoch(runner)
+
+    runner.hook.after_train_epoch = recover
+    runner.train()
+    assert runner.names == ["epoch_6"]
+
+
+def test_a_best_checkpoint_is_not_replaced_by_one_that_is_not_finite(caplog):
+    settings = dict(max_epochs=4, save_best="acc", save_last=False)
+    runner = train(scores=[0.5, 0.6, 0.7, 0.8], nan_from=3, **settings)
+    assert runner.names == ["best_acc_epoch_2"]
+    assert runner.message_hub["best_score"] == 0.6
+    assert "best_acc_epoch_3 is not saved: its parameters are not finite" in caplog.text
 
 
 def test_a_resumed_run_prunes_to_a_smaller_number():

@@ -8,7 +8,7 @@ import pytest
 from jengine.averaging import Average, CosineEMA, ExponentialMovingAverage
 from jengine.hooks import EMAHook
 from jengine.model import FunctionalModel
-from jengine.optim import OptimWrapper
+from jengine.optim import AmpOptimWrapper, OptimWrapper
 from jengine.registry import HOOKS
 from jengine.train import RecompilationGuard, StepContext, build_train_step, create_train_state
 
@@ -129,6 +129,26 @@ def test_only_updates_change_the_average_with_count_by_update():
     found, steps = train_with_accumulation(EMAHook(momentum=0.5, count_by="update"), iters=12, counts=4)
     assert [average for _, average in found] == [0, 0, 0, -1, -1, -1, -1, -1.5, -1.5, -1.5, -1.5, -2.25]
     assert steps == 3
+
+
+@pytest.mark.parametrize(
+    ("count_by", "averages", "steps"),
+    [("update", [-1, -1, -3 / 2], 2), ("iter", [-1, -1, -4 / 3], 3)],  # the means of the values that count
+)
+def test_an_update_that_a_loss_scale_skips_counts_only_as_an_iteration(count_by, averages, steps):
+    hook = EMAHook("StochasticWeightAverage", count_by=count_by)
+    model = FunctionalModel(lambda: {"w": jnp.zeros(())}, lambda params, batch: params["w"] * batch["x"].sum())
+    wrapper = AmpOptimWrapper(optimizer=dict(type="SGD", lr=1.0), dtype="float16")
+    params, model_state = model.init(jax.random.key(0), None)
+    state = create_train_state(params, model_state, wrapper, [hook], rng=jax.random.key(1))
+    step = jax.jit(build_train_step(model, wrapper, [hook]))
+    found = []
+    for x in (1.0, np.inf, 1.0):
+        state, _ = step(state, {"x": np.full(1, x, np.float32)}, wrapper.hyperparams)
+        found.append((float(state.params["w"]), float(state.hook_state["EMAHook"].params["w"])))
+    assert [w for w, _ in found] == [-1, -1, -2]
+    assert [average for _, average in found] == pytest.approx(averages)
+    assert int(state.hook_state["EMAHook"].steps) == steps
 
 
 def runner_with_state(hook, params, model_state, averages):

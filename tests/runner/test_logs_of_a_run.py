@@ -326,6 +326,17 @@ def test_a_test_writes_its_metrics(make_runner):
     assert written["loss"] == pytest.approx(metrics["loss"])
 
 
+def test_a_metric_that_is_not_finite_is_written_as_a_string(make_runner):
+    dataset = make_runner().val_dataloader.dataset
+    runner = make_runner(
+        default_hooks=None, test_dataloader=dict(batch_size=4, dataset=dataset), test_cfg=dict(),
+        test_evaluator=dict(type="MeanLoss", loss=lambda p, b: p * float("nan")),
+    )  # fmt: skip
+    runner.test()
+    written = json.loads((pathlib.Path(runner.log_dir) / f"{runner.timestamp}.json").read_text())
+    assert written["loss"] == "NaN"
+
+
 @pytest.mark.parametrize("steps_per_call", [1, 10])
 def test_an_error_of_a_step_loses_no_line_before_it(make_runner, steps_per_call):
     batch = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}

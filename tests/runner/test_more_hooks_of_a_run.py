@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine.checkpoint import load
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import BaseTTAModel, CastModel, FunctionalModel, LinenModel, Precision, SwitchedLoss, get_model
@@ -466,3 +467,26 @@ def test_a_trace_is_written_for_tensorboard(make_runner, tmp_path):
     runner.train()
     traces = list(pathlib.Path(runner.log_dir, "tf_tracing_logs", "iter_2").glob("plugins/profile/*/*.xplane.pb"))
     assert len(traces) == 1
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+def test_a_run_that_diverges_between_two_checks_of_the_loss_keeps_a_finite_checkpoint(make_runner, steps_per_call):
+    batches = [
+        {"x": np.ones((4, 2), np.float32), "y": np.full(4, np.nan if i == 6 else 1, np.float32)} for i in range(8)
+    ]
+    runner = make_runner(
+        train_dataloader=batches,
+        train_cfg=dict(by_epoch=False, max_iters=16, steps_per_call=steps_per_call),
+        **NO_VAL,
+        default_hooks=dict(
+            checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=2, max_keep_ckpts=2), logger=None
+        ),
+        custom_hooks=[dict(type="CheckInvalidLossHook", interval=16)],
+    )
+    with pytest.raises(FloatingPointError):
+        runner.train()
+    paths = [path.parent for path in pathlib.Path(runner.work_dir).glob("*/manifest.json")]
+    names = {path.name for path in paths}
+    finite = {path.name for path in paths if np.isfinite(load(path).params["w"]).all()}
+    assert finite == {"iter_4", "iter_6"}
+    assert names - finite == {"iter_14"}  # the newest; those between them are removed

@@ -13,6 +13,7 @@ from jengine.contrib.selfsup.features import FeatureExtractor
 from jengine.contrib.selfsup.memory_bank import fill_bank
 from jengine.contrib.selfsup.model_entries import (
     device_put_like,
+    drop_replica_axis,
     find_memory_bank,
     find_state_entry,
     replace_memory_bank,
@@ -139,8 +140,9 @@ class DeepClusterHook(Hook):
 
     def _cluster(self, runner: Runner, epoch: int) -> None:
         """Cluster the data, and set up data and state for training on these labels from `epoch` on."""
-        state = runner.state
-        features = self._extract_features(state.params, state.model_state, self._extract_loader)
+        state, strategy = runner.state, runner.strategy
+        variables = state.params, drop_replica_axis(strategy.mean_over_replicas(state.model_state), strategy)
+        features = self._extract_features(*variables, self._extract_loader)
         seed = runner.seed if self.seed is None else self.seed
         kmeans_seed = np.random.RandomState([seed % 2**32, epoch]).randint(1234)
         labels = self.clustering(features, int(kmeans_seed))
@@ -150,7 +152,7 @@ class DeepClusterHook(Hook):
         self._assign_labels(labels, epoch)
         counts = np.bincount(labels, minlength=self.clustering.k)
         runner.logger.info(describe_clusters(counts))
-        state = state.replace(model_state=self._update_model_state(state.model_state, features, labels, counts))
+        state = state.replace(model_state=self._update_model_state(runner, features, labels, counts))
         rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2), jnp.uint32(epoch))
         runner.state = self._reset_head(state, rng, self._example_batch)
 
@@ -163,18 +165,18 @@ class DeepClusterHook(Hook):
             self._train_loader.close()  # drops batches that were read ahead with the old labels
 
     def _update_model_state(
-        self, model_state: PyTree, features: np.ndarray, labels: np.ndarray, counts: np.ndarray
+        self, runner: Runner, features: np.ndarray, labels: np.ndarray, counts: np.ndarray
     ) -> PyTree:
         """Return the model's state with the class weights and the memory bank of a clustering, where required."""
-        name = type(self).__name__
+        name, model_state = type(self).__name__, runner.state.model_state
         if self.reweight:
             old = find_state_entry(model_state, "loss_weight", name)
             weights = device_put_like(class_weights(counts, self.reweight_pow), old)
             model_state = replace_state_entry(model_state, "loss_weight", weights)
         if self.init_memory:
             bank = find_memory_bank(model_state, name)
-            bank = device_put_like(fill_bank(bank, features, labels), bank)
-            model_state = replace_memory_bank(model_state, bank)
+            filled = fill_bank(drop_replica_axis(bank, runner.strategy), features, labels)
+            model_state = replace_memory_bank(model_state, device_put_like(filled, bank))
         return model_state
 
     @staticmethod

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.contrib.selfsup.model_entries import drop_replica_axis
 from jengine.data import DataLoader
 from jengine.errors import ArgumentError
 from jengine.hooks.runner_protocol import Runner
@@ -118,9 +119,10 @@ def compare_features(runner: Runner, train: Any, test: Any) -> tuple[float, floa
     state = runner.state
     if state is None:
         raise ValueError("compare_features: `runner` must be trained, got one without a state; call runner.train()")
-    extract = FeatureExtractor(runner.model)
+    extract, strategy = FeatureExtractor(runner.model), runner.strategy
+    model_state = drop_replica_axis(strategy.mean_over_replicas(state.model_state), strategy)
     features, test_features = (
-        extract(state.params, state.model_state, DataLoader(dataset, 256)) for dataset in (train, test)
+        extract(state.params, model_state, DataLoader(dataset, 256)) for dataset in (train, test)
     )
     labels, test_labels = train.arrays["label"], test.arrays["label"]
     learned = knn_accuracy(features, labels, test_features, test_labels)

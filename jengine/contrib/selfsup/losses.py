@@ -6,6 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jengine.sharding import gather_replicas, select_replica
+
 # --- Contrastive learning ---
 
 
@@ -132,6 +134,9 @@ def swav_loss(
     Source: Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster Assignments, 2020,
     arXiv:2006.09882.
 
+    Under `DataParallel` the assignments are those of the whole batch, and the queue has its embeddings in the same
+    order on all replicas: each replica gathers the embeddings of the others.
+
     Args:
       embeddings: float[V, B, D], L2-normalized embeddings of V views of B images.
       prototypes: float[D, K], the kernel of the prototype layer; its columns are normalized here.
@@ -150,13 +155,15 @@ def swav_loss(
     queued = []
     use_queue = jnp.zeros((), jnp.bool_) if queue is None else queue.use_queue
     for i, crop in enumerate(crops_for_assign):
-        candidates, mask = scores[crop], None
+        mask, newest = None, gather_replicas(jax.lax.stop_gradient(embeddings[crop]))
+        candidates = gather_replicas(jax.lax.stop_gradient(scores[crop]))
         if queue is not None:
             use_queue = use_queue | (queue.active & jnp.any(queue.rows[i, -1] != 0))
             candidates = jnp.concatenate([queue.rows[i] @ prototypes, candidates])
             mask = jnp.arange(len(candidates)) >= jnp.where(use_queue, 0, len(queue.rows[i]))
-            queued.append(jnp.where(queue.active, push(queue.rows[i], embeddings[crop]), queue.rows[i]))
-        assignments = sinkhorn(jax.lax.stop_gradient(candidates), mask, epsilon, iterations)[-batch_size:]
+            queued.append(jnp.where(queue.active, push(queue.rows[i], newest), queue.rows[i]))
+        assigned = sinkhorn(jax.lax.stop_gradient(candidates), mask, epsilon, iterations)[-len(newest) :]
+        assignments = select_replica(assigned, batch_size)
         others = [view for view in range(num_views) if view != crop]
         for view in others:
             log_probs = jax.nn.log_softmax(scores[view] / temperature)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.errors import ArgumentError
+from jengine.sharding import gather_replicas
 
 
 class MemoryBank(NamedTuple):
@@ -68,6 +69,8 @@ def update_samples(
 ) -> tuple[MemoryBank, jax.Array]:
     """Update the features of a batch's samples, and assign them to the nearest centroids.
 
+    Under `DataParallel` each replica gathers the samples of the others, so that all have the same bank.
+
     Args:
       bank: the bank.
       index: int32[B], indices of the samples in the dataset.
@@ -77,7 +80,8 @@ def update_samples(
     Returns:
       The bank, and float32[], the fraction of the batch whose label changed.
     """
-    current = _normalize(jax.lax.stop_gradient(features).astype(jnp.float32))
+    index, features = gather_replicas(index), gather_replicas(jax.lax.stop_gradient(features))
+    current = _normalize(features.astype(jnp.float32))
     averaged = _normalize((1 - momentum) * bank.features[index] + momentum * current)
     labels = jnp.argmax(averaged @ bank.centroids.T, axis=1).astype(jnp.int32)
     change_ratio = (labels != bank.labels[index]).mean(dtype=jnp.float32)

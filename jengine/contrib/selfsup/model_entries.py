@@ -3,10 +3,12 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jengine import paths
 from jengine.contrib.selfsup.memory_bank import MemoryBank
 from jengine.errors import ArgumentError, closest
+from jengine.sharding import Strategy
 
 PyTree = Any
 
@@ -85,8 +87,13 @@ def replace_memory_bank(model_state: PyTree, bank: MemoryBank) -> PyTree:
 
 
 def device_put_like(new: PyTree, old: PyTree) -> PyTree:
-    """Put the arrays of `new` on devices with the shardings of the arrays of `old`."""
-    return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), new, old)
+    """Put the arrays of `new` on devices with the shardings of the arrays of `old`, whose replicas all get them."""
+    return jax.tree.map(lambda x, like: jax.device_put(jnp.broadcast_to(x, like.shape), like.sharding), new, old)
+
+
+def drop_replica_axis(tree: PyTree, strategy: Strategy) -> PyTree:
+    """Return entries of the model's state as those of the first replica; `tree` itself without a replica axis."""
+    return tree if strategy.replicas is None else jax.tree.map(lambda x: x[0], tree)
 
 
 def _is_bank(node: Any) -> bool:

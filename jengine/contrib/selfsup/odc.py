@@ -12,6 +12,7 @@ from jengine.contrib.selfsup.clustering import class_weights, describe_clusters
 from jengine.contrib.selfsup.memory_bank import MemoryBank, count_labels, deal_with_small_clusters, update_centroids
 from jengine.contrib.selfsup.model_entries import (
     device_put_like,
+    drop_replica_axis,
     find_memory_bank,
     find_state_entry,
     replace_memory_bank,
@@ -110,9 +111,11 @@ class ODCHook(Hook):
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Write the labels every ten epochs."""
-        if self.every_n_epochs(runner, _SAVE_INTERVAL) and runner.is_main_process:
-            path = os.path.join(runner.work_dir, f"cluster_epoch_{runner.epoch + 1}.npy")
-            np.save(path, np.asarray(self._bank(runner).labels).astype(np.int64))
+        if self.every_n_epochs(runner, _SAVE_INTERVAL):
+            labels = np.asarray(self._bank(runner).labels)  # on all processes, between which the first replica is sent
+            if runner.is_main_process:
+                path = os.path.join(runner.work_dir, f"cluster_epoch_{runner.epoch + 1}.npy")
+                np.save(path, labels.astype(np.int64))
 
     def update_centroids(self, runner: Runner) -> None:
         """Set the centroids to the means of their features."""
@@ -135,8 +138,11 @@ class ODCHook(Hook):
         runner.logger.info(describe_clusters(np.asarray(self._count_labels(self._bank(runner)))))
 
     def _bank(self, runner: Runner) -> MemoryBank:
-        return find_memory_bank(runner.state.model_state, type(self).__name__)
+        """Return the bank, which is the same on all replicas."""
+        bank = find_memory_bank(runner.state.model_state, type(self).__name__)
+        return drop_replica_axis(bank, runner.strategy)
 
     def _set_bank(self, runner: Runner, bank: MemoryBank) -> None:
-        bank = device_put_like(bank, self._bank(runner))
-        runner.state = runner.state.replace(model_state=replace_memory_bank(runner.state.model_state, bank))
+        model_state = runner.state.model_state
+        bank = device_put_like(bank, find_memory_bank(model_state, type(self).__name__))
+        runner.state = runner.state.replace(model_state=replace_memory_bank(model_state, bank))

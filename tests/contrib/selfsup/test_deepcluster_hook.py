@@ -156,6 +156,28 @@ def test_a_resumed_run_reads_its_labels_and_ends_with_the_same_state(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_replicas_end_with_the_parameters_of_a_single_device(tmp_path, accumulate):
+    changes = dict(
+        hook=dict(reweight=True, reweight_pow=1.0),
+        optim_wrapper=dict(
+            optimizer=dict(type="SGD", lr=0.05, momentum=0.9),
+            # 3 iterations an epoch: the head is reset in the middle of a window
+            accumulative_counts=accumulate,
+        ),
+    )
+    ends = []
+    for name, parallel in (("one", {}), ("four", dict(parallel=dict(type="DataParallel", devices=4)))):
+        runner = make_runner(
+            tmp_path / name, model=make_model(loss_weight=np.ones(K, np.float32)), **changes, **parallel
+        )
+        runner.train()
+        ends.append((runner.state.params, runner.state.model_state["loss_weight"]))
+    for a, b in zip(jax.tree.leaves(ends[0][0]), jax.tree.leaves(ends[1][0]), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    np.testing.assert_allclose(ends[1][1], np.broadcast_to(ends[0][1], (4, K)), rtol=1e-6)  # one entry a replica
+
+
 def test_a_uniform_epoch_visits_all_clusters_equally_often(tmp_path):
     _, recorder = train(tmp_path, hook=dict(unif_sampling=True, interval=2), sampler=dict(type="DeepClusterSampler"))
     counts = [np.bincount(np.concatenate(recorder.labels[3 * epoch : 3 * epoch + 3])).tolist() for epoch in range(3)]

@@ -129,9 +129,11 @@ def test_the_memory_starts_with_the_clustering(tmp_path):
     np.testing.assert_allclose(recorded["centroids"], means, rtol=1e-5)
 
 
-def test_a_resumed_run_ends_with_the_same_memory(tmp_path):
-    default_hooks = dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=1), logger=None)
-    uninterrupted = make_runner(tmp_path / "uninterrupted", SETTINGS, default_hooks=default_hooks)
+@pytest.mark.parametrize("parallel", [None, dict(type="DataParallel", devices=4)])
+def test_a_resumed_run_ends_with_the_same_memory(tmp_path, parallel):
+    changes = dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=1), logger=None))
+    changes |= {} if parallel is None else {"parallel": parallel}
+    uninterrupted = make_runner(tmp_path / "uninterrupted", SETTINGS, **changes)
     uninterrupted.train()
 
     class Stop(Hook):
@@ -140,8 +142,8 @@ def test_a_resumed_run_ends_with_the_same_memory(tmp_path):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_runner(tmp_path / "interrupted", SETTINGS, Stop(), default_hooks=default_hooks).train()
-    resumed = make_runner(tmp_path / "interrupted", SETTINGS, default_hooks=default_hooks, resume=True)
+        make_runner(tmp_path / "interrupted", SETTINGS, Stop(), **changes).train()
+    resumed = make_runner(tmp_path / "interrupted", SETTINGS, resume=True, **changes)
     resumed.train()
     for a, b in zip(
         jax.tree.leaves((uninterrupted.state.params, uninterrupted.state.model_state)),
@@ -151,16 +153,27 @@ def test_a_resumed_run_ends_with_the_same_memory(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_on_several_devices_the_memory_is_the_same(tmp_path):
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        dict(type="Pjit", devices=4),
+        dict(type="DataParallel", devices=4),
+        dict(type="DataParallel", devices=4, impl="pmap"),
+        dict(type="DataParallel", mesh=dict(data=2, tensor=2), devices=4),
+    ],
+)
+def test_on_several_devices_the_memory_and_the_parameters_are_those_of_one(tmp_path, parallel):
     one = make_runner(tmp_path / "one", SETTINGS)
-    four = make_runner(tmp_path / "four", SETTINGS, parallel=dict(type="Pjit", devices=4))
+    four = make_runner(tmp_path / "four", SETTINGS, parallel=parallel)
     for runner in (one, four):
         runner.train()
     assert four.programs.update.traces == 1
-    banks = [runner.state.model_state["bank"] for runner in (one, four)]
-    assert len(banks[1].features.sharding.device_set) == 4
-    np.testing.assert_array_equal(banks[0].labels, banks[1].labels)
-    np.testing.assert_allclose(banks[0].features, banks[1].features, atol=1e-5)
+    states = [(runner.state.params, runner.state.model_state) for runner in (one, four)]
+    assert len(states[1][1]["bank"].features.sharding.device_set) == 4
+    for a, b in zip(*map(jax.tree.leaves, states), strict=True):
+        for copy in [b] if a.shape == b.shape else b:  # of a replica each
+            np.testing.assert_allclose(a, copy, atol=1e-5)
+            np.testing.assert_array_equal(copy, b if a.shape == b.shape else b[0])
 
 
 @pytest.mark.parametrize(

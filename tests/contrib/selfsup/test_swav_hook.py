@@ -126,10 +126,12 @@ def test_the_file_is_written_at_its_interval_and_read_by_the_next_run(tmp_path):
         train(tmp_path, epochs=1, swav={**swav, "queue_length": 12})
 
 
-def test_a_resumed_run_ends_with_the_same_state(tmp_path):
+@pytest.mark.parametrize("parallel", [None, dict(type="DataParallel", devices=4)])
+def test_a_resumed_run_ends_with_the_same_state(tmp_path, parallel):
+    changes = dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=1), logger=None))
+    changes |= {} if parallel is None else {"parallel": parallel}
     swav = dict(queue_length=8, epoch_queue_starts=1, frozen_layers_cfg={"prototypes": 5})
-    default_hooks = dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=1), logger=None)
-    uninterrupted, _ = train(tmp_path / "uninterrupted", epochs=4, swav=swav, default_hooks=default_hooks)
+    uninterrupted, _ = train(tmp_path / "uninterrupted", epochs=4, swav=swav, **changes)
 
     class Stop(Recorder):
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
@@ -137,8 +139,8 @@ def test_a_resumed_run_ends_with_the_same_state(tmp_path):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "interrupted", epochs=4, swav=swav, default_hooks=default_hooks, recorder=Stop())
-    resumed, _ = train(tmp_path / "interrupted", epochs=4, swav=swav, default_hooks=default_hooks, resume=True)
+        train(tmp_path / "interrupted", epochs=4, swav=swav, **changes, recorder=Stop())
+    resumed, _ = train(tmp_path / "interrupted", epochs=4, swav=swav, **changes, resume=True)
     for a, b in zip(jax.tree.leaves(uninterrupted.state.params), jax.tree.leaves(resumed.state.params), strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(
@@ -146,13 +148,34 @@ def test_a_resumed_run_ends_with_the_same_state(tmp_path):
     )
 
 
-def test_on_several_devices_the_queue_is_the_same(tmp_path):
+STRATEGIES = [
+    dict(type="Pjit", devices=4),
+    dict(type="DataParallel", devices=4),
+    dict(type="DataParallel", devices=4, impl="pmap"),
+    dict(type="DataParallel", mesh=dict(data=2, tensor=2), devices=4),
+]
+
+
+@pytest.mark.parametrize("parallel", STRATEGIES)
+def test_on_several_devices_the_queue_and_the_parameters_are_those_of_one(tmp_path, parallel):
     swav = dict(queue_length=8, epoch_queue_starts=1)
-    one, _ = train(tmp_path / "one", epochs=3, swav=swav)
-    four, _ = train(tmp_path / "four", epochs=3, swav=swav, parallel=dict(type="Pjit", devices=4))
-    rows = [runner.state.hook_state["SwAVHook"].rows for runner in (one, four)]
-    assert len(rows[1].sharding.device_set) == 4
-    np.testing.assert_allclose(rows[0], rows[1], atol=1e-5)
+    one, _ = train(tmp_path / "one", epochs=4, swav=swav)
+    four, _ = train(tmp_path / "four", epochs=4, swav=swav, parallel=parallel)
+    states = [(runner.state.params, runner.state.hook_state["SwAVHook"]) for runner in (one, four)]
+    assert states[0][1].use_queue
+    assert len(states[1][1].rows.sharding.device_set) == 4
+    for a, b in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    copies = [np.asarray(shard.data) for shard in states[1][1].rows.addressable_shards]
+    for copy in copies[1:]:  # what is declared the same on all devices is the same
+        np.testing.assert_array_equal(copy, copies[0])
+
+
+@pytest.mark.parametrize("parallel", STRATEGIES[1:2])
+def test_without_a_queue_replicas_assign_the_whole_batch_too(tmp_path, parallel):
+    runners = [train(tmp_path / str(i), **changes)[0] for i, changes in enumerate(({}, {"parallel": parallel}))]
+    for a, b in zip(*(jax.tree.leaves(runner.state.params) for runner in runners), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_layers_do_not_change_while_frozen_each_for_its_own_iterations(tmp_path):
