@@ -43,10 +43,8 @@ def main():
         report("SIGKILL, two work dirs at once", [functools.partial(run_two, kills, directory, seed) for seed in seeds])
         folder = pathlib.Path(directory) / "operations"
         count = kills.finish(folder / "count", 8)
-        operations = range(1, count + 1)
-        report(
-            "SIGKILL at each file operation", [functools.partial(kills.run_killed_at, folder, n) for n in operations]
-        )
+        cases = [functools.partial(kills.run_killed_at, folder, number) for number in range(1, count + 1)]
+        report("SIGKILL at each file operation", cases)
 
 
 def run_two(kills, directory, seed):
@@ -55,7 +53,7 @@ def run_two(kills, directory, seed):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         folder = pathlib.Path(directory) / "two"
         runs = [pool.submit(kills.run, folder / str(i), 1, seed + i, **options) for i in range(2)]
-        return all([run.result() for run in runs])
+        return sum(run.result() for run in runs)
 
 
 def report(label, cases):
