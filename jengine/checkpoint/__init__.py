@@ -6,10 +6,10 @@ from jengine.checkpoint.export import export_params as export_params
 from jengine.checkpoint.export import import_batch_stats as import_batch_stats
 from jengine.checkpoint.export import import_params as import_params
 from jengine.checkpoint.layout import CorruptCheckpointError as CorruptCheckpointError
+from jengine.checkpoint.layout import find_checkpoint as find_checkpoint
 from jengine.checkpoint.layout import find_latest as find_latest
 from jengine.checkpoint.layout import list_checkpoints as list_checkpoints
 from jengine.checkpoint.layout import read_meta as read_meta
-from jengine.checkpoint.layout import resolve as resolve
 from jengine.checkpoint.lock import WorkDirLock as WorkDirLock
 from jengine.checkpoint.lock import WorkDirLockedError as WorkDirLockedError
 from jengine.checkpoint.publish import publish as publish

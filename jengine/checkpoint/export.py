@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.layout import INCOMING, STATE, resolve
+from jengine.checkpoint.layout import INCOMING, STATE, find_checkpoint
 from jengine.checkpoint.report import CheckpointMismatchError, compare
 from jengine.checkpoint.restore import list_item_arrays
 from jengine.checkpoint.torch_layout import (
@@ -123,7 +123,7 @@ def _read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, An
 
 def _read_item(source: str | os.PathLike[str], item: str) -> dict[str, np.ndarray]:
     """Return the arrays of one item of a checkpoint by their path in the item."""
-    directory = Path(resolve(source))
+    directory = Path(find_checkpoint(source))
     structs = {f"{item}.{name}": leaf for name, leaf in list_item_arrays(directory, item).items()}
     loaded = arrays.read_flat(directory / STATE, structs)
     return {name.removeprefix(f"{item}."): array for name, array in loaded.items()}

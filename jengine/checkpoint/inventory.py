@@ -1,7 +1,6 @@
 """List the checkpoints of a run with the reason for keeping each, and remove some by hand."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -123,7 +123,7 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> list[str]:
     return sorted(str(path) for path in _iter_checkpoints(Path(directory).absolute()))
 
 
-def resolve(path: str | os.PathLike[str], *, checksums: bool = False) -> str:
+def find_checkpoint(path: str | os.PathLike[str], *, checksums: bool = False) -> str:
     """Return the absolute path of a checkpoint, given the checkpoint or a work dir for its newest one.
 
     Args:
@@ -158,9 +158,9 @@ def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read everything but the arrays of a checkpoint: `meta`, schedules, hook states, message hub.
 
     Raises:
-      FileNotFoundError, CorruptCheckpointError: as `resolve`.
+      FileNotFoundError, CorruptCheckpointError: as `find_checkpoint`.
     """
-    return decode_meta((Path(resolve(path)) / META).read_text())
+    return decode_meta((Path(find_checkpoint(path)) / META).read_text())
 
 
 def encode_meta(meta: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.layout import INCOMING, STATE, encode_meta, resolve
+from jengine.checkpoint.layout import INCOMING, STATE, encode_meta, find_checkpoint
 from jengine.checkpoint.manifest import META, claim, read_manifest, remove, seal
 from jengine.checkpoint.restore import load
 from jengine.errors import UnknownNameError, closest
@@ -30,7 +30,7 @@ def publish(path: str | os.PathLike[str], keys: Iterable[str]) -> tuple[str, lis
     Raises:
       KeyError: the checkpoint does not have a key. ValueError: none of the keys is an item of the state.
     """
-    source = Path(resolve(path))
+    source = Path(find_checkpoint(path))
     checkpoint = load(source)
     known = {*checkpoint.state, *checkpoint.meta, "state_dict"}
     selected: set[str] = set()
@@ -46,7 +46,7 @@ def publish(path: str | os.PathLike[str], keys: Iterable[str]) -> tuple[str, lis
     copy = source.with_name(f"{source.name}-{_digest(state)}")
     incoming = copy.with_name(copy.name + INCOMING)
     manifest = read_manifest(source)
-    assert manifest is not None  # `resolve` has read it
+    assert manifest is not None  # `find_checkpoint` has read it
     claim(incoming, manifest.run)
     arrays.write_from_process(incoming / STATE, state)
     (incoming / META).write_text(encode_meta(meta))

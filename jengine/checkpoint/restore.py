@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.layout import STATE, CorruptCheckpointError, read_meta, resolve
+from jengine.checkpoint.layout import STATE, CorruptCheckpointError, find_checkpoint, read_meta
 from jengine.checkpoint.report import CheckpointMismatchError, LoadReport, compare, list_prefixes
 from jengine.errors import UnknownNameError, closest
 from jengine.paths import flatten
@@ -48,7 +48,7 @@ def load(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
     Raises:
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist, or is incomplete or damaged.
     """
-    directory = Path(resolve(path, checksums=checksums))
+    directory = Path(find_checkpoint(path, checksums=checksums))
     structs = flatten(arrays.read_structs(directory / STATE))
     _check_claims(directory, structs)
     state = arrays.read(directory / STATE, structs)
@@ -57,7 +57,7 @@ def load(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
 
 def list_arrays(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shape and dtype of each array of a checkpoint by dotted path, without reading the arrays."""
-    return flatten(arrays.read_structs(Path(resolve(path)) / STATE))
+    return flatten(arrays.read_structs(Path(find_checkpoint(path)) / STATE))
 
 
 def list_item_arrays(path: str | os.PathLike[str], item: str) -> dict[str, jax.ShapeDtypeStruct]:
@@ -103,7 +103,7 @@ def restore(
       CheckpointMismatchError: paths, shapes or dtypes differ; nothing was read.
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist or is incomplete.
     """
-    directory = Path(resolve(path, checksums=checksums))
+    directory = Path(find_checkpoint(path, checksums=checksums))
     expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
     items, ignored = set(map(str, target)), tuple(f"{prefix}." for prefix in ignore)
     stored = {
@@ -152,7 +152,7 @@ def load_params(
       KeyError: the checkpoint does not have the item. ValueError: a rename rule without a match. TypeError: a struct
         in the target for which no array is stored.
     """
-    directory = Path(resolve(path, checksums=checksums))
+    directory = Path(find_checkpoint(path, checksums=checksums))
     stored = list_item_arrays(directory, item)
     expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
     report = compare(stored, expected, rename=rename, cast=True)

@@ -78,11 +78,11 @@ def _make_row(entry: "CheckpointEntry", training: bool) -> list[Any]:
 
 
 def _show(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    from jengine.checkpoint import list_arrays, read_meta, resolve
+    from jengine.checkpoint import find_checkpoint, list_arrays, read_meta
     from jengine.checkpoint.report import describe
     from jengine.logging import format_table
 
-    path = resolve(args.checkpoint)
+    path = find_checkpoint(args.checkpoint)
     metadata, stored = read_meta(path), list_arrays(path)
     meta = metadata.pop("meta", {})
     print(path)
@@ -124,9 +124,9 @@ def _rm(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 
 def _export(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    from jengine.checkpoint import export_params, read_meta, resolve
+    from jengine.checkpoint import export_params, find_checkpoint, read_meta
 
-    path = resolve(args.checkpoint)
+    path = find_checkpoint(args.checkpoint)
     exchanged = read_meta(path).get("exchanged", {})  # items with averages -> paths of the trained values
     if args.ema and "params" not in exchanged:
         raise ValueError(f"checkpoint {path} has no averaged parameters: the run had no EMAHook; leave out --ema")

@@ -85,7 +85,7 @@ def identify(
         resume_path = checkpoint.find_latest(work_dir, checksums=checksums)
     elif resume:
         with config_path("resume"):
-            resume_path = str(checkpoint.resolve(resume, checksums=checksums))
+            resume_path = str(checkpoint.find_checkpoint(resume, checksums=checksums))
     earlier = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
 
     timestamp = str(earlier.get("timestamp", ""))
@@ -115,7 +115,7 @@ def _parse_load_from(load_from: Any, checksums: bool) -> LoadFrom | None:
         check_arguments(LoadFrom, options)
         rename = [(str(old), str(new)) for old, new in options.pop("rename", ())]
         return LoadFrom(
-            path=str(checkpoint.resolve(options.pop("path"), checksums=checksums)), rename=rename, **options
+            path=str(checkpoint.find_checkpoint(options.pop("path"), checksums=checksums)), rename=rename, **options
         )
 
 

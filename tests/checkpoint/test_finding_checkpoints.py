@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from jengine.checkpoint import CorruptCheckpointError, find_latest, list_checkpoints, load, resolve
+from jengine.checkpoint import CorruptCheckpointError, find_checkpoint, find_latest, list_checkpoints, load
 from jengine.checkpoint.manifest import claim
 
 from .conftest import make_meta, make_state
@@ -95,7 +95,7 @@ def test_a_process_killed_between_the_renames_of_a_replacement_loses_nothing(run
     os.rename(run / "epoch_2", run / "epoch_2.incoming")
     shutil.copytree(run / "epoch_1", run / "epoch_2.outgoing")
     assert find_latest(run) == str(run / "epoch_2.incoming")
-    assert resolve(run / "epoch_2") == str(run / "epoch_2.incoming")
+    assert find_checkpoint(run / "epoch_2") == str(run / "epoch_2.incoming")
     assert load(run / "epoch_2").params["head"][0][0] == 2.0
     checkpointer.save(run / "epoch_3", make_state(3.0), make_meta(30))
     checkpointer.wait()
@@ -104,7 +104,7 @@ def test_a_process_killed_between_the_renames_of_a_replacement_loses_nothing(run
 
 
 def test_a_work_dir_resolves_to_its_newest_checkpoint(run):
-    assert resolve(run) == str(run / "epoch_2")
+    assert find_checkpoint(run) == str(run / "epoch_2")
     assert load(run).params["head"][0][0] == 2.0
 
 
@@ -112,20 +112,20 @@ def test_a_missing_path_is_an_error_with_the_contents_of_its_parent(run):
     with pytest.raises(
         FileNotFoundError, match=r"there is no checkpoint .*epoch_9; .* contains epoch_1/, epoch_2/, last_"
     ):
-        resolve(run / "epoch_9")
+        find_checkpoint(run / "epoch_9")
     with pytest.raises(FileNotFoundError, match=r"directory .*/nowhere does not exist either"):
-        resolve(run / "nowhere" / "epoch_1")
+        find_checkpoint(run / "nowhere" / "epoch_1")
 
 
 def test_a_directory_without_checkpoints_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"neither a checkpoint \(state/.*\) nor a work dir.* is empty"):
-        resolve(tmp_path)
+        find_checkpoint(tmp_path)
 
 
 def test_a_file_is_not_a_checkpoint(tmp_path):
     (tmp_path / "epoch_1.pth").write_text("")
     with pytest.raises(FileNotFoundError, match=r"a checkpoint must be a directory .*, got the file .*epoch_1\.pth"):
-        resolve(tmp_path / "epoch_1.pth")
+        find_checkpoint(tmp_path / "epoch_1.pth")
 
 
 def test_listing_leaves_out_other_directories(run):
