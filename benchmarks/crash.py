@@ -42,7 +42,7 @@ def main():
         seeds = range(args.seed, args.seed + args.runs, 2)
         report("SIGKILL, two work dirs at once", [functools.partial(run_two, kills, directory, seed) for seed in seeds])
         folder = pathlib.Path(directory) / "operations"
-        count = kills.finish(folder / "count", 8)
+        count = kills.finish(folder / "count", 12)
         cases = [functools.partial(kills.run_killed_at, folder, number) for number in range(1, count + 1)]
         report("SIGKILL at each file operation", cases)
 

@@ -112,7 +112,7 @@ def run(directory, kills, seed, signum=signal.SIGKILL, iterations=40, **options)
     return interruptions
 
 
-def run_killed_at(directory, operation, iterations=8):
+def run_killed_at(directory, operation, iterations=12):
     """Kill a run at one of its file operations, let it finish, and compare it with an uninterrupted one.
 
     Returns:
