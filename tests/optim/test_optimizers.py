@@ -1,4 +1,4 @@
-"""Optimizers beyond the recorded trajectories: formulas in NumPy, optax by its names, settings outside their range."""
+"""Optimizers without recorded trajectories: formulas in NumPy, optax by name, settings outside their range."""
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,9 @@ def train(wrapper, params=PARAMS, lrs=(None, None, None)):
     return params, state
 
 
-def assert_close(found, expected, **tolerance):
+def assert_close(actual, expected, **tolerance):
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, **(tolerance or {"rtol": 2e-6, "atol": 1e-7})), found, expected
+        lambda a, b: np.testing.assert_allclose(a, b, **(tolerance or {"rtol": 2e-6, "atol": 1e-7})), actual, expected
     )
 
 
@@ -41,10 +41,10 @@ def test_adafactor_factors_the_last_two_axes():
     row, column, square, eps = np.zeros((4, 1)), np.zeros((1, 3)), np.zeros(3), np.finfo("f").eps
     for t, grads in enumerate(GRADS, start=1):
         gw, gv = grads["kernel"].astype("d"), grads["bias"].astype("d")
-        forget, rate = t**-0.8, min(0.01, t**-0.5)
-        row += forget * ((gw**2).mean(1, keepdims=True) - row)
-        column += forget * ((gw**2).mean(0, keepdims=True) - column)
-        square += forget * (gv**2 - square)
+        weight, rate = t**-0.8, min(0.01, t**-0.5)
+        row += weight * ((gw**2).mean(1, keepdims=True) - row)
+        column += weight * ((gw**2).mean(0, keepdims=True) - column)
+        square += weight * (gv**2 - square)
         for p, g, variance in ((w, gw, row @ column / max(row.mean(), eps)), (v, gv, square)):
             direction = g / np.sqrt(np.maximum(variance, eps**2))
             scale = max(1e-3, np.sqrt((p**2).mean())) * rate
@@ -60,14 +60,14 @@ def test_muon_orthogonalises_matrices():
     params = {"kernel": PARAMS["kernel"]}
     state = wrapper.init(params)
     updates, _ = wrapper.update({"kernel": GRADS[0]["kernel"]}, state, params)
-    # five Newton-Schulz iterations bring the singular values near 1, lr 0.1 scales them
+    # five Newton-Schulz iterations bring the singular values close to 1; lr 0.1 scales them
     singular = np.linalg.svd(np.asarray(updates["kernel"]), compute_uv=False) / 0.1
     assert np.all((singular > 0.6) & (singular < 1.3))
     wide = {"kernel": np.ascontiguousarray(PARAMS["kernel"].T)}
     transposed, _ = wrapper.update({"kernel": GRADS[0]["kernel"].T}, OptimWrapper(optim.Muon()).init(wide), wide)
     # a kernel (in 3, out 4) gets sqrt(4 / 3) of the rate of (in 4, out 3)
     np.testing.assert_allclose(transposed["kernel"], updates["kernel"].T * (4 / 3) ** 0.5, rtol=2e-2, atol=2e-3)
-    with pytest.raises(ValueError, match="Muon trains matrices only, parameter 'bias' has shape"):
+    with pytest.raises(ValueError, match="Muon: parameter 'bias' must be a matrix, got shape"):
         OptimWrapper(optim.Muon()).init(PARAMS)
 
 
@@ -116,7 +116,7 @@ def test_centered_rmsprop_stays_finite_where_the_variance_vanishes():
     step, state = jax.jit(tx.update), tx.init(gradient)
     for _ in range(300):
         updates, state = step(gradient, state)
-    # the mean of equal squares less the square of their mean: minus a rounding error for four numbers in ten
+    # the mean of equal squares minus the square of their mean: a negative rounding error for four values in ten
     assert np.all(np.isfinite(updates))
 
 
@@ -132,17 +132,18 @@ def test_lars_exclude_differs_from_parameter_to_parameter():
 
 @pytest.mark.parametrize("optimizer", [optim.Lamb(), optim.Adan(max_grad_norm=1.0), {"type": "BertAdam1", "lr": 0.1}])
 @pytest.mark.parametrize("clip_grad", [{"max_norm": 1.0}, {"clip_value": 0.1}])
-def test_optimizers_that_clip_run_behind_the_clipping_of_the_wrapper(optimizer, clip_grad):
+def test_optimizers_that_clip_work_with_clipping_in_the_wrapper(optimizer, clip_grad):
     found, _ = train(OptimWrapper(optimizer, clip_grad=clip_grad))
     assert all(np.all(np.isfinite(p)) for p in found.values())
 
 
-# those whose update takes the loss are in test_optax_usage.py
-TAKE_THE_LOSS = {"lbfgs", "momo", "momo_adam", "polyak_sgd"}
+OPTAX_NAMES = {*optax_optimizers.OPTAX_NAMES, *optax_optimizers.OPTAX_CONTRIB_NAMES}
+# their updates require the loss; they are tested in test_optax_usage.py
+REQUIRE_LOSS = {"lbfgs", "momo", "momo_adam", "polyak_sgd"}
 
 
-@pytest.mark.parametrize("name", sorted({*optax_optimizers._NAMES, *optax_optimizers._CONTRIB_NAMES} - TAKE_THE_LOSS))
-def test_optax_optimizers_go_by_their_names(name):
+@pytest.mark.parametrize("name", sorted(OPTAX_NAMES - REQUIRE_LOSS))
+def test_optax_optimizers_are_available_by_name(name):
     factory = getattr(optax, name, None) or getattr(optax.contrib, name)
     extra = {"key": 0} if name == "noisy_sgd" else {}
     tx = factory(learning_rate=0.01, **extra)
@@ -151,11 +152,11 @@ def test_optax_optimizers_go_by_their_names(name):
         updates, state = tx.update(grads, state, params)
         params = optax.apply_updates(params, updates)
     found, _ = train(build_optim_wrapper(PARAMS, {"optimizer": {"type": name, "learning_rate": 0.01, **extra}}))
-    # a compiled sign or factor may round the other way; the closest of the chaotic ones differs by 1e-5
+    # a compiled sign or factor may be rounded differently; the most chaotic optimizers differ by 1e-5
     assert_close(found, params, rtol=1e-4, atol=1e-5)
 
 
-def test_numbers_of_optax_optimizers_are_data_in_every_group():
+def test_hyperparams_of_optax_optimizers_are_data_in_every_group():
     cfg = {
         "optimizer": {"type": "adamw", "learning_rate": 0.1, "weight_decay": 0.01},
         "paramwise_cfg": {"custom_keys": {"bias": {"lr_mult": 0.5, "decay_mult": 0.0, "b1": 0.8}}},
@@ -169,11 +170,11 @@ def test_numbers_of_optax_optimizers_are_data_in_every_group():
         for grads in GRADS:
             updates, state = tx.update(grads[name], state, p)
             p = optax.apply_updates(p, updates)
-        # optax computes 1 - b2 from the float32 number that it is given here
+        # optax computes 1 - b2 from a float32 here
         np.testing.assert_allclose(found[name], p, rtol=1e-5, atol=5e-6)
 
 
-def test_injected_lr_of_a_built_chain_moves():
+def test_injected_lr_of_a_built_chain_can_be_changed():
     assert OptimWrapper(optax.sgd(0.1)).get_lr() == {}
     wrapper = OptimWrapper(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
     assert wrapper.get_lr()["lr"] == pytest.approx([0.1])
@@ -189,22 +190,24 @@ TORCH_NAMES = (
 
 
 @pytest.mark.parametrize("name", [*TORCH_NAMES, "adamw", "sgd", "muon"])
-def test_negative_learning_rate_is_refused_by_every_optimizer(name):
+def test_negative_learning_rate_is_rejected_by_every_optimizer(name):
     lr = "learning_rate" if name.islower() else "lr"
-    with pytest.raises(ValueError, match=f"{name}: lr must be at least 0, found -0.1"):
+    with pytest.raises(ValueError, match=f"{name}: lr must be at least 0, got -0.1"):
         OPTIMIZERS.build({"type": name, lr: -0.1})
 
 
 @pytest.mark.parametrize(
     ("cfg", "message"),
     [
-        ({"type": "SGD", "nesterov": True}, "nesterov needs momentum above 0"),
+        ({"type": "SGD", "nesterov": True}, "nesterov must have momentum above 0"),
         ({"type": "SGD", "nesterov": True, "momentum": 0.9, "dampening": 0.1}, "dampening 0"),
-        ({"type": "Adam", "betas": (0.9, 1.0)}, r"betas\[1\] must be in \[0, 1\), found 1.0"),
-        ({"type": "AdamW", "betas": 0.9}, "betas must be 2 numbers, found 0.9"),
+        ({"type": "Adam", "betas": (0.9, 1.0)}, r"betas\[1\] must be in \[0, 1\), got 1.0"),
+        ({"type": "AdamW", "betas": 0.9}, "betas must be 2 numbers, got 0.9"),
         ({"type": "Rprop", "etas": (1.5, 1.2)}, "etas must be"),
         ({"type": "Adafactor", "eps": (None, -1.0)}, "eps must be"),
         ({"type": "Muon", "adjust_lr_fn": "foo"}, "adjust_lr_fn must be"),
+        ({"type": "Muon", "ns_coefficients": (1.0,)}, "ns_coefficients must be 3 numbers, got"),
+        ({"type": "Muon", "ns_steps": 0}, "ns_steps must be 1 to 99, got 0"),
         ({"type": "LBFGS", "lr": 1.0}, "LBFGS evaluates the loss several times"),
         ({"type": "SparseAdam"}, "use Adam"),
     ],
@@ -215,7 +218,7 @@ def test_settings_outside_their_range(cfg, message):
 
 
 def test_learning_rate_must_be_a_number():
-    with pytest.raises(TypeError, match="lr must be a number, found str"):
+    with pytest.raises(TypeError, match="lr must be a number, got str"):
         OPTIMIZERS.build({"type": "SGD", "lr": "0.1"})
     with pytest.raises(TypeError, match="put it into param_scheduler"):
         OPTIMIZERS.build({"type": "adamw", "learning_rate": optax.constant_schedule(0.1)})

@@ -1,4 +1,4 @@
-"""Lion as lion-pytorch defines it, which MMEngine registers."""
+"""Define Lion with the formulas of lion-pytorch, which MMEngine registers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +20,8 @@ def Lion(lr: float = 1e-4, betas: Sequence[float] = (0.9, 0.99), weight_decay: f
     """
     common.in_range("Lion", lr=lr, weight_decay=weight_decay)
     settings = {"lr": lr, "betas": common.betas_in_range("Lion", betas), "weight_decay": weight_decay}
-    return Optimizer("Lion", settings, _parts, ("lr", "betas", "weight_decay"))
+    return Optimizer("Lion", settings, _lion_parts, ("lr", "betas", "weight_decay"))
 
 
-def _parts(lr: Any, betas: Any, weight_decay: Any) -> Parts:
+def _lion_parts(lr: Any, betas: Any, weight_decay: Any) -> Parts:
     return common.chain_with_decay([("scale_by_lion", optax.scale_by_lion(*betas))], lr, weight_decay, decoupled=True)
