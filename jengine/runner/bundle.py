@@ -1,15 +1,23 @@
 """Collect the contents of a run's checkpoint, and restore a run from it."""
 
+import contextlib
 import functools
 import importlib.metadata
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jengine.optim.schedules import load_schedulers_state_dict, schedulers_state_dict
+from jengine.optim.schedules import (
+    load_schedulers_state_dict,
+    replay_schedulers,
+    reset_initial_values,
+    schedulers_state_dict,
+)
+from jengine.paths import flatten
+from jengine.runner.resume_check import compare_optimizers
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.workdir import LoadFrom
 from jengine.sharding import convert_replica_axis
@@ -66,6 +74,7 @@ def collect_checkpoint(
     bundle["meta"].update(meta or {})
     if save_optimizer:
         bundle["optimizer"] = runner.optim_wrapper.group_state_dict()
+        bundle["optimizer_settings"] = runner.optimizer_settings
     if save_param_scheduler and runner.param_schedulers is not None:
         bundle["param_schedulers"] = schedulers_state_dict(runner.param_schedulers)
     return bundle
@@ -81,10 +90,19 @@ def resume(runner: Runner, path: str) -> None:
     if "optimizer" not in saved_meta:
         runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
         fresh["opt_state"] = target.pop("opt_state")
-    match = match_hook_states(target["hook_state"], stored_arrays(path), saved_meta.get("exchanged", {}))
-    target["hook_state"] = match.states
+    if runner.seed != saved_meta["meta"]["seed"]:  # as `resume_policy` allows
+        fresh["rng"] = target.pop("rng")
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
-    arrays, rest = restore(path, convert_replica_axis(target, *replicas), rename=match.rename, ignore=match.ignore)
+    with _name_versions(path, saved_meta["meta"]):
+        stored = stored_arrays(path)
+        match = match_hook_states(target["hook_state"], stored, saved_meta.get("exchanged", {}))
+        target["hook_state"] = match.states
+        converted = convert_replica_axis(target, *replicas)
+        if _uses_new_optimizer(runner, saved_meta) and not _fits(converted["opt_state"], stored):
+            runner.logger.warning(f"The state of the optimizer in {path} does not fit that of the config: it is new.")
+            fresh["opt_state"] = target.pop("opt_state")
+            del converted["opt_state"]
+        arrays, rest = restore(path, converted, rename=match.rename, ignore=match.ignore)
     arrays = _put_like(convert_replica_axis(arrays, *reversed(replicas)), target)
     bundle: Bundle = {"state": {**arrays, **fresh}, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
@@ -97,10 +115,7 @@ def resume(runner: Runner, path: str) -> None:
     runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
     for name, value in bundle["hyperparams"].items():
         runner.hyperparams[name] = value
-    if "optimizer" in bundle:
-        runner.optim_wrapper.load_group_state_dict(bundle["optimizer"])
-    if "param_schedulers" in bundle:
-        _load_schedulers(runner, bundle["param_schedulers"])
+    _restore_hyperparams(runner, bundle)
     for name, hook in hook_names(runner.hooks).items():
         if name in bundle["hooks"]:
             hook.load_state_dict(bundle["hooks"][name])
@@ -113,7 +128,8 @@ def load_weights(runner: Runner, source: LoadFrom) -> None:
 
     assert runner.state is not None
     rest = read_meta(source.path)
-    stored = tuple(stored_arrays(source.path))
+    with _name_versions(source.path, rest["meta"]):
+        stored = tuple(stored_arrays(source.path))
     weights = {}
     for item in ("params", "model_state"):
         prefix = rest.get("exchanged", {}).get(item, item) if source.raw else item
@@ -134,7 +150,8 @@ def load_weights(runner: Runner, source: LoadFrom) -> None:
             continue
         replicas = runner.strategy.replicas, rest.get("replicas")
         target = convert_replica_axis({item: initial}, *replicas)[item]
-        loaded, report = load_params(source.path, target, strict=source.strict, rename=rules, item=prefix)
+        with _name_versions(source.path, rest["meta"]):
+            loaded, report = load_params(source.path, target, strict=source.strict, rename=rules, item=prefix)
         weights[item] = _put_like(convert_replica_axis({item: loaded}, *reversed(replicas))[item], initial)
         if not report.fits:
             runner.logger.warning(f"Not all of {item} was loaded from {source.path} (strict=False): {report}")
@@ -201,23 +218,47 @@ def _add_missing_hook_states(runner: Runner, state: TrainState, match: HookState
     return state.replace(hook_state={**initial, **state.hook_state})
 
 
-def _load_schedulers(runner: Runner, saved: Any) -> None:
-    """Restore the schedules; if config and checkpoint differ, log which settings are used."""
-    loop, choice = runner.train_loop, runner.param_scheduler_on_resume
-    differences = load_schedulers_state_dict(
-        runner.param_schedulers,
-        saved,
-        settings=choice,
-        iters=loop.iter,
-        epochs=loop.epoch,
-        epoch_length=len(loop.dataloader),
-    )
-    if differences:
-        listed = "\n  ".join(differences)
-        runner.logger.warning(
-            f"The schedules of the config and of the checkpoint differ. Those of the {choice} are used "
-            f"(param_scheduler_on_resume={choice!r}):\n  {listed}"
-        )
+def _uses_new_optimizer(runner: Runner, saved: Mapping[str, Any]) -> bool:
+    """Return whether the settings of the optimizer differ from those of the checkpoint and the config's are used."""
+    return runner.resume_policy.optimizer == "config" and bool(compare_optimizers(runner, saved))
+
+
+def _fits(opt_state: PyTree, stored: Mapping[str, Any]) -> bool:
+    """Return whether the checkpoint has an optimizer state with the paths and shapes of `opt_state`."""
+    shapes = {f"opt_state.{path}": leaf.shape for path, leaf in flatten(opt_state).items()}
+    return shapes == {path: leaf.shape for path, leaf in stored.items() if path.startswith("opt_state.")}
+
+
+def _restore_hyperparams(runner: Runner, bundle: Bundle) -> None:
+    """Restore the parameter groups and the schedules; replay the schedules if they or their initial values differ."""
+    loop, wrapper, schedulers = runner.train_loop, runner.optim_wrapper, runner.param_schedulers
+    is_new = _uses_new_optimizer(runner, bundle)
+    if "optimizer" in bundle and not is_new:
+        wrapper.load_group_state_dict(bundle["optimizer"])
+        runner.optimizer_settings = bundle.get("optimizer_settings", runner.optimizer_settings)
+    if "param_schedulers" not in bundle:
+        return
+    choice = "config" if runner.resume_policy.schedules == "config" else "checkpoint"
+    if load_schedulers_state_dict(schedulers, bundle["param_schedulers"], settings=choice) or is_new:
+        settings = runner.optimizer_settings
+        wrapper.load_group_state_dict(settings.get("", settings))
+        reset_initial_values(schedulers)
+        replay_schedulers(schedulers, iters=loop.iter, epochs=loop.epoch, epoch_length=len(loop.dataloader))
+
+
+@contextlib.contextmanager
+def _name_versions(path: str, meta: Mapping[str, Any]) -> Iterator[None]:
+    """Name the packages whose versions are not those that wrote the checkpoint in an error of reading it."""
+    try:
+        yield
+    except Exception as error:
+        written, now = meta.get("versions", {}), _versions()
+        others = [
+            f"{name} {version}, now {now.get(name)}" for name, version in written.items() if version != now.get(name)
+        ]
+        if others:
+            error.add_note(f"{path} was written with other versions: {'; '.join(others)}")
+        raise
 
 
 def _put_like(tree: Any, like: Any) -> Any:

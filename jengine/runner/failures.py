@@ -1,4 +1,7 @@
-"""Handle an error in training: name its iteration, and save the completed iterations if they are consistent."""
+"""Handle an error in training: name its iteration, save the completed iterations, and close what the run uses."""
+
+import contextlib
+from collections.abc import Iterator
 
 import jax
 
@@ -20,6 +23,30 @@ def handle_failure(runner: Runner, error: BaseException) -> None:
         error.add_note(f"in training, at iteration {runner.iter} (epoch {runner.epoch})")
     _save_completed_iterations(runner)
     runner.call_hook("on_failure")
+
+
+@contextlib.contextmanager
+def closing(runner: Runner) -> Iterator[None]:
+    """Finish background work at the end; an error in it is only logged if it would hide the one that ended the run."""
+    try:
+        yield
+    except BaseException:
+        try:
+            _close(runner)
+        except Exception as error:
+            runner.logger.error(f"Closing the run failed as well: {type(error).__name__}: {error}")
+        raise
+    _close(runner)
+
+
+def _close(runner: Runner) -> None:
+    """Finish background work, all of it, also if a part fails."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(runner.visualizer.close)
+        stack.callback(runner.log_writer.close)
+        with runner.phase_timer.phase("checkpoint"):
+            if not runner.processes.failing:
+                runner.checkpointer.wait()
 
 
 def _save_completed_iterations(runner: Runner) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from jengine.config import check_keys
-from jengine.errors import config_path
+from jengine.errors import ConfigError, config_path
 from jengine.registry import check_arguments
+from jengine.runner.resume_policy import ResumePolicy, choose_seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Identity:
       timestamp: start time of the run, `20250131_235959`.
       experiment_name: name of the run in its logs.
       seed: seed of its random numbers.
+      configured_seed: the seed in the config; None if it has none.
       load_from: the weights that it starts from; None for random ones.
       resume_from: the checkpoint that it continues; None for none.
     """
@@ -50,6 +52,7 @@ class Identity:
     timestamp: str
     experiment_name: str
     seed: int
+    configured_seed: int | None
     load_from: LoadFrom | None
     resume_from: str | None
 
@@ -60,15 +63,18 @@ def identify(
     resume: Any = False,
     randomness: Mapping[str, Any] | None = None,
     experiment_name: str | None = None,
+    resume_policy: ResumePolicy | None = None,
 ) -> Identity:
     """Determine the identity of a run, without writing anything. The arguments are those of the Runner.
 
     Raises:
-      FileNotFoundError: a named checkpoint does not exist. ConfigError: an unknown key in `randomness`.
+      FileNotFoundError: a named checkpoint does not exist. ConfigError: an unknown key in `randomness`, a work dir that
+        cannot be written, or a seed that `resume_policy` refuses.
     """
     from jengine import checkpoint
 
     work_dir = os.path.abspath(os.fspath(work_dir))
+    _check_work_dir(work_dir)
     resume_path = None
     if resume is True:
         resume_path = checkpoint.find_latest(work_dir)
@@ -77,6 +83,10 @@ def identify(
             resume_path = str(checkpoint.resolve(resume))
     earlier = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
 
+    with config_path("randomness"):
+        check_keys(dict(randomness or {}), ["seed"])
+        configured = (randomness or {}).get("seed")
+        seed = _choose_seed(randomness, configured, earlier.get("seed"), resume_policy or ResumePolicy())
     timestamp = earlier.get("timestamp") or _new_timestamp(work_dir)
     fresh_name = f"{experiment_name}_{timestamp}" if experiment_name else timestamp
     return Identity(
@@ -84,7 +94,8 @@ def identify(
         log_dir=os.path.join(work_dir, timestamp),
         timestamp=timestamp,
         experiment_name=earlier.get("experiment_name", fresh_name),
-        seed=_choose_seed(randomness, earlier.get("seed")),
+        seed=seed,
+        configured_seed=configured,
         load_from=_parse_load_from(load_from),
         resume_from=resume_path,
     )
@@ -103,6 +114,18 @@ def _parse_load_from(load_from: Any) -> LoadFrom | None:
         return LoadFrom(path=str(checkpoint.resolve(options.pop("path"))), rename=rename, **options)
 
 
+def _check_work_dir(work_dir: str) -> None:
+    """Raise ConfigError unless files can be written to the work dir, which need not exist yet."""
+    directory = work_dir
+    while not os.path.lexists(directory):
+        directory = os.path.dirname(directory)
+    if not os.path.isdir(directory):
+        kind = "the file" if directory == work_dir else f"{work_dir} below the file"
+        raise ConfigError(f"`work_dir` must be a directory, got {kind} {directory}")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise ConfigError(f"`work_dir` must be writable, got {work_dir}: no permission to write to {directory}")
+
+
 def _new_timestamp(work_dir: str) -> str:
     """Return the local time, with a number if an earlier run started in the same second."""
     timestamp = name = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
@@ -112,13 +135,12 @@ def _new_timestamp(work_dir: str) -> str:
     return name
 
 
-def _choose_seed(randomness: Mapping[str, Any] | None, earlier: int | None) -> int:
-    with config_path("randomness"):
-        check_keys(dict(randomness or {}), ["seed"])
+def _choose_seed(randomness: Any, configured: int | None, earlier: int | None, policy: ResumePolicy) -> int:
     if earlier is not None:
-        return earlier
-    seed = (randomness or {"seed": 0}).get("seed")
-    return int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
+        return choose_seed(policy, configured, earlier)
+    if not randomness:
+        return 0
+    return int(np.random.SeedSequence().generate_state(1)[0]) if configured is None else int(configured)
 
 
 def move_earlier_checkpoints(work_dir: str) -> str | None:
