@@ -10,14 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jengine.optim.schedules import (
-    load_schedulers_state_dict,
-    replay_schedulers,
-    reset_initial_values,
-    schedulers_state_dict,
-)
-from jengine.paths import flatten
-from jengine.runner.resume_check import compare_optimizers
+from jengine.optim.schedules import schedulers_state_dict
+from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.workdir import LoadFrom
 from jengine.sharding import convert_replica_axis
@@ -97,13 +91,16 @@ def resume(runner: Runner, path: str) -> None:
         stored = stored_arrays(path)
         match = match_hook_states(target["hook_state"], stored, saved_meta.get("exchanged", {}))
         target["hook_state"] = match.states
-        converted = convert_replica_axis(target, *replicas)
-        if _uses_new_optimizer(runner, saved_meta) and not _fits(converted["opt_state"], stored):
-            runner.logger.warning(f"The state of the optimizer in {path} does not fit that of the config: it is new.")
-            fresh["opt_state"] = target.pop("opt_state")
-            del converted["opt_state"]
-        arrays, rest = restore(path, converted, rename=match.rename, ignore=match.ignore)
-    arrays = _put_like(convert_replica_axis(arrays, *reversed(replicas)), target)
+        converted = dict(convert_replica_axis(target, *replicas))
+        ignored: list[str] = []  # of the optimizer's state
+        if "opt_state" in target:
+            found = match_optimizer_state(runner, path, saved_meta, converted["opt_state"], stored)
+            converted["opt_state"], ignored = found
+        arrays, rest = restore(path, converted, rename=match.rename, ignore=[*match.ignore, *ignored])
+    arrays = dict(convert_replica_axis(arrays, *reversed(replicas)))
+    if ignored:
+        arrays["opt_state"] = complete_optimizer_state(arrays["opt_state"], target["opt_state"])
+    arrays = _put_like(arrays, target)
     bundle: Bundle = {"state": {**arrays, **fresh}, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     meta = bundle["meta"]
@@ -115,7 +112,7 @@ def resume(runner: Runner, path: str) -> None:
     runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
     for name, value in bundle["hyperparams"].items():
         runner.hyperparams[name] = value
-    _restore_hyperparams(runner, bundle)
+    restore_hyperparams(runner, bundle)
     for name, hook in hook_names(runner.hooks).items():
         if name in bundle["hooks"]:
             hook.load_state_dict(bundle["hooks"][name])
@@ -216,34 +213,6 @@ def _add_missing_hook_states(runner: Runner, state: TrainState, match: HookState
         runner.logger.warning(f"{path} has no state of {name}, which starts from the weights of the checkpoint.")
     initial = init_hook_states(runner, match.missing, state.params, state.model_state)
     return state.replace(hook_state={**initial, **state.hook_state})
-
-
-def _uses_new_optimizer(runner: Runner, saved: Mapping[str, Any]) -> bool:
-    """Return whether the settings of the optimizer differ from those of the checkpoint and the config's are used."""
-    return runner.resume_policy.optimizer == "config" and bool(compare_optimizers(runner, saved))
-
-
-def _fits(opt_state: PyTree, stored: Mapping[str, Any]) -> bool:
-    """Return whether the checkpoint has an optimizer state with the paths and shapes of `opt_state`."""
-    shapes = {f"opt_state.{path}": leaf.shape for path, leaf in flatten(opt_state).items()}
-    return shapes == {path: leaf.shape for path, leaf in stored.items() if path.startswith("opt_state.")}
-
-
-def _restore_hyperparams(runner: Runner, bundle: Bundle) -> None:
-    """Restore the parameter groups and the schedules; replay the schedules if they or their initial values differ."""
-    loop, wrapper, schedulers = runner.train_loop, runner.optim_wrapper, runner.param_schedulers
-    is_new = _uses_new_optimizer(runner, bundle)
-    if "optimizer" in bundle and not is_new:
-        wrapper.load_group_state_dict(bundle["optimizer"])
-        runner.optimizer_settings = bundle.get("optimizer_settings", runner.optimizer_settings)
-    if "param_schedulers" not in bundle:
-        return
-    choice = "config" if runner.resume_policy.schedules == "config" else "checkpoint"
-    if load_schedulers_state_dict(schedulers, bundle["param_schedulers"], settings=choice) or is_new:
-        settings = runner.optimizer_settings
-        wrapper.load_group_state_dict(settings.get("", settings))
-        reset_initial_values(schedulers)
-        replay_schedulers(schedulers, iters=loop.iter, epochs=loop.epoch, epoch_length=len(loop.dataloader))
 
 
 @contextlib.contextmanager

@@ -2,41 +2,16 @@
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jengine.errors import ConfigError
-from jengine.optim.schedules import compare_schedulers
+from jengine.optim.schedules import check_scheduler_types, compare_schedulers, list_moved_ends
+from jengine.runner.resume_optimizer import compare_optimizers
 from jengine.runner.runner_protocol import Runner
 
 _MAX_LINES = 20
 # What is compared by kind, and what differs between any two runs.
 _NOT_COMPARED = ("param_scheduler", "randomness", "resume", "resume_policy", "load_from", "work_dir", "experiment_name")
-
-
-class Setting(NamedTuple):
-    """Describe a setting of the optimizer that differs.
-
-    Attributes:
-      line: its path and both values.
-      is_restorable: False if it is part of the compiled chain, so that the checkpoint's value cannot be used.
-    """
-
-    line: str
-    is_restorable: bool
-
-
-def optimizer_settings(optim_wrapper: Any) -> dict[str, dict[str, Any]]:
-    """Return the type of the optimizer and the settings of its groups, as JSON-compatible values.
-
-    Args:
-      optim_wrapper: the wrapper, before schedulers change it.
-
-    Returns:
-      By the name of the optimizer, '' if there is one: `type`, `param_groups` and, with several groups,
-      `base_param_settings`.
-    """
-    wrappers = optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
-    return {name: {"type": wrapper.optimizer.name, **wrapper.group_state_dict()} for name, wrapper in wrappers.items()}
 
 
 def check_resume(runner: Runner, path: str) -> None:
@@ -69,6 +44,10 @@ def check_resume(runner: Runner, path: str) -> None:
     if "param_schedulers" in saved:
         differences = compare_schedulers(runner.param_schedulers, saved["param_schedulers"])
         messages += _report("schedules", "schedules", policy.schedules, differences, path)
+        if policy.schedules == "checkpoint":
+            check_scheduler_types(runner.param_schedulers, saved["param_schedulers"])
+        if moved := list_moved_ends(runner.param_schedulers, saved["param_schedulers"]):
+            messages.append(f"The run has another length, and so have the schedules without `end`:{_list(moved)}")
     seed, configured = saved["meta"]["seed"], runner.configured_seed
     if configured is not None and configured != seed:
         line = f"randomness.seed: {configured} in the config, {seed} in the checkpoint"
@@ -79,59 +58,6 @@ def check_resume(runner: Runner, path: str) -> None:
         )
     for message in messages:
         runner.logger.warning(message)
-
-
-def compare_optimizers(runner: Runner, saved: Mapping[str, Any]) -> list[Setting]:
-    """Return the optimizer settings in which the config of a run and a checkpoint differ.
-
-    Args:
-      runner: with its optimizer.
-      saved: everything of the checkpoint but its arrays.
-    """
-    if "optimizer_settings" not in saved:  # saved without the optimizer
-        return []
-    old, new = saved["optimizer_settings"], runner.optimizer_settings
-    if set(old) != set(new):
-        return [Setting(f"optim_wrapper: {_names(new)} in the config, {_names(old)} in the checkpoint", False)]
-    wrappers = runner.optim_wrapper if isinstance(runner.optim_wrapper, Mapping) else {"": runner.optim_wrapper}
-    differences: list[Setting] = []
-    for name, wrapper in wrappers.items():
-        path = f"optim_wrapper.{name}.optimizer" if name else "optim_wrapper.optimizer"
-        differences += _compare_groups(path, wrapper.optimizer, new[name], old[name])
-    return differences
-
-
-def _compare_groups(path: str, optimizer: Any, new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Setting]:
-    """Yield the differences between the settings of one optimizer; `optimizer` is that of the config."""
-    if new["type"] != old["type"]:
-        yield _describe(f"{path}.type", new["type"], old["type"], False)
-        return  # its settings have other meanings
-    counts = len(new["param_groups"]), len(old["param_groups"])
-    if counts[0] != counts[1]:
-        yield _describe(f"{path}: number of parameter groups", *counts, False)
-        return
-    pairs = [(f"{path}.param_groups[{i}]", *pair) for i, pair in enumerate(_zip_groups(new, old))]
-    if counts[0] == 1:
-        pairs = [(path, *pairs[0][1:])]
-    else:
-        pairs.insert(0, (path, new["base_param_settings"], old["base_param_settings"]))
-    is_absent = {
-        key: all(group.get(key) == 0 for group in new["param_groups"]) for key in optimizer.absent_at_zero
-    }  # the chain has no part for it
-    for prefix, own, other in pairs:
-        for key in own.keys() | other.keys():
-            if own.get(key) != other.get(key):
-                is_traced = key in optimizer.hyperparams or key not in optimizer.defaults
-                is_restorable = is_traced and not is_absent.get(key, False)
-                yield _describe(f"{prefix}.{key}", own.get(key), other.get(key), is_restorable)
-
-
-def _zip_groups(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    return zip(new["param_groups"], old["param_groups"], strict=True)
-
-
-def _describe(path: str, new: Any, old: Any, is_restorable: bool) -> Setting:
-    return Setting(f"{path}: {new} in the config, {old} in the checkpoint", is_restorable)
 
 
 def _report(kind: str, name: str, choice: str, lines: Sequence[str], path: str) -> list[str]:
@@ -158,6 +84,8 @@ def _check_length(runner: Runner, path: str, meta: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"`train_cfg.{name}` must be at least {meta[unit]}, which the checkpoint {path} has completed, got {end}"
         )
+    if meta[unit] == end:
+        runner.logger.info(f"There is nothing left to train: {path} has completed all of train_cfg.{name}={end}.")
 
 
 def _compare_configs(new: str, old: str) -> Iterator[str]:
@@ -197,10 +125,6 @@ def _flatten(value: Any, path: str = "") -> dict[str, str]:
     else:
         return {path: value}
     return {key: item for part in parts for key, item in part.items()}
-
-
-def _names(settings: Mapping[str, Any]) -> str:
-    return "one optimizer" if "" in settings else f"the optimizers {sorted(settings)}"
 
 
 def _list(lines: Sequence[str]) -> str:

@@ -24,7 +24,8 @@ from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.initial_state import StateInitializer
 from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity
 from jengine.runner.programs import TrainPrograms
-from jengine.runner.resume_check import check_resume, optimizer_settings
+from jengine.runner.resume_check import check_resume
+from jengine.runner.resume_optimizer import optimizer_settings
 from jengine.runner.resume_policy import parse_resume_policy
 from jengine.runner.workdir import LoadFrom, identify, move_earlier_checkpoints
 from jengine.sharding import DispatchLimiter

@@ -45,6 +45,23 @@ def compare_schedulers(schedulers: Schedulers, state: Any) -> list[str]:
     return differences
 
 
+def list_moved_ends(schedulers: Schedulers, state: Any) -> list[str]:
+    """Return one line for each schedule without `end` whose end moves, because the run has another length.
+
+    Args:
+      schedulers: the built schedulers.
+      state: the result of `schedulers_state_dict`.
+    """
+    lines = []
+    for path, chain, states in _pair_chains(schedulers, state):
+        for index, (scheduler, saved) in enumerate(zip(chain, states, strict=False)):
+            end = saved["settings"]["end"]
+            if scheduler.keeps_end(saved) and scheduler.end != end:
+                unit = "epochs" if scheduler.by_epoch else "iterations"
+                lines.append(f"{path}[{index}]: after {scheduler.end:g} {unit}, {end:g} in the checkpoint")
+    return lines
+
+
 def load_schedulers_state_dict(schedulers: Schedulers, state: Any, *, settings: str = "checkpoint") -> bool:
     """Load the counters of a checkpoint, and its settings. First load the state of the optimizer wrapper.
 
@@ -59,16 +76,39 @@ def load_schedulers_state_dict(schedulers: Schedulers, state: Any, *, settings: 
       the values that they give by now.
 
     Raises:
-      ConfigError: an unknown choice; with 'checkpoint', another number or other types of schedulers.
+      ConfigError: an unknown choice; with 'checkpoint', as `check_scheduler_types`.
     """
     if settings not in _CHOICES:
         raise ConfigError(f"`settings` must be 'checkpoint' or 'config', got {settings!r}{closest(settings, _CHOICES)}")
     is_changed = settings == "config" and bool(compare_schedulers(schedulers, state))
     settings = "config" if is_changed else "checkpoint"
+    if settings == "checkpoint":
+        check_scheduler_types(schedulers, state)
     for path, chain, states in _pair_chains(schedulers, state):
         with config_path(path):
             is_changed |= _load_chain(chain, states, settings)
     return is_changed
+
+
+def check_scheduler_types(schedulers: Schedulers, state: Any) -> None:
+    """Check that the settings of a checkpoint can be loaded into the schedulers of a config.
+
+    Args:
+      schedulers: the built schedulers.
+      state: the result of `schedulers_state_dict`.
+
+    Raises:
+      ConfigError: another number or other types of schedulers.
+    """
+    for path, chain, states in _pair_chains(schedulers, state):
+        if len(chain) != len(states):
+            raise ConfigError(
+                f"`{path}` must have the {len(states)} schedulers of the checkpoint, got {len(chain)}; to use those of "
+                "the config, set resume_policy.schedules='config'"
+            )
+        for index, (scheduler, saved) in enumerate(zip(chain, states, strict=True)):
+            with config_path(path, index):
+                scheduler.check_type(saved)
 
 
 def reset_initial_values(schedulers: Schedulers) -> None:
@@ -153,11 +193,6 @@ def _compare(scheduler: ParamScheduler, state: dict[str, Any]) -> list[str]:
 def _load_chain(chain: list[ParamScheduler], states: list[Any], settings: str) -> bool:
     """Load the states; return whether the end of a schedule has moved with that of the run."""
     if len(chain) != len(states):
-        if settings == "checkpoint":
-            raise ConfigError(
-                f"`param_scheduler` must have the {len(states)} schedulers of the checkpoint, got {len(chain)}; load "
-                "with settings='config' to use those of the config"
-            )
         return False
     has_moved = False
     for index, (scheduler, state) in enumerate(zip(chain, states, strict=True)):

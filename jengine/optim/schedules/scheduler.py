@@ -157,17 +157,23 @@ class ParamScheduler:
         saved = state.get("settings")
         if settings == "config" or saved is None:
             return
-        if saved["type"] != type(self).__name__ or saved["param_name"] != self.param_name:
-            raise ConfigError(
-                f"the scheduler of the checkpoint must be {type(self).__name__} of {self.param_name!r} as in the "
-                f"config, got {saved['type']} of {saved['param_name']!r}; load it with settings='config'"
-            )
+        self.check_type(state)
         self.settings = self.settings.load_state_dict(saved)
         if not self.keeps_end(state):
             self.end, self.ends_with_run = saved["end"], state.get("ends_with_run", False)
         self.begin, self.by_epoch = saved["begin"], saved["by_epoch"]
         self.base_values = list(saved["base_values"])
         self._bind()
+
+    def check_type(self, state: dict[str, Any]) -> None:
+        """Raise ConfigError unless the settings in `state`, a result of `state_dict`, are of this type of scheduler."""
+        saved = state["settings"]
+        if saved["type"] != type(self).__name__ or saved["param_name"] != self.param_name:
+            raise ConfigError(
+                f"the scheduler of the checkpoint must be {type(self).__name__} of {self.param_name!r} as in the "
+                f"config, got {saved['type']} of {saved['param_name']!r}; to use that of the config, set "
+                "resume_policy.schedules='config'"
+            )
 
     def keeps_end(self, state: dict[str, Any]) -> bool:
         """Return whether the schedule ends with its run both here and in `state`, a result of `state_dict`."""
