@@ -80,7 +80,7 @@ class RunnerLoop:
 
     def close(self):
         """Finish background work."""
-        self.runner._close()
+        self.runner.close()
 
 
 @functools.cache

@@ -82,14 +82,14 @@ def main():
     from collections import Counter
 
     from jengine.logging import format_table
-    from jengine.sharding import collectives, traffic
+    from jengine.sharding import find_collectives, traffic
 
     rows = []
     for name, parallel in strategies(args.devices).items():
         with tempfile.TemporaryDirectory() as work_dir:
             texts, param_size, state_size = compile_programs(parallel, work_dir, args.width, args.batch)
         for iteration, text in zip(("accumulates", "updates"), texts, strict=True):
-            operations = collectives(text)
+            operations = find_collectives(text)
             arrays = Counter()
             for operation in operations:
                 arrays[operation.kind if operation.size > 4 * operation.arrays else "scalar"] += operation.arrays

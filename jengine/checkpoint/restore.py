@@ -50,18 +50,18 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(path=str(directory), state=state, meta=read_meta(directory))
 
 
-def stored_arrays(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
+def list_arrays(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shape and dtype of each array of a checkpoint by dotted path, without reading the arrays."""
     return flatten(arrays.read_structs(Path(resolve(path)) / STATE))
 
 
 def list_item_arrays(path: str | os.PathLike[str], item: str) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the arrays of `stored_arrays` under the dotted path `item`, by their path in the item.
+    """Return the arrays of `list_arrays` under the dotted path `item`, by their path in the item.
 
     Raises:
       KeyError: the checkpoint does not have the item; the message names the closest one.
     """
-    stored = stored_arrays(path)
+    stored = list_arrays(path)
     prefix = f"{item}."
     structs = {name.removeprefix(prefix): leaf for name, leaf in stored.items() if name.startswith(prefix)}
     if not structs:
@@ -101,7 +101,7 @@ def restore(
     items, ignored = set(map(str, target)), tuple(f"{prefix}." for prefix in ignore)
     stored = {
         name: leaf
-        for name, leaf in stored_arrays(directory).items()
+        for name, leaf in list_arrays(directory).items()
         if name.partition(".")[0] in items and not f"{name}.".startswith(ignored)
     }
     report = compare(stored, expected, rename=rename, cast=cast)

@@ -78,12 +78,12 @@ def _make_row(entry: "CheckpointEntry", training: bool) -> list[Any]:
 
 
 def _show(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    from jengine.checkpoint import read_meta, resolve, stored_arrays
+    from jengine.checkpoint import list_arrays, read_meta, resolve
     from jengine.checkpoint.report import describe
     from jengine.logging import format_table
 
     path = resolve(args.checkpoint)
-    metadata, stored = read_meta(path), stored_arrays(path)
+    metadata, stored = read_meta(path), list_arrays(path)
     meta = metadata.pop("meta", {})
     print(path)
     for name, value in meta.items():

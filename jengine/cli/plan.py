@@ -167,9 +167,9 @@ def _format_costs(name: str, compiled: Any, devices: int) -> str:
 def _format_collectives(name: str, compiled: Any) -> str:
     """Return the table of collectives by kind."""
     from jengine.logging import format_table
-    from jengine.sharding import collectives
+    from jengine.sharding import find_collectives
 
-    all_collectives = collectives(compiled.as_text())
+    all_collectives = find_collectives(compiled.as_text())
     if not all_collectives:
         return f"No collectives ({name})."
     rows = []

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, cfg: dict[str, Any]) -> None:
 def describe(iteration: int, findings: "Findings") -> str:
     """Return the text that the command prints for `findings`."""
     lines = [f"the step of iteration {iteration}:"]
-    lines += [f"  {name}: {value:g}" for name, value in findings.outputs.items()]
+    lines += [f"  {name}: {value:g}" for name, value in findings.metrics.items()]
     if not findings.non_finite:
         return "\n".join([*lines, "every number is finite"])
     lines.append("not finite, in the order of the computation:")

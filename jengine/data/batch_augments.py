@@ -42,7 +42,7 @@ class BatchAugment:
             return self.augments[0](batch, rng)
         choice_rng, augment_rng = jax.random.split(rng)
         index = jax.random.choice(choice_rng, len(self.probs), p=jnp.asarray(self.probs))
-        return jax.lax.switch(index, [*self.augments, unchanged], batch, augment_rng)
+        return jax.lax.switch(index, [*self.augments, identity], batch, augment_rng)
 
     def check(self, batch: PyTree, rng: jax.Array) -> None:
         """Check that the augmentations keep the structure, shapes and dtypes of `batch`.
@@ -62,7 +62,7 @@ class BatchAugment:
                 )
 
 
-def unchanged(batch: PyTree, rng: jax.Array) -> PyTree:
+def identity(batch: PyTree, rng: jax.Array) -> PyTree:
     """Return the batch unchanged."""
     return batch
 

@@ -54,6 +54,16 @@ class IterableLoader:
         return getattr(self.iterable, "dataset", self.iterable)
 
     @property
+    def metainfo(self) -> Any:
+        """The metainfo of the dataset (class names and so on); None if it has none."""
+        return getattr(self.dataset, "metainfo", None)
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler of the loader; None if it has none."""
+        return getattr(self.iterable, "sampler", None)
+
+    @property
     def batch_size(self) -> int | None:
         """The examples per batch; None if the loader does not have the number and no batch has been read."""
         size = getattr(self.iterable, "batch_size", None)

@@ -27,7 +27,7 @@ _JAX_HEARTBEAT_TIMEOUT = 200
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class LaunchSettings:
     """Describe how this process finds the others. JAX detects what is None by `method`.
 
     Attributes:
@@ -96,7 +96,7 @@ def launch(
         proxy.watch(processes.failure_detector.handle_lost_service)
 
 
-def _complete(settings: Settings, launcher: str, timeout: float) -> tuple[str, int, int, Sequence[int] | None]:
+def _complete(settings: LaunchSettings, launcher: str, timeout: float) -> tuple[str, int, int, Sequence[int] | None]:
     """Return all settings but the method, with None replaced by what JAX detects."""
     coordinator = settings.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
     num_processes, process_id = settings.num_processes, settings.process_id
@@ -119,7 +119,7 @@ def find_settings(
     coordinator: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
-) -> Settings | None:
+) -> LaunchSettings | None:
     """Return how to find the other processes; None for a run of one. Arguments override values of the launcher.
 
     Args:
@@ -142,7 +142,7 @@ def find_settings(
             return None
         if missing:
             raise ConfigError(f"--launcher none: several processes also require {', '.join(missing)}")
-        return Settings(coordinator, num_processes, process_id, method="deactivate")
+        return LaunchSettings(coordinator, num_processes, process_id, method="deactivate")
     if launcher == "slurm":
         missing = [name for name in _SLURM if name not in environ]
         if missing:
@@ -154,10 +154,10 @@ def find_settings(
         return _mpi_settings(environ, given)
     if launcher == "kubernetes":
         _check_kubernetes(environ)
-    return Settings(coordinator, num_processes, process_id, method=_METHODS.get(launcher))
+    return LaunchSettings(coordinator, num_processes, process_id, method=_METHODS.get(launcher))
 
 
-def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> Settings:
+def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> LaunchSettings:
     variables = next((names for names in _MPI if names[0] in environ and names[1] in environ), None)
     if variables is None:
         raise ConfigError(
@@ -172,7 +172,7 @@ def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> Settings
                 "port that is free on that host"
             )
         method = "ompi"
-    return Settings(
+    return LaunchSettings(
         coordinator=given["coordinator"],
         num_processes=int(environ[count]) if given["num_processes"] is None else given["num_processes"],
         process_id=int(environ[index]) if given["process_id"] is None else given["process_id"],

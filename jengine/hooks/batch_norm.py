@@ -15,7 +15,7 @@ from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.paths import flatten, map_with_path
 from jengine.registry import HOOKS
-from jengine.sharding.replica_axis import per_replica
+from jengine.sharding.replica_axis import map_per_replica
 from jengine.train import StepContext
 from jengine.train.traced_hooks import TracedHooks
 
@@ -73,7 +73,7 @@ class PreciseBNHook(Hook):
         if not paths:
             return
         assert runner.state is not None
-        state = runner.state if runner.strategy.replicas is None else per_replica(lambda x: x[0], runner.state)
+        state = runner.state if runner.strategy.replicas is None else map_per_replica(lambda x: x[0], runner.state)
         loader = runner.train_dataloader.copy_at_epoch(epoch)
         assert loader.batch_size is not None  # known after the first batch of an iterable loader
         num_batches = min(max(self.num_samples // loader.batch_size, 1), len(loader))

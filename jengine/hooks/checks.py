@@ -9,7 +9,6 @@ import numpy as np
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
-from jengine.hooks.runtime_info import get_dataset_meta
 from jengine.registry import HOOKS
 
 
@@ -81,7 +80,7 @@ class ClassNumCheckHook(Hook):
         self._check(runner.model, "test", runner.test_dataloader)
 
     def _check(self, model: Any, mode: str, loader: Any) -> None:
-        classes = (get_dataset_meta(loader) or {}).get("classes")
+        classes = (loader.metainfo or {}).get("classes")
         if classes is None:
             warnings.warn(f"ClassNumCheckHook: the {mode} data have no `classes` in their metainfo", stacklevel=2)
             return

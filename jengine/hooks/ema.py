@@ -160,7 +160,7 @@ class EMAHook(Hook):
         wrapper, iters_per_update = runner.optim_wrapper, 1
         if self.count_by == "update" and not isinstance(wrapper, Mapping):  # several optimizers do not accumulate
             iters_per_update = wrapper.accumulative_counts
-        self.average = self.average.for_run(-(-runner.max_iters // iters_per_update))
+        self.average = self.average.with_total_steps(-(-runner.max_iters // iters_per_update))
 
     def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
         """Replace the parameters by the averages, in the dtypes of the parameters."""

@@ -174,12 +174,12 @@ def _write_lines(runner: Runner, view: _RunnerView, lines: Sequence[tuple[int, i
             if batch_idx is None:
                 runner.logger.info(f"Exp name: {runner.experiment_name}")
                 continue
-            view.message_hub.settle(iteration)
+            view.message_hub.flush(iteration)
             tag, text = runner.log_processor.get_log_after_iter(view, batch_idx, "train")
             runner.logger.info(text)
             runner.visualizer.add_scalars(tag, step=iteration + 1, file_path=f"{runner.timestamp}.json")
     finally:
-        view.message_hub.settle()
+        view.message_hub.flush()
 
 
 def _to_json_entry(item: tuple[str, Any]) -> tuple[str, Any]:

@@ -11,7 +11,6 @@ from jengine.errors import ConfigError
 from jengine.hooks.arguments import check_integer
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
-from jengine.hooks.runtime_info import get_dataset_meta
 from jengine.registry import HOOKS
 
 
@@ -70,7 +69,7 @@ class NaiveVisualizationHook(Hook):
         if not self.every_n_inner_iters(batch_idx, self.interval):
             return
         batch, predictions = jax.device_get((data_batch, outputs))
-        files = (get_dataset_meta(runner.test_dataloader) or {}).get("img_path")
+        files = (runner.test_dataloader.metainfo or {}).get("img_path")
         for i in np.flatnonzero(batch.get("mask", np.ones(batch_size, bool))):
             sample, prediction = (jax.tree.map(lambda x, i=i: x[i], tree) for tree in (batch, predictions))
             index = int(sample.get("sample_idx", first + i))

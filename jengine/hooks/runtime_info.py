@@ -44,7 +44,7 @@ class RuntimeInfoHook(Hook):
         hub.update_info("iter", runner.iter)
         hub.update_info("max_epochs", runner.max_epochs)
         hub.update_info("max_iters", runner.max_iters)
-        if (meta := get_dataset_meta(runner.train_dataloader)) is not None:
+        if (meta := runner.train_dataloader.metainfo) is not None:
             hub.update_info("dataset_meta", meta)
 
     def before_train_epoch(self, runner: Runner) -> None:
@@ -111,11 +111,6 @@ class RuntimeInfoHook(Hook):
                 runner.message_hub.update_scalar(f"{mode}/{name}", value)
             else:
                 runner.message_hub.update_info(f"{mode}/{name}", value)
-
-
-def get_dataset_meta(loader: Any) -> Mapping[str, Any] | None:
-    """Return the metainfo of the loader's dataset, such as its class names; None if it has none."""
-    return getattr(loader, "metainfo", None)  # an adapted loader of another library has no metainfo
 
 
 def _is_scalar(value: Any) -> bool:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine.data import Pipeline
-from jengine.data.batch_augments import BatchAugment, build_batch_augment, unchanged
+from jengine.data.batch_augments import BatchAugment, build_batch_augment, identity
 from jengine.errors import ConfigError, closest, config_path
 from jengine.hooks.arguments import check_integer
 from jengine.hooks.hook import Hook
@@ -87,7 +87,7 @@ class SwitchRecipeHook(Hook):
         for augment in self._augments:
             augment.check(ctx.batch, ctx.rng)
         index = jnp.asarray(ctx.hyperparams[_AUGMENT_KEY]).astype(jnp.int32)
-        return ctx.replace(batch=jax.lax.switch(index, [unchanged, *self._augments], ctx.batch, ctx.rng))
+        return ctx.replace(batch=jax.lax.switch(index, [identity, *self._augments], ctx.batch, ctx.rng))
 
     def _build_item(self, item: Mapping[str, Any]) -> dict[str, Any]:
         """Return a change with its objects built, and its augmentation replaced by the index."""

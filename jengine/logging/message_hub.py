@@ -281,7 +281,7 @@ class HubSnapshot:
         self._hub = hub
         self._pending = pending
 
-    def settle(self, iteration: float = math.inf) -> None:
+    def flush(self, iteration: float = math.inf) -> None:
         """Move the scalars up to and including `iteration` into the histories, fetching device arrays."""
         self._hub._move_to_histories(self._pending, iteration)
 

@@ -8,7 +8,7 @@ import optax
 
 from jengine.config import resolve
 from jengine.errors import config_path
-from jengine.optim.optimizers.build import refuse_trailing_comma
+from jengine.optim.optimizers.build import reject_trailing_comma
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
@@ -47,7 +47,7 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
 
     A config whose values are all wrappers or wrapper configs describes several optimizers by name.
     """
-    refuse_trailing_comma(cfg, "an optimizer wrapper")
+    reject_trailing_comma(cfg, "an optimizer wrapper")
     if isinstance(cfg, OptimWrapper | OptimWrapperDict):
         return cfg
     if isinstance(cfg, Optimizer | optax.GradientTransformation | optax.MultiSteps):

@@ -30,8 +30,8 @@ class OptimWrapper:
 
     `tx` does all of the computation. From the outside to the inside it has: the hyperparameters of the groups, kept in
     the state; accumulation and the mean over replicas; loss scaling (`AmpOptimWrapper`); and a chain of named parts:
-    clipping, weight decay, the optimizer and the learning rate. It works wherever optax is used. `update`,
-    `accumulate` and the other methods call it as a training loop does.
+    clipping, weight decay, the optimizer and the learning rate. It can be used like any optax transformation.
+    `update`, `accumulate` and the other methods call it as a training loop does.
 
     Args:
       optimizer: an `Optimizer` such as `SGD(lr=0.1)`, its config, or an optax gradient transformation.
@@ -216,7 +216,7 @@ class OptimWrapper:
           ValueError: the wrapper does not accumulate gradients.
         """
         if not self.accumulates:
-            raise ValueError("OptimWrapper.accumulate needs accumulative_counts above 1, got 1")
+            raise ValueError("`accumulative_counts` must be above 1 for OptimWrapper.accumulate, got 1")
         return self.tx.update(grads, opt_state, None, is_last=False, weight=weight)[1]
 
     def update(

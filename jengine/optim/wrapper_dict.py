@@ -33,7 +33,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
     def __getitem__(self, name: str) -> OptimWrapper:
         if name not in self.optim_wrappers:
             raise UnknownNameError(
-                f"`name` must be that of an optimizer wrapper, got {name!r}{closest(name, self.optim_wrappers)}"
+                f"`name` must be the name of an optimizer wrapper, got {name!r}{closest(name, self.optim_wrappers)}"
             )
         return self.optim_wrappers[name]
 
@@ -101,7 +101,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         """Restore the settings of a `group_state_dict`.
 
         Raises:
-          ArgumentError: a name that is not that of a wrapper.
+          ArgumentError: an unknown name.
         """
         self._check_names(state_dict)
         for name, saved in state_dict.items():
@@ -115,7 +115,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         """Restore a `state_dict`.
 
         Raises:
-          ArgumentError: a name that is not that of a wrapper.
+          ArgumentError: an unknown name.
         """
         self._check_names(state_dict)
         return {

@@ -76,7 +76,7 @@ def collect_checkpoint(
 
 def resume(runner: Runner, path: str) -> None:
     """Restore the run from the checkpoint at `path`, at the iteration at which it was written."""
-    from jengine.checkpoint import read_meta, restore, stored_arrays
+    from jengine.checkpoint import list_arrays, read_meta, restore
 
     target = {name: getattr(runner.state, name) for name in TrainState.__dataclass_fields__}
     saved_meta = read_meta(path)
@@ -88,7 +88,7 @@ def resume(runner: Runner, path: str) -> None:
         fresh["rng"] = target.pop("rng")
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
     with _name_versions(path, saved_meta["meta"]):
-        stored = stored_arrays(path)
+        stored = list_arrays(path)
         match = match_hook_states(target["hook_state"], stored, saved_meta.get("exchanged", {}))
         target["hook_state"] = match.states
         converted = dict(convert_replica_axis(target, *replicas))
@@ -121,12 +121,12 @@ def resume(runner: Runner, path: str) -> None:
 
 def load_weights(runner: Runner, source: LoadFrom) -> None:
     """Load only the parameters and the model state from a checkpoint."""
-    from jengine.checkpoint import load_params, read_meta, stored_arrays
+    from jengine.checkpoint import list_arrays, load_params, read_meta
 
     assert runner.state is not None
     rest = read_meta(source.path)
     with _name_versions(source.path, rest["meta"]):
-        stored = tuple(stored_arrays(source.path))
+        stored = tuple(list_arrays(source.path))
     weights = {}
     for item in ("params", "model_state"):
         prefix = rest.get("exchanged", {}).get(item, item) if source.raw else item

@@ -32,21 +32,11 @@ def closing(runner: Runner) -> Iterator[None]:
         yield
     except BaseException:
         try:
-            _close(runner)
+            runner.close()
         except Exception as error:
             runner.logger.error(f"Closing the run failed as well: {type(error).__name__}: {error}")
         raise
-    _close(runner)
-
-
-def _close(runner: Runner) -> None:
-    """Finish background work, all of it, also if a part fails."""
-    with contextlib.ExitStack() as stack:
-        stack.callback(runner.visualizer.close)
-        stack.callback(runner.log_writer.close)
-        with runner.phase_timer.phase("checkpoint"):
-            if not runner.processes.failing:
-                runner.checkpointer.wait()
+    runner.close()
 
 
 def _save_completed_iterations(runner: Runner) -> None:

@@ -11,7 +11,6 @@ import jax
 from jengine.data import BatchStream, prefetch_to_device
 from jengine.distributed import all_gather_objects, process_local_batch
 from jengine.errors import ConfigError
-from jengine.hooks.runtime_info import get_dataset_meta
 from jengine.model import CastModel, Precision
 from jengine.registry import LOOPS
 from jengine.runner import runner_protocol
@@ -353,7 +352,7 @@ class EvalLoop:
         self.runner = runner
         self.dataloader = dataloader
         self.evaluator = evaluator
-        if (meta := get_dataset_meta(dataloader)) is not None:
+        if (meta := dataloader.metainfo) is not None:
             evaluator.dataset_meta = meta
         self._fp16 = fp16
         self.predict_with(runner.model)

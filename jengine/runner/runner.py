@@ -1,5 +1,6 @@
 """Define the Runner, which trains, validates and tests a model from a config."""
 
+import contextlib
 import functools
 import inspect
 import os
@@ -493,3 +494,12 @@ class Runner:
             else:
                 self.test_loop = loop
         return loop
+
+    def close(self) -> None:
+        """Finish background work, all of it, also if a part fails."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.visualizer.close)
+            stack.callback(self.log_writer.close)
+            with self.phase_timer.phase("checkpoint"):
+                if not self.processes.failing:
+                    self.checkpointer.wait()

@@ -41,7 +41,7 @@ class _Operation(NamedTuple):
     position: int  # of a parameter or of a tuple element, or -1
 
 
-def collectives(text: str) -> list[Collective]:
+def find_collectives(text: str) -> list[Collective]:
     """Return the collectives of a compiled program, in order; a collective in a loop is listed once.
 
     An all-reduce of which every device uses only its slice counts as a reduce-scatter: XLA writes sharded gradients in

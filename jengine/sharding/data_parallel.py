@@ -21,7 +21,7 @@ from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import build_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
 from jengine.sharding.placement import Axis, Placement
-from jengine.sharding.replica_axis import is_per_replica, per_replica
+from jengine.sharding.replica_axis import is_per_replica, map_per_replica
 
 PyTree = Any
 
@@ -104,8 +104,8 @@ class DataParallel(MeshStrategy):
 
     def _shard_map(self, replica: Callable[..., Any], chunked: bool) -> Callable[..., Any]:
         def run_replica(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
-            new_state, metrics = replica(per_replica(lambda x: x[0], state), batch, hyperparams)
-            return per_replica(lambda x: x[None], new_state), metrics
+            new_state, metrics = replica(map_per_replica(lambda x: x[0], state), batch, hyperparams)
+            return map_per_replica(lambda x: x[None], new_state), metrics
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             """Run the program over the mesh."""
@@ -161,7 +161,7 @@ class DataParallel(MeshStrategy):
 
     def _add_replica_axis(self, state: PyTree) -> PyTree:
         """Give all replicas the same initial state."""
-        return per_replica(lambda leaf: jnp.broadcast_to(leaf, (self.replicas, *leaf.shape)), state)
+        return map_per_replica(lambda leaf: jnp.broadcast_to(leaf, (self.replicas, *leaf.shape)), state)
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
         if is_per_replica(path):

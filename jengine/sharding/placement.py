@@ -9,7 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jengine import paths
 from jengine.errors import ConfigError, closest, config_path
-from jengine.optim.param_groups.param_group import did_you_mean
+from jengine.optim.param_groups.param_group import closest_paths
 
 logger = logging.getLogger("jengine")
 
@@ -17,7 +17,7 @@ COLUMNS = ("parameter", "shape", "sharded by", "spec", "MiB per device")
 Axis = str | tuple[str, ...] | None
 
 
-class Rule(NamedTuple):
+class ShardingRule(NamedTuple):
     """Hold a rule for the sharding of the parameters that match it."""
 
     key: str  # a part of their names
@@ -34,7 +34,7 @@ class Placed(NamedTuple):
 class Placement:
     """Determine how each parameter is sharded.
 
-    The first of these applies: the longest rule whose key is part of the parameter's name, in the spelling of Flax or
+    The first of these applies: the longest rule whose key is part of the parameter's name, in the alias of Flax or
     PyTorch; the logical axes that the model has set; for a large parameter, the `fsdp` axis along its largest divisible
     axis. All other parameters are replicated.
 
@@ -89,7 +89,7 @@ class Placement:
         }
         for rule in self._rules:
             if rule.key not in used and not any(_matches(rule.key, path) for path in leaves):
-                message = f"rules: {rule.key!r} matches no parameter{did_you_mean(rule.key, leaves)}"
+                message = f"rules: {rule.key!r} matches no parameter{closest_paths(rule.key, leaves)}"
                 if self._strict:
                     raise ConfigError(message)
                 logger.warning(message)
@@ -141,7 +141,7 @@ class Placement:
             raise ConfigError(f"{source} must use each axis of the mesh once, got {tuple(axes)}")
         return PartitionSpec(*axes)
 
-    def _build_rule(self, rule: Any) -> Rule:
+    def _build_rule(self, rule: Any) -> ShardingRule:
         if not isinstance(rule, Sequence) or isinstance(rule, str) or len(rule) != 2 or not isinstance(rule[0], str):
             raise ConfigError(
                 f"a rule must be a pair of a part of a name and axes, ('kernel', (None, 'tensor')), got {rule!r}"
@@ -151,7 +151,7 @@ class Placement:
             raise ConfigError(f"the axes of the rule {key!r} must be a tuple, one entry for each axis, got {axes!r}")
         for axis in axes:
             self._check_axis(axis)
-        return Rule(key, tuple(tuple(axis) if isinstance(axis, list) else axis for axis in axes))
+        return ShardingRule(key, tuple(tuple(axis) if isinstance(axis, list) else axis for axis in axes))
 
     def _check_axis(self, axis: Axis) -> None:
         for name in _axis_names(axis):
@@ -184,7 +184,7 @@ def placement_table(placed: Mapping[str, Placed], params: Any, mesh: Mesh) -> li
 
 
 def _matches(key: str, path: str) -> bool:
-    return any(key in spelling for spelling in paths.spellings(path))
+    return any(key in alias for alias in paths.path_aliases(path))
 
 
 def _axis_names(axis: Axis) -> tuple[str, ...]:

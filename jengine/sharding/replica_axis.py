@@ -19,7 +19,7 @@ def is_per_replica(path: str) -> bool:
     return item == "model_state" or (item == "opt_state" and rest[1:2] in (["accumulated_grads"], ["weight_sum"]))
 
 
-def per_replica(fn: Callable[[Any], Any], state: PyTree) -> PyTree:
+def map_per_replica(fn: Callable[[Any], Any], state: PyTree) -> PyTree:
     """Apply `fn` to the per-replica leaves of `state`, a training state or a dict of its items."""
     return paths.map_with_path(lambda path, leaf: fn(leaf) if is_per_replica(path) else leaf, state)
 
@@ -48,4 +48,4 @@ def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -
             value = value.mean(axis=0, dtype=np.float32).astype(value.dtype) if is_floating else value[0]
         return value if after is None else np.broadcast_to(value, (after, *value.shape))
 
-    return per_replica(convert, state)
+    return map_per_replica(convert, state)

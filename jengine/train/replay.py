@@ -79,7 +79,7 @@ def _is_local(leaf: Any) -> bool:
 class Findings(NamedTuple):
     """Hold the results of a replayed step."""
 
-    outputs: dict[str, float]  # metrics of the step
+    metrics: dict[str, float]  # metrics of the step
     non_finite: dict[str, int]  # path -> number of infinite or NaN elements, in the order of the computation
     operation: str  # the first operation with a non-finite result, and its source line; '' for none
 

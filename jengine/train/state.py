@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.optim.optimizers.common import strongly_typed
+from jengine.optim.optimizers.common import strip_weak_types
 from jengine.train.traced_hooks import TracedHooks
 
 PyTree = Any
@@ -62,7 +62,7 @@ def create_train_state(
     """
     if jax.random.key_impl(rng) != jax.random.key_impl(jax.random.key(0)):
         raise ValueError(f"rng must be a key of JAX's default implementation, got {jax.random.key_impl(rng)}")
-    params, model_state = strongly_typed(params), strongly_typed(model_state)
+    params, model_state = strip_weak_types(params), strip_weak_types(model_state)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,

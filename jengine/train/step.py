@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jengine.errors import closest
 from jengine.model import CastModel, Model, Precision
 from jengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
-from jengine.optim.optimizers.common import strongly_typed
+from jengine.optim.optimizers.common import strip_weak_types
 from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext, TracedHooks
@@ -196,9 +196,9 @@ def _next_state(state: TrainState, ctx: StepContext, hook_state: Mapping[str, Py
     return state.replace(
         step=state.step + 1,
         params=ctx.params,
-        model_state=strongly_typed(ctx.model_state),  # a weak type would make the next call trace again
+        model_state=strip_weak_types(ctx.model_state),  # a weak type would make the next call trace again
         opt_state=ctx.opt_state,
-        hook_state=strongly_typed(dict(hook_state)),
+        hook_state=strip_weak_types(dict(hook_state)),
     )
 
 

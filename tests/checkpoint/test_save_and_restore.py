@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jengine.checkpoint import CheckpointMismatchError, arrays, load, read_meta, restore, stored_arrays
+from jengine.checkpoint import CheckpointMismatchError, arrays, list_arrays, load, read_meta, restore
 from jengine.checkpoint.layout import write_manifest
 
 from .conftest import make_meta, make_state
@@ -48,7 +48,7 @@ def test_an_nnx_state_is_stored_as_its_arrays(checkpointer, tmp_path):
     params = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Param)
     path = checkpointer.save(tmp_path / "epoch_1", {"params": params}, make_meta())
     checkpointer.wait()
-    assert sorted(stored_arrays(path)) == ["params.bias", "params.kernel"]
+    assert sorted(list_arrays(path)) == ["params.bias", "params.kernel"]
     assert_equal(restore(path, {"params": params})[0], {"params": params})
     plain = nnx.to_pure_dict(params)
     assert_equal(restore(path, {"params": plain})[0], {"params": plain})
@@ -175,7 +175,7 @@ def test_another_process_reads_a_checkpoint_without_config_or_devices(checkpoint
 def test_shapes_and_dtypes_are_listed_by_path(checkpointer, tmp_path):
     path = checkpointer.save(tmp_path / "epoch_1", make_state(), make_meta())
     checkpointer.wait()
-    structs = stored_arrays(path)
+    structs = list_arrays(path)
     assert (structs["params.backbone.kernel"].shape, structs["params.backbone.kernel"].dtype) == ((8, 4), jnp.float32)
     assert structs["hook_state.EMAHook.params.head.1"].shape == (2,)
 

@@ -118,7 +118,7 @@ def test_groups_prints_the_table_and_leaves_no_files(config, tmp_path, capsys):
         (["--config.optim_wrapper.optimizer.lrr=1"], "did you mean 'lr'", "optim_wrapper.optimizer"),
         (["--config.optim_wrapper.optimizer.type=SDG"], "did you mean 'SGD'", "optim_wrapper.optimizer.type"),
         (["--config.custom_hooks[0].type=ItrTimerHook"], "did you mean 'IterTimerHook'", "custom_hooks[0].type"),
-        (["--config.custom_hooks[0].priority=101"], "between 0 and 100, found 101", "custom_hooks[0]"),
+        (["--config.custom_hooks[0].priority=101"], "between 0 and 100, got 101", "custom_hooks[0]"),
         (["--config.custom_hooks[3].block=1"], "custom_hooks", ""),
         (["--resume", "nowhere"], "nowhere", "resume"),
     ],

@@ -78,6 +78,8 @@ def test_a_transform_that_is_not_a_function_is_refused():
         Pipeline("Scale")
     with pytest.raises(TypeError, match="a transform must be a function of a sample, or its config, got 3"):
         Pipeline([increment, 3])
-    with pytest.raises(KeyError, match="transform must be a registered name or an import path, got 'Scales'; did you mean 'Scale'") as caught:
+    with pytest.raises(
+        KeyError, match="transform must be a registered name or an import path, got 'Scales'; did you mean 'Scale'"
+    ) as caught:
         TransformedDataset(make_dataset(), [dict(type="Scales", factor=1)])
     assert any("pipeline[0]" in note for note in caught.value.__notes__)

@@ -3,7 +3,7 @@ import sys
 import jax
 import pytest
 
-from jengine.distributed.launch import Settings, find_settings, launch
+from jengine.distributed.launch import LaunchSettings, find_settings, launch
 from jengine.errors import ConfigError
 
 SLURM = dict(SLURM_JOB_ID="7", SLURM_STEP_NODELIST="n1,n2", SLURM_NTASKS="2", SLURM_PROCID="1", SLURM_LOCALID="0")
@@ -18,7 +18,9 @@ def test_a_run_without_flags_has_one_process():
 
 
 def test_flags_alone_describe_a_process():
-    assert find_settings("none", {}, "10.0.0.1:1234", 2, 1) == Settings("10.0.0.1:1234", 2, 1, method="deactivate")
+    assert find_settings("none", {}, "10.0.0.1:1234", 2, 1) == LaunchSettings(
+        "10.0.0.1:1234", 2, 1, method="deactivate"
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,8 +60,8 @@ def test_an_unknown_launcher_is_refused_with_the_closest():
 
 
 def test_slurm_is_left_to_jax_if_its_variables_are_set():
-    assert find_settings("slurm", SLURM) == Settings(method="slurm")
-    assert find_settings("slurm", SLURM, coordinator="n1:99") == Settings("n1:99", method="slurm")
+    assert find_settings("slurm", SLURM) == LaunchSettings(method="slurm")
+    assert find_settings("slurm", SLURM, coordinator="n1:99") == LaunchSettings("n1:99", method="slurm")
 
 
 def test_slurm_outside_a_task_is_refused_with_the_missing_variables():
@@ -69,7 +71,7 @@ def test_slurm_outside_a_task_is_refused_with_the_missing_variables():
 
 
 def test_open_mpi_provides_all_settings():
-    expected = Settings(num_processes=4, process_id=3, local_device_ids=[1], method="ompi")
+    expected = LaunchSettings(num_processes=4, process_id=3, local_device_ids=[1], method="ompi")
     assert find_settings("mpi", {**OPEN_MPI, **ORTE}) == expected
 
 
@@ -80,7 +82,7 @@ def test_an_mpi_without_the_host_of_process_0_requires_the_coordinator(environ):
 
 
 def test_mpich_takes_a_coordinator():
-    assert find_settings("mpi", MPICH, coordinator="n1:99") == Settings("n1:99", 2, 1, method="deactivate")
+    assert find_settings("mpi", MPICH, coordinator="n1:99") == LaunchSettings("n1:99", 2, 1, method="deactivate")
 
 
 def test_mpi_outside_mpirun_is_refused():
@@ -94,7 +96,7 @@ def test_kubernetes_outside_a_pod_is_refused():
 
 
 def test_auto_and_tpu_leave_everything_to_jax():
-    assert find_settings("auto", {}) == find_settings("tpu", {}) == Settings()
+    assert find_settings("auto", {}) == find_settings("tpu", {}) == LaunchSettings()
 
 
 @pytest.fixture

@@ -167,8 +167,8 @@ def train_swav(work_dir, devices):
 
 def train_odc(work_dir, devices):
     """Fill the memory of ODC by clustering."""
-    loader = dict(batch_size=4 // jax.process_count(), dataset=PseudoLabelDataset(test_odc_hook.samples()))
-    runner = test_odc_hook.make(
+    loader = dict(batch_size=4 // jax.process_count(), dataset=PseudoLabelDataset(test_odc_hook.make_dataset()))
+    runner = test_odc_hook.make_runner(
         work_dir, test_odc_hook.SETTINGS, train_dataloader=loader, parallel=dict(type="Pjit", devices=devices)
     )
     state = runner.train()

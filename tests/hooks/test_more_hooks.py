@@ -360,7 +360,9 @@ def test_invalid_arguments_are_refused_with_the_legal_values(cfg, error, message
 
 def test_a_switched_loss_names_the_hook_that_sets_its_index():
     loss = SwitchedLoss([lambda outputs, batch: outputs, lambda outputs, batch: 2 * outputs])
-    with pytest.raises(KeyError, match="`hyperparams` must have 'loss_index', got \\[\\]; use a SwitchRecipeHook with `loss`"):
+    with pytest.raises(
+        KeyError, match="`hyperparams` must have 'loss_index', got \\[\\]; use a SwitchRecipeHook with `loss`"
+    ):
         loss(jnp.ones(()), {}, {})
     with pytest.raises(ValueError, match="two or more losses, got 1"):
         SwitchedLoss([lambda outputs, batch: outputs])

@@ -272,7 +272,7 @@ def test_snapshot_is_unaffected_by_later_updates():
     snapshot = hub.snapshot()
     hub.update_scalar("train/loss", jnp.float32(2.0))
     hub.update_info("eta", 4)
-    snapshot.settle()
+    snapshot.flush()
     assert (snapshot.get_scalar("train/loss").current(), snapshot.get_info("eta")) == (1.0, 5)
     assert hub.get_scalar("train/loss").data[0].tolist() == [1.0, 2.0]
 
@@ -281,7 +281,7 @@ def test_before_read_is_called_before_the_hub_is_read():
     hub = MessageHub("test")
     hub.update_scalar("x", jnp.float32(1.0))
     snapshot = hub.snapshot()
-    hub.before_read = snapshot.settle
+    hub.before_read = snapshot.flush
     hub.update_scalar("x", 2.0)
     assert hub.get_scalar("x").data[0].tolist() == [1.0, 2.0]
 
@@ -290,7 +290,7 @@ def test_error_for_an_unknown_scalar_of_a_snapshot_suggests_the_closest():
     hub = MessageHub("test")
     hub.update_scalar("train/loss", 1.0)
     snapshot = hub.snapshot()
-    snapshot.settle()
+    snapshot.flush()
     with pytest.raises(KeyError, match="did you mean 'train/loss'"):
         snapshot.get_scalar("train/los")
 
@@ -304,7 +304,7 @@ def test_snapshot_can_be_read_iteration_by_iteration_with_one_transfer():
     hub.update_scalar_batch("grad_norm", jnp.arange(4.0), 0, reported=np.array([False, True, False, True]))
     histories, snapshot = [], hub.snapshot()
     for iteration in (0, 2, math.inf):
-        snapshot.settle(iteration)
+        snapshot.flush(iteration)
         histories.append({key: history.data[0].tolist() for key, history in snapshot.log_scalars.items()})
     assert hub.fetches == 1
     assert histories == [
@@ -331,5 +331,5 @@ def test_many_pending_scalars_are_fetched_when_an_iteration_starts():
         assert hub.fetches == fetches  # fetches from half of the capacity on
         hub.update_scalar_batch("x", jnp.arange(15.0), first_iteration=start)
     snapshot = hub.snapshot()
-    snapshot.settle(34)
+    snapshot.flush(34)
     assert snapshot.get_scalar("x").updates == 35

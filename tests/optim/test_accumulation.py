@@ -163,8 +163,8 @@ def test_backward_takes_a_dict_of_losses():
 
     wrapper = OptimWrapper(SGD(lr=0.1))
     params = {"w": jnp.ones(())}
-    state, found = wrapper.backward(losses, params, wrapper.init(params), jnp.float32(2.0))
-    assert sorted(found) == ["accuracy", "loss_a", "loss_b"]
+    state, actual = wrapper.backward(losses, params, wrapper.init(params), jnp.float32(2.0))
+    assert sorted(actual) == ["accuracy", "loss_a", "loss_b"]
     new, _ = wrapper.step(params, state)
     assert float(new["w"]) == pytest.approx(1 - 0.1 * 6)
     with pytest.raises(ValueError, match="must have a name that contains 'loss', got \\['accuracy'\\]"):
@@ -198,5 +198,5 @@ def test_forward_context_yields_whether_the_iteration_updates():
 def test_accumulate_requires_accumulative_counts_above_one():
     wrapper = OptimWrapper(SGD(lr=0.1))
     params = {"w": jnp.ones(())}
-    with pytest.raises(ValueError, match="accumulative_counts above 1, got 1"):
+    with pytest.raises(ValueError, match="accumulative_counts` must be above 1 for OptimWrapper.accumulate, got 1"):
         wrapper.accumulate(params, wrapper.init(params))

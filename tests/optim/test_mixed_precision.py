@@ -80,11 +80,11 @@ def test_targets_and_the_loss_are_float32(dtype):
 
 def test_outputs_of_autocast_have_the_values_of_low_precision():
     w, x = jnp.float32([1 / 3, 0.1]), jnp.float32([[0.7, 3.3]])
-    found = AmpOptimWrapper(optimizer=SGD(lr=1.0)).autocast(linear)({"w": w}, x)
+    actual = AmpOptimWrapper(optimizer=SGD(lr=1.0)).autocast(linear)({"w": w}, x)
     expected = (x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(jnp.float32)
-    assert found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, expected)
-    assert abs(float(found[0] - (x @ w)[0])) > 1e-4
+    assert actual.dtype == jnp.float32
+    np.testing.assert_array_equal(actual, expected)
+    assert abs(float(actual[0] - (x @ w)[0])) > 1e-4
 
 
 def test_autocast_of_a_plain_wrapper_is_the_function_itself():
@@ -101,9 +101,9 @@ def test_autocast_does_not_cast_integers_keys_flags_and_python_numbers():
         return {"logits": params["w"][ids], "ids": ids}
 
     wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0))
-    found = wrapper.autocast(apply)({"w": jnp.ones(3)}, jnp.arange(2), rngs=jax.random.key(0), train=True, rate=0.5)
+    actual = wrapper.autocast(apply)({"w": jnp.ones(3)}, jnp.arange(2), rngs=jax.random.key(0), train=True, rate=0.5)
     assert seen == [("bfloat16", "int32", True, True, 0.5)]
-    assert {name: leaf.dtype.name for name, leaf in found.items()} == {"logits": "float32", "ids": "int32"}
+    assert {name: leaf.dtype.name for name, leaf in actual.items()} == {"logits": "float32", "ids": "int32"}
 
 
 def test_running_statistics_of_a_linen_module_stay_float32():
@@ -120,8 +120,8 @@ def test_running_statistics_of_a_linen_module_stay_float32():
     _, expected = net.apply(variables, x, mutable=["batch_stats"])
     assert outputs.dtype == jnp.float32
     # a tenth of the statistics comes from the batch, in bfloat16; 1.001 would be 1 in bfloat16
-    found = np.stack(jax.tree.leaves(updated)) - 0.9009
-    np.testing.assert_allclose(found, np.stack(jax.tree.leaves(expected)) - 0.9009, rtol=2e-2, atol=3e-4)
+    actual = np.stack(jax.tree.leaves(updated)) - 0.9009
+    np.testing.assert_allclose(actual, np.stack(jax.tree.leaves(expected)) - 0.9009, rtol=2e-2, atol=3e-4)
 
 
 def test_scalar_arguments_are_passed_to_the_loss_unchanged():

@@ -252,7 +252,7 @@ def test_state_has_the_names_of_its_parts():
 
 def test_weight_decay_without_parameters_is_rejected():
     tx = ours()
-    with pytest.raises(ValueError, match="needs the parameters"):
+    with pytest.raises(ValueError, match="`params` must be given for weight decay, got None"):
         tx.update(PARAMS, tx.init(PARAMS))
 
 

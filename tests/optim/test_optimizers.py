@@ -50,8 +50,8 @@ def test_adafactor_factors_the_last_two_axes():
             scale = max(1e-3, np.sqrt((p**2).mean())) * rate
             excess = max(1, np.sqrt((direction**2).mean()))
             p -= 0.01 * 0.1 * p + scale / excess * direction
-    found, _ = train(OptimWrapper(optim.Adafactor(lr=0.01, weight_decay=0.1)))
-    assert_close(found, {"kernel": w, "bias": v}, rtol=1e-5, atol=1e-6)
+    actual, _ = train(OptimWrapper(optim.Adafactor(lr=0.01, weight_decay=0.1)))
+    assert_close(actual, {"kernel": w, "bias": v}, rtol=1e-5, atol=1e-6)
     assert OPTIMIZERS.get("TorchAdafactor") is OPTIMIZERS.get("Adafactor")
 
 
@@ -123,18 +123,18 @@ def test_centered_rmsprop_stays_finite_where_the_variance_vanishes():
 def test_lars_exclude_differs_from_parameter_to_parameter():
     cfg = {"type": "LARS", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
     rules = {"custom_keys": {"bias": {"lars_exclude": True, "decay_mult": 0.0}}}
-    found, state = train(build_optim_wrapper(PARAMS, {"optimizer": cfg, "paramwise_cfg": rules}))
+    actual, state = train(build_optim_wrapper(PARAMS, {"optimizer": cfg, "paramwise_cfg": rules}))
     sgd, _ = train(OptimWrapper(optim.SGD(lr=0.1, momentum=0.9)))
     lars_of_all, _ = train(OptimWrapper(cfg))
-    assert_close(found, {"kernel": lars_of_all["kernel"], "bias": sgd["bias"]})
+    assert_close(actual, {"kernel": lars_of_all["kernel"], "bias": sgd["bias"]})
     assert set(optax.tree.get(state, "trace")) == {"kernel", "bias"}  # one chain for both groups
 
 
 @pytest.mark.parametrize("optimizer", [optim.Lamb(), optim.Adan(max_grad_norm=1.0), {"type": "BertAdam1", "lr": 0.1}])
 @pytest.mark.parametrize("clip_grad", [{"max_norm": 1.0}, {"clip_value": 0.1}])
 def test_optimizers_that_clip_work_with_clipping_in_the_wrapper(optimizer, clip_grad):
-    found, _ = train(OptimWrapper(optimizer, clip_grad=clip_grad))
-    assert all(np.all(np.isfinite(p)) for p in found.values())
+    actual, _ = train(OptimWrapper(optimizer, clip_grad=clip_grad))
+    assert all(np.all(np.isfinite(p)) for p in actual.values())
 
 
 OPTAX_NAMES = {*optax_optimizers.OPTAX_NAMES, *optax_optimizers.OPTAX_CONTRIB_NAMES}
@@ -151,9 +151,9 @@ def test_optax_optimizers_are_available_by_name(name):
     for grads in GRADS:
         updates, state = tx.update(grads, state, params)
         params = optax.apply_updates(params, updates)
-    found, _ = train(build_optim_wrapper(PARAMS, {"optimizer": {"type": name, "learning_rate": 0.01, **extra}}))
+    actual, _ = train(build_optim_wrapper(PARAMS, {"optimizer": {"type": name, "learning_rate": 0.01, **extra}}))
     # a compiled sign or factor may be rounded differently; the most chaotic optimizers differ by 1e-5
-    assert_close(found, params, rtol=1e-4, atol=1e-5)
+    assert_close(actual, params, rtol=1e-4, atol=1e-5)
 
 
 def test_hyperparams_of_optax_optimizers_are_data_in_every_group():
@@ -163,7 +163,7 @@ def test_hyperparams_of_optax_optimizers_are_data_in_every_group():
     }
     wrapper = build_optim_wrapper(PARAMS, cfg)
     assert wrapper.get_lr() == {"base_lr": [0.1], "lr": [0.1, 0.05]}
-    found, _ = train(wrapper)
+    actual, _ = train(wrapper)
     alone = {"kernel": optax.adamw(0.1, weight_decay=0.01), "bias": optax.adamw(0.05, b1=0.8, weight_decay=0.0)}
     for name, tx in alone.items():
         p, state = jnp.asarray(PARAMS[name]), tx.init(PARAMS[name])
@@ -171,16 +171,16 @@ def test_hyperparams_of_optax_optimizers_are_data_in_every_group():
             updates, state = tx.update(grads[name], state, p)
             p = optax.apply_updates(p, updates)
         # optax computes 1 - b2 from a float32 here
-        np.testing.assert_allclose(found[name], p, rtol=1e-5, atol=5e-6)
+        np.testing.assert_allclose(actual[name], p, rtol=1e-5, atol=5e-6)
 
 
 def test_injected_lr_of_a_built_chain_can_be_changed():
     assert OptimWrapper(optax.sgd(0.1)).get_lr() == {}
     wrapper = OptimWrapper(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
     assert wrapper.get_lr()["lr"] == pytest.approx([0.1])
-    found, _ = train(wrapper, lrs=(0.1, 0.05, 0.0))
+    actual, _ = train(wrapper, lrs=(0.1, 0.05, 0.0))
     expected = jax.tree.map(lambda p, a, b: p - 0.1 * a - 0.05 * b, PARAMS, GRADS[0], GRADS[1])
-    assert_close(found, expected)
+    assert_close(actual, expected)
 
 
 TORCH_NAMES = (

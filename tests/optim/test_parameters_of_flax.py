@@ -137,8 +137,8 @@ def test_a_model_before_its_init_is_rejected_with_a_hint(model):
 @pytest.mark.parametrize("model", models())
 def test_the_hint_of_the_error_works(model):
     params, _ = model.init(jax.random.key(0), {"image": jnp.ones((1, 2))})
-    found = settings(build(params, module_types=model.module_types))
-    assert {path for path, (lr, _) in found.items() if lr == 1.0} in ({"Dense_0.bias"}, {"bias"})
+    actual = settings(build(params, module_types=model.module_types))
+    assert {path for path, (lr, _) in actual.items() if lr == 1.0} in ({"Dense_0.bias"}, {"bias"})
 
 
 @pytest.mark.parametrize("model", models())

@@ -58,7 +58,7 @@ def test_a_run_draws_with_the_hook_among_the_default_hooks(make_segmentation_run
 
 def test_without_a_display_a_run_writes_files_and_logs_it(make_segmentation_runner, tmp_path, monkeypatch):
     monkeypatch.setattr(local_visualizer, "has_display", lambda: False)
-    with pytest.warns(UserWarning, match="pictures are shown, and the visualizer writes nothing any more"):
+    with pytest.warns(UserWarning, match="images are shown, and the visualizer does not write anything"):
         runner = make_segmentation_runner(show=True)
     runner.train()
     written = sorted(tmp_path.glob("run/*/vis_data/vis_image/*.png"))

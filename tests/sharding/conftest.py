@@ -7,7 +7,7 @@ import pytest
 from jengine.data import ArrayDataset
 from jengine.model import LinenModel
 from jengine.runner import Runner
-from jengine.sharding import collectives
+from jengine.sharding import find_collectives
 
 RNG = np.random.RandomState(0)
 X = RNG.randn(16, 8).astype(np.float32)
@@ -34,11 +34,11 @@ def squared_error(outputs, batch):
     return jnp.square(outputs - batch["y"]).mean(axis=-1)
 
 
-def find_collectives(runner, step, batch=None):
+def step_collectives(runner, step, batch=None):
     """Return the collectives of a step of a runner that has trained."""
     batch = runner.strategy.put_batch({"x": X, "y": Y} if batch is None else batch)
     compiled = runner.strategy.compile_train_step(step.__wrapped__)
-    return collectives(compiled.lower(runner.state, batch, runner.optim_wrapper.hyperparams).compile().as_text())
+    return find_collectives(compiled.lower(runner.state, batch, runner.optim_wrapper.hyperparams).compile().as_text())
 
 
 def make_loader(batch_size=16, dataset=DATA, **changes):

@@ -6,7 +6,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jengine.sharding import Pjit, collectives, traffic
+from jengine.sharding import Pjit, find_collectives, traffic
 from jengine.sharding.collectives import Collective
 
 # as written by XLA for CPU and for GPU, with asynchronous operations for the latter
@@ -24,7 +24,7 @@ TEXT = """
 
 
 def test_kind_arrays_and_size_are_read():
-    assert collectives(TEXT) == [
+    assert find_collectives(TEXT) == [
         Collective("all-reduce", 3, 4 * 128 + 2 * 16 + 4),
         Collective("all-gather", 1, 4 * 64),
         Collective("reduce-scatter", 1, 4 * 32),
@@ -59,16 +59,16 @@ ENTRY %main (x: f32[16,8], number: u32[]) -> (f32[4,8], f32[8]) {
 
 
 def test_an_all_reduce_of_which_each_device_uses_its_slice_is_a_reduce_scatter():
-    assert collectives(SLICED.replace("NUMBER", "device_index")) == [
+    assert find_collectives(SLICED.replace("NUMBER", "device_index")) == [
         Collective("reduce-scatter", 1, 4 * 128),
         Collective("all-reduce", 1, 4 * 8),
     ]
 
 
 def test_an_all_reduce_with_the_same_slice_on_all_devices_or_with_other_uses_is_not_a_reduce_scatter():
-    assert collectives(SLICED.replace("NUMBER", "number")) == [Collective("all-reduce", 2, 4 * 136)]
+    assert find_collectives(SLICED.replace("NUMBER", "number")) == [Collective("all-reduce", 2, 4 * 136)]
     other_use = SLICED.replace("NUMBER", "device_index").replace("tuple(%own, %second)", "tuple(%first, %second)")
-    assert collectives(other_use) == [Collective("all-reduce", 2, 4 * 136)]
+    assert find_collectives(other_use) == [Collective("all-reduce", 2, 4 * 136)]
 
 
 def test_the_traffic_of_an_all_reduce_is_twice_its_size():
@@ -80,7 +80,7 @@ def test_collectives_of_a_program_on_a_mesh_are_found():
     strategy = Pjit(devices=4)
     batch = strategy.put_batch({"x": np.ones((8, 5), np.float32)})
     compiled = jax.jit(lambda b: jnp.sum(b["x"], axis=0)).lower(batch).compile()
-    assert collectives(compiled.as_text()) == [Collective("all-reduce", 1, 20)]
+    assert find_collectives(compiled.as_text()) == [Collective("all-reduce", 1, 20)]
 
 
 def test_explicit_and_implicit_reduce_scatters_are_found():
@@ -98,4 +98,4 @@ def test_explicit_and_implicit_reduce_scatters_are_found():
     assert "reduce-scatter(" in texts[0]
     assert "reduce-scatter(" not in texts[1]
     for text in texts:
-        assert collectives(text) == [Collective("reduce-scatter", 1, 4 * 8 * 5)]
+        assert find_collectives(text) == [Collective("reduce-scatter", 1, 4 * 8 * 5)]

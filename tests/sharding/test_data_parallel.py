@@ -13,7 +13,7 @@ from jengine.hooks import Hook, SyncBuffersHook
 from jengine.model import FunctionalModel, LinenModel
 from jengine.registry import STRATEGIES
 from jengine.sharding import Collective, DataParallel
-from tests.sharding.conftest import X, Y, find_collectives, make_loader, squared_error
+from tests.sharding.conftest import X, Y, make_loader, squared_error, step_collectives
 
 IMPLS = ["shard_map", "pmap"]
 AMP = dict(
@@ -59,8 +59,8 @@ def test_twenty_steps_have_the_results_of_one_device(make_run, assert_close, imp
 def test_replicas_exchange_only_in_updates_and_then_once(make_run):
     runner = make_run(dict(type="DataParallel"), optim_wrapper=AMP, train_cfg=dict(by_epoch=False, max_iters=2))
     runner.train()
-    assert find_collectives(runner, runner.programs.accumulate) == []
-    [update] = find_collectives(runner, runner.programs.update)
+    assert step_collectives(runner, runner.programs.accumulate) == []
+    [update] = step_collectives(runner, runner.programs.update)
     leaves = jax.tree.leaves(runner.state.params)
     # XLA combines all gradients and the loss into one
     assert update == Collective("all-reduce", len(leaves) + 1, sum(leaf.nbytes for leaf in leaves) + 4)

@@ -12,7 +12,7 @@ from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel
-from tests.sharding.conftest import X, Y, find_collectives, make_loader, squared_error
+from tests.sharding.conftest import X, Y, make_loader, squared_error, step_collectives
 from tests.sharding.test_data_parallel import AMP, LARS, TEXT, make_plain_model, make_words_model
 
 RULES = [("up.kernel", ("fsdp", "tensor")), ("down.kernel", ("tensor", "fsdp"))]
@@ -64,7 +64,7 @@ def test_replicas_exchange_gradients_once_an_update_and_pjit_in_each_iteration(m
     params = sum(leaf.nbytes for leaf in jax.tree.leaves(runner.train().params))
 
     def size(step, kind):
-        return sum(found.size for found in find_collectives(runner, step, data) if found.kind == kind)
+        return sum(found.size for found in step_collectives(runner, step, data) if found.kind == kind)
 
     for step in (runner.programs.accumulate, runner.programs.update):  # within a replica
         assert size(step, "all-gather") == size(step, "reduce-scatter") == params

@@ -12,7 +12,7 @@ from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.sharding import Pjit, SingleDevice, default_strategy
-from tests.sharding.conftest import X, Y, find_collectives, make_loader
+from tests.sharding.conftest import X, Y, make_loader, step_collectives
 
 P = PartitionSpec
 TENSOR_RULES = [("up.kernel", (None, "tensor")), ("down.kernel", ("tensor", None))]
@@ -208,7 +208,7 @@ def test_logical_axes_of_an_nnx_model_are_used(make_run):
 def test_replicated_parameters_are_updated_with_one_exchange(make_run):
     runner = make_run(dict(type="Pjit", devices=4), train_cfg=dict(by_epoch=False, max_iters=1))
     params = runner.train().params
-    found = find_collectives(runner, runner.programs.update)
+    found = step_collectives(runner, runner.programs.update)
     assert {collective.kind for collective in found} == {"all-reduce"}
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     # in addition to the gradients: mean and mean square of 16 features, their gradients, and the loss
@@ -238,7 +238,7 @@ def test_a_sharded_parameter_is_gathered_once_and_its_gradient_scattered_once(ma
     )
     params = sum(leaf.nbytes for leaf in jax.tree.leaves(runner.train().params))
     arrays, sizes = Counter(), Counter()
-    for collective in find_collectives(runner, runner.programs.update, data):
+    for collective in step_collectives(runner, runner.programs.update, data):
         if collective.size > 4 * collective.arrays:  # the loss and the norms are scalars
             arrays[collective.kind] += collective.arrays
             sizes[collective.kind] += collective.size

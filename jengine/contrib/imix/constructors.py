@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 from jengine import paths
 from jengine.errors import ConfigError
 from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor, merge_equal
-from jengine.optim.param_groups.modules import Module, Parameter, module_tree, params_of
-from jengine.optim.param_groups.param_group import did_you_mean
+from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree
+from jengine.optim.param_groups.param_group import closest_paths
 from jengine.optim.param_groups.paramwise_cfg import check_value
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
@@ -98,7 +98,7 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
 
     def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> Any:
         """Build the wrapper; see DefaultOptimWrapperConstructor."""
-        params, types = params_of(model, module_types)
+        params, types = get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr(type(self).__name__)
         members = _list_parameters(module_tree(params, types))
@@ -311,7 +311,7 @@ class UniterVQAOptimizerConstructor(UniterOptimizerConstructor):
         if not any(map(self._is_head, names)):
             raise ConfigError(
                 f"`paramwise_cfg.key_named_param` must be a part of a parameter's name, got {self.head!r}"
-                f"{did_you_mean(self.head, names)}"
+                f"{closest_paths(self.head, names)}"
             )
 
     def sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -319,7 +319,7 @@ class UniterVQAOptimizerConstructor(UniterOptimizerConstructor):
         return sorted(super().sort_groups(groups), key=lambda group: self.head not in group["patterns"])
 
     def _is_head(self, path: str) -> bool:
-        return any(self.head in spelling for spelling in paths.spellings(path))
+        return any(self.head in alias for alias in paths.path_aliases(path))
 
 
 def _list_parameters(module: Module) -> list[tuple[Parameter, Module]]:

@@ -14,7 +14,7 @@ from jengine.optim.optimizers.adam import init_moments
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.transforms import scale_by_group_learning_rate
-from jengine.optim.transforms.groups import by_leaf
+from jengine.optim.transforms.groups import broadcast_to_params
 from jengine.registry import OPTIMIZERS
 
 _SCHEDULES = ("warmup_linear", "warmup_cosine", "warmup_constant")
@@ -74,7 +74,7 @@ def BertAdam1(
       ConfigError: a setting outside its range.
     """
     settings = _settings("BertAdam1", lr, betas, eps, weight_decay)
-    common.in_range("BertAdam1", max_grad_norm=max_grad_norm)
+    common.check_range("BertAdam1", max_grad_norm=max_grad_norm)
     settings |= {"max_grad_norm": max_grad_norm}
     return Optimizer("BertAdam1", settings, _make_bert_adam1, _NUMBERS, whole_tensor=True)
 
@@ -106,8 +106,8 @@ def TansformerAdamW(
 
 
 def _settings(name: str, lr: float, betas: Sequence[float], eps: float, weight_decay: float) -> dict[str, Any]:
-    common.in_range(name, lr=lr, eps=eps, weight_decay=weight_decay)
-    return {"lr": lr, "betas": common.betas_in_range(name, betas), "eps": eps, "weight_decay": weight_decay}
+    common.check_range(name, lr=lr, eps=eps, weight_decay=weight_decay)
+    return {"lr": lr, "betas": common.check_betas(name, betas), "eps": eps, "weight_decay": weight_decay}
 
 
 def _make_bert_adam(
@@ -175,8 +175,8 @@ def decay_updated_params(learning_rate: Any, weight_decay: Any) -> optax.Gradien
     """
 
     def update(updates: Tree, params: Tree) -> Tree:
-        params = common.need_params("TansformerAdamW", params)
-        rates, decays = by_leaf(learning_rate, params), by_leaf(weight_decay, params)
+        params = common.require_params("TansformerAdamW", params)
+        rates, decays = broadcast_to_params(learning_rate, params), broadcast_to_params(weight_decay, params)
         return jax.tree.map(lambda u, p, lr, decay: u - lr * decay * (p + u), updates, params, rates, decays)
 
     return optax.stateless(update)

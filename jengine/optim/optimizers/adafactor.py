@@ -10,7 +10,7 @@ import optax
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.optim.transforms.groups import by_leaf
+from jengine.optim.transforms.groups import broadcast_to_params
 from jengine.registry import OPTIMIZERS
 
 
@@ -38,8 +38,8 @@ def Adafactor(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("Adafactor", lr=lr, weight_decay=weight_decay)
-    common.in_range("Adafactor", low=1.0, d=d)
+    common.check_range("Adafactor", lr=lr, weight_decay=weight_decay)
+    common.check_range("Adafactor", low=1.0, d=d)
     if not beta2_decay <= 0:
         raise ValueError(f"Adafactor: beta2_decay must be at most 0, got {beta2_decay}")
     if len(eps) != 2 or (eps[0] is not None and eps[0] < 0) or eps[1] is None or eps[1] < 0:
@@ -124,7 +124,7 @@ def cap_learning_rate(learning_rate: Any) -> optax.GradientTransformation:
         def leaf(u: Any, lr: Any) -> jax.Array:
             return u * jnp.minimum(1, jax.lax.rsqrt(count.astype(u.dtype)) / lr)
 
-        return jax.tree.map(leaf, updates, by_leaf(learning_rate, updates)), CapLearningRateState(count)
+        return jax.tree.map(leaf, updates, broadcast_to_params(learning_rate, updates)), CapLearningRateState(count)
 
     return optax.GradientTransformation(init, update)
 

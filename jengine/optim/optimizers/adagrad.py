@@ -34,8 +34,8 @@ def Adagrad(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("Adagrad", lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
-    common.in_range("Adagrad", initial_accumulator_value=initial_accumulator_value)
+    common.check_range("Adagrad", lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
+    common.check_range("Adagrad", initial_accumulator_value=initial_accumulator_value)
     settings = {
         "lr": lr,
         "lr_decay": lr_decay,
@@ -56,8 +56,8 @@ def Adadelta(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("Adadelta", lr=lr, eps=eps, weight_decay=weight_decay)
-    common.in_range("Adadelta", below=1.0, rho=rho)
+    common.check_range("Adadelta", lr=lr, eps=eps, weight_decay=weight_decay)
+    common.check_range("Adadelta", below=1.0, rho=rho)
     settings = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
     return Optimizer("Adadelta", settings, _adadelta_parts, ("lr", "rho", "eps", "weight_decay"))
 

@@ -61,8 +61,8 @@ def Adamax(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("Adamax", lr=lr, eps=eps, weight_decay=weight_decay)
-    betas = common.betas_in_range("Adamax", betas)
+    common.check_range("Adamax", lr=lr, eps=eps, weight_decay=weight_decay)
+    betas = common.check_betas("Adamax", betas)
     settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
     return Optimizer("Adamax", settings, _adamax_parts, ("lr", "betas", "eps", "weight_decay"))
 
@@ -91,10 +91,10 @@ def NAdam(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("NAdam", lr=lr, eps=eps, weight_decay=weight_decay, momentum_decay=momentum_decay)
+    common.check_range("NAdam", lr=lr, eps=eps, weight_decay=weight_decay, momentum_decay=momentum_decay)
     settings = {
         "lr": lr,
-        "betas": common.betas_in_range("NAdam", betas),
+        "betas": common.check_betas("NAdam", betas),
         "eps": eps,
         "weight_decay": weight_decay,
         "momentum_decay": momentum_decay,
@@ -119,10 +119,10 @@ def RAdam(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("RAdam", lr=lr, eps=eps, weight_decay=weight_decay)
+    common.check_range("RAdam", lr=lr, eps=eps, weight_decay=weight_decay)
     settings = {
         "lr": lr,
-        "betas": common.betas_in_range("RAdam", betas),
+        "betas": common.check_betas("RAdam", betas),
         "eps": eps,
         "weight_decay": weight_decay,
         "decoupled_weight_decay": decoupled_weight_decay,
@@ -263,9 +263,9 @@ def _build_adam(
     name: str, lr: float, betas: Sequence[float], eps: float, weight_decay: float, amsgrad: bool, maximize: bool,
     decoupled: bool,
 ) -> Optimizer:  # fmt: skip
-    common.in_range(name, lr=lr, eps=eps, weight_decay=weight_decay)
+    common.check_range(name, lr=lr, eps=eps, weight_decay=weight_decay)
     settings = {
-        "lr": lr, "betas": common.betas_in_range(name, betas), "eps": eps, "weight_decay": weight_decay,
+        "lr": lr, "betas": common.check_betas(name, betas), "eps": eps, "weight_decay": weight_decay,
         "amsgrad": amsgrad, "maximize": maximize, "decoupled_weight_decay": decoupled,
     }  # fmt: skip
     return Optimizer(name, settings, _adam_parts, ("lr", "betas", "eps", "weight_decay"))

@@ -10,7 +10,7 @@ import optax
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.optim.transforms.groups import by_leaf
+from jengine.optim.transforms.groups import broadcast_to_params
 from jengine.registry import OPTIMIZERS
 
 
@@ -37,10 +37,10 @@ def Adan(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("Adan", lr=lr, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
+    common.check_range("Adan", lr=lr, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
     settings = {
         "lr": lr,
-        "betas": common.betas_in_range("Adan", betas, length=3),
+        "betas": common.check_betas("Adan", betas, length=3),
         "eps": eps,
         "weight_decay": weight_decay,
         "max_grad_norm": max_grad_norm,
@@ -96,7 +96,7 @@ def divide_by_proximal_decay(learning_rate: Any, weight_decay: Any) -> optax.Gra
     """
 
     def update(updates: Tree, params: Tree) -> Tree:
-        rates, decays = by_leaf(learning_rate, updates), by_leaf(weight_decay, updates)
+        rates, decays = broadcast_to_params(learning_rate, updates), broadcast_to_params(weight_decay, updates)
         return jax.tree.map(lambda u, lr, decay: u / (1 + lr * decay), updates, rates, decays)
 
     return optax.stateless(update)

@@ -36,7 +36,7 @@ def build_optimizer(
     if isinstance(cfg, optax.GradientTransformation | optax.MultiSteps):
         return from_optax(cfg)
     with config_path("optimizer"):
-        refuse_trailing_comma(cfg, "an optimizer")
+        reject_trailing_comma(cfg, "an optimizer")
         if not hasattr(cfg, "items"):
             raise TypeError(
                 "an optimizer must be a dict with a 'type', an Optimizer or an optax gradient transformation, "
@@ -53,7 +53,7 @@ def build_optimizer(
         return built if isinstance(built, Optimizer) else from_optax(built)
 
 
-def refuse_trailing_comma(cfg: Any, what: str) -> None:
+def reject_trailing_comma(cfg: Any, what: str) -> None:
     """Raise a TypeError if `cfg` is a tuple of one element, the result of a trailing comma.
 
     Args:

@@ -15,7 +15,7 @@ Tree: TypeAlias = Any  # a pytree of arrays with the structure of the parameters
 Parts: TypeAlias = Sequence[tuple[str, optax.GradientTransformation]]
 
 
-def in_range(optimizer: str, low: float = 0.0, below: float | None = None, **values: float) -> None:
+def check_range(optimizer: str, low: float = 0.0, below: float | None = None, **values: float) -> None:
     """Check that settings are in their legal range.
 
     Raises:
@@ -29,7 +29,7 @@ def in_range(optimizer: str, low: float = 0.0, below: float | None = None, **val
             raise ValueError(f"{optimizer}: {name} must be {legal}, got {value!r}")
 
 
-def betas_in_range(optimizer: str, betas: Sequence[float], length: int = 2) -> tuple[float, ...]:
+def check_betas(optimizer: str, betas: Sequence[float], length: int = 2) -> tuple[float, ...]:
     """Return `betas` as a tuple of floats.
 
     Raises:
@@ -37,7 +37,7 @@ def betas_in_range(optimizer: str, betas: Sequence[float], length: int = 2) -> t
     """
     if isinstance(betas, str) or not isinstance(betas, Sequence) or len(betas) != length:
         raise ValueError(f"{optimizer}: betas must be {length} numbers, got {betas!r}")
-    in_range(optimizer, below=1.0, **{f"betas[{i}]": beta for i, beta in enumerate(betas)})
+    check_range(optimizer, below=1.0, **{f"betas[{i}]": beta for i, beta in enumerate(betas)})
     return tuple(float(beta) for beta in betas)
 
 
@@ -51,7 +51,7 @@ def upcast(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: jnp.asarray(x, state_dtype(x.dtype)), tree)
 
 
-def strongly_typed(tree: Tree) -> Tree:
+def strip_weak_types(tree: Tree) -> Tree:
     """Return the arrays without weak types, which come from Python numbers (`jnp.full(3, 0.5)`).
 
     Args:
@@ -104,14 +104,14 @@ def norm(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(x * x))
 
 
-def need_params(optimizer: str, params: Tree) -> Tree:
+def require_params(optimizer: str, params: Tree) -> Tree:
     """Return `params`.
 
     Raises:
       ValueError: `params` is None.
     """
     if params is None:
-        raise ValueError(f"{optimizer} needs the parameters: call update(grads, state, params)")
+        raise ValueError(f"`params` must be given for {optimizer}, got None; call update(grads, state, params)")
     return params
 
 

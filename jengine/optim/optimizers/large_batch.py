@@ -13,7 +13,7 @@ from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.sgd import check_nesterov, momentum_parts
 from jengine.optim.transforms import add_decayed_weights_by_rule, scale_by_group_learning_rate
-from jengine.optim.transforms.groups import by_leaf
+from jengine.optim.transforms.groups import broadcast_to_params
 from jengine.registry import OPTIMIZERS
 
 
@@ -44,7 +44,7 @@ def LARS(
     Raises:
       ValueError: a negative setting, or nesterov without momentum or with dampening.
     """
-    common.in_range("LARS", lr=lr, momentum=momentum, weight_decay=weight_decay, eta=eta, eps=eps)
+    common.check_range("LARS", lr=lr, momentum=momentum, weight_decay=weight_decay, eta=eta, eps=eps)
     check_nesterov("LARS", nesterov, momentum, dampening)
     settings = {
         "lr": lr,
@@ -96,11 +96,11 @@ def Lamb(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("Lamb", lr=lr, eps=eps, weight_decay=weight_decay)
+    common.check_range("Lamb", lr=lr, eps=eps, weight_decay=weight_decay)
     settings = {
         "lr": lr,
         "bias_correction": bias_correction,
-        "betas": common.betas_in_range("Lamb", betas),
+        "betas": common.check_betas("Lamb", betas),
         "eps": eps,
         "weight_decay": weight_decay,
         "grad_averaging": grad_averaging,
@@ -134,8 +134,8 @@ def scale_by_lars(
         return (g + decay * p) * (lr * trust)
 
     def update(grads: Tree, params: Tree) -> Tree:
-        params = common.need_params("LARS", params)
-        hyperparams = (by_leaf(value, params) for value in (learning_rate, weight_decay, exclude))
+        params = common.require_params("LARS", params)
+        hyperparams = (broadcast_to_params(value, params) for value in (learning_rate, weight_decay, exclude))
         return jax.tree.map(leaf, grads, params, *hyperparams)
 
     return optax.stateless(update)
@@ -182,8 +182,8 @@ def scale_by_trust_ratio(adapt: Any, trust_clip: bool = False) -> optax.Gradient
         return u * (jnp.minimum(ratio, 1) if trust_clip else ratio)
 
     def update(updates: Tree, params: Tree) -> Tree:
-        params = common.need_params("Lamb", params)
-        return jax.tree.map(leaf, updates, params, by_leaf(adapt, params))
+        params = common.require_params("Lamb", params)
+        return jax.tree.map(leaf, updates, params, broadcast_to_params(adapt, params))
 
     return optax.stateless(update)
 

@@ -18,8 +18,8 @@ def Lion(lr: float = 1e-4, betas: Sequence[float] = (0.9, 0.99), weight_decay: f
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("Lion", lr=lr, weight_decay=weight_decay)
-    settings = {"lr": lr, "betas": common.betas_in_range("Lion", betas), "weight_decay": weight_decay}
+    common.check_range("Lion", lr=lr, weight_decay=weight_decay)
+    settings = {"lr": lr, "betas": common.check_betas("Lion", betas), "weight_decay": weight_decay}
     return Optimizer("Lion", settings, _lion_parts, ("lr", "betas", "weight_decay"))
 
 

@@ -46,7 +46,7 @@ def Muon(
     Raises:
       ValueError: a setting outside its range; at `init`, a parameter that is not a matrix.
     """
-    common.in_range("Muon", lr=lr, weight_decay=weight_decay, momentum=momentum, eps=eps)
+    common.check_range("Muon", lr=lr, weight_decay=weight_decay, momentum=momentum, eps=eps)
     if adjust_lr_fn not in _ADJUSTMENTS:
         raise ValueError(f"Muon: adjust_lr_fn must be None, 'original' or 'match_rms_adamw', got {adjust_lr_fn!r}")
     if len(ns_coefficients) != 3:

@@ -76,7 +76,7 @@ def from_factory(factory: Factory) -> Callable[..., Optimizer]:
             if callable(lr):
                 raise TypeError(f"{name}: learning_rate must be a number, got a schedule; put it into param_scheduler")
             if lr is not None:
-                common.in_range(name, lr=lr)
+                common.check_range(name, lr=lr)
             settings = {"lr": lr, **settings}
         hyperparams = tuple(k for k, v in settings.items() if isinstance(v, float) or (k == "lr" and v is not None))
 

@@ -11,7 +11,7 @@ from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.sgd import momentum_parts
-from jengine.optim.transforms.groups import by_leaf
+from jengine.optim.transforms.groups import broadcast_to_params
 from jengine.registry import OPTIMIZERS
 
 
@@ -33,7 +33,7 @@ def RMSprop(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("RMSprop", lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
+    common.check_range("RMSprop", lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
     settings = {
         "lr": lr,
         "alpha": alpha,
@@ -65,7 +65,7 @@ def Rprop(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("Rprop", lr=lr)
+    common.check_range("Rprop", lr=lr)
     if len(etas) != 2 or not 0 < etas[0] < 1 < etas[1]:
         raise ValueError(f"Rprop: etas must be two numbers with 0 < first < 1 < second, got {etas!r}")
     if len(step_sizes) != 2 or not 0 <= step_sizes[0] <= step_sizes[1]:
@@ -135,7 +135,7 @@ def scale_by_rprop(
             g = jnp.where(sign < 0, 0, g)
             return jnp.sign(g) * size, g, size
 
-        rates = by_leaf(learning_rate, grads)
+        rates = broadcast_to_params(learning_rate, grads)
         results = jax.tree.map(leaf, grads, state.previous_grads, state.step_sizes, rates)
         updates, previous_grads, step_sizes = common.unzip(results, grads, 3)
         return updates, RpropState(state.count + 1, previous_grads, step_sizes)

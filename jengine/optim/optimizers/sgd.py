@@ -10,7 +10,7 @@ from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.transforms import add_decayed_weights_by_rule
-from jengine.optim.transforms.groups import by_leaf
+from jengine.optim.transforms.groups import broadcast_to_params
 from jengine.registry import OPTIMIZERS
 
 
@@ -28,8 +28,8 @@ def SGD(
     Raises:
       ValueError: a negative setting, or nesterov without momentum or with dampening.
     """
-    common.in_range("SGD", lr=lr, momentum=momentum, weight_decay=weight_decay)
-    common.in_range("SGD", low=-float("inf"), dampening=dampening)
+    common.check_range("SGD", lr=lr, momentum=momentum, weight_decay=weight_decay)
+    common.check_range("SGD", low=-float("inf"), dampening=dampening)
     check_nesterov("SGD", nesterov, momentum, dampening)
     settings = {
         "lr": lr,
@@ -65,7 +65,7 @@ def ASGD(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("ASGD", lr=lr, weight_decay=weight_decay)
+    common.check_range("ASGD", lr=lr, weight_decay=weight_decay)
     settings = {
         "lr": lr,
         "lambd": lambd,
@@ -151,9 +151,9 @@ def averaged_sgd(learning_rate: Any, lambd: Any, alpha: Any, t0: Any) -> optax.G
         return AveragedSgdState(common.zero_count(), eta, common.zeros_like(params))
 
     def update(grads: Tree, state: AveragedSgdState, params: Tree = None) -> tuple[Tree, AveragedSgdState]:
-        params = common.need_params("ASGD", params)
+        params = common.require_params("ASGD", params)
         count = state.count + 1
-        rates = by_leaf(learning_rate, params)
+        rates = broadcast_to_params(learning_rate, params)
         eta = jax.tree.map(lambda lr, e: jnp.where(state.count == 0, lr, e), rates, state.eta)
         updates = jax.tree.map(lambda e, p, g: -e * (lambd * p + g), eta, params, grads)
         weight = 1 / jnp.maximum(1, state.count - t0)

@@ -7,10 +7,10 @@ from typing import Any
 from jengine import paths
 from jengine.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.model.model import Model
-from jengine.optim.optimizers.build import build_optimizer, refuse_trailing_comma
+from jengine.optim.optimizers.build import build_optimizer, reject_trailing_comma
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.optim.param_groups.modules import Module, Parameter, module_tree, params_of
-from jengine.optim.param_groups.param_group import did_you_mean
+from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree
+from jengine.optim.param_groups.param_group import closest_paths
 from jengine.optim.param_groups.paramwise_cfg import check_custom_fields, check_rules, parse_custom_keys
 from jengine.optim.wrapper import OptimWrapper
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
@@ -61,8 +61,8 @@ class DefaultOptimWrapperConstructor:
     custom_fields: tuple[str, ...] = ()
 
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
-        refuse_trailing_comma(optim_wrapper_cfg, "an optimizer wrapper")
-        refuse_trailing_comma(paramwise_cfg, "paramwise_cfg")
+        reject_trailing_comma(optim_wrapper_cfg, "an optimizer wrapper")
+        reject_trailing_comma(paramwise_cfg, "paramwise_cfg")
         if not hasattr(optim_wrapper_cfg, "items"):
             raise TypeError(f"an optimizer wrapper must be a dict, got {type(optim_wrapper_cfg).__name__}")
         if "optimizer" not in optim_wrapper_cfg:
@@ -72,7 +72,7 @@ class DefaultOptimWrapperConstructor:
         self.optim_wrapper_cfg = dict(optim_wrapper_cfg)
         self.optimizer_cfg = self.optim_wrapper_cfg.pop("optimizer")
         with config_path("optimizer"):
-            refuse_trailing_comma(self.optimizer_cfg, "an optimizer")
+            reject_trailing_comma(self.optimizer_cfg, "an optimizer")
         self.paramwise_cfg = {} if paramwise_cfg is None else dict(paramwise_cfg)
         settings = self._optimizer_settings()
         self.base_lr: Any = settings.get("lr", settings.get("learning_rate"))
@@ -85,12 +85,12 @@ class DefaultOptimWrapperConstructor:
         """Build the wrapper.
 
         Args:
-          model: parameters, or an object with parameters, see `params_of`; without rules also a `Model` before `init`.
+          model: parameters, or an object with parameters, see `get_params`; without rules also a `Model` before `init`.
           module_types: dotted module path -> class name.
         """
         if not self.paramwise_cfg and isinstance(model, Model) and not hasattr(model, "params"):
             return self.wrap(None, None)
-        params, types = params_of(model, module_types)
+        params, types = get_params(model, module_types)
         if not self.paramwise_cfg:
             return self.wrap(params, None)
         self.read_optimizer()
@@ -164,7 +164,7 @@ class DefaultOptimWrapperConstructor:
             weight_decay = {} if self.base_wd is None else {"weight_decay": self.base_wd}
             params.append({"params": [parameter], **lr, **weight_decay, **settings})
         is_dcn = module.is_deformable_conv() or any(
-            key in spelling for key in self.paramwise_cfg.get("dcn_modules", ()) for spelling in paths.spellings(prefix)
+            key in alias for key in self.paramwise_cfg.get("dcn_modules", ()) for alias in paths.path_aliases(prefix)
         )
         for name, child in module.named_children():
             self.add_params(params, child, f"{prefix}.{name}" if prefix else name, is_dcn)
@@ -175,7 +175,7 @@ class DefaultOptimWrapperConstructor:
         """Return the settings of a parameter from the longest matching custom key; empty if none matches."""
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
         for key in sorted(sorted(custom_keys), key=len, reverse=True):
-            if any(key in spelling for spelling in paths.spellings(path)):
+            if any(key in alias for alias in paths.path_aliases(path)):
                 self.matched.add(key)
                 rule = dict(custom_keys[key])
                 settings: dict[str, Any] = {}
@@ -252,15 +252,15 @@ class DefaultOptimWrapperConstructor:
         decays += [f"custom_keys[{k!r}].decay_mult" for k, rule in cfg.get("custom_keys", {}).items()
                    if "decay_mult" in rule]  # fmt: skip
         if decays and self.base_wd is None:
-            raise ValueError(f"base_wd should not be None: {decays[0]} needs a weight_decay in the optimizer's config")
+            raise ValueError(f"`optimizer.weight_decay` must be set for {decays[0]}, got none")
 
     def report_unmatched(self, params: Any) -> None:
         """Warn of custom keys that match no parameter; with `strict` raise a ConfigError."""
         leaves = paths.flatten(params)
-        names = {spelling for path in leaves for spelling in paths.spellings(path)}
+        names = {alias for path in leaves for alias in paths.path_aliases(path)}
         for key in self.paramwise_cfg.get("custom_keys", {}):
             if key not in self.matched and not any(key in name for name in names):
-                text = f"custom_keys: {key!r} matches no parameter{did_you_mean(key, leaves)}"
+                text = f"custom_keys: {key!r} matches no parameter{closest_paths(key, leaves)}"
                 if self.paramwise_cfg.get("strict"):
                     raise ConfigError(text)
                 logger.warning(text)

@@ -29,7 +29,7 @@ def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> list[An
     for path in layout.paths:
         flag = None
         for name in patterns:
-            if any(name.removeprefix(PREFIX) in spelling for spelling in paths.spellings(path)):
+            if any(name.removeprefix(PREFIX) in alias for alias in paths.path_aliases(path)):
                 is_frozen = jnp.asarray(hyperparams[name]) != 0
                 flag = is_frozen if flag is None else flag | is_frozen
         flags.append(flag)

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from jengine import paths
-from jengine.optim.optimizers.common import Parts, Tree, strongly_typed, upcast
+from jengine.optim.optimizers.common import Parts, Tree, strip_weak_types, upcast
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.param_groups import freeze
 from jengine.optim.param_groups.group_table import COLUMNS, group_table
@@ -78,7 +78,7 @@ class GroupedOptimizer:
             hyperparams = {name: jnp.array(value, dtype) for name, value in self.hyperparams().items()}
             inner = wrap(self._build_chain(before, hyperparams, layout, params))
             inner_state = inner.init(upcast(layout.trainable(params)))
-            return GroupHyperparamsState(hyperparams, strongly_typed(inner_state))
+            return GroupHyperparamsState(hyperparams, strip_weak_types(inner_state))
 
         def update(
             grads: Tree, state: GroupHyperparamsState, params: Tree = None, *,
@@ -107,7 +107,7 @@ class GroupedOptimizer:
                 updates = jax.tree.map(
                     lambda u, g, p: u.astype(jnp.promote_types(g.dtype, p.dtype)), updates, grads, params
                 )
-            return updates, GroupHyperparamsState(values, strongly_typed(inner_state))
+            return updates, GroupHyperparamsState(values, strip_weak_types(inner_state))
 
         return optax.GradientTransformationExtraArgs(init, update)
 
@@ -188,7 +188,7 @@ class GroupedOptimizer:
             self.param_groups[0].paths = list(layout.paths)
         self._layout = layout
 
-    def hold(self, layout: GroupLayout, flags: list[Any], old: Any, new: Any) -> Any:
+    def select_state(self, layout: GroupLayout, flags: list[Any], old: Any, new: Any) -> Any:
         """Return an optimizer state with `old` for the leaves with a flag and `new` for the others."""
         return freeze.select_state(layout, flags, self._chains, old, new)
 

@@ -12,7 +12,7 @@ from jengine.optim.optimizers.build import build_optimizer
 from jengine.optim.param_groups import layer_depth
 from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor, find_overridden_rules, format_pattern
 from jengine.optim.param_groups.layer_depth import STEM, LayerPattern
-from jengine.optim.param_groups.modules import Module, Parameter, module_tree, params_of
+from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree
 from jengine.optim.param_groups.paramwise_cfg import check_value
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
@@ -27,7 +27,7 @@ class LayerParameter(NamedTuple):
     """Describe a parameter, or one layer of a parameter in which `nn.scan` stacks all layers."""
 
     path: str  # dotted path; with [i] for layer i of a stacked parameter
-    name: str  # as in a model without stacked layers; in PyTorch's spelling for rules adopted from PyTorch projects
+    name: str  # as in a model without stacked layers; in PyTorch's alias for rules adopted from PyTorch projects
     ndim: int  # without the stacked axis
     parameter: Parameter
     module: Module
@@ -103,7 +103,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> Any:
         """Build the wrapper; see DefaultOptimWrapperConstructor."""
         self.warn_of_learning_rate_rules()
-        params, types = params_of(model, module_types)
+        params, types = get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr("layer decay")
         root = module_tree(params, types)
@@ -230,7 +230,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
 
     def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> Any:
         """Build the wrapper; see DefaultOptimWrapperConstructor."""
-        params, types = params_of(model, module_types)
+        params, types = get_params(model, module_types)
         if not self.is_set:
             logger.warning("paramwise_cfg has no num_layers and decay_rate: all layers have the same learning rate")
             return self.wrap(params, None)

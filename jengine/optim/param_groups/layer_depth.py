@@ -46,14 +46,14 @@ class LayerPattern:
         Raises:
           ConfigError: a group matched text that is not a number.
         """
-        for spelling in (name, paths.torch_alias(name)):
-            match = self._layer.search(spelling)
+        for alias in (name, paths.torch_alias(name)):
+            match = self._layer.search(alias)
             groups = [(i, text) for i, text in enumerate(match.groups()) if text] if match else []
             if groups:
                 invalid = next((text for _, text in groups if not text.isdigit()), None)
                 if invalid is not None:
                     raise ConfigError(
-                        f"each group of `layer_pattern` must match a number, got {invalid!r} in {spelling!r}; "
+                        f"each group of `layer_pattern` must match a number, got {invalid!r} in {alias!r}; "
                         "write (?:...) for a group that is not a number"
                     )
                 return tuple((i, int(text)) for i, text in groups)

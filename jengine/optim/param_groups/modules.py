@@ -113,7 +113,7 @@ def module_tree(params: Any, module_types: Mapping[str, str] | None = None) -> M
     return root
 
 
-def params_of(source: Any, module_types: Mapping[str, str] | None = None) -> tuple[Any, Mapping[str, str]]:
+def get_params(source: Any, module_types: Mapping[str, str] | None = None) -> tuple[Any, Mapping[str, str]]:
     """Return the parameters to train and the types of their modules.
 
     Args:
@@ -134,7 +134,7 @@ def params_of(source: Any, module_types: Mapping[str, str] | None = None) -> tup
     if nnx is not None and isinstance(source, nnx.State):  # before `params`: a state has its keys as attributes
         return _select_params(nnx, source, "an nnx.State"), module_types or {}
     if hasattr(source, "params"):
-        params, own_types = params_of(source.params)
+        params, own_types = get_params(source.params)
         return params, module_types or getattr(source, "module_types", None) or own_types
     if isinstance(source, Model):
         name = type(source).__name__

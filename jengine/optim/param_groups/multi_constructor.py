@@ -5,9 +5,9 @@ from typing import Any
 
 from jengine import paths
 from jengine.errors import config_path
-from jengine.optim.optimizers.build import refuse_trailing_comma
-from jengine.optim.param_groups.modules import params_of
-from jengine.optim.param_groups.param_group import did_you_mean
+from jengine.optim.optimizers.build import reject_trailing_comma
+from jengine.optim.param_groups.modules import get_params
+from jengine.optim.param_groups.param_group import closest_paths
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
@@ -30,7 +30,7 @@ class MultiOptimWrapperConstructor:
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
         cfg = {name: value for name, value in optim_wrapper_cfg.items() if name != "type"}
         for name, value in cfg.items():
-            refuse_trailing_comma(value, "an optimizer wrapper")
+            reject_trailing_comma(value, "an optimizer wrapper")
             if not hasattr(value, "items") and not isinstance(value, OptimWrapper):
                 raise TypeError(f"`{name}` must be an optimizer wrapper or the config of one, got {value!r}")
         self.optim_wrapper_cfg = cfg
@@ -40,7 +40,7 @@ class MultiOptimWrapperConstructor:
         """Build the wrappers.
 
         Args:
-          model: parameters, or an object with parameters, see `params_of`.
+          model: parameters, or an object with parameters, see `get_params`.
           module_types: dotted module path -> class name.
 
         Raises:
@@ -48,7 +48,7 @@ class MultiOptimWrapperConstructor:
         """
         from jengine.optim.build import construct  # its module imports the wrappers first
 
-        params, types = params_of(model, module_types)
+        params, types = get_params(model, module_types)
         wrappers: dict[str, Any] = {}
         owners: dict[str, str] = {}
         for name, cfg in self.optim_wrapper_cfg.items():
@@ -83,7 +83,7 @@ def _select_modules(params: Any, modules: Sequence[str]) -> Any:
     for module in modules:
         below = [path for path in leaves if path == module or path.startswith(f"{module}.")]
         if not below:
-            raise ValueError(f"`modules` must have parameters, got {module!r}{did_you_mean(module, leaves)}")
+            raise ValueError(f"`modules` must have parameters, got {module!r}{closest_paths(module, leaves)}")
         for path in below:
             *parents, leaf = path.split(".")
             node = selected

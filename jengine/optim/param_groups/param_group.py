@@ -166,7 +166,7 @@ def assign_groups(params: Tree, members: Sequence[Sequence[str] | None]) -> Grou
     return GroupLayout(treedef, tuple(leaves), tuple(member.get(path) for path in leaves))
 
 
-def did_you_mean(path: str, candidates: Iterable[str]) -> str:
+def closest_paths(path: str, candidates: Iterable[str]) -> str:
     """Return a hint '; closest: ...' with up to three of `candidates` or their modules; empty if none is close."""
     names: dict[str, None] = {}
     for candidate in candidates:
@@ -223,7 +223,7 @@ def _find_leaves(path: str, leaves: Mapping[str, Any], is_partial: bool) -> list
     if not below and not is_partial:
         raise ValueError(
             f"`params` of a parameter group must be paths of parameters or modules, got {path!r}"
-            f"{did_you_mean(path, leaves)}"
+            f"{closest_paths(path, leaves)}"
         )
     return below
 

@@ -32,8 +32,8 @@ def add_decayed_weights_by_rule(weight_decay: PerParameter) -> optax.GradientTra
 
     def update(updates: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple[PyTree, optax.EmptyState]:
         if params is None:
-            raise ValueError("weight decay needs the parameters: call update(grads, state, params)")
-        decays = by_leaf(weight_decay, params)
+            raise ValueError("`params` must be given for weight decay, got None; call update(grads, state, params)")
+        decays = broadcast_to_params(weight_decay, params)
         return jax.tree.map(lambda u, wd, p: u + wd * p, updates, decays, params), state
 
     return optax.GradientTransformation(optax.init_empty_state, update)
@@ -52,13 +52,13 @@ def scale_by_group_learning_rate(
     sign = -1 if flip_sign else 1
 
     def update(updates: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple[PyTree, optax.EmptyState]:
-        rates = by_leaf(learning_rate, updates if params is None else params)
+        rates = broadcast_to_params(learning_rate, updates if params is None else params)
         return jax.tree.map(lambda u, lr: sign * jnp.asarray(lr, u.dtype) * u, updates, rates), state
 
     return optax.GradientTransformation(optax.init_empty_state, update)
 
 
-def by_leaf(value: PerParameter, tree: PyTree) -> PyTree:
+def broadcast_to_params(value: PerParameter, tree: PyTree) -> PyTree:
     """Return a tree of numbers like `tree` from a number, a prefix tree of numbers, or a function of `tree`."""
     if isinstance(value, Callable):  # type: ignore[arg-type]
         value = value(tree)
