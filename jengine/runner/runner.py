@@ -1,6 +1,5 @@
 """Define the Runner, which trains, validates and tests a model from a config."""
 
-import contextlib
 import functools
 import inspect
 import os
@@ -20,7 +19,7 @@ from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.dataloaders import DataLoaders
-from jengine.runner.failures import closing, handle_failure, is_consistent
+from jengine.runner.failures import close, closing, handle_failure, is_consistent, recreate_work_dir
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.initial_state import StateInitializer
 from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity
@@ -310,6 +309,7 @@ class Runner:
           **options: arguments of `Checkpointer.save`.
         """
         before = self.phase_timer.enter("checkpoint")
+        recreate_work_dir(self)
         checkpoint = bundle.collect_checkpoint(
             self, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
         )
@@ -496,10 +496,5 @@ class Runner:
         return loop
 
     def close(self) -> None:
-        """Finish background work, all of it, also if a part fails."""
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.visualizer.close)
-            stack.callback(self.log_writer.close)
-            with self.phase_timer.phase("checkpoint"):
-                if not self.processes.failing:
-                    self.checkpointer.wait()
+        """Finish background work, also after an error."""
+        close(self)

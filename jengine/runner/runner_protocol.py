@@ -95,9 +95,6 @@ class Runner(runner_protocol.Runner, Protocol):
 
     # --- Checkpoints and reports ---
 
-    def close(self) -> None:
-        """Finish background work."""
-
     @property
     def validations(self) -> list[tuple[int, int, dict[str, float]]]:
         """Return the epoch, iteration and metrics of each validation."""
