@@ -1,6 +1,7 @@
 """Compare the config of a resumed run with its checkpoint."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from jengine.runner.resume_optimizer import compare_optimizers
 from jengine.runner.runner_protocol import Runner
 
 _MAX_LINES = 20
+_OPTIMIZER_KEYS = frozenset({"optimizer", "paramwise_cfg", "constructor"})  # compared by their effect on the groups
 # What is compared by kind, and what differs between any two runs.
 _NOT_COMPARED = ("param_scheduler", "randomness", "resume", "resume_policy", "load_from", "work_dir", "experiment_name")
 
@@ -92,9 +94,9 @@ def _compare_configs(new: str, old: str) -> Iterator[str]:
     """Yield the other differences between the texts of two configs; none if one of them is unknown."""
     if not new or not old or new == old:
         return
-    own, saved = _flatten(_read(new)), _flatten(_read(old))
+    own, saved = (_flatten(_read(re.sub(r" at 0x[0-9a-f]+", "", text))) for text in (new, old))  # reprs of objects
     for path in sorted(own.keys() | saved.keys()):
-        is_optimizer = path.startswith("optim_wrapper.") and ".optimizer." in path
+        is_optimizer = path.startswith("optim_wrapper.") and not _OPTIMIZER_KEYS.isdisjoint(path.split("."))
         if is_optimizer or path.split(".")[0].partition("[")[0] in _NOT_COMPARED or own.get(path) == saved.get(path):
             continue
         new_value, old_value = own.get(path, "nothing"), saved.get(path, "nothing")

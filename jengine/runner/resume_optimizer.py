@@ -30,11 +30,15 @@ def optimizer_settings(optim_wrapper: Any) -> dict[str, dict[str, Any]]:
       optim_wrapper: the wrapper, before schedulers change it.
 
     Returns:
-      By the name of the optimizer, '' if there is one: `type`, `param_groups` and, with several groups,
-      `base_param_settings`.
+      By the name of the optimizer, '' if there is one: `type`, `param_groups`, the number of parameters in each group
+      as `group_sizes` (None for a single one) and, with several groups, `base_param_settings`.
     """
-    wrappers = optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
-    return {name: {"type": wrapper.optimizer.name, **wrapper.group_state_dict()} for name, wrapper in wrappers.items()}
+    settings = {}
+    for name, wrapper in _by_name(optim_wrapper).items():
+        groups = wrapper.param_groups
+        sizes = [len(group.paths) for group in groups] if len(groups) > 1 else [None]  # a single group may be unbound
+        settings[name] = {"type": wrapper.optimizer.name, "group_sizes": sizes, **wrapper.group_state_dict()}
+    return settings
 
 
 def compare_optimizers(runner: Runner, saved: Mapping[str, Any]) -> list[Setting]:
@@ -49,9 +53,8 @@ def compare_optimizers(runner: Runner, saved: Mapping[str, Any]) -> list[Setting
     old, new = saved["optimizer_settings"], runner.optimizer_settings
     if set(old) != set(new):
         return [Setting(f"optim_wrapper: {_names(new)} in the config, {_names(old)} in the checkpoint", False)]
-    wrappers = runner.optim_wrapper if isinstance(runner.optim_wrapper, Mapping) else {"": runner.optim_wrapper}
     differences: list[Setting] = []
-    for name, wrapper in wrappers.items():
+    for name, wrapper in _by_name(runner.optim_wrapper).items():
         path = f"optim_wrapper.{name}.optimizer" if name else "optim_wrapper.optimizer"
         differences += _compare_groups(path, wrapper.optimizer, new[name], old[name])
     return differences
@@ -62,12 +65,11 @@ def _compare_groups(path: str, optimizer: Any, new: Mapping[str, Any], old: Mapp
     if new["type"] != old["type"]:
         yield _describe(f"{path}.type", new["type"], old["type"], False)
         return  # its settings have other meanings
-    counts = len(new["param_groups"]), len(old["param_groups"])
-    if counts[0] != counts[1]:
-        yield _describe(f"{path}: number of parameter groups", *counts, False)
+    if new["group_sizes"] != old["group_sizes"]:
+        yield _describe(f"{path}: numbers of parameters by group", new["group_sizes"], old["group_sizes"], False)
         return
     pairs = [(f"{path}.param_groups[{i}]", *pair) for i, pair in enumerate(_zip_groups(new, old))]
-    if counts[0] == 1:
+    if len(new["group_sizes"]) == 1:
         pairs = [(path, *pairs[0][1:])]
     else:
         pairs.insert(0, (path, new["base_param_settings"], old["base_param_settings"]))
@@ -178,6 +180,10 @@ def restore_hyperparams(runner: Runner, bundle: Mapping[str, Any]) -> None:
         wrapper.load_group_state_dict(settings.get("", settings))
         reset_initial_values(schedulers)
         replay_schedulers(schedulers, iters=loop.iter, epochs=loop.epoch, epoch_length=len(loop.dataloader))
+
+
+def _by_name(optim_wrapper: Any) -> Mapping[str, Any]:
+    return optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
 
 
 def _names(settings: Mapping[str, Any]) -> str:

@@ -236,9 +236,11 @@ def test_a_finished_run_ends_at_once_with_a_line_about_it(run):
 
 
 def test_other_differences_between_the_configs_are_listed(run):
-    cfg = dict(model=dict(depth=2, blocks=[dict(width=3)]), work_dir="a", note="x")
-    run(1, cfg=cfg)
-    _, runner = run(2, cfg=dict(model=dict(depth=4, blocks=[dict(width=3)]), work_dir="b", extra=1.5), resume=True)
+    blocks = [dict(width=3, data=object())]  # written as its repr, with another address in each run
+    with pytest.warns(UserWarning, match="wrote its repr"):
+        run(1, cfg=dict(model=dict(depth=2, blocks=blocks), work_dir="a", note="x"))
+        blocks = [dict(width=3, data=object())]
+        _, runner = run(2, cfg=dict(model=dict(depth=4, blocks=blocks), work_dir="b", extra=1.5), resume=True)
     log = read_log(runner)
     lines = log[log.index("Other settings of the config") :].splitlines()[:4]
     assert lines[0].endswith("Those of the config are used:")
@@ -286,3 +288,23 @@ def test_a_config_in_the_style_of_imix_has_the_policy():
     )  # fmt: skip
     assert from_imix(cfg)["resume_policy"] == dict(optimizer="config")
     assert Runner.__init__.__annotations__["resume_policy"] is not None
+
+
+def test_other_parameter_groups_are_refused_unless_the_config_holds(run, make_runner):
+    sgd = dict(optimizer=dict(type="SGD", lr=0.1))
+    other = {**sgd, "paramwise_cfg": dict(custom_keys=dict(b=dict(lr_mult=2.0), w=dict(lr_mult=3.0)))}
+    run(1, optim_wrapper=sgd)
+    with pytest.raises(ConfigError, match=r"parameters by group: \[1, 1\] in the config, \[None\] in the"):
+        make_runner(optim_wrapper=other, resume=True).train()
+    _, runner = run(2, optim_wrapper=other, resume=True, resume_policy=dict(optimizer="config"))
+    assert sorted(group["lr"] for group in runner.optim_wrapper.param_groups) == pytest.approx([0.2, 0.3])
+
+
+def test_multipliers_of_the_groups_are_compared(run):
+    def groups(mult):
+        return dict(optimizer=dict(type="SGD", lr=0.1), paramwise_cfg=dict(custom_keys=dict(w=dict(lr_mult=mult))))
+
+    run(1, optim_wrapper=groups(2.0))
+    _, runner = run(2, optim_wrapper=groups(3.0), resume=True)
+    assert sorted(group["lr"] for group in runner.optim_wrapper.param_groups) == pytest.approx([0.1, 0.2])
+    assert ".lr: 0.30000000000000004 in the config, 0.2 in the checkpoint" in read_log(runner)
