@@ -1,15 +1,17 @@
 """Collect the contents of a run's checkpoint, and restore a run from it."""
 
+import contextlib
 import functools
 import importlib.metadata
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jengine.optim.schedules import load_schedulers_state_dict, schedulers_state_dict
+from jengine.optim.schedules import schedulers_state_dict
+from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.workdir import LoadFrom
 from jengine.sharding import convert_replica_axis
@@ -67,6 +69,7 @@ def collect_checkpoint(
     bundle["meta"].update(meta or {})
     if save_optimizer:
         bundle["optimizer"] = runner.optim_wrapper.group_state_dict()
+        bundle["optimizer_settings"] = runner.optimizer_settings
     if save_param_scheduler and runner.param_schedulers is not None:
         bundle["param_schedulers"] = schedulers_state_dict(runner.param_schedulers)
     return bundle
@@ -82,17 +85,29 @@ def resume(runner: Runner, path: str) -> None:
     if "optimizer" not in saved_meta:
         runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
         fresh["opt_state"] = target.pop("opt_state")
-    match = match_hook_states(target["hook_state"], list_arrays(path), saved_meta.get("exchanged", {}))
-    target["hook_state"] = match.states
+    if runner.seed != saved_meta["meta"]["seed"]:  # as `resume_policy` allows
+        fresh["rng"] = target.pop("rng")
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
-    arrays, rest = restore(
-        path,
-        convert_replica_axis(target, *replicas),
-        rename=match.rename,
-        ignore=match.ignore,
-        checksums=False,  # compared when the checkpoint was chosen
-    )
-    arrays = _put_like(convert_replica_axis(arrays, *reversed(replicas)), target)
+    with _name_versions(path, saved_meta["meta"]):
+        stored = list_arrays(path)
+        match = match_hook_states(target["hook_state"], stored, saved_meta.get("exchanged", {}))
+        target["hook_state"] = match.states
+        converted = dict(convert_replica_axis(target, *replicas))
+        ignored: list[str] = []  # of the optimizer's state
+        if "opt_state" in target:
+            found = match_optimizer_state(runner, path, saved_meta, converted["opt_state"], stored)
+            converted["opt_state"], ignored = found
+        arrays, rest = restore(
+            path,
+            converted,
+            rename=match.rename,
+            ignore=[*match.ignore, *ignored],
+            checksums=False,  # compared when the checkpoint was chosen
+        )
+    arrays = dict(convert_replica_axis(arrays, *reversed(replicas)))
+    if ignored:
+        arrays["opt_state"] = complete_optimizer_state(arrays["opt_state"], target["opt_state"])
+    arrays = _put_like(arrays, target)
     bundle: Bundle = {"state": {**arrays, **fresh}, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     meta = bundle["meta"]
@@ -104,10 +119,7 @@ def resume(runner: Runner, path: str) -> None:
     runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
     for name, value in bundle["hyperparams"].items():
         runner.hyperparams[name] = value
-    if "optimizer" in bundle:
-        runner.optim_wrapper.load_group_state_dict(bundle["optimizer"])
-    if "param_schedulers" in bundle:
-        _load_schedulers(runner, bundle["param_schedulers"])
+    restore_hyperparams(runner, bundle)
     for name, hook in hook_names(runner.hooks).items():
         if name in bundle["hooks"]:
             hook.load_state_dict(bundle["hooks"][name])
@@ -120,7 +132,8 @@ def load_weights(runner: Runner, source: LoadFrom) -> None:
 
     assert runner.state is not None
     rest = read_meta(source.path)
-    stored = tuple(list_arrays(source.path))
+    with _name_versions(source.path, rest["meta"]):
+        stored = tuple(list_arrays(source.path))
     weights = {}
     for item in ("params", "model_state"):
         prefix = rest.get("exchanged", {}).get(item, item) if source.raw else item
@@ -141,9 +154,10 @@ def load_weights(runner: Runner, source: LoadFrom) -> None:
             continue
         replicas = runner.strategy.replicas, rest.get("replicas")
         target = convert_replica_axis({item: initial}, *replicas)[item]
-        loaded, report = load_params(
-            source.path, target, strict=source.strict, rename=rules, item=prefix, checksums=False
-        )
+        with _name_versions(source.path, rest["meta"]):
+            loaded, report = load_params(
+                source.path, target, strict=source.strict, rename=rules, item=prefix, checksums=False
+            )
         weights[item] = _put_like(convert_replica_axis({item: loaded}, *reversed(replicas))[item], initial)
         if not report.fits:
             runner.logger.warning(f"Not all of {item} was loaded from {source.path} (strict=False): {report}")
@@ -210,23 +224,19 @@ def _add_missing_hook_states(runner: Runner, state: TrainState, match: HookState
     return state.replace(hook_state={**initial, **state.hook_state})
 
 
-def _load_schedulers(runner: Runner, saved: Any) -> None:
-    """Restore the schedules; if config and checkpoint differ, log which settings are used."""
-    loop, choice = runner.train_loop, runner.param_scheduler_on_resume
-    differences = load_schedulers_state_dict(
-        runner.param_schedulers,
-        saved,
-        settings=choice,
-        iters=loop.iter,
-        epochs=loop.epoch,
-        epoch_length=len(loop.dataloader),
-    )
-    if differences:
-        listed = "\n  ".join(differences)
-        runner.logger.warning(
-            f"The schedules of the config and of the checkpoint differ. Those of the {choice} are used "
-            f"(param_scheduler_on_resume={choice!r}):\n  {listed}"
-        )
+@contextlib.contextmanager
+def _name_versions(path: str, meta: Mapping[str, Any]) -> Iterator[None]:
+    """Name the packages whose versions are not those that wrote the checkpoint in an error of reading it."""
+    try:
+        yield
+    except Exception as error:
+        written, now = meta.get("versions", {}), _versions()
+        others = [
+            f"{name} {version}, now {now.get(name)}" for name, version in written.items() if version != now.get(name)
+        ]
+        if others:
+            error.add_note(f"{path} was written with other versions: {'; '.join(others)}")
+        raise
 
 
 def _put_like(tree: Any, like: Any) -> Any:

@@ -1,7 +1,15 @@
-"""Handle an error in training: name its iteration, and save the completed iterations if they are consistent."""
+"""Handle an error in training: name its iteration, save the completed iterations, and close what the run uses."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 
+from jengine.config import write_config
+from jengine.logging import build_logger
 from jengine.runner.runner_protocol import Runner
 
 
@@ -20,6 +28,66 @@ def handle_failure(runner: Runner, error: BaseException) -> None:
         error.add_note(f"in training, at iteration {runner.iter} (epoch {runner.epoch})")
     _save_completed_iterations(runner)
     runner.call_hook("on_failure")
+
+
+@contextlib.contextmanager
+def closing(runner: Runner) -> Iterator[None]:
+    """Close what the run uses at its end. After an error, an error in that is only logged: it would hide the first."""
+    try:
+        with _ignore_closed_event_loops():
+            yield
+    except BaseException:
+        try:
+            close(runner)
+        except Exception as error:
+            runner.logger.error(f"Closing the run failed as well: {type(error).__name__}: {error}")
+        raise
+    close(runner)
+
+
+def close(runner: Runner) -> None:
+    """Finish background work, all of it, also if a part fails."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(runner.visualizer.close)
+        stack.callback(runner.log_writer.close)
+        with runner.phase_timer.phase("checkpoint"):
+            if not runner.processes.failing:
+                runner.checkpointer.wait()
+
+
+def recreate_work_dir(runner: Runner) -> None:
+    """Create the directories of a run again, if they were deleted during it, and warn: what follows is kept."""
+    if os.path.isdir(runner.log_dir) or not runner.is_main_process:
+        return
+    runner.log_writer.flush()
+    runner.visualizer.close()  # it would continue to write to deleted files
+    build_logger(log_file=os.path.join(runner.log_dir, f"{runner.timestamp}.log"), level=runner.logger.level)
+    if runner.cfg_text:
+        write_config(runner.cfg_text, os.path.join(runner.work_dir, "config.py"))
+    runner.logger.warning(
+        f"{runner.log_dir} was deleted during the run, before iteration {runner.iter}: it is created again, "
+        "without the logs and checkpoints that were deleted."
+    )
+
+
+@contextlib.contextmanager
+def _ignore_closed_event_loops() -> Iterator[None]:
+    """Drop the tracebacks of threads that still report to the event loop of a failed save; the save has its own error.
+
+    The threads are TensorStore's, which Python calls with errors that it cannot raise.
+    """
+    previous = sys.unraisablehook
+
+    def report(unraisable: Any) -> None:
+        error = unraisable.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            previous(unraisable)
+
+    sys.unraisablehook = report
+    try:
+        yield
+    finally:
+        sys.unraisablehook = previous
 
 
 def _save_completed_iterations(runner: Runner) -> None:

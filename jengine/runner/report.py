@@ -9,6 +9,7 @@ import jax
 
 from jengine.logging import format_table
 from jengine.paths import flatten
+from jengine.runner.failures import recreate_work_dir
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.speed import format_speed, measure_speed
 
@@ -62,6 +63,7 @@ def log_summary(runner: Runner) -> None:
         runner.checkpointer.wait()
     with runner.phase_timer.phase("logging"):
         runner.log_writer.flush()
+    recreate_work_dir(runner)
     scalars = measure_speed(runner)
     runner.message_hub.update_scalars(scalars, resumed=False)
     runner.visualizer.add_scalars(scalars, step=runner.iter, file_path=f"{runner.timestamp}.json")

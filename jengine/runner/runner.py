@@ -19,11 +19,14 @@ from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.runner import build, bundle, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.dataloaders import DataLoaders
-from jengine.runner.failures import handle_failure, is_consistent
+from jengine.runner.failures import close, closing, handle_failure, is_consistent, recreate_work_dir
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.initial_state import StateInitializer
 from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity
 from jengine.runner.programs import TrainPrograms
+from jengine.runner.resume_check import check_resume
+from jengine.runner.resume_optimizer import optimizer_settings
+from jengine.runner.resume_policy import parse_resume_policy
 from jengine.runner.workdir import LoadFrom, claim_directories, identify
 from jengine.sharding import DispatchLimiter
 from jengine.train import TrainState
@@ -63,8 +66,8 @@ class Runner:
       experiment_name: name of the run in its logs.
       cfg: the config of the run; written to the work dir and saved in checkpoints.
       log_level: lowest level in the terminal and the log file, as in `logging`.
-      param_scheduler_on_resume: source of the schedules after a resume, if they differ: 'checkpoint' continues them,
-        'config' sets every value to that of the config's schedules at this iteration.
+      resume_policy: which settings hold after a resume, where those of config and checkpoint differ: a dict of
+        `optimizer`, `schedules` and `seed`, each 'checkpoint' (the default), 'config' or 'error' (see `ResumePolicy`).
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it.
@@ -105,7 +108,7 @@ class Runner:
         experiment_name: str | None = None,
         cfg: Any = None,
         log_level: int | str = "INFO",
-        param_scheduler_on_resume: str = "checkpoint",
+        resume_policy: Mapping[str, Any] | None = None,
     ) -> None:
         self._sections = dict(
             train_dataloader=train_dataloader, train_cfg=train_cfg, optim_wrapper=optim_wrapper,
@@ -115,8 +118,7 @@ class Runner:
         )  # fmt: skip
         build.check_sections(self._sections)
         build.check_train_loop(train_cfg)
-        build.check_choice("param_scheduler_on_resume", param_scheduler_on_resume, ("checkpoint", "config"))
-        self.param_scheduler_on_resume = param_scheduler_on_resume
+        self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = resolve(cfg) if cfg is not None else {}
         self.cfg_text = dump_config(self.cfg) if cfg is not None else ""
 
@@ -140,6 +142,7 @@ class Runner:
         self.test_loop: Any = None
         self.optim_wrapper: Any = None
         self.param_schedulers: Any = None
+        self.optimizer_settings: dict[str, dict[str, Any]] = {}
         self.programs: TrainPrograms | MaybeNone = None
         self.hyperparams = Hyperparams()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
@@ -162,15 +165,21 @@ class Runner:
         assert_equal_across_processes(
             self.processes, {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "config": self.cfg}
         )
-        identity = identify(work_dir, load_from, resume, randomness, experiment_name, checksums=self.is_main_process)
+        identity = identify(
+            work_dir, load_from, resume, randomness, experiment_name, self.resume_policy, self.is_main_process
+        )
         identity = broadcast_identity(identity, self.processes)
         self.work_dir, self.log_dir, self.timestamp = identity.work_dir, identity.log_dir, identity.timestamp
         self.experiment_name, self.seed, self.run_id = identity.experiment_name, identity.seed, identity.run_id
+        self.configured_seed = identity.configured_seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
 
     def _open_logs(self, level: int | str, visualizer: Any) -> None:
-        os.makedirs(self.log_dir, exist_ok=True)
-        self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=level)
+        try:
+            os.makedirs(self.log_dir, exist_ok=True)
+            self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=level)
+        except OSError as error:
+            raise ConfigError(f"`work_dir` must be writable, got {self.work_dir}: {error}") from error
         self.log_writer = AsyncWriter()
         self.message_hub = MessageHub.new_instance(self.experiment_name)
         self.message_hub.before_read = self.log_writer.flush
@@ -215,10 +224,9 @@ class Runner:
         self.phase_timer.start("setup")
         self.prepare_training()
         try:
-            with abort_all_on_error(self.processes, self.interrupts):
+            with closing(self), abort_all_on_error(self.processes, self.interrupts):
                 self._train()
         finally:
-            self.close()
             for lock in self._locks:
                 lock.release()
         assert self.state is not None
@@ -305,6 +313,7 @@ class Runner:
           **options: arguments of `Checkpointer.save`.
         """
         before = self.phase_timer.enter("checkpoint")
+        recreate_work_dir(self)
         checkpoint = bundle.collect_checkpoint(
             self, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
         )
@@ -431,7 +440,10 @@ class Runner:
             self._group_table = report.group_table(wrapper)  # before a warm-up changes the hyperparameters
             if warning := build.check_accumulation(wrapper, self.model.module_types):
                 self.logger.warning(warning)
+            self.optimizer_settings = optimizer_settings(wrapper)  # before schedulers change them
             self.param_schedulers = build.build_schedulers(self.train_loop, self._sections["param_scheduler"], wrapper)
+            if self._resume_from is not None:
+                check_resume(self, self._resume_from)
         if self._sections["val_cfg"] is not None:
             self._eval_loop("val")
         if self.state is None or self.state.opt_state is None:
@@ -472,12 +484,9 @@ class Runner:
         loop = self._eval_loop(mode)
         self.call_hook("before_run")
         self._load_or_resume()
-        try:
-            with abort_all_on_error(self.processes, self.interrupts):
-                metrics = loop.run()
-                self.call_hook("after_run")
-        finally:
-            self.close()
+        with closing(self), abort_all_on_error(self.processes, self.interrupts):
+            metrics = loop.run()
+            self.call_hook("after_run")
         return metrics
 
     def _eval_loop(self, mode: str) -> Any:
@@ -494,8 +503,4 @@ class Runner:
 
     def close(self) -> None:
         """Finish background work, also after an error."""
-        with self.phase_timer.phase("checkpoint"):
-            if not self.processes.failing:
-                self.checkpointer.wait()
-        self.log_writer.close()
-        self.visualizer.close()
+        close(self)

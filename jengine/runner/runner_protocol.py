@@ -14,6 +14,7 @@ from jengine.hooks.runner_protocol import MaybeNone
 from jengine.runner.hook_list import HookList
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.programs import TrainPrograms
+from jengine.runner.resume_policy import ResumePolicy
 from jengine.sharding import DispatchLimiter
 from jengine.train.scanned_step import ChunkMetrics
 
@@ -39,7 +40,13 @@ class TrainLoop(runner_protocol.TrainLoop, Protocol):
 
 
 class Runner(runner_protocol.Runner, Protocol):
-    """Describe the run for loops, checkpoints and reports."""
+    """Describe the run for loops, checkpoints and reports.
+
+    Attributes:
+      optimizer_settings: the settings of the optimizer before schedulers change them; saved in checkpoints.
+    """
+
+    optimizer_settings: dict[str, dict[str, Any]]
 
     @property
     def train_loop(self) -> TrainLoop | MaybeNone:
@@ -100,5 +107,9 @@ class Runner(runner_protocol.Runner, Protocol):
         """Return the number of training iterations since `train` was called."""
 
     @property
-    def param_scheduler_on_resume(self) -> str:
-        """Return the source of the schedules after a resume, if they differ: 'checkpoint' or 'config'."""
+    def resume_policy(self) -> ResumePolicy:
+        """Return the side that holds after a resume, where config and checkpoint differ."""
+
+    @property
+    def configured_seed(self) -> int | None:
+        """Return the seed in the config; None if it has none."""

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from jengine.config import check_keys
-from jengine.errors import config_path
+from jengine.errors import ConfigError, config_path
 from jengine.registry import check_arguments
+from jengine.runner.resume_policy import ResumePolicy, choose_seed
 
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 
@@ -46,6 +47,7 @@ class Identity:
       run_id: distinguishes its checkpoints from those of other runs.
       experiment_name: name of the run in its logs.
       seed: seed of its random numbers.
+      configured_seed: the seed in the config; None if it has none.
       load_from: the weights that it starts from; None for random ones.
       resume_from: the checkpoint that it continues; None for none.
     """
@@ -56,6 +58,7 @@ class Identity:
     run_id: str
     experiment_name: str
     seed: int
+    configured_seed: int | None
     load_from: LoadFrom | None
     resume_from: str | None
 
@@ -66,6 +69,7 @@ def identify(
     resume: Any = False,
     randomness: Mapping[str, Any] | None = None,
     experiment_name: str | None = None,
+    resume_policy: ResumePolicy | None = None,
     checksums: bool = True,
 ) -> Identity:
     """Determine the identity of a run, without writing anything. The other arguments are those of the Runner.
@@ -75,11 +79,13 @@ def identify(
 
     Raises:
       FileNotFoundError: a named checkpoint does not exist. CorruptCheckpointError: it is damaged.
-      ConfigError: an unknown key in `randomness`.
+      ConfigError: an unknown key in `randomness`, a work dir that cannot be written, or a seed that `resume_policy`
+        refuses.
     """
     from jengine import checkpoint
 
     work_dir = os.path.abspath(os.fspath(work_dir))
+    _check_work_dir(work_dir)
     resume_path = None
     if resume is True:
         resume_path = checkpoint.find_latest(work_dir, checksums=checksums)
@@ -88,6 +94,10 @@ def identify(
             resume_path = str(checkpoint.find_checkpoint(resume, checksums=checksums))
     earlier = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
 
+    with config_path("randomness"):
+        check_keys(dict(randomness or {}), ["seed"])
+        configured = (randomness or {}).get("seed")
+        seed = _choose_seed(randomness, configured, earlier.get("seed"), resume_policy or ResumePolicy())
     timestamp = str(earlier.get("timestamp", ""))
     if not _TIMESTAMP.fullmatch(timestamp):  # it names a directory: from a checkpoint, any other text is refused
         timestamp = _new_timestamp(work_dir)
@@ -98,7 +108,8 @@ def identify(
         timestamp=timestamp,
         run_id=str(earlier.get("run") or uuid.uuid4().hex),
         experiment_name=earlier.get("experiment_name", fresh_name),
-        seed=_choose_seed(randomness, earlier.get("seed")),
+        seed=seed,
+        configured_seed=configured,
         load_from=_parse_load_from(load_from, checksums),
         resume_from=resume_path,
     )
@@ -119,6 +130,18 @@ def _parse_load_from(load_from: Any, checksums: bool) -> LoadFrom | None:
         )
 
 
+def _check_work_dir(work_dir: str) -> None:
+    """Raise ConfigError unless files can be written to the work dir, which need not exist yet."""
+    directory = work_dir
+    while not os.path.lexists(directory):
+        directory = os.path.dirname(directory)
+    if not os.path.isdir(directory):
+        kind = "the file" if directory == work_dir else f"{work_dir} below the file"
+        raise ConfigError(f"`work_dir` must be a directory, got {kind} {directory}")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise ConfigError(f"`work_dir` must be writable, got {work_dir}: no permission to write to {directory}")
+
+
 def _new_timestamp(work_dir: str) -> str:
     """Return the local time, with a number if an earlier run started in the same second."""
     timestamp = name = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
@@ -128,13 +151,12 @@ def _new_timestamp(work_dir: str) -> str:
     return name
 
 
-def _choose_seed(randomness: Mapping[str, Any] | None, earlier: int | None) -> int:
-    with config_path("randomness"):
-        check_keys(dict(randomness or {}), ["seed"])
+def _choose_seed(randomness: Any, configured: int | None, earlier: int | None, policy: ResumePolicy) -> int:
     if earlier is not None:
-        return earlier
-    seed = (randomness or {"seed": 0}).get("seed")
-    return int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
+        return choose_seed(policy, configured, earlier)
+    if not randomness:
+        return 0
+    return int(np.random.SeedSequence().generate_state(1)[0]) if configured is None else int(configured)
 
 
 def claim_directories(work_dir: str, directories: Iterable[str], run_id: str) -> list[str]:

@@ -126,6 +126,7 @@ def run_killed_at(directory, operation, iterations=12):
     assert code in (0, -signal.SIGKILL), work_dir.with_suffix(".out").read_text()[-3000:]
     finish(work_dir, iterations)
     assert_equal_results(work_dir, reference_dir)
-    leftovers = [path.name for path in work_dir.iterdir() if path.suffix in (".incoming", ".outgoing", ".new")]
+    names = (".incoming", ".outgoing", ".new")
+    leftovers = [str(path) for path in work_dir.rglob("*") if path.parent.suffix in names or path.suffix == ".new"]
     assert not leftovers, leftovers
     return code != 0

@@ -10,7 +10,8 @@ from jengine.errors import ArgumentError, ConfigError, config_path
 _KEYS = (
     "model", "work_dir", "train_data", "test_data", "optimizer", "optimizer_config", "lr_config", "momentum_config",
     "fp16", "gradient_accumulation_steps", "is_lr_accumulation", "total_epochs", "max_iter", "by_iter", "log_config",
-    "checkpoint_config", "is_run_eval", "eval_iter_period", "custom_hooks", "load_from", "resume_from", "seed",
+    "checkpoint_config", "is_run_eval", "eval_iter_period", "custom_hooks", "load_from", "resume_from",
+    "resume_policy", "seed",
 )  # fmt: skip
 _DATA_KEYS = ("samples_per_gpu", "workers_per_gpu", "data", "sampler")
 _REPLACED = ("timer", "logger", "param_scheduler", "checkpoint")
@@ -28,7 +29,7 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
         without `by_iter=True`; and any of `optimizer_config=dict(grad_clip=)`, `fp16`, `gradient_accumulation_steps`,
         `is_lr_accumulation`, `lr_config=dict(policy=, ...)`, `momentum_config=dict(policy=, ...)`,
         `log_config=dict(period=, hooks=[...])`, `checkpoint_config`, `is_run_eval`, `eval_iter_period`, `custom_hooks`,
-        `load_from`, `resume_from`, `seed`. It is not modified.
+        `load_from`, `resume_from`, `resume_policy` (the Runner's), `seed`. It is not modified.
 
     Returns:
       The arguments as a plain dict, for `Runner.from_cfg` or as the result of a config file.
@@ -56,6 +57,7 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
         custom_hooks=[optimizer, *_hooks(cfg, schedules, has_test), *_custom_hooks(cfg)],
         load_from=cfg.get("load_from"),
         resume=cfg.get("resume_from") or False,
+        resume_policy=cfg.get("resume_policy"),
         randomness=dict(seed=cfg.get("seed", 0)),
     )
     return {**arguments, **_evaluation(cfg["test_data"])} if has_test else arguments

@@ -121,9 +121,11 @@ def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
             "default), with which its value would never change; write by_epoch=False if its numbers are iterations, or "
             "convert_to_iter_based=True if they are epochs"
         )
-    if "end" not in arguments:
+    has_end = "end" in arguments
+    if not has_end:
         arguments["end"] = _default_end(entry, arguments, run, by_epoch, bool(converted), follows_validations)
     scheduler = _construct(entry, wrapper, arguments, run, bool(converted))
+    scheduler.ends_with_run = not has_end and arguments["end"] != INF
     _check_total_steps(scheduler, run)
     return [scheduler]
 

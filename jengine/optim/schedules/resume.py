@@ -19,52 +19,102 @@ def schedulers_state_dict(schedulers: Schedulers) -> Any:
     return [scheduler.state_dict() for scheduler in schedulers]
 
 
-def load_schedulers_state_dict(
-    schedulers: Schedulers,
-    state: Any,
-    *,
-    settings: str = "checkpoint",
-    iters: int = 0,
-    epochs: int = 0,
-    epoch_length: int | None = None,
-) -> list[str]:
-    """Continue the schedules of a checkpoint. First load the state of the optimizer wrapper, which holds the values.
+def compare_schedulers(schedulers: Schedulers, state: Any) -> list[str]:
+    """Compare the schedules of a config with those of a checkpoint, without loading them.
+
+    The end of a schedule without `end` is not compared: it is that of the run. Neither are initial values, which belong
+    to the optimizer.
 
     Args:
       schedulers: the built schedulers.
       state: the result of `schedulers_state_dict`.
-      settings: which settings to use if config and checkpoint differ. 'checkpoint' continues the saved schedule.
-        'config' sets every value that the settings in the config give by now (see `replay_schedulers`).
-      iters: completed iterations; used with 'config' only, as the next two arguments.
-      epochs: completed epochs.
-      epoch_length: iterations in an epoch.
 
     Returns:
       One line for each setting in which config and checkpoint differ, empty if they agree.
 
     Raises:
-      ConfigError: an unknown choice; with 'checkpoint', another number or other types of schedulers.
+      ConfigError: the checkpoint has schedulers for other optimizers.
+    """
+    differences = []
+    for path, chain, states in _pair_chains(schedulers, state):
+        if len(chain) != len(states):
+            differences.append(f"{path}: {len(chain)} schedulers in the config, {len(states)} in the checkpoint")
+            continue
+        for index, (scheduler, saved) in enumerate(zip(chain, states, strict=True)):
+            differences += [f"{path}[{index}].{line}" for line in _compare(scheduler, saved)]
+    return differences
+
+
+def list_moved_ends(schedulers: Schedulers, state: Any) -> list[str]:
+    """Return one line for each schedule without `end` whose end moves, because the run has another length.
+
+    Args:
+      schedulers: the built schedulers.
+      state: the result of `schedulers_state_dict`.
+    """
+    lines = []
+    for path, chain, states in _pair_chains(schedulers, state):
+        for index, (scheduler, saved) in enumerate(zip(chain, states, strict=False)):
+            end = saved["settings"]["end"]
+            if scheduler.keeps_end(saved) and scheduler.end != end:
+                unit = "epochs" if scheduler.by_epoch else "iterations"
+                lines.append(f"{path}[{index}]: after {scheduler.end:g} {unit}, {end:g} in the checkpoint")
+    return lines
+
+
+def load_schedulers_state_dict(schedulers: Schedulers, state: Any, *, settings: str = "checkpoint") -> bool:
+    """Load the counters of a checkpoint, and its settings. First load the state of the optimizer wrapper.
+
+    Args:
+      schedulers: the built schedulers.
+      state: the result of `schedulers_state_dict`.
+      settings: which settings to use if config and checkpoint differ: 'checkpoint' or 'config'. A schedule without
+        `end`, here and in the checkpoint, ends with this run.
+
+    Returns:
+      True if the schedules are now other ones than those of the checkpoint: then call `replay_schedulers`, which sets
+      the values that they give by now.
+
+    Raises:
+      ConfigError: an unknown choice; with 'checkpoint', as `check_scheduler_types`.
     """
     if settings not in _CHOICES:
         raise ConfigError(f"`settings` must be 'checkpoint' or 'config', got {settings!r}{closest(settings, _CHOICES)}")
-    with config_path("param_scheduler"):
-        if isinstance(schedulers, dict) != isinstance(state, dict) or (
-            isinstance(schedulers, dict) and set(schedulers) != set(state)
-        ):
+    is_changed = settings == "config" and bool(compare_schedulers(schedulers, state))
+    settings = "config" if is_changed else "checkpoint"
+    if settings == "checkpoint":
+        check_scheduler_types(schedulers, state)
+    for path, chain, states in _pair_chains(schedulers, state):
+        with config_path(path):
+            is_changed |= _load_chain(chain, states, settings)
+    return is_changed
+
+
+def check_scheduler_types(schedulers: Schedulers, state: Any) -> None:
+    """Check that the settings of a checkpoint can be loaded into the schedulers of a config.
+
+    Args:
+      schedulers: the built schedulers.
+      state: the result of `schedulers_state_dict`.
+
+    Raises:
+      ConfigError: another number or other types of schedulers.
+    """
+    for path, chain, states in _pair_chains(schedulers, state):
+        if len(chain) != len(states):
             raise ConfigError(
-                f"the schedulers of the checkpoint must be for {_owners(schedulers)} as in the config, got schedulers "
-                f"for {_owners(state)}"
+                f"`{path}` must have the {len(states)} schedulers of the checkpoint, got {len(chain)}; to use those of "
+                "the config, set resume_policy.schedules='config'"
             )
-        if isinstance(schedulers, dict):
-            differences = []
-            for name, chain in schedulers.items():
-                with config_path(name):
-                    differences += _load_chain(chain, state[name], settings, f"param_scheduler.{name}")
-        else:
-            differences = _load_chain(schedulers, state, settings, "param_scheduler")
-    if settings == "config":
-        replay_schedulers(schedulers, iters=iters, epochs=epochs, epoch_length=epoch_length)
-    return differences
+        for index, (scheduler, saved) in enumerate(zip(chain, states, strict=True)):
+            with config_path(path, index):
+                scheduler.check_type(saved)
+
+
+def reset_initial_values(schedulers: Schedulers) -> None:
+    """Record the current values of the groups as the initial ones, from which `replay_schedulers` starts."""
+    for scheduler in flatten_schedulers(schedulers):
+        scheduler.reset_initial_values()
 
 
 def replay_schedulers(schedulers: Schedulers, *, iters: int, epochs: int = 0, epoch_length: int | None = None) -> None:
@@ -111,28 +161,46 @@ def _repeat_reductions(schedulers: Sequence[ParamScheduler], epoch: int) -> None
                 scheduler.reduce()
 
 
-def _load_chain(chain: list[ParamScheduler], states: list[Any], settings: str, prefix: str) -> list[str]:
-    if len(chain) != len(states):
-        if settings == "checkpoint":
+def _pair_chains(schedulers: Schedulers, state: Any) -> list[tuple[str, list[ParamScheduler], list[Any]]]:
+    """Return the config path, the schedulers and the saved states of each optimizer."""
+    if isinstance(schedulers, dict) != isinstance(state, dict) or (
+        isinstance(schedulers, dict) and set(schedulers) != set(state)
+    ):
+        with config_path("param_scheduler"):
             raise ConfigError(
-                f"`{prefix}` must have the {len(states)} schedulers of the checkpoint, got {len(chain)}; load with "
-                "settings='config' to use those of the config"
+                f"the schedulers of the checkpoint must be for {_owners(schedulers)} as in the config, got schedulers "
+                f"for {_owners(state)}"
             )
-        return [f"{prefix}: {len(chain)} schedulers in the config, {len(states)} in the checkpoint"]
+    if isinstance(schedulers, dict):
+        return [(f"param_scheduler.{name}", chain, state[name]) for name, chain in schedulers.items()]
+    return [("param_scheduler", schedulers, state)]
+
+
+def _compare(scheduler: ParamScheduler, state: dict[str, Any]) -> list[str]:
+    own = scheduler.state_dict()["settings"]
+    saved = state["settings"]
+    skipped = {"base_values", "end"} if scheduler.keeps_end(state) else {"base_values"}
     differences = []
+    for key in sorted((own.keys() | saved.keys()) - skipped):
+        if own.get(key) != saved.get(key):
+            line = f"{key}: {own.get(key)} in the config, {saved.get(key)} in the checkpoint"
+            if key == "schedule" and is_function(saved.get(key)):
+                line += " (a function cannot be loaded: the config's applies)"
+            differences.append(line)
+    return differences
+
+
+def _load_chain(chain: list[ParamScheduler], states: list[Any], settings: str) -> bool:
+    """Load the states; return whether the end of a schedule has moved with that of the run."""
+    if len(chain) != len(states):
+        return False
+    has_moved = False
     for index, (scheduler, state) in enumerate(zip(chain, states, strict=True)):
         with config_path(index):
-            configured, saved = scheduler.state_dict()["settings"], state["settings"]
-            for key in sorted(configured.keys() | saved.keys()):
-                if configured.get(key) != saved.get(key):
-                    new, old = configured.get(key), saved.get(key)
-                    line = f"{prefix}[{index}].{key}: {new} in the config, {old} in the checkpoint"
-                    if settings == "checkpoint" and key == "schedule" and is_function(old):
-                        line += " (a function cannot be loaded: the config's applies)"
-                    differences.append(line)
-            if settings == "checkpoint" or configured["type"] == saved["type"]:
+            if settings == "checkpoint" or scheduler.state_dict()["settings"]["type"] == state["settings"]["type"]:
                 scheduler.load_state_dict(state, settings)
-    return differences
+        has_moved |= scheduler.keeps_end(state) and scheduler.end != state["settings"]["end"]
+    return has_moved
 
 
 def _owners(schedulers: Any) -> str:

@@ -54,6 +54,9 @@ class ParamScheduler:
       by_epoch: whether steps are epochs; otherwise iterations.
       verbose: log every new value.
 
+    Attributes:
+      ends_with_run: whether `end` was not given, so that it is the end of the run, also of a resumed longer run.
+
     Raises:
       ConfigError: `end` is not after `begin`, or `last_step` is below -1. KeyError: no group has `param_name`.
     """
@@ -85,6 +88,7 @@ class ParamScheduler:
         self.settings = settings
         self.begin, self.end, self.by_epoch = begin, end, by_epoch
         self.verbose = verbose
+        self.ends_with_run = False
         default = default_group(optimizer)
         is_separate = not any(group is default for group in optimizer.param_groups)
         self._default_group = default if is_separate else None
@@ -133,6 +137,7 @@ class ParamScheduler:
             "global_step": self.global_step,
             "last_step": self.last_step,
             "settings": self._describe(),
+            "ends_with_run": self.ends_with_run,
         }
 
     def load_state_dict(self, state: dict[str, Any], settings: str = "checkpoint") -> None:
@@ -141,7 +146,8 @@ class ParamScheduler:
         Args:
           state: the result of `state_dict`.
           settings: which settings to use from now on: those in `state` ('checkpoint') or those of the constructor
-            ('config'; `replay_schedulers` then sets the values that these settings give).
+            ('config'; `replay_schedulers` then sets the values that these settings give). A schedule that ends with
+            the run, here and in `state`, keeps the end of this run.
 
         Raises:
           ConfigError: the state belongs to another type of scheduler, whose settings cannot be loaded.
@@ -151,14 +157,35 @@ class ParamScheduler:
         saved = state.get("settings")
         if settings == "config" or saved is None:
             return
+        self.check_type(state)
+        self.settings = self.settings.load_state_dict(saved)
+        if not self.keeps_end(state):
+            self.end, self.ends_with_run = saved["end"], state.get("ends_with_run", False)
+        self.begin, self.by_epoch = saved["begin"], saved["by_epoch"]
+        self.base_values = list(saved["base_values"])
+        self._bind()
+
+    def check_type(self, state: dict[str, Any]) -> None:
+        """Raise ConfigError unless the settings in `state`, a result of `state_dict`, are of this type of scheduler."""
+        saved = state["settings"]
         if saved["type"] != type(self).__name__ or saved["param_name"] != self.param_name:
             raise ConfigError(
                 f"the scheduler of the checkpoint must be {type(self).__name__} of {self.param_name!r} as in the "
-                f"config, got {saved['type']} of {saved['param_name']!r}; load it with settings='config'"
+                f"config, got {saved['type']} of {saved['param_name']!r}; to use that of the config, set "
+                "resume_policy.schedules='config'"
             )
-        self.settings = self.settings.load_state_dict(saved)
-        self.begin, self.end, self.by_epoch = saved["begin"], saved["end"], saved["by_epoch"]
-        self.base_values = list(saved["base_values"])
+
+    def keeps_end(self, state: dict[str, Any]) -> bool:
+        """Return whether the schedule ends with its run both here and in `state`, a result of `state_dict`."""
+        saved = state["settings"]
+        is_same_unit = saved["by_epoch"] == self.by_epoch and saved["begin"] < self.end
+        return self.ends_with_run and state.get("ends_with_run", False) and is_same_unit
+
+    def reset_initial_values(self) -> None:
+        """Record the current values of the groups as the initial ones, from which `rewind` starts."""
+        for group in self._groups():
+            group.pop(f"initial_{self.param_name}", None)
+        self.base_values = self._record_initial_values(resumed=False)
         self._bind()
 
     def rewind(self) -> None:

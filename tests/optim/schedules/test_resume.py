@@ -6,8 +6,10 @@ import pytest
 
 from jengine.optim.schedules import (
     build_param_schedulers,
+    compare_schedulers,
     load_schedulers_state_dict,
     replay_schedulers,
+    reset_initial_values,
     schedulers_state_dict,
 )
 
@@ -31,10 +33,13 @@ def start(make_wrapper, cfg, total, lr=1.0):
     return wrapper, build_param_schedulers(cfg, wrapper, **run)
 
 
-def resume(make_wrapper, saved, cfg, total, **kwargs):
+def resume(make_wrapper, saved, cfg, total, settings="checkpoint", **progress):
     wrapper, schedulers = start(make_wrapper, cfg, total)
     wrapper.param_groups[0].update(saved["group"])
-    return wrapper, schedulers, load_schedulers_state_dict(schedulers, saved["schedulers"], **kwargs)
+    differences = compare_schedulers(schedulers, saved["schedulers"])
+    if load_schedulers_state_dict(schedulers, saved["schedulers"], settings=settings):
+        replay_schedulers(schedulers, **progress)
+    return wrapper, schedulers, differences
 
 
 def save(wrapper, schedulers):
@@ -63,11 +68,11 @@ def test_a_resumed_schedule_continues_as_if_uninterrupted(stop, settings, make_w
     assert before + train(wrapper, schedulers, stop, 20) == expected
 
 
-# as in MMEngine, a cosine of 3 epochs resumed in a run of 6 keeps its 3 epochs
+# as in MMEngine, a cosine that ends after 3 epochs keeps them in a run of 6
 def test_settings_of_the_checkpoint_can_be_used(make_wrapper):
     cfg = {"type": "CosineAnnealingLR", "eta_min": 0.1}
-    saved = save(*start(make_wrapper, cfg, total=3))
-    _, (cosine,), differences = resume(make_wrapper, saved, cfg, total=6)
+    saved = save(*start(make_wrapper, {**cfg, "end": 3}, total=3))
+    _, (cosine,), differences = resume(make_wrapper, saved, {**cfg, "end": 6}, total=6)
     assert cosine.end == 3
     assert differences == ["param_scheduler[0].end: 6 in the config, 3 in the checkpoint"]
 
@@ -76,7 +81,7 @@ def test_settings_of_the_config_can_be_used(make_wrapper):
     wrapper, schedulers = start(make_wrapper, {"type": "CosineAnnealingLR"}, total=6)
     expected = train(wrapper, schedulers, 0, 30)
 
-    wrapper, schedulers = start(make_wrapper, {"type": "CosineAnnealingLR"}, total=3)
+    wrapper, schedulers = start(make_wrapper, {"type": "CosineAnnealingLR", "end": 3}, total=6)
     train(wrapper, schedulers, 0, 10)
     progress = {"settings": "config", "iters": 10, "epochs": 2, "epoch_length": LENGTH}
     wrapper, schedulers, differences = resume(
@@ -84,6 +89,30 @@ def test_settings_of_the_config_can_be_used(make_wrapper):
     )
     assert differences == ["param_scheduler[0].end: 6 in the config, 3 in the checkpoint"]
     assert train(wrapper, schedulers, 10, 30) == expected[10:]
+
+
+@pytest.mark.parametrize("settings", ["checkpoint", "config"])
+@pytest.mark.parametrize("total", [2, 6])
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        {"type": "CosineAnnealingLR"},
+        {"type": "PolyLR", "by_epoch": False},
+        {"type": "LinearLR", "convert_to_iter_based": True},
+        {"type": "OneCycleLR", "eta_max": 2.0, "by_epoch": False},
+    ],
+    ids=lambda cfg: cfg["type"],
+)
+def test_a_schedule_without_an_end_ends_with_the_resumed_run(make_wrapper, cfg, total, settings):
+    wrapper, schedulers = start(make_wrapper, cfg, total)
+    expected = train(wrapper, schedulers, 0, total * LENGTH)
+
+    wrapper, schedulers = start(make_wrapper, cfg, total=4)
+    train(wrapper, schedulers, 0, 7)
+    progress = {"settings": settings, "iters": 7, "epochs": 1, "epoch_length": LENGTH}
+    wrapper, schedulers, differences = resume(make_wrapper, save(wrapper, schedulers), cfg, total, **progress)
+    assert differences == []
+    assert train(wrapper, schedulers, 7, total * LENGTH) == expected[7:]
 
 
 def test_the_config_may_have_other_types_and_numbers_of_schedulers(make_wrapper):
@@ -111,13 +140,15 @@ def test_a_replay_repeats_the_reductions_of_a_plateau(make_wrapper):
     assert schedulers[1].state.best == 0.5
 
 
-def test_a_replay_restores_the_initial_value_of_the_config(make_wrapper):
-    saved = save(*start(make_wrapper, {"type": "ExponentialLR", "gamma": 0.5}, total=4, lr=8.0))
-    wrapper, _schedulers, differences = resume(
-        make_wrapper, saved, {"type": "ExponentialLR", "gamma": 0.5}, 4, settings="config", epochs=1
-    )
+def test_a_replay_starts_from_the_initial_values_that_are_recorded(make_wrapper):
+    cfg = {"type": "ExponentialLR", "gamma": 0.5}
+    saved = save(*start(make_wrapper, cfg, total=4, lr=8.0))
+    wrapper, schedulers, differences = resume(make_wrapper, saved, cfg, 4)
+    assert differences == []
+    wrapper.param_groups[0]["lr"] = 1.0
+    reset_initial_values(schedulers)
+    replay_schedulers(schedulers, iters=5, epochs=1, epoch_length=LENGTH)
     assert wrapper.param_groups[0] == {"lr": 0.5, "initial_lr": 1.0}
-    assert differences == ["param_scheduler[0].base_values: [1.0] in the config, [8.0] in the checkpoint"]
 
 
 def test_a_replay_of_zero_steps_restores_the_start(make_wrapper):

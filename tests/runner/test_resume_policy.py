@@ -1,0 +1,308 @@
+"""Test which side holds after a resume, where the config and the checkpoint differ, and what is logged about it."""
+
+import pathlib
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jengine.contrib.imix import from_imix
+from jengine.errors import ConfigError
+from jengine.hooks import Hook
+
+SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None)
+
+
+def adam(**settings):
+    return dict(optimizer=dict(type="AdamW", **settings))
+
+
+class Recorder(Hook):
+    """Record the settings of the first group, and the inputs, in each iteration."""
+
+    def __init__(self):
+        self.groups = []
+        self.batches = []
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.groups.append(dict(runner.optim_wrapper.param_groups[0]))
+        self.batches.append(np.asarray(data_batch["x"]))
+
+    def values(self, name):
+        return [group[name] for group in self.groups]
+
+
+class CountsTraces(Hook):
+    """Count the compilations of the step."""
+
+    traces = 0
+
+    def traced_update(self, ctx):
+        self.traces += 1
+        return ctx
+
+
+@pytest.fixture
+def run(make_runner):
+    """Return a function that trains with a recorder and returns it, with the Runner."""
+
+    def run(max_epochs, **changes):
+        recorder = Recorder()
+        runner = make_runner(
+            **{
+                **dict(default_hooks=SAVE, train_cfg=dict(max_epochs=max_epochs)),
+                **changes,
+                "custom_hooks": [recorder, *changes.get("custom_hooks", ())],
+            }
+        )
+        runner.train()
+        return recorder, runner
+
+    return run
+
+
+def read_log(runner):
+    return (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
+
+
+def test_settings_of_the_optimizer_are_those_of_the_checkpoint_and_the_log_lists_what_differs(run):
+    run(1, optim_wrapper=adam(lr=0.1, weight_decay=0.01, betas=(0.9, 0.99)))
+    recorder, runner = run(2, optim_wrapper=adam(lr=0.2, weight_decay=0.02, betas=(0.8, 0.99)), resume=True)
+    assert recorder.values("lr") == [0.1] * 4
+    assert recorder.values("weight_decay") == [0.01] * 4
+    assert recorder.values("betas") == [(0.9, 0.99)] * 4
+    log = read_log(runner)
+    assert "Those of the checkpoint are used (resume_policy.optimizer='checkpoint')" in log
+    assert "optim_wrapper.optimizer.lr: 0.2 in the config, 0.1 in the checkpoint" in log
+    assert "optim_wrapper.optimizer.weight_decay: 0.02 in the config, 0.01 in the checkpoint" in log
+    assert "optim_wrapper.optimizer.betas: [0.8, 0.99] in the config, [0.9, 0.99] in the checkpoint" in log
+
+
+def test_a_second_resume_still_compares_with_the_settings_that_the_run_began_with(run):
+    run(1, optim_wrapper=adam(lr=0.1))
+    run(2, optim_wrapper=adam(lr=0.2), resume=True)
+    recorder, runner = run(3, optim_wrapper=adam(lr=0.2), resume=True)
+    assert recorder.values("lr") == [0.1] * 4
+    assert read_log(runner).count("optim_wrapper.optimizer.lr: 0.2 in the config, 0.1 in the checkpoint") == 2
+
+
+def test_settings_of_the_config_can_be_chosen(run):
+    run(1, optim_wrapper=adam(lr=0.1, weight_decay=0.01, betas=(0.9, 0.99)))
+    new = adam(lr=0.2, weight_decay=0.02, betas=(0.8, 0.99))
+    recorder, runner = run(2, optim_wrapper=new, resume=True, resume_policy=dict(optimizer="config"))
+    assert recorder.values("lr") == [0.2] * 4
+    assert recorder.values("weight_decay") == [0.02] * 4
+    assert recorder.values("betas") == [(0.8, 0.99)] * 4
+    assert int(optax.tree.get(runner.state.opt_state, "count")) == 8  # the moments are kept
+    assert "Those of the config are used (resume_policy.optimizer='config')" in read_log(runner)
+
+
+COSINE = dict(type="CosineAnnealingLR", T_max=4)
+WARM_COSINE = [dict(type="LinearLR", start_factor=0.0, by_epoch=False, end=6), COSINE]
+
+
+@pytest.mark.parametrize("scheduler", [COSINE, WARM_COSINE, optax.cosine_decay_schedule(1.0, 16)])
+def test_a_learning_rate_of_the_config_follows_the_schedules_from_the_next_iteration_on(run, tmp_path, scheduler):
+    expected, _ = run(4, work_dir=tmp_path / "whole", optim_wrapper=adam(lr=0.2), param_scheduler=scheduler)
+    run(1, optim_wrapper=adam(lr=0.1), param_scheduler=scheduler)
+    policy = dict(optimizer="config")
+    recorder, _ = run(4, optim_wrapper=adam(lr=0.2), param_scheduler=scheduler, resume=True, resume_policy=policy)
+    assert recorder.values("lr") == pytest.approx(expected.values("lr")[4:], rel=1e-9)
+
+
+def test_schedules_of_the_config_start_from_the_learning_rate_of_the_checkpoint(run, tmp_path):
+    expected, _ = run(4, work_dir=tmp_path / "whole", optim_wrapper=adam(lr=0.1), param_scheduler=COSINE)
+    one_cycle = dict(type="OneCycleLR", eta_max=1.0, by_epoch=False)
+    run(1, optim_wrapper=adam(lr=0.1), param_scheduler=one_cycle)
+    policy = dict(schedules="config")
+    recorder, _ = run(4, optim_wrapper=adam(lr=0.2), param_scheduler=COSINE, resume=True, resume_policy=policy)
+    assert recorder.values("lr") == pytest.approx(expected.values("lr")[4:], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(optim_wrapper=adam(lr=0.2)), "optim_wrapper.optimizer.lr: 0.2 in the config, 0.1 in the checkpoint"),
+        (dict(param_scheduler=dict(type="ExponentialLR", gamma=0.5)), "param_scheduler: 1 schedulers in the config, 0"),
+    ],
+    ids=["optimizer", "schedules"],
+)
+def test_a_difference_can_be_an_error_before_anything_is_compiled(run, make_runner, changes, message):
+    arguments = dict(optim_wrapper=adam(lr=0.1))
+    run(1, **arguments)
+    counter = CountsTraces()
+    policy = dict(optimizer="error", schedules="error", seed="error")
+    runner = make_runner(**{**arguments, **changes}, custom_hooks=[counter], resume=True, resume_policy=policy)
+    with pytest.raises(ConfigError, match="must be those of the checkpoint") as error:
+        runner.train()
+    assert message in str(error.value)
+    assert counter.traces == 0
+
+
+def test_an_unchanged_config_passes_the_strictest_policy_with_the_same_bits(run, tmp_path):
+    arguments = dict(optim_wrapper=adam(lr=0.1), param_scheduler=WARM_COSINE, randomness=dict(seed=3))
+    _, whole = run(4, work_dir=tmp_path / "whole", **arguments)
+    for choice in ("error", "config"):
+        work_dir = tmp_path / choice
+        run(1, work_dir=work_dir, **{**arguments, "train_cfg": dict(max_epochs=1)})
+        policy = dict(optimizer=choice, schedules=choice, seed=choice)
+        _, runner = run(4, work_dir=work_dir, **arguments, resume=True, resume_policy=policy)
+        np.testing.assert_array_equal(runner.state.params["w"], whole.state.params["w"])
+        assert "differ" not in read_log(runner)
+
+
+def test_another_optimizer_is_refused_unless_the_config_holds(run, make_runner):
+    run(1, optim_wrapper=adam(lr=0.1))
+    sgd = dict(optimizer=dict(type="SGD", lr=0.2, momentum=0.9))
+    with pytest.raises(ConfigError, match="optim_wrapper.optimizer.type: SGD in the config, AdamW in the checkpoint"):
+        make_runner(optim_wrapper=sgd, resume=True).train()
+    recorder, runner = run(2, optim_wrapper=sgd, resume=True, resume_policy=dict(optimizer="config"))
+    assert runner.iter == 8
+    assert recorder.values("lr") == [0.2] * 4
+    assert "The state of the optimizer in" in read_log(runner)
+
+
+def test_an_optimizer_of_the_config_with_the_same_state_keeps_its_moments(run):
+    run(1, optim_wrapper=dict(optimizer=dict(type="Adam", lr=0.1)))
+    _, runner = run(2, optim_wrapper=adam(lr=0.1), resume=True, resume_policy=dict(optimizer="config"))
+    assert int(optax.tree.get(runner.state.opt_state, "count")) == 8
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (dict(nesterov=False), dict(nesterov=True), "optimizer.nesterov: True in the config, False in the checkpoint"),
+        (dict(weight_decay=0.1), dict(), "optimizer.weight_decay: 0.0 in the config, 0.1 in the checkpoint"),
+    ],
+    ids=["a flag", "a missing part"],
+)
+def test_a_setting_that_is_part_of_the_chain_is_refused_unless_the_config_holds(run, make_runner, old, new, message):
+    def sgd(**settings):
+        return dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9, **settings))
+
+    run(1, optim_wrapper=sgd(**old))
+    with pytest.raises(ConfigError, match="because they are part of its chain") as error:
+        make_runner(optim_wrapper=sgd(**new), resume=True).train()
+    assert message in str(error.value)
+    _, runner = run(2, optim_wrapper=sgd(**new), resume=True, resume_policy=dict(optimizer="config"))
+    assert runner.iter == 8
+
+
+@pytest.mark.parametrize(("policy", "seed"), [({}, 1), (dict(seed="checkpoint"), 1), (dict(seed="config"), 2)])
+def test_the_seed_is_that_of_the_chosen_side(run, tmp_path, policy, seed):
+    expected, whole = run(3, work_dir=tmp_path / "whole", randomness=dict(seed=seed))
+    run(1, randomness=dict(seed=1))
+    recorder, runner = run(3, randomness=dict(seed=2), resume=True, resume_policy=policy)
+    assert runner.seed == seed
+    np.testing.assert_array_equal(np.stack(recorder.batches), np.stack(expected.batches[4:]))
+    keys = jax.random.key_data(runner.state.rng), jax.random.key_data(whole.state.rng)
+    np.testing.assert_array_equal(*keys)
+    side = "config" if seed == 2 else "checkpoint"
+    assert f"Those of the {side} are used (resume_policy.seed='{side}')" in read_log(runner)
+    assert "randomness.seed: 2 in the config, 1 in the checkpoint" in read_log(runner)
+
+
+def test_another_seed_can_be_an_error_of_the_constructor(run, make_runner):
+    run(1, randomness=dict(seed=1))
+    with pytest.raises(ConfigError, match="`randomness.seed` must be 1, the seed of the checkpoint, .*got 2"):
+        make_runner(randomness=dict(seed=2), resume=True, resume_policy=dict(seed="error"))
+
+
+def test_a_longer_run_has_the_schedules_of_its_length(run, tmp_path):
+    cosine = dict(type="CosineAnnealingLR", by_epoch=False)  # without `end` and `T_max`: over the whole run
+    expected, _ = run(4, work_dir=tmp_path / "whole", param_scheduler=cosine)
+    run(2, param_scheduler=cosine)
+    recorder, runner = run(4, param_scheduler=cosine, resume=True)
+    assert recorder.values("lr") == pytest.approx(expected.values("lr")[8:], rel=1e-9)
+    assert recorder.values("lr")[-1] > 0
+    assert "param_scheduler[0]: after 16 iterations, 8 in the checkpoint" in read_log(runner)
+
+
+def test_a_run_shorter_than_its_checkpoint_is_refused(run, make_runner):
+    run(3)
+    with pytest.raises(ConfigError, match="`train_cfg.max_epochs` must be at least 3, .*epoch_3 has completed, got 2"):
+        make_runner(train_cfg=dict(max_epochs=2), resume=True).train()
+    with pytest.raises(ConfigError, match="`train_cfg.max_iters` must be at least 12, .*, got 11"):
+        make_runner(train_cfg=dict(by_epoch=False, max_iters=11), resume=True).train()
+
+
+def test_a_finished_run_ends_at_once_with_a_line_about_it(run):
+    run(2)
+    recorder, runner = run(2, resume=True)
+    assert recorder.groups == []
+    assert "There is nothing left to train" in read_log(runner)
+
+
+@pytest.mark.filterwarnings("ignore:.*wrote its repr:UserWarning")
+def test_other_differences_between_the_configs_are_listed(run):
+    first, second = object(), object()  # written as their reprs, with an address that differs between runs
+    run(1, cfg=dict(model=dict(depth=2, blocks=[dict(width=3, data=first)]), work_dir="a", note="x"))
+    cfg = dict(model=dict(depth=4, blocks=[dict(width=3, data=second)]), work_dir="b", extra=1.5)
+    _, runner = run(2, cfg=cfg, resume=True)
+    log = read_log(runner)
+    lines = log[log.index("Other settings of the config") :].splitlines()[:4]
+    assert lines[0].endswith("Those of the config are used:")
+    assert [line.strip() for line in lines[1:]] == [
+        "extra: 1.5 in the config, nothing in the checkpoint",
+        "model.depth: 4 in the config, 2 in the checkpoint",
+        "note: nothing in the config, 'x' in the checkpoint",
+    ]
+
+
+def test_an_error_in_reading_names_the_packages_with_other_versions(make_runner, tmp_path):
+    class Versions(Hook):
+        def before_save_checkpoint(self, runner, checkpoint):
+            checkpoint["meta"]["versions"] = {**checkpoint["meta"]["versions"], "jax": "0.1.2"}
+
+    make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1), custom_hooks=[Versions()]).train()
+    momentum = dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=2)  # has another state
+    for runner in (
+        make_runner(optim_wrapper=momentum, resume=True),
+        make_runner(load_from=dict(path=tmp_path / "run", rename=[("w", "v")]), work_dir=tmp_path / "tuned"),
+    ):
+        with pytest.raises(ValueError, match="accumulat|no parameter|rename") as error:
+            runner.train()
+        (note,) = [note for note in error.value.__notes__ if "was written with other versions" in note]
+        assert note.endswith(f"was written with other versions: jax 0.1.2, now {jax.__version__}")
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("config", "`resume_policy` must be a dict with any of optimizer, schedules, seed, got 'config'"),
+        (dict(seed="conf"), "`resume_policy.seed` must be one of 'checkpoint', 'config', 'error', got 'conf'"),
+        (dict(schedule="config"), "did you mean 'schedules'"),
+    ],
+)
+def test_an_invalid_policy_is_refused_in_the_constructor(make_runner, policy, message):
+    with pytest.raises((ConfigError, TypeError), match=message):
+        make_runner(resume_policy=policy)
+
+
+def test_a_config_in_the_style_of_imix_has_the_policy():
+    cfg = dict(
+        model=dict(type="X"), work_dir="w", train_data=dict(samples_per_gpu=1, data=[1]), total_epochs=1,
+        optimizer=dict(type="SGD", lr=0.1), resume_policy=dict(optimizer="config"),
+    )  # fmt: skip
+    assert from_imix(cfg)["resume_policy"] == dict(optimizer="config")
+
+
+def test_other_parameter_groups_are_refused_unless_the_config_holds(run, make_runner):
+    sgd = dict(optimizer=dict(type="SGD", lr=0.1))
+    other = {**sgd, "paramwise_cfg": dict(custom_keys=dict(b=dict(lr_mult=2.0), w=dict(lr_mult=3.0)))}
+    run(1, optim_wrapper=sgd)
+    with pytest.raises(ConfigError, match=r"parameters by group: \[1, 1\] in the config, \[None\] in the"):
+        make_runner(optim_wrapper=other, resume=True).train()
+    _, runner = run(2, optim_wrapper=other, resume=True, resume_policy=dict(optimizer="config"))
+    assert sorted(group["lr"] for group in runner.optim_wrapper.param_groups) == pytest.approx([0.2, 0.3])
+
+
+def test_multipliers_of_the_groups_are_compared(run):
+    def groups(mult):
+        return dict(optimizer=dict(type="SGD", lr=0.1), paramwise_cfg=dict(custom_keys=dict(w=dict(lr_mult=mult))))
+
+    run(1, optim_wrapper=groups(2.0))
+    _, runner = run(2, optim_wrapper=groups(3.0), resume=True)
+    assert sorted(group["lr"] for group in runner.optim_wrapper.param_groups) == pytest.approx([0.1, 0.2])
+    assert ".lr: 0.30000000000000004 in the config, 0.2 in the checkpoint" in read_log(runner)
