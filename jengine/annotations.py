@@ -1,8 +1,8 @@
 """Check arguments against the annotations of a constructor: types, choices (`Literal`) and ranges (`Range`).
 
-The annotations are the schema of a config: `interval: Annotated[int, Range(ge=1)]`. Libraries for this take 65 to 107 ms
-to import (pydantic, typeguard, beartype), or refuse annotations such as `Callable`, protocols, and unions of classes
-(msgspec), which constructors here have throughout.
+The annotations are the schema of a config: `interval: Annotated[int, Range(ge=1)]`. Libraries for this take
+65 to 107 ms to import (pydantic, typeguard, beartype), or refuse annotations such as `Callable`, protocols, and unions
+of classes (msgspec), which constructors here have throughout.
 """
 
 import collections.abc
@@ -39,12 +39,13 @@ class Range:
     def __contains__(self, value: Any) -> bool:
         if not isinstance(value, numbers.Real):  # an array on a device is not fetched
             return True
+        number: Any = value
         return (
-            (math.isfinite(value) or value == self.le)
-            and (self.ge is None or value >= self.ge)
-            and (self.gt is None or value > self.gt)
-            and (self.le is None or value <= self.le)
-            and (self.lt is None or value < self.lt)
+            (math.isfinite(number) or number == self.le)
+            and (self.ge is None or number >= self.ge)
+            and (self.gt is None or number > self.gt)
+            and (self.le is None or number <= self.le)
+            and (self.lt is None or number < self.lt)
         )
 
     def __str__(self) -> str:
@@ -125,13 +126,19 @@ def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, 
         _check_configs(parameter.annotation, name, value)
 
 
-def checked(entry: T) -> T:
-    """Return `entry` such that each call checks the arguments; a class is changed in place, a function is wrapped."""
+def checked(entry: T, owner: str | None = None) -> T:
+    """Return `entry` such that each call checks the arguments; a class is changed in place, a function is wrapped.
+
+    Args:
+      entry: a class or function.
+      owner: for messages, see `check_values`; the name of `entry` by default.
+    """
+    owner = entry.__name__ if owner is None else owner
     if not isinstance(entry, type):
-        return typing.cast(T, _checked(entry, entry.__name__))
+        return typing.cast(T, _checked(entry, owner))
     init = vars(entry).get("__init__")
     if isinstance(init, types.FunctionType):
-        entry.__init__ = _checked(init, entry.__name__)  # type: ignore[misc]
+        entry.__init__ = _checked(init, owner)  # type: ignore[misc]
     return entry
 
 
@@ -254,7 +261,7 @@ def _has_type(kind: Any, value: Any) -> bool:
 
 def _error(owner: str, name: str, mismatch: _Mismatch) -> Exception:
     path = ""
-    with config_path(*([] if current_config_path() else [owner]), name, *mismatch.keys):
+    with config_path(*([owner] if owner and not current_config_path() else []), name, *mismatch.keys):
         path = current_config_path()
     annotation, value = mismatch.annotation, mismatch.value
     choices = [choice for choice in _choices(annotation) if isinstance(choice, str)]

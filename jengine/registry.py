@@ -52,12 +52,12 @@ class Registry:
             existing = self._entries.get(key)
             if existing is None or force:
                 self._entries[key] = entry
-            elif _is_built_in(existing) == _is_built_in(entry):
+            elif is_built_in(existing) == is_built_in(entry):
                 raise UnknownNameError(
                     f"{self.name} {key!r} is already registered as {_full_name(existing)}; pass force=True to replace it"
                 )
             else:  # built-in entries may be imported after the user's
-                users, own = (existing, entry) if _is_built_in(entry) else (entry, existing)
+                users, own = (existing, entry) if is_built_in(entry) else (entry, existing)
                 self._entries[key] = users
                 _LOGGER.info("The %s %s replaces jengine's %s.", self.name, _full_name(users), _full_name(own))
             return entry
@@ -192,7 +192,7 @@ def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any], sup
     check_values(name, entry, arguments)
 
 
-def _is_built_in(entry: Callable[..., Any]) -> bool:
+def is_built_in(entry: Callable[..., Any]) -> bool:
     """Return whether jengine ships `entry`; functions of optax keep the name of their module."""
     return entry.__module__.partition(".")[0] in ("jengine", "optax")
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jengine.annotations import Count
 from jengine.data import prefetch_to_device
-from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.paths import flatten, map_with_path
@@ -40,10 +40,7 @@ class PreciseBNHook(Hook):
 
     priority = "ABOVE_NORMAL"
 
-    def __init__(self, num_samples: int = 8192, interval: int = 1) -> None:
-        for name, value in (("num_samples", num_samples), ("interval", interval)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"PreciseBNHook: {name} must be an integer of at least 1, got {value!r}")
+    def __init__(self, num_samples: Count = 8192, interval: Count = 1) -> None:
         self.num_samples = num_samples
         self.interval = interval
         self._statistics: Any = None  # the compiled function

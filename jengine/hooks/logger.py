@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from jengine.annotations import Count
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -39,9 +40,9 @@ class LoggerHook(Hook):
 
     def __init__(
         self,
-        interval: int = 10,
+        interval: Count = 10,
         ignore_last: bool = True,
-        interval_exp_name: int = 1000,
+        interval_exp_name: Count = 1000,
         out_dir: str | os.PathLike[str] | None = None,
         out_suffix: str | Sequence[str] = (".json", ".log", ".py", "yaml"),
         keep_local: bool = True,
@@ -54,11 +55,6 @@ class LoggerHook(Hook):
                 "LoggerHook: out_dir is opened by its URL; remove backend_args and file_client_args, and give "
                 "a path or a URL (gs://, s3://) as out_dir"
             )
-        for name, value in (("interval", interval), ("interval_exp_name", interval_exp_name)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"LoggerHook: {name} is a number of iterations, an integer; found {value!r}")
-            if value <= 0:
-                raise ValueError(f"LoggerHook: {name} is a positive number of iterations, found {value}")
         if out_dir is None and not keep_local:
             raise ValueError("LoggerHook: keep_local=False needs an out_dir, or the logs would be lost")
         self.interval = interval

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.annotations import Count
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -36,14 +37,12 @@ class NaiveVisualizationHook(Hook):
 
     def __init__(
         self,
-        interval: int = 1,
+        interval: Count = 1,
         draw_gt: bool = True,
         draw_pred: bool = True,
         img_norm_cfg: Mapping[str, Any] | None = None,
         image: str = "image",
     ) -> None:
-        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
-            raise ConfigError(f"NaiveVisualizationHook: interval is an integer of at least 1, found {interval!r}")
         self.interval = interval
         self.draw_gt = draw_gt
         self.draw_pred = draw_pred

@@ -3,12 +3,13 @@
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.annotations import Count, Range
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -69,15 +70,12 @@ class NumericsGuardHook(Hook):
     update_on_skipped_steps = True
 
     def __init__(
-        self, max_in_row: int | None = 3, spike_factor: float | None = None, window: int = 50, interval: int = 10
+        self,
+        max_in_row: Count | None = 3,
+        spike_factor: Annotated[float, Range(gt=1)] | None = None,
+        window: Count = 50,
+        interval: Count = 10,
     ) -> None:
-        for name, value in (("max_in_row", max_in_row), ("window", window), ("interval", interval)):
-            if value is None and name == "max_in_row":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"NumericsGuardHook: {name} must be an integer of at least 1, got {value!r}")
-        if spike_factor is not None and not spike_factor > 1:
-            raise ConfigError(f"NumericsGuardHook: spike_factor must be a number above 1, got {spike_factor!r}")
         self.max_in_row = max_in_row
         self.spike_factor = spike_factor
         self.window = window

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jengine.annotations import Count, Index
 from jengine.errors import ConfigError, closest
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -42,12 +43,10 @@ class ProfilerHook(Hook):
         self,
         *,
         by_epoch: bool = True,
-        profile_times: int = 1,
-        schedule: Mapping[str, int] | None = None,
+        profile_times: Count = 1,
+        schedule: Mapping[str, Index] | None = None,
         on_trace_ready: Callable[[str], Any] | Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(profile_times, bool) or not isinstance(profile_times, int) or profile_times < 1:
-            raise ConfigError(f"ProfilerHook: profile_times must be an integer of at least 1, got {profile_times!r}")
         if by_epoch and profile_times > 1:
             raise ConfigError(f"ProfilerHook: profile_times must be 1 with by_epoch=True, got {profile_times}")
         if schedule is not None and by_epoch:

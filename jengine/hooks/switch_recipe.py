@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jengine.annotations import Index
 from jengine.data import Pipeline
 from jengine.data.batch_augments import BatchAugment, build_batch_augment, unchanged
 from jengine.errors import ConfigError, closest, config_path
@@ -131,9 +132,7 @@ class PipelineSwitchHook(Hook):
         iterations.
     """
 
-    def __init__(self, switch_epoch: int, switch_pipeline: Any) -> None:
-        if isinstance(switch_epoch, bool) or not isinstance(switch_epoch, int) or switch_epoch < 0:
-            raise ConfigError(f"PipelineSwitchHook: switch_epoch is an integer of at least 0, found {switch_epoch!r}")
+    def __init__(self, switch_epoch: Index, switch_pipeline: Any) -> None:
         self.switch_epoch = switch_epoch
         with config_path("switch_pipeline"):
             self.switch_pipeline = Pipeline(switch_pipeline)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
+from jengine.annotations import Count, Index
 from jengine.errors import config_path
 from jengine.logging.history import HistoryBuffer
 from jengine.logging.message_hub import HubSnapshot, MessageHub
@@ -90,10 +91,10 @@ class LogProcessor:
 
     def __init__(
         self,
-        window_size: int = 10,
+        window_size: Count = 10,
         by_epoch: bool = True,
         custom_cfg: Sequence[Mapping[str, Any]] | None = None,
-        num_digits: int = 4,
+        num_digits: Index = 4,
         log_with_hierarchy: bool = False,
         mean_pattern: str = r".*(loss|time|data_time|grad_norm).*",
     ) -> None:

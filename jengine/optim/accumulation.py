@@ -12,10 +12,6 @@ class Accumulation:
     """
 
     def __init__(self, counts: int = 1) -> None:
-        if isinstance(counts, bool) or not isinstance(counts, int):
-            raise TypeError(f"accumulative_counts must be an int, found {type(counts).__name__}: {counts!r}")
-        if counts < 1:
-            raise AssertionError(f"accumulative_counts must be at least 1, found {counts}")
         self.counts = counts
         self.done = 0
         self.total = -1  # unknown: then there is no last window

@@ -51,6 +51,22 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
     refuse_trailing_comma(cfg, "an optimizer wrapper")
     if isinstance(cfg, OptimWrapper | OptimWrapperDict):
         return cfg
+    constructor = _build_constructor(cfg)
+    # a constructor of one's own need take the model alone
+    if "module_types" in inspect.signature(constructor.__call__).parameters:
+        return constructor(params_or_model, module_types=module_types)
+    return constructor(params_or_model)
+
+
+def check_optim_wrapper(cfg: Any) -> None:
+    """Check the form of an optimizer wrapper's config and its parameter-wise rules, which need no parameters."""
+    with config_path("optim_wrapper"):
+        refuse_trailing_comma(cfg, "an optimizer wrapper")
+        if not isinstance(cfg, OptimWrapper | OptimWrapperDict):
+            _build_constructor(cfg)
+
+
+def _build_constructor(cfg: Any) -> Any:
     if isinstance(cfg, Optimizer | optax.GradientTransformation | optax.MultiSteps):
         cfg = {"optimizer": cfg}
     if callable(cfg):
@@ -68,11 +84,7 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
     name = own.pop("constructor", default)
     with config_path("constructor"):
         entry = OPTIM_WRAPPER_CONSTRUCTORS.get(name) if isinstance(name, str) else name
-    constructor = entry(optim_wrapper_cfg=own, paramwise_cfg=paramwise_cfg)
-    # a constructor of one's own need take the model alone
-    if "module_types" in inspect.signature(constructor.__call__).parameters:
-        return constructor(params_or_model, module_types=module_types)
-    return constructor(params_or_model)
+    return entry(optim_wrapper_cfg=own, paramwise_cfg=paramwise_cfg)
 
 
 def _describes_one(value: Any) -> bool:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jengine.annotations import Count
 from jengine.optim.accumulation import Accumulation
 from jengine.optim.optimizers.build import build_optimizer
 from jengine.optim.optimizers.common import Parts, Tree
@@ -53,7 +54,7 @@ class OptimWrapper:
     def __init__(
         self,
         optimizer: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any],
-        accumulative_counts: int = 1,
+        accumulative_counts: Count = 1,
         clip_grad: Mapping[str, Any] | None = None,
         *,
         axis_name: str | None = None,

@@ -7,7 +7,7 @@ from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.priority import Priority, get_level, get_priority, priority_name, to_priority
 from jengine.hooks.runner_protocol import Runner
-from jengine.registry import HOOKS
+from jengine.registry import HOOKS, as_config
 from jengine.train.scanned_step import ChunkMetrics
 
 _ITERATION_STAGES = ("before_train_iter", "after_train_iter")
@@ -37,6 +37,7 @@ class HookList:
         Raises:
           TypeError: neither a hook nor a config of one. ConfigError: both a priority and a level.
         """
+        hook = as_config(hook)
         if not isinstance(hook, Hook) and hasattr(hook, "items"):
             cfg = dict(hook)
             configured = _pop_priority(cfg)

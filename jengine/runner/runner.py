@@ -3,11 +3,12 @@
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer, WorkDirLock
 from jengine.config import check_keys, dump_config, resolve, write_config
 from jengine.data import build_dataloader
@@ -17,7 +18,7 @@ from jengine.hooks import Hook, Priority
 from jengine.hooks.runner_protocol import MaybeNone
 from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, build_logger
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.runner import build, bundle, report
+from jengine.runner import build, bundle, check, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity
@@ -30,6 +31,7 @@ from jengine.train.scanned_step import ChunkMetrics
 PyTree = Any
 
 
+@functools.partial(checked, owner="")
 class Runner:
     """Train, validate and test a model, with hooks around one compiled step.
 
@@ -98,22 +100,22 @@ class Runner:
         precision: Any = None,
         log_processor: Any = None,
         visualizer: Any = None,
-        randomness: Mapping[str, Any] | None = None,
+        randomness: Mapping[str, int | None] | None = None,
         auto_scale_lr: Any = None,
         experiment_name: str | None = None,
         cfg: Any = None,
         log_level: int | str = "INFO",
-        param_scheduler_on_resume: str = "checkpoint",
+        param_scheduler_on_resume: Literal["checkpoint", "config"] = "checkpoint",
     ) -> None:
-        self._sections = dict(
+        sections = dict(
             train_dataloader=train_dataloader, train_cfg=train_cfg, optim_wrapper=optim_wrapper,
             val_dataloader=val_dataloader, val_cfg=val_cfg, val_evaluator=val_evaluator,
             test_dataloader=test_dataloader, test_cfg=test_cfg, test_evaluator=test_evaluator,
             param_scheduler=param_scheduler, auto_scale_lr=auto_scale_lr,
         )  # fmt: skip
-        build.check_sections(self._sections)
-        build.check_train_loop(train_cfg)
-        build.check_choice("param_scheduler_on_resume", param_scheduler_on_resume, ("checkpoint", "config"))
+        self._sections, schedulers = check.check_sections(sections)
+        if auto_scale_lr is not None:
+            build.read_auto_scale_lr(auto_scale_lr)
         self.param_scheduler_on_resume = param_scheduler_on_resume
         self.cfg = resolve(cfg) if cfg is not None else {}
         self.cfg_text = dump_config(self.cfg) if cfg is not None else ""
@@ -137,7 +139,8 @@ class Runner:
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
         self.model = build.build_model(model, precision)
         self.hook_list = build.build_hooks(default_hooks, custom_hooks)
-        self.log_processor = build.build_log_processor(log_processor, by_epoch=build.counts_epochs(train_cfg))
+        check.check_names(self.hooks, schedulers, self._sections)
+        self.log_processor = build.build_log_processor(log_processor, by_epoch=check.counts_epochs(train_cfg))
 
         self._open_logs(log_level, visualizer)
 
@@ -157,12 +160,12 @@ class Runner:
         self._failure = ""  # the point at which training stopped with an error
 
     def _open_logs(self, level: int | str, visualizer: Any) -> None:
+        self.visualizer = build.build_visualizer(visualizer, self.log_dir)
         os.makedirs(self.log_dir, exist_ok=True)
         self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=level)
         self.log_writer = AsyncWriter()
         self.message_hub = MessageHub.new_instance(self.experiment_name)
         self.message_hub.before_read = self.log_writer.flush
-        self.visualizer = build.build_visualizer(visualizer, self.log_dir)
         if self.cfg and self.is_main_process:
             write_config(self.cfg, os.path.join(self.work_dir, "config.py"))
             self.visualizer.add_config(self.cfg_text)

@@ -4,6 +4,7 @@ import datetime
 import time
 from collections.abc import Callable
 
+from jengine.annotations import Index
 from jengine.contrib.imix.hook_base import HookBase
 from jengine.registry import HOOKS
 
@@ -20,7 +21,7 @@ class IterationTimerHook(HookBase):
       clock: gives the time in seconds.
     """
 
-    def __init__(self, warmup_iter: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, warmup_iter: Index = 0, clock: Callable[[], float] = time.perf_counter) -> None:
         self.warmup_iter = warmup_iter
         self._clock = clock
         self._began = self._epoch_began = self._iter_began = self._then = self._warm = 0.0

@@ -4,11 +4,12 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+from jengine.annotations import Count, CountOrNever, Decay, Finite, Index, NonNegative
 from jengine.errors import ConfigError, closest
 from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
-from jengine.optim.schedules.rules import Rule, StepFunction, check_positive, sorted_milestones
+from jengine.optim.schedules.rules import Rule, StepFunction, sorted_milestones
 from jengine.optim.schedules.scheduler import ParamScheduler
 from jengine.optim.schedules.variants import make_scheduler
 
@@ -49,15 +50,14 @@ def _check_method(method: str, known: Sequence[str]) -> None:
 class WarmupMultiStepRule(FactorRule):
     """A warm-up times `gamma` to the number of milestones passed."""
 
-    milestones: Sequence[int]
-    gamma: float = 0.1
-    warmup_factor: float = 0.001
-    warmup_iters: int = 1000
-    warmup_method: str = "linear"
+    milestones: Sequence[NonNegative]
+    gamma: Finite = 0.1
+    warmup_factor: NonNegative = 0.001
+    warmup_iters: Index = 1000
+    warmup_method: Literal["constant", "linear"] = "linear"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "milestones", sorted_milestones("milestones", self.milestones))
-        _check_method(self.warmup_method, ("constant", "linear"))
 
     def factor(self, t: int) -> float:
         """The warm-up factor times the steps."""
@@ -69,14 +69,10 @@ class WarmupMultiStepRule(FactorRule):
 class WarmupCosineRule(FactorRule):
     """A warm-up times half a cosine over all of `max_iters`."""
 
-    max_iters: int
-    warmup_factor: float = 0.001
-    warmup_iters: int = 1000
-    warmup_method: str = "linear"
-
-    def __post_init__(self) -> None:
-        check_positive("max_iters", self.max_iters)
-        _check_method(self.warmup_method, ("constant", "linear"))
+    max_iters: Count
+    warmup_factor: NonNegative = 0.001
+    warmup_iters: Index = 1000
+    warmup_method: Literal["constant", "linear"] = "linear"
 
     def factor(self, t: int) -> float:
         """The warm-up factor times the cosine."""
@@ -88,10 +84,10 @@ class WarmupCosineRule(FactorRule):
 class PythiaRule(FactorRule):
     """A linear warm-up, up to and with step `warmup_iterations`, then `lr_ratio` to the number of `lr_steps` passed."""
 
-    lr_steps: Sequence[int]
-    lr_ratio: float
-    warmup_iterations: int = 0
-    warmup_factor: float = 0.0
+    lr_steps: Sequence[NonNegative]
+    lr_ratio: Finite
+    warmup_iterations: Index = 0
+    warmup_factor: NonNegative = 0.0
     use_warmup: bool = True
 
     def __post_init__(self) -> None:
@@ -121,10 +117,10 @@ class PythiaMultiStepRule(PythiaRule):
 class WarmupLinearNonZeroRule(FactorRule):
     """Linear up and linear down, never below `min_lr`, not even at step 0. `use_warmup` has no effect, as in iMIX."""
 
-    t_total: int
-    warmup_iterations: int = 0
+    t_total: Count
+    warmup_iterations: Index = 0
     use_warmup: bool = False
-    min_lr: float = 1e-5
+    min_lr: Finite = 1e-5
 
     def factor(self, t: int) -> float:
         """The triangle, before the floor."""
@@ -153,14 +149,12 @@ class BertWarmupLinearRule(FactorRule):
     Without a warm-up (-1) the linear method starts at half the initial value, as in BERT's own code.
     """
 
-    max_iters: int
-    warmup: float = -1
+    max_iters: CountOrNever
+    warmup: Decay | Literal[-1] = -1
     warmup_method: str = "warmup_linear"
 
     def __post_init__(self) -> None:
         _check_method(self.warmup_method, tuple(_BERT_METHODS))
-        if not (0.0 <= self.warmup < 1.0 or self.warmup == -1):
-            raise ConfigError(f"warmup is the part of the run that warms up, in [0, 1), or -1; found {self.warmup}")
 
     def factor(self, t: int) -> float:
         """The factor at this part of the run; 1 where `max_iters` is -1."""
@@ -183,7 +177,7 @@ class UnchangedRule(FactorRule):
 class WarmupRule(FactorRule):
     """A linear warm-up from 0, then the initial value."""
 
-    num_warmup_steps: int
+    num_warmup_steps: Index
 
     def factor(self, t: int) -> float:
         """The ramp, up to 1."""
@@ -194,11 +188,8 @@ class WarmupRule(FactorRule):
 class _WarmupDecayRule(FactorRule):
     """A linear warm-up from 0, then `decay` of the part of the remaining run that is done."""
 
-    num_warmup_steps: int
-    num_training_steps: int
-
-    def __post_init__(self) -> None:
-        check_positive("num_training_steps", self.num_training_steps)
+    num_warmup_steps: Index
+    num_training_steps: Count
 
     def decay(self, part: float) -> float:
         raise NotImplementedError
@@ -222,7 +213,7 @@ class WarmupLinearRule(_WarmupDecayRule):
 class WarmupHalfCosineRule(_WarmupDecayRule):
     """A linear warm-up from 0, then `num_cycles` of a cosine."""
 
-    num_cycles: float = 0.5
+    num_cycles: Finite = 0.5
 
     def decay(self, part: float) -> float:
         """The cosine."""
@@ -233,7 +224,7 @@ class WarmupHalfCosineRule(_WarmupDecayRule):
 class WarmupCosineRestartsRule(_WarmupDecayRule):
     """A linear warm-up from 0, then `num_cycles` half cosines, each starting anew."""
 
-    num_cycles: int = 1
+    num_cycles: Count = 1
 
     def decay(self, part: float) -> float:
         """The half cosine of the cycle; 0 when the run is over."""
@@ -244,8 +235,8 @@ class WarmupCosineRestartsRule(_WarmupDecayRule):
 class WarmupPolynomialRule(_WarmupDecayRule):
     """A linear warm-up from 0, then a power of what is left, down to `lr_end` for the optimizer's own initial value."""
 
-    lr_end: float = 1e-7
-    power: float = 1.0
+    lr_end: Finite = 1e-7
+    power: Finite = 1.0
 
     def decay(self, part: float) -> float:
         """The power of what is left of the run."""
@@ -271,14 +262,11 @@ class WarmupPolynomialRule(_WarmupDecayRule):
 class ImixPlateauSettings(PlateauSettings):
     """`PlateauSettings` with iMIX's name for the direction: `mode` is 'min' or 'max'."""
 
-    rule: str = dataclasses.field(default="less", init=False)
-    mode: str = "min"
+    rule: Literal["less", "greater"] = dataclasses.field(default="less", init=False)
+    mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        if self.mode not in ("min", "max"):
-            raise ConfigError(f"no mode is called {self.mode!r}{closest(self.mode, ('min', 'max'))}")
         object.__setattr__(self, "rule", "less" if self.mode == "min" else "greater")
-        super().__post_init__()
 
 
 def _make_imix(name: str, family: type[Any]) -> type[ParamScheduler]:

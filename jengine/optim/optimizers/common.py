@@ -1,8 +1,7 @@
-"""Provide what the optimizers share: checks of their arguments, moving averages, and the ends of their chains."""
+"""Provide what the optimizers share: moving averages, and the ends of their chains."""
 
 import math
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any, TypeAlias
 
 import jax
@@ -13,32 +12,6 @@ from jengine.optim.transforms import add_decayed_weights_by_rule, scale_by_group
 
 Tree: TypeAlias = Any  # a pytree of arrays with the structure of the parameters
 Parts: TypeAlias = Sequence[tuple[str, optax.GradientTransformation]]
-
-
-def in_range(optimizer: str, low: float = 0.0, below: float | None = None, **values: float) -> None:
-    """Check settings against their legal range.
-
-    Raises:
-      ValueError: one is under `low`, or not under `below`. TypeError: one is no number.
-    """
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise TypeError(f"{optimizer}: {name} must be a number, found {type(value).__name__}: {value!r}")
-        if not low <= value or (below is not None and not value < below):
-            legal = f"at least {low:g}" if below is None else f"in [{low:g}, {below:g})"
-            raise ValueError(f"{optimizer}: {name} must be {legal}, found {value!r}")
-
-
-def betas_in_range(optimizer: str, betas: Sequence[float], length: int = 2) -> tuple[float, ...]:
-    """Return `betas` as a tuple of floats.
-
-    Raises:
-      ValueError: a wrong number of them, or one outside [0, 1).
-    """
-    if isinstance(betas, str) or not isinstance(betas, Sequence) or len(betas) != length:
-        raise ValueError(f"{optimizer}: betas must be {length} numbers, found {betas!r}")
-    in_range(optimizer, below=1.0, **{f"betas[{i}]": beta for i, beta in enumerate(betas)})
-    return tuple(float(beta) for beta in betas)
 
 
 def state_dtype(dtype: Any) -> Any:

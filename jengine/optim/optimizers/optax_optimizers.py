@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from jengine.optim.optimizers import common
+from jengine.annotations import NonNegative, check_values
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.registry import OPTIMIZERS
@@ -108,8 +108,7 @@ def from_factory(factory: Factory) -> Callable[..., Optimizer]:
                 raise TypeError(
                     f"{name}: learning_rate must be a number, found a schedule; put it into param_scheduler"
                 )
-            if lr is not None:
-                common.in_range(name, lr=lr)
+            check_values(name, _check_rate, {"learning_rate": lr})
             settings = {"lr": lr, **settings}
         numbers = tuple(k for k, v in settings.items() if isinstance(v, float) or (k == "lr" and v is not None))
 
@@ -121,6 +120,10 @@ def from_factory(factory: Factory) -> Callable[..., Optimizer]:
         return Optimizer(name, settings, parts, numbers, by_leaf=(), whole_tensor=True)
 
     return build
+
+
+def _check_rate(learning_rate: NonNegative | None = None) -> None:
+    """Have the annotation of the learning rate that this module allows: optax takes schedules too, and any number."""
 
 
 for _name in _NAMES:

@@ -1,12 +1,13 @@
 """Define RMSprop and Rprop as torch.optim does."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jengine.annotations import NonNegative, Range
+from jengine.errors import ConfigError
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -17,11 +18,11 @@ from jengine.registry import OPTIMIZERS
 
 @OPTIMIZERS.register_module()
 def RMSprop(
-    lr: float = 1e-2,
-    alpha: float = 0.99,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
+    lr: NonNegative = 1e-2,
+    alpha: NonNegative = 0.99,
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    momentum: NonNegative = 0.0,
     centered: bool = False,
     maximize: bool = False,
 ) -> Optimizer:
@@ -32,7 +33,6 @@ def RMSprop(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("RMSprop", lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
     settings = {
         "lr": lr,
         "alpha": alpha,
@@ -86,9 +86,9 @@ def scale_by_stddev(decay: Any, eps: Any) -> optax.GradientTransformation:
 
 @OPTIMIZERS.register_module()
 def Rprop(
-    lr: float = 1e-2,
-    etas: Sequence[float] = (0.5, 1.2),
-    step_sizes: Sequence[float] = (1e-6, 50.0),
+    lr: NonNegative = 1e-2,
+    etas: tuple[Annotated[float, Range(gt=0, lt=1)], Annotated[float, Range(gt=1)]] = (0.5, 1.2),
+    step_sizes: tuple[NonNegative, NonNegative] = (1e-6, 50.0),
     maximize: bool = False,
 ) -> Optimizer:
     """Build resilient backpropagation (Riedmiller and Braun, 1993).
@@ -102,11 +102,8 @@ def Rprop(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("Rprop", lr=lr)
-    if len(etas) != 2 or not 0 < etas[0] < 1 < etas[1]:
-        raise ValueError(f"Rprop: etas must be two numbers with 0 < first < 1 < second, found {etas!r}")
-    if len(step_sizes) != 2 or not 0 <= step_sizes[0] <= step_sizes[1]:
-        raise ValueError(f"Rprop: step_sizes must be a least and a greatest size, found {step_sizes!r}")
+    if step_sizes[0] > step_sizes[1]:
+        raise ConfigError(f"`Rprop.step_sizes` must be a least and a greatest size, got {step_sizes!r}")
     settings = {"lr": lr, "etas": tuple(etas), "step_sizes": tuple(step_sizes), "maximize": maximize}
     return Optimizer("Rprop", settings, _rprop_parts, ("lr", "etas", "step_sizes"))
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jengine.annotations import Finite, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -16,10 +17,10 @@ from jengine.registry import OPTIMIZERS
 
 @OPTIMIZERS.register_module()
 def SGD(
-    lr: float = 1e-3,
-    momentum: float = 0.0,
-    dampening: float = 0.0,
-    weight_decay: float = 0.0,
+    lr: NonNegative = 1e-3,
+    momentum: NonNegative = 0.0,
+    dampening: Finite = 0.0,
+    weight_decay: NonNegative = 0.0,
     nesterov: bool = False,
     maximize: bool = False,
 ) -> Optimizer:
@@ -28,8 +29,6 @@ def SGD(
     Raises:
       ValueError: a negative setting, or nesterov without momentum or with dampening.
     """
-    common.in_range("SGD", lr=lr, momentum=momentum, weight_decay=weight_decay)
-    common.in_range("SGD", low=-float("inf"), dampening=dampening)
     if nesterov and (momentum <= 0 or dampening != 0):
         raise ValueError(
             f"SGD: nesterov needs momentum above 0 and dampening 0, found momentum={momentum}, dampening={dampening}"
@@ -90,11 +89,11 @@ def dampened_trace(decay: Any, dampening: Any) -> optax.GradientTransformation:
 
 @OPTIMIZERS.register_module()
 def ASGD(
-    lr: float = 1e-2,
-    lambd: float = 1e-4,
-    alpha: float = 0.75,
-    t0: float = 1e6,
-    weight_decay: float = 0.0,
+    lr: NonNegative = 1e-2,
+    lambd: Finite = 1e-4,
+    alpha: Finite = 0.75,
+    t0: Finite = 1e6,
+    weight_decay: NonNegative = 0.0,
     maximize: bool = False,
 ) -> Optimizer:
     """Build averaged SGD (Polyak and Juditsky, 1992). A change of lr acts one update later, as in PyTorch.
@@ -110,7 +109,6 @@ def ASGD(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.in_range("ASGD", lr=lr, weight_decay=weight_decay)
     settings = {
         "lr": lr,
         "lambd": lambd,

@@ -5,13 +5,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from jengine.errors import ConfigError, closest
-from jengine.optim.schedules.rules import Affine, ConflictError, Rule, StepFunction, check_positive
+from jengine.annotations import Finite, Fraction, Positive
+from jengine.errors import ConfigError
+from jengine.optim.schedules.rules import Affine, ConflictError, Rule, StepFunction
 
 
-def _floors(bases: Sequence[float], eta_min: float | None, ratio: float | None) -> list[float]:
+def _floors(bases: Sequence[float], eta_min: Finite | None, ratio: float | None) -> list[float]:
     return [base * ratio if ratio is not None else eta_min or 0.0 for base in bases]
 
 
@@ -23,13 +24,11 @@ class CosineAnnealingRule(Rule):
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("T_max",)
-    T_max: int | None = None
-    eta_min: float | None = None
-    eta_min_ratio: float | None = dataclasses.field(default=None, kw_only=True)
+    T_max: Positive | None = None
+    eta_min: Finite | None = None
+    eta_min_ratio: Finite | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.T_max is not None:
-            check_positive("T_max", self.T_max)
         if self.eta_min is not None and self.eta_min_ratio is not None:
             raise ConflictError("give eta_min or eta_min_ratio, not both")
 
@@ -60,10 +59,10 @@ class CosineRestartRule(Rule):
     """One half cosine per period, each starting at its weight times the initial value (SGDR, as above)."""
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("periods",)
-    periods: Sequence[int]
-    restart_weights: Sequence[float] = (1,)
-    eta_min: float | None = None
-    eta_min_ratio: float | None = None
+    periods: Sequence[Positive]
+    restart_weights: Sequence[Finite] = (1,)
+    eta_min: Finite | None = None
+    eta_min_ratio: Finite | None = None
 
     def __post_init__(self) -> None:
         if (self.eta_min is None) == (self.eta_min_ratio is None):
@@ -73,8 +72,6 @@ class CosineRestartRule(Rule):
                 f"periods and restart_weights are of equal length, found {len(self.periods)} and "
                 f"{len(self.restart_weights)}"
             )
-        for period in self.periods:
-            check_positive("each of periods", period)
         object.__setattr__(self, "periods", tuple(self.periods))
         object.__setattr__(self, "restart_weights", tuple(self.restart_weights))
 
@@ -110,23 +107,13 @@ class OneCycleRule(Rule):
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("total_steps",)
-    eta_max: float | Sequence[float]
-    total_steps: int | None = None
-    pct_start: float = 0.3
-    anneal_strategy: str = "cos"
-    div_factor: float = 25.0
-    final_div_factor: float = 1e4
+    eta_max: Finite | Sequence[Finite]
+    total_steps: Positive | None = None
+    pct_start: Fraction = 0.3
+    anneal_strategy: Literal["cos", "linear"] = "cos"
+    div_factor: Positive = 25.0
+    final_div_factor: Positive = 1e4
     three_phase: bool = False
-
-    def __post_init__(self) -> None:
-        if self.total_steps is not None:
-            check_positive("total_steps", self.total_steps)
-        if not isinstance(self.pct_start, float) or not 0.0 <= self.pct_start <= 1.0:
-            raise ConfigError(f"pct_start is a float between 0 and 1, found {self.pct_start!r}")
-        if self.anneal_strategy not in _ANNEAL:
-            raise ConfigError(
-                f"no anneal_strategy is called {self.anneal_strategy!r}{closest(self.anneal_strategy, _ANNEAL)}"
-            )
 
     def bind(self, span: int) -> StepFunction:
         """The value as a part of `eta_max`, phase by phase."""

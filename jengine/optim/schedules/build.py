@@ -9,7 +9,7 @@ from jengine.optim.schedules.annealing import OneCycleRule
 from jengine.optim.schedules.from_optax import OptaxRule
 from jengine.optim.schedules.rules import INF
 from jengine.optim.schedules.scheduler import ParamScheduler
-from jengine.registry import PARAM_SCHEDULERS, check_arguments
+from jengine.registry import PARAM_SCHEDULERS, as_config, check_arguments
 
 Schedulers = list[ParamScheduler] | dict[str, list[ParamScheduler]]
 
@@ -45,7 +45,20 @@ def build_param_schedulers(
     Raises:
       ValueError, KeyError, TypeError: what is wrong with which entry of the config.
     """
-    run = _Run(max_epochs, max_iters, epoch_length, by_epoch_loop)
+    return _build(cfg, wrapper, _Run(max_epochs, max_iters, epoch_length, by_epoch_loop))
+
+
+def check_param_schedulers(
+    cfg: Any, wrapper: Any, *, max_epochs: int | None, max_iters: int | None, by_epoch_loop: bool
+) -> Sequence[ParamScheduler]:
+    """Build the schedulers as `build_param_schedulers` does, before the length of an epoch is known.
+
+    What depends on that length is checked by `build_param_schedulers` alone. The result cannot be stepped.
+    """
+    return flatten_schedulers(_build(cfg, wrapper, _Run(max_epochs, max_iters, None, by_epoch_loop, is_open=True)))
+
+
+def _build(cfg: Any, wrapper: Any, run: "_Run") -> Schedulers:
     with config_path("param_scheduler"):
         if not _is_mapping(wrapper):
             if _is_mapping(cfg) and "type" not in cfg and cfg:
@@ -70,7 +83,15 @@ def build_param_schedulers(
 class _Run:
     """How long the run is, in epochs and in iterations."""
 
-    def __init__(self, epochs: int | None, iters: int | None, epoch_length: int | None, by_epoch_loop: bool) -> None:
+    def __init__(
+        self,
+        epochs: int | None,
+        iters: int | None,
+        epoch_length: int | None,
+        by_epoch_loop: bool,
+        is_open: bool = False,
+    ) -> None:
+        self.is_open = is_open  # unknown lengths are not an error
         self.epochs, self.iters, self.epoch_length, self.by_epoch_loop = epochs, iters, epoch_length, by_epoch_loop
 
     def length(self, by_epoch: bool, converted: bool) -> float | None:
@@ -98,6 +119,7 @@ def _build_one(cfg: Any, wrapper: Any, run: _Run) -> list[ParamScheduler]:
         return [cfg] if cfg.optimizer is wrapper else []
     if callable(cfg) and not isinstance(cfg, type):  # it goes on where a run is made longer
         cfg = {"type": "OptaxLR", "schedule": cfg, "by_epoch": False, "end": INF}
+    cfg = as_config(cfg)
     if not _is_mapping(cfg):
         raise TypeError(
             "a parameter scheduler must be a dict with a 'type', or a function from the iteration to the learning rate "
@@ -132,10 +154,10 @@ def _construct(
 ) -> ParamScheduler:
     if not converted:
         return PARAM_SCHEDULERS.build({"type": entry, **arguments}, optimizer=wrapper)
-    if run.epoch_length is None:
+    if run.epoch_length is None and not run.is_open:
         raise ConfigError("convert_to_iter_based needs a train dataloader whose length is known")
     check_arguments(entry, {"optimizer": wrapper, **arguments})
-    return entry.build_iter_from_epoch(wrapper, epoch_length=run.epoch_length, **arguments)
+    return entry.build_iter_from_epoch(wrapper, epoch_length=run.epoch_length or 1, **arguments)
 
 
 def _default_end(
@@ -146,6 +168,8 @@ def _default_end(
             raise ConfigError(f"{entry.__name__} with begin > 0 counts epochs, which never end in this train loop")
         return INF
     end = run.length(by_epoch, converted)
+    if end is None and run.is_open:
+        return INF // 2  # an end, but none that a schedule reaches
     if end is None:
         unit = "epochs" if by_epoch else "iterations"
         raise ConfigError(f"the length of the run in {unit} is unknown: give {entry.__name__} its `end`")

@@ -16,6 +16,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+from jengine.annotations import Finite, Fraction, NonNegative, Positive
 from jengine.errors import ConfigError
 
 Affine = tuple[float, float, float]  # (a, p, q): the weights of the current value, of the anchor and of the base
@@ -91,24 +92,14 @@ def scale_epochs(settings: Mapping[str, Any], names: Sequence[str], epoch_length
     return scaled
 
 
-def check_factor(name: str, value: float) -> None:
-    """Raises ValueError unless `value` lies in [0, 1]."""
-    if not 0.0 <= value <= 1.0:
-        raise ConfigError(f"{name} is a factor between 0 and 1, found {value!r}")
+def sorted_milestones(name: str, value: Sequence[float]) -> tuple[float, ...]:
+    """Return `value` as a tuple.
 
-
-def check_positive(name: str, value: Any) -> None:
-    """Raises ValueError unless `value` is a positive number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ConfigError(f"{name} is a positive number, found {value!r}")
-
-
-def sorted_milestones(name: str, value: Sequence[int]) -> tuple[int, ...]:
-    """`value` as a tuple; raises ValueError unless it holds numbers in ascending order, none negative."""
-    if not isinstance(value, list | tuple) or not all(isinstance(item, int | float) for item in value):
-        raise ConfigError(f"{name} is a list of step numbers, found {value!r}")
-    if list(value) != sorted(value) or any(item < 0 for item in value):
-        raise ConfigError(f"{name} are in ascending order, none negative; found {list(value)}")
+    Raises:
+      ConfigError: it is not in ascending order.
+    """
+    if list(value) != sorted(value):
+        raise ConfigError(f"`{name}` must be in ascending order, got {list(value)}")
     return tuple(value)
 
 
@@ -116,10 +107,7 @@ def sorted_milestones(name: str, value: Sequence[int]) -> tuple[int, ...]:
 class ConstantRule(Rule):
     """Multiplies by `factor` until the last step of the window, which restores the value."""
 
-    factor: float = 1.0 / 3
-
-    def __post_init__(self) -> None:
-        check_factor("factor", self.factor)
+    factor: Fraction = 1.0 / 3
 
     def bind(self, span: int) -> StepFunction:
         """Changes at the first and the last step; in a window of one step those cancel."""
@@ -140,12 +128,8 @@ class ConstantRule(Rule):
 class LinearRule(Rule):
     """Multiplies by a factor that goes in a straight line from `start_factor` to `end_factor` at the last step."""
 
-    start_factor: float = 1.0 / 3
-    end_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_factor("start_factor", self.start_factor)
-        check_factor("end_factor", self.end_factor)
+    start_factor: Fraction = 1.0 / 3
+    end_factor: Fraction = 1.0
 
     def bind(self, span: int) -> StepFunction:
         """The ratio of each factor to the one before it; a window of one step is at its end at once."""
@@ -171,11 +155,8 @@ class StepRule(Rule):
     """Multiplies by `gamma` every `step_size` steps."""
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("step_size",)
-    step_size: int
-    gamma: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_positive("step_size", self.step_size)
+    step_size: Positive
+    gamma: Finite = 0.1
 
     def bind(self, span: int) -> StepFunction:
         """Changes at the positive multiples of `step_size`."""
@@ -188,8 +169,8 @@ class MultiStepRule(Rule):
     """Multiplies by `gamma` at each milestone, counted from `begin`; a milestone given twice counts twice."""
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("milestones",)
-    milestones: Sequence[int]
-    gamma: float = 0.1
+    milestones: Sequence[NonNegative]
+    gamma: Finite = 0.1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "milestones", sorted_milestones("milestones", self.milestones))
@@ -204,7 +185,7 @@ class MultiStepRule(Rule):
 class ExponentialRule(Rule):
     """Multiplies by `gamma` at every step but the first."""
 
-    gamma: float
+    gamma: Finite
 
     def bind(self, span: int) -> StepFunction:
         """The same change at each step."""
@@ -216,8 +197,8 @@ class ExponentialRule(Rule):
 class PolyRule(Rule):
     """Falls as a power of the steps left, to `eta_min` at the last step of the window."""
 
-    eta_min: float = 0.0
-    power: float = 1.0
+    eta_min: Finite = 0.0
+    power: Finite = 1.0
 
     def bind(self, span: int) -> StepFunction:
         """The ratio of the distance to `eta_min` to that of the step before."""
@@ -240,7 +221,7 @@ class PolyRule(Rule):
 class PolyRatioRule(PolyRule):
     """`PolyRule` whose floor may be a part of each group's initial value (MMSegmentation)."""
 
-    eta_min_ratio: float | None = None
+    eta_min_ratio: Finite | None = None
 
     def anchors(self, bases: Sequence[float], reference: float) -> list[float]:
         """`eta_min_ratio` of each base, or `eta_min` where no ratio is given."""

@@ -75,11 +75,7 @@ class ParamScheduler:
         verbose: bool = False,
     ) -> None:
         if end <= begin:
-            raise ConfigError(f"end is larger than begin, found begin={begin} and end={end}")
-        if begin < 0:
-            raise ConfigError(f"begin is 0 or larger, found {begin}")
-        if not isinstance(last_step, int) or last_step < -1:
-            raise ConfigError(f"last_step is -1 or larger, found {last_step!r}")
+            raise ConfigError(f"`end` must be larger than begin={begin}, got {end}")
         self.optimizer = optimizer
         self.param_name = param_name
         self.settings = settings
