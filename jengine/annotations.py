@@ -13,6 +13,7 @@ import math
 import numbers
 import types
 import typing
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -155,7 +156,12 @@ def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(entry).parameters
 
 
+_wrapped: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()  # functions that check already
+
+
 def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
+    if function in _wrapped:  # registered under several names
+        return function
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -167,6 +173,7 @@ def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
         check_values(owner, function, bound)
         return function(*args, **kwargs)
 
+    _wrapped.add(call)
     return call
 
 
@@ -175,8 +182,10 @@ def _find_mismatch(annotation: Any, value: Any) -> _Mismatch | None:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         inner = _find_mismatch(args[0], value)
+        if inner is not None:
+            return inner if inner.keys else inner._replace(annotation=annotation)
         fits = all(value in bound for bound in args[1:] if isinstance(bound, Range))
-        return inner if inner or fits else _Mismatch((), annotation, value, is_type=False)
+        return None if fits else _Mismatch((), annotation, value, is_type=False)
     if origin in (typing.Union, types.UnionType):
         return _find_in_union(annotation, args, value)
     if origin is Literal:
@@ -267,6 +276,8 @@ def _error(owner: str, name: str, mismatch: _Mismatch) -> Exception:
     choices = [choice for choice in _choices(annotation) if isinstance(choice, str)]
     hint = closest(value, choices) if isinstance(value, str) and choices else ""
     hint = hint if "did you mean" in hint else ""  # the choices are part of the message
+    if isinstance(value, tuple) and len(value) == 1 and _is_mapping(value[0]):
+        hint = "; remove the comma after `dict(...)`"
     message = f"`{path}` must be {_describe(annotation)}, got {value!r}{hint}"
     return TypeError(message) if mismatch.is_type else ArgumentError(message)
 

@@ -63,7 +63,8 @@ def test_the_config_takes_precedence_over_extra_arguments(tools):
         (dict(type="Hammer"), "Hammer needs the argument 'weight'"),
         (dict(weight=1), "must have a 'type', got only the keys ['weight']"),
         ((dict(type="Hammer", weight=1),), "a tool must be a dict, got a tuple of one; remove the comma"),
-        ("Hammer", "must be a dict with a 'type', got str"),
+        ("Hammer", "Hammer needs the argument 'weight'"),
+        (3, "must be a dict with a 'type', got int"),
     ],
 )
 def test_illegal_configs_raise(tools, cfg, message):

@@ -47,8 +47,8 @@ class LoggerHook(Hook):
         out_suffix: str | Sequence[str] = (".json", ".log", ".py", "yaml"),
         keep_local: bool = True,
         log_metric_by_epoch: bool = True,
-        file_client_args: None = None,
-        backend_args: None = None,
+        file_client_args: Mapping[str, Any] | None = None,
+        backend_args: Mapping[str, Any] | None = None,
     ) -> None:
         if file_client_args is not None or backend_args is not None:
             raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from jengine.annotations import Count, Index
+from jengine.annotations import Count, Index, checked
 from jengine.errors import config_path
 from jengine.logging.history import HistoryBuffer
 from jengine.logging.message_hub import HubSnapshot, MessageHub
@@ -98,8 +98,6 @@ class LogProcessor:
         log_with_hierarchy: bool = False,
         mean_pattern: str = r".*(loss|time|data_time|grad_norm).*",
     ) -> None:
-        with config_path("window_size"):
-            _check_window(window_size, names=())
         self.window_size = window_size
         self.by_epoch = by_epoch
         self.custom_cfg = [dict(entry) for entry in custom_cfg or ()]
@@ -268,14 +266,9 @@ def _check_mode(mode: str, legal: Sequence[str]) -> None:
         raise AssertionError(f"mode must be one of {', '.join(map(repr, legal))}, found {mode!r}")
 
 
-def _check_window(window: Any, names: Sequence[str]) -> None:
-    expected = " or ".join(["an int", *map(repr, names)])
-    if isinstance(window, str) and window in names:
-        return
-    if isinstance(window, bool) or not isinstance(window, int):
-        raise TypeError(f"window_size must be {expected}, found {window!r}")
-    if window < 1:
-        raise ValueError(f"window_size must be at least 1, found {window}")
+@functools.partial(checked, owner="")
+def _check_window(window_size: Count | Literal["epoch", "global"]) -> None:
+    """Check the window of an entry of `custom_cfg`, whose annotation is all there is to it."""
 
 
 def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -> None:
@@ -293,9 +286,10 @@ def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -
             if not by_epoch and entry["window_size"] == "epoch":
                 raise AssertionError("window_size='epoch' needs by_epoch=True; use an int or 'global'")
             if "window_size" in entry:
-                _check_window(entry["window_size"], ("epoch", "global"))
+                _check_window(window_size=entry["window_size"])
             if "method_name" not in entry:
                 raise KeyError("an entry needs 'method_name', the statistic: 'mean', 'max', 'min' or 'current'")
             own = ("data_src", "log_name", "method_name")
             statistic = HistoryBuffer().statistic(entry["method_name"])
-            check_arguments(statistic, {key: value for key, value in entry.items() if key not in own})
+            arguments = {key: value for key, value in entry.items() if key not in own}
+            check_arguments(statistic, {key: value for key, value in arguments.items() if not isinstance(value, str)})

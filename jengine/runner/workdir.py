@@ -98,9 +98,10 @@ def _read_load_from(load_from: Any) -> LoadFrom | None:
         return None
     with config_path("load_from"):
         options = dict(load_from.items()) if hasattr(load_from, "items") else {"path": load_from}
+        if "path" in options:
+            options["path"] = str(checkpoint.resolve(options["path"]))
         check_arguments(LoadFrom, options)
-        rename = [(str(old), str(new)) for old, new in options.pop("rename", ())]
-        return LoadFrom(path=str(checkpoint.resolve(options.pop("path"))), rename=rename, **options)
+        return LoadFrom(**options)
 
 
 def _new_timestamp(work_dir: str) -> str:

@@ -117,7 +117,7 @@ def test_the_digits_are_split_once_and_for_all():
 
 
 def test_an_unknown_split_is_refused():
-    with pytest.raises(ValueError, match="split is 'train' or 'test', found 'val'"):
+    with pytest.raises(ValueError, match="split` must be 'train' or 'test', got 'val'"):
         DATASETS.build({"type": "Digits", "split": "val"})
 
 

@@ -317,7 +317,7 @@ def test_each_trace_is_handed_over(tracing):
         ),
         (dict(on_trace_ready=dict(type="log_trace")), ValueError, "got the type 'log_trace'"),
         (dict(on_trace_ready=dict(type="tb_trace", dirname="x")), ValueError, "did you mean 'dir_name'"),
-        (dict(on_trace_ready=3), TypeError, "on_trace_ready must be a function or a dict, got 3"),
+        (dict(on_trace_ready=3), TypeError, "on_trace_ready` must be a function or a dict or None, got 3"),
         (dict(with_stack=True), TypeError, "with_stack"),
     ],
 )
@@ -334,8 +334,8 @@ def test_a_profile_longer_than_the_run_is_refused():
 @pytest.mark.parametrize(
     ("cfg", "error", "message"),
     [
-        (dict(type="WarmupParamHook", param_name="a", value=1.0, warmup_epochs=0), ValueError, "a positive number of epochs"),
-        (dict(type="PreciseBNHook", num_samples=0), ValueError, "num_samples must be an integer of at least 1"),
+        (dict(type="WarmupParamHook", param_name="a", value=1.0, warmup_epochs=0), ValueError, "warmup_epochs` must be a number above 0, got 0"),
+        (dict(type="PreciseBNHook", num_samples=0), ValueError, "num_samples` must be an integer of at least 1"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=0)]), ValueError, "action_epoch is an integer of at least 1"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, los=1)]), ValueError, "did you mean 'loss'"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, loss=1)] * 2), ValueError, "two changes have the action_epoch 2"),
@@ -345,9 +345,9 @@ def test_a_profile_longer_than_the_run_is_refused():
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=dict(augments=[max], probs=[2]))]), ValueError, "a sum of at most 1; found \\[2\\]"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=3)]), TypeError, "an augmentation is a function"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, train_pipeline="Flip")]), TypeError, "a pipeline is a list of transforms"),
-        (dict(type="PipelineSwitchHook", switch_epoch=-1, switch_pipeline=[]), ValueError, "switch_epoch is an integer of at least 0, found -1"),
+        (dict(type="PipelineSwitchHook", switch_epoch=-1, switch_pipeline=[]), ValueError, "switch_epoch` must be an integer of at least 0, got -1"),
         (dict(type="PipelineSwitchHook", switch_epoch=1, switch_pipeline=[3]), TypeError, "a transform is a function of a sample"),
-        (dict(type="NaiveVisualizationHook", interval=0), ValueError, "interval is an integer of at least 1"),
+        (dict(type="NaiveVisualizationHook", interval=0), ValueError, "interval` must be an integer of at least 1"),
         (dict(type="MeanTeacherHook", momentum=2.0), AssertionError, "momentum"),
     ],
 )  # fmt: skip
@@ -358,7 +358,9 @@ def test_bad_settings_say_what_is_expected(cfg, error, message):
 
 def test_a_switched_loss_says_who_sets_its_index():
     loss = SwitchedLoss([lambda outputs, batch: outputs, lambda outputs, batch: 2 * outputs])
-    with pytest.raises(KeyError, match="`hyperparams` must have 'loss_index', got \\[\\]; use a SwitchRecipeHook with `loss`"):
+    with pytest.raises(
+        KeyError, match="`hyperparams` must have 'loss_index', got \\[\\]; use a SwitchRecipeHook with `loss`"
+    ):
         loss(jnp.ones(()), {}, {})
     with pytest.raises(ValueError, match="two or more losses, got 1"):
         SwitchedLoss([lambda outputs, batch: outputs])

@@ -313,10 +313,10 @@ def test_its_config_is_left_as_it_was():
             [{"data_src": "a", "method_name": "max", "window_size": []}],
             True,
             TypeError,
-            "an int or 'epoch' or 'global'",
+            "an integer of at least 1 or 'epoch' or 'global'",
         ),
-        ([{"data_src": "a", "method_name": "max", "window_size": "all"}], True, TypeError, "found 'all'"),
-        ([{"data_src": "a", "method_name": "max", "window_size": 0}], True, ValueError, "at least 1, found 0"),
+        ([{"data_src": "a", "method_name": "max", "window_size": "all"}], True, ValueError, "got 'all'"),
+        ([{"data_src": "a", "method_name": "max", "window_size": 0}], True, ValueError, "'epoch' or 'global', got 0"),
         ([{"data_src": "a", "method_name": "maxx"}], True, KeyError, "did you mean 'max'"),
         (
             [{"data_src": "a", "method_name": "max", "window": 3}],
@@ -334,7 +334,7 @@ def test_a_bad_config_fails_at_once_and_names_its_place(entries, by_epoch, error
 
 @pytest.mark.parametrize(("window", "error"), [(0, ValueError), ("epoch", TypeError), (2.5, TypeError)])
 def test_the_window_is_a_positive_int(window, error):
-    with pytest.raises(error, match="window_size must be"):
+    with pytest.raises(error, match="window_size` must be"):
         LogProcessor(window_size=window)
 
 

@@ -262,7 +262,7 @@ def test_whose_schedule_holds_after_a_resume_is_a_choice(make_runner, tmp_path, 
     log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
     assert f"Those of the {choice} apply" in log
     assert "param_scheduler[0].T_max: 4 in the config, 2 in the checkpoint" in log
-    with pytest.raises(ValueError, match="must be one of 'checkpoint', 'config', got 'both'"):
+    with pytest.raises(ValueError, match="must be 'checkpoint' or 'config', got 'both'"):
         make_runner(param_scheduler_on_resume="both")
 
 

@@ -110,7 +110,7 @@ def test_names_that_do_not_exist_are_answered_with_the_closest(tmp_path):
 
 
 def test_a_single_backend_instead_of_a_list_is_refused(tmp_path):
-    with pytest.raises(TypeError, match="vis_backends is a list of backends, found dict"):
+    with pytest.raises(TypeError, match="vis_backends` must be a list or None, got"):
         Visualizer({"type": "LocalVisBackend"}, save_dir=tmp_path)
 
 

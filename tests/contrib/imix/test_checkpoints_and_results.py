@@ -59,7 +59,7 @@ def test_what_was_saved_is_known_after_a_restart_also_when_nothing_was():
 
 
 def test_bad_periods_are_refused():
-    with pytest.raises(ConfigError, match="epoch_period is at least 1"):
+    with pytest.raises(ConfigError, match="epoch_period` must be an integer of at least 1"):
         CheckPointHook(epoch_period=0)
     with pytest.raises(ConfigError, match="eval_iter_period is at least 1"):
         EvaluateHook(eval_iter_period=0)
@@ -248,7 +248,7 @@ def test_the_average_of_one_and_two_at_nine_tenths():
 
 
 def test_averages_need_a_decay_and_the_hook_that_makes_them(trainer):
-    with pytest.raises(ConfigError, match="found 1"):
+    with pytest.raises(ConfigError, match="decay` must be .*, got 1"):
         EMAIterHook(decay=1)
     with pytest.raises(ConfigError, match="the averages of EMAIterHook"):
         EMAEpochHook().before_train(trainer)

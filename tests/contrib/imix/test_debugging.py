@@ -97,7 +97,7 @@ def test_an_error_ends_a_trace_that_is_under_way(imix_runner, tmp_path):
 
 
 def test_the_predicate_is_a_function():
-    with pytest.raises(TypeError, match="a function of the trainer, found True"):
+    with pytest.raises(TypeError, match="enable_predicate` must be a function, got True"):
         AutogradProfilerHook(True, "traces", use_cuda=False)
 
 

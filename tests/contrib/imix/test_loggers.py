@@ -107,7 +107,7 @@ def test_processes_other_than_the_first_write_nothing(trainer, monkeypatch):
 
 
 def test_bad_arguments_of_the_logger_are_refused():
-    with pytest.raises(TypeError, match=r"found 2\.5"):
+    with pytest.raises(TypeError, match=r"got 2\.5"):
         PeriodicLogger([], 2.5)
     with pytest.raises(ConfigError, match="at least 1, found 0"):
         PeriodicLogger([], 0)

@@ -71,12 +71,20 @@ def test_the_plateau_schedule_takes_a_mode(make_wrapper, build):
     [
         ({**MULTI, "warmup_iterations": 90000, "lr_ratio": 0.2}, AssertionError, "over before the first of lr_steps"),
         ({**WARM_STEPS, "milestones": [20, 10]}, ValueError, "ascending order"),
-        ({**WARM_STEPS, "warmup_method": "lin"}, ValueError, "no warmup_method is called 'lin'"),
-        ({**WARM_COSINE, "max_iters": 0}, ValueError, "max_iters is a positive number"),
-        ({"type": "BertWarmupLinearLR", "max_iters": 10, "warmup": 3}, ValueError, r"in \[0, 1\), or -1; found 3"),
+        (
+            {**WARM_STEPS, "warmup_method": "lin"},
+            ValueError,
+            "warmup_method` must be 'constant' or 'linear', got 'lin'",
+        ),
+        ({**WARM_COSINE, "max_iters": 0}, ValueError, "max_iters` must be an integer of at least 1"),
+        ({"type": "BertWarmupLinearLR", "max_iters": 10, "warmup": 3}, ValueError, r"in \[0, 1\) or -1, got 3"),
         ({"type": "WarmupPolynomialSchedule", **HF, "lr_end": 2.0}, ValueError, "lr_end is smaller than"),
-        ({"type": "ReduceOnPlateauSchedule", "mode": "low"}, ValueError, "no mode is called 'low'"),
-        ({"type": "WarmupLinearSchedule", "num_warmup_steps": 1, "num_training_steps": -1}, ValueError, "positive"),
+        ({"type": "ReduceOnPlateauSchedule", "mode": "low"}, ValueError, "mode` must be 'min' or 'max', got 'low'"),
+        (
+            {"type": "WarmupLinearSchedule", "num_warmup_steps": 1, "num_training_steps": -1},
+            ValueError,
+            "num_training_steps` must be an integer of at least 1, got -1",
+        ),
     ],
 )
 def test_bad_settings_are_refused(cfg, error, message, make_wrapper, build):

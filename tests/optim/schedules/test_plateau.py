@@ -109,9 +109,9 @@ def test_metrics_are_a_dict(make_wrapper, build):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"factor": 1.0}, ValueError, "factor is smaller than 1"),
-        ({"rule": "smaller"}, ValueError, "no rule is called 'smaller'"),
-        ({"threshold_rule": "relative"}, ValueError, "no threshold_rule is called 'relative'"),
+        ({"factor": 1.0}, ValueError, "factor` must be a number in \\[0, 1\\)"),
+        ({"rule": "smaller"}, ValueError, "rule` must be 'less' or 'greater', got 'smaller'"),
+        ({"threshold_rule": "relative"}, ValueError, "threshold_rule` must be 'rel' or 'abs', got 'relative'"),
         ({"min_value": [0.1, 0.2]}, ValueError, "min_value has 2 values for 1 parameter groups"),
         ({"by_epoch": False}, AssertionError, "works with by_epoch=True only"),
     ],
