@@ -53,7 +53,7 @@ class OptimWrapper:
 
     def __init__(
         self,
-        optimizer: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any],
+        optimizer: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any] | str,
         accumulative_counts: Count = 1,
         clip_grad: Mapping[str, Any] | None = None,
         *,

@@ -49,9 +49,14 @@ def build_strategy(parallel: Any) -> Any:
         parallel = as_config(parallel)
         if hasattr(parallel, "items"):
             return STRATEGIES.build(parallel)
-        if not callable(getattr(parallel, "compile_train_step", None)):
-            raise TypeError(f"`parallel` must be a strategy or a dict with its type, got {parallel!r}")
-        return parallel
+        return _require(parallel, "compile_train_step", "parallel")
+
+
+def _require(built: Any, method: str, argument: str) -> Any:
+    """Return an object that the user built, if it has a method that its kind requires."""
+    if not callable(getattr(built, method, None)):
+        raise TypeError(f"`{argument}` must be a dict with a type, or have a method {method!r}, got {built!r}")
+    return built
 
 
 def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
@@ -93,7 +98,7 @@ def build_visualizer(visualizer: Any, save_dir: str) -> Any:
         if visualizer is None or hasattr(visualizer, "items"):
             cfg = dict(visualizer or {})
             return VISUALIZERS.build({"type": "Visualizer", "save_dir": save_dir, **cfg})
-        return visualizer
+        return _require(visualizer, "add_scalars", "visualizer")
 
 
 def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
@@ -102,7 +107,7 @@ def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
         log_processor = as_config(log_processor)
         if log_processor is None or hasattr(log_processor, "items"):
             return LOG_PROCESSORS.build({"type": "LogProcessor", "by_epoch": by_epoch, **dict(log_processor or {})})
-        return log_processor
+        return _require(log_processor, "get_log_after_iter", "log_processor")
 
 
 def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:

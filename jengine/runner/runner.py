@@ -104,7 +104,7 @@ class Runner:
         auto_scale_lr: Any = None,
         experiment_name: str | None = None,
         cfg: Any = None,
-        log_level: int | str = "INFO",
+        log_level: int | Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO",
         param_scheduler_on_resume: Literal["checkpoint", "config"] = "checkpoint",
     ) -> None:
         sections = dict(

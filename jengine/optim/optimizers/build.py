@@ -18,7 +18,7 @@ _TORCH_EXECUTION = ("foreach", "fused", "capturable", "differentiable")
 
 
 def build_optimizer(
-    cfg: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any],
+    cfg: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any] | str,
 ) -> Optimizer:
     """Build an optimizer from anything that describes one.
 
