@@ -16,7 +16,7 @@ from jengine.distributed import ShutdownConsensus, assert_equal_across_processes
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook, Priority
 from jengine.hooks.runner_protocol import MaybeNone
-from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, build_logger
+from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, build_logger, level_number
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.runner import build, bundle, check, report
 from jengine.runner.compilation_cache import use_compilation_cache
@@ -104,7 +104,7 @@ class Runner:
         auto_scale_lr: Any = None,
         experiment_name: str | None = None,
         cfg: Any = None,
-        log_level: int | Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO",
+        log_level: int | str = "INFO",
         param_scheduler_on_resume: Literal["checkpoint", "config"] = "checkpoint",
     ) -> None:
         sections = dict(
@@ -114,6 +114,8 @@ class Runner:
             param_scheduler=param_scheduler, auto_scale_lr=auto_scale_lr,
         )  # fmt: skip
         self._sections, schedulers = check.check_sections(sections)
+        with config_path("log_level"):
+            level = level_number(log_level)
         if auto_scale_lr is not None:
             build.read_auto_scale_lr(auto_scale_lr)
         self.param_scheduler_on_resume = param_scheduler_on_resume
@@ -142,7 +144,7 @@ class Runner:
         check.check_names(self.hooks, schedulers, self._sections)
         self.log_processor = build.build_log_processor(log_processor, by_epoch=check.counts_epochs(train_cfg))
 
-        self._open_logs(log_level, visualizer)
+        self._open_logs(level, visualizer)
 
         self.state: TrainState | MaybeNone = None
         self.train_loop: Any = None
@@ -159,7 +161,7 @@ class Runner:
         self._first_iter = 0
         self._failure = ""  # the point at which training stopped with an error
 
-    def _open_logs(self, level: int | str, visualizer: Any) -> None:
+    def _open_logs(self, level: int, visualizer: Any) -> None:
         self.visualizer = build.build_visualizer(visualizer, self.log_dir)
         os.makedirs(self.log_dir, exist_ok=True)
         self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=level)

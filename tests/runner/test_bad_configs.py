@@ -10,6 +10,7 @@ import types
 import typing
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jengine import registry
@@ -40,7 +41,7 @@ def config(work_dir, **changes):
         loss=lambda params, batch: params["w"],
         predict=lambda params, batch: batch["x"],
     )
-    data = ArrayDataset({"x": jnp.zeros((8, 2)), "label": jnp.zeros(8, jnp.int32)})
+    data = ArrayDataset({"x": np.zeros((8, 2)), "label": np.zeros(8, np.int32)})
     cfg = dict(
         model=model,
         work_dir=work_dir,
