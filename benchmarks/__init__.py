@@ -1,1 +1,1 @@
-"""Benchmark the engine: `python -m benchmarks` runs all of them, writes RESULTS.md, and checks against ratios.json."""
+"""Benchmark the engine: `python -m benchmarks` runs everything, writes RESULTS.md and compares with ratios.json."""

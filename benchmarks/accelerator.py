@@ -1,10 +1,10 @@
-"""Measure compute dtypes on an accelerator, and its idle time while the host logs.
+"""Measure AMP and the device idle time caused by logging, on an accelerator.
 
     python -m benchmarks.accelerator [--case vit] [--rounds 3] [--json FILE]
 
-Through the Runner: an iteration under AMP in float16 and bfloat16 against float32; and, from traces of the profiler,
-the idle time of the device, with a log line every 10 iterations and without any. The cost of an average of the
-parameters is in the table of `benchmarks.speed`. It runs on a CPU too, but without meaning for accelerators.
+With the Runner: the time per iteration with AMP in float16 and bfloat16, compared with float32; and, from profiler
+traces, the idle time of the device with a log line every 10 iterations and without log lines. `benchmarks.speed`
+measures the cost of parameter averages. The script also runs on a CPU, where its numbers are meaningless.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import tempfile
 
 import jax
 
-from benchmarks.by_runner import ByRunner
+from benchmarks.by_runner import RunnerLoop
 from benchmarks.cases import CASES
 from benchmarks.report import table, write_ratios
 from benchmarks.timing import compare
@@ -25,13 +25,13 @@ LOG_EVERY = 10
 
 
 def busy_intervals(events):
-    """Return the times at which the device computes: the union of the events of compiled programs in a trace.
+    """Merge the events of compiled programs in a trace into the intervals in which the device is busy.
 
     Args:
       events: the `traceEvents` of a trace, times in microseconds.
 
     Returns:
-      `(begin, end)` pairs in order, disjoint.
+      Disjoint `(begin, end)` pairs in order.
     """
     spans = sorted(
         (event["ts"], event["ts"] + event["dur"])
@@ -48,13 +48,13 @@ def busy_intervals(events):
 
 
 def idle_time(events):
-    """Return the idle time of the device between its first and its last computation, in microseconds."""
-    busy = busy_intervals(events)
-    return sum(after[0] - before[1] for before, after in itertools.pairwise(busy))
+    """Return the idle time of the device between its first and last computation, in microseconds."""
+    intervals = busy_intervals(events)
+    return sum(after[0] - before[1] for before, after in itertools.pairwise(intervals))
 
 
-def trace(run, iters):
-    """Return the events of a trace of `run(iters)`."""
+def record_trace(run, iters):
+    """Run `run(iters)` under the profiler and return the trace events."""
     with tempfile.TemporaryDirectory() as directory:
         with jax.profiler.trace(directory):
             run(iters)
@@ -63,22 +63,22 @@ def trace(run, iters):
 
 
 def measure_idle(case, work_dir, iters):
-    """Return the idle microseconds of an iteration, without log lines and with them."""
-    found = {}
+    """Return the idle microseconds per iteration, without and with log lines, by name."""
+    idle = {}
     for name, log_every in (("no log line", 0), (f"a log line every {LOG_EVERY}", LOG_EVERY)):
-        loop = ByRunner(case, f"{work_dir}/idle_{log_every}", log_every=log_every)
+        loop = RunnerLoop(case, f"{work_dir}/idle_{log_every}", log_every=log_every)
         loop.run(2 * LOG_EVERY)
-        found[name] = idle_time(trace(loop.run, iters)) / iters
+        idle[name] = idle_time(record_trace(loop.run, iters)) / iters
         loop.close()
-    return found
+    return idle
 
 
 def measure_amp(case, work_dir, rounds):
-    """Return `Times` by name of the dtype."""
-    wrappers = {"float32": {}} | {
+    """Measure `Times` by dtype."""
+    settings = {"float32": {}} | {
         dtype: dict(optim_wrapper=dict(type="AmpOptimWrapper", dtype=dtype)) for dtype in ("float16", "bfloat16")
     }
-    loops = {name: ByRunner(case, f"{work_dir}/{name}", **settings) for name, settings in wrappers.items()}
+    loops = {name: RunnerLoop(case, f"{work_dir}/{name}", **overrides) for name, overrides in settings.items()}
     for loop in loops.values():
         loop.run(2 * case.block)
     times = compare({name: loop.run for name, loop in loops.items()}, case.block, case.turns, rounds)
@@ -88,25 +88,25 @@ def measure_amp(case, work_dir, rounds):
 
 
 def main(argv=None):
-    """Print the tables."""
+    """Run the benchmark and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=[case.name for case in CASES], default="vit")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iters", type=int, default=100, help="iterations in a trace")
-    parser.add_argument("--json", help="where the ratios are written to")
+    parser.add_argument("--iters", type=int, default=100, help="iterations per trace")
+    parser.add_argument("--json", help="file to write the ratios to")
     args = parser.parse_args(argv)
     (case,) = [case for case in CASES if case.name == args.case]
     with tempfile.TemporaryDirectory() as work_dir:
         idle = measure_idle(case, work_dir, args.iters)
         times = measure_amp(case, work_dir, args.rounds)
-    full = times["float32"].wall
-    print(table([f"{case.name}, idle device", "us an iteration"], [[name, f"{us:,.1f}"] for name, us in idle.items()]))
-    silent, logging = idle.values()
-    print(f"a log line costs the device {(logging - silent) * LOG_EVERY:+,.1f} us")
+    float32 = times["float32"].wall
+    print(table([f"{case.name}, idle device", "us per iteration"], [[name, f"{us:,.1f}"] for name, us in idle.items()]))
+    without_logging, with_logging = idle.values()
+    print(f"a log line costs the device {(with_logging - without_logging) * LOG_EVERY:+,.1f} us")
     print()
-    rows = [[name, f"{own.wall:,.1f}", f"{own.wall / full:.3f}"] for name, own in times.items()]
-    print(table([f"{case.name}, computing in", "us an iteration", "ratio"], rows))
-    ratios = {f"{case.name}, AMP {name}": own.wall / full for name, own in times.items() if name != "float32"}
+    rows = [[name, f"{time.wall:,.1f}", f"{time.wall / float32:.3f}"] for name, time in times.items()]
+    print(table([f"{case.name}, computing in", "us per iteration", "ratio"], rows))
+    ratios = {f"{case.name}, AMP {name}": time.wall / float32 for name, time in times.items() if name != "float32"}
     write_ratios(args.json, ratios)
 
 

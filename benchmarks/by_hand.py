@@ -1,7 +1,7 @@
-"""Define the careful hand-written training loop, with the libraries' own means: optax, Orbax, a log file.
+"""Define the reference: a well-written training loop with plain optax, Orbax and a log file.
 
-One jitted step that donates its state, with the schedule inside; the next batch is prefetched; it waits only where the
-loss is logged; averages and checkpoints use the plainest way without a delay.
+It has one jitted step with donated state and the schedule inside, prefetches the next batch, and blocks only to log the
+loss. Parameter averages and checkpoints are implemented in the simplest way that does not block the loop.
 """
 
 import datetime
@@ -19,7 +19,7 @@ EMA_MOMENTUM = 0.001
 
 
 def build_step(case, ema):
-    """Return `step(state, batch) -> (state, loss)`, compiled."""
+    """Return the jitted `step(state, batch) -> (state, loss)`."""
     tx = case.tx()
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -27,24 +27,26 @@ def build_step(case, ema):
         loss_fn = jax.value_and_grad(case.loss, has_aux=True)
         (loss, batch_stats), grads = loss_fn(state["params"], state["batch_stats"], batch)
         updates, opt_state = tx.update(grads, state["opt_state"], state["params"])
-        new = dict(params=optax.apply_updates(state["params"], updates), batch_stats=batch_stats, opt_state=opt_state)
+        next_state = dict(
+            params=optax.apply_updates(state["params"], updates), batch_stats=batch_stats, opt_state=opt_state
+        )
         if ema:
-            new["ema"] = optax.incremental_update(new["params"], state["ema"], EMA_MOMENTUM)
-        return new, loss
+            next_state["ema"] = optax.incremental_update(next_state["params"], state["ema"], EMA_MOMENTUM)
+        return next_state, loss
 
     return step
 
 
-class ByHand:
-    """Run the loop and hold its state.
+class HandWrittenLoop:
+    """Run the hand-written loop and hold its state.
 
     Args:
-      case: the trained case.
+      case: the `Case` to train.
       work_dir: directory of the log and the checkpoints.
-      log_every: iterations between two lines of the log, 0 for none.
-      ema: keep an average of the parameters.
-      save_every: iterations between two checkpoints, 0 for none.
-      batches: a sequence of batches; by default those of the case.
+      log_every: iterations between log lines, 0 for none.
+      ema: whether to average the parameters.
+      save_every: iterations between checkpoints, 0 for none.
+      batches: a sequence of batches; by default the batches of the case.
     """
 
     def __init__(self, case, work_dir, log_every=0, ema=False, save_every=0, batches=None):
@@ -57,17 +59,17 @@ class ByHand:
         self.put = (lambda batch: batch) if jax.default_backend() == "cpu" else jax.device_put
         self._log_every, self._save_every = log_every, save_every
         pathlib.Path(work_dir).mkdir(parents=True, exist_ok=True)
-        self._log = open(pathlib.Path(work_dir) / "log.jsonl", "w", buffering=1)  # noqa: SIM115 - likewise
-        self._terminal = open(os.devnull, "w")  # noqa: SIM115 - open as long as the loop
-        self._manager = _manager(work_dir) if save_every else None
+        self._log = open(pathlib.Path(work_dir) / "log.jsonl", "w", buffering=1)  # noqa: SIM115 - see close
+        self._terminal = open(os.devnull, "w")  # noqa: SIM115 - see close
+        self._manager = _make_manager(work_dir) if save_every else None
         self.iter = 0
 
     def run(self, iters):
-        """Train for `iters` further iterations, to the end of the last."""
-        step, put, batches, count = self.step, self.put, self.batches, len(self.batches)
-        state, ready, losses = self.state, put(batches[self.iter % count]), []
+        """Train for `iters` more iterations and wait for the last."""
+        step, put, batches, num_batches = self.step, self.put, self.batches, len(self.batches)
+        state, next_batch, losses = self.state, put(batches[self.iter % num_batches]), []
         for i in range(self.iter + 1, self.iter + iters + 1):
-            batch, ready = ready, put(batches[i % count])
+            batch, next_batch = next_batch, put(batches[i % num_batches])
             state, loss = step(state, batch)
             if self._log_every:
                 losses.append(loss)
@@ -79,7 +81,7 @@ class ByHand:
         self.state, self.iter = jax.block_until_ready(state), self.iter + iters
 
     def close(self):
-        """End background work."""
+        """Close the files and finish pending checkpoints."""
         self._log.close()
         self._terminal.close()
         if self._manager is not None:
@@ -95,7 +97,7 @@ class ByHand:
         self._manager.save(i, args=ocp.args.StandardSave(state))
 
 
-def _manager(work_dir):
+def _make_manager(work_dir):
     import orbax.checkpoint as ocp
 
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=True)

@@ -1,4 +1,4 @@
-"""Run the same training through the Runner, block by block."""
+"""Run the same training with the Runner, block by block."""
 
 import functools
 import math
@@ -10,33 +10,33 @@ from jengine import Runner
 from jengine.hooks import Hook
 
 
-class EndOfBlock(Hook):
-    """End a long training after each block, to read the clock."""
+class StopAfterBlock(Hook):
+    """Stop training after each block, to measure its time."""
 
     def __init__(self):
-        self.at = 20
+        self.last_iter = 20
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        """End the training."""
+        """Stop the loop."""
         runner.train_loop.stop_training = True
 
     def next_step(self, runner, step):
         """Return the last iteration of the block."""
-        return self.at - 1 if step < self.at else math.inf
+        return self.last_iter - 1 if step < self.last_iter else math.inf
 
 
-class ByRunner:
-    """Hold a Runner with its default hooks, whose training continues from block to block.
+class RunnerLoop:
+    """Hold a Runner with default hooks and train it block by block.
 
     Args:
-      case: the trained case.
+      case: the `Case` to train.
       work_dir: directory of the log and the checkpoints.
-      log_every: iterations between two lines of the log, 0 for none.
-      ema: keep an average of the parameters.
-      save_every: iterations between two checkpoints, 0 for none.
+      log_every: iterations between log lines, 0 for none.
+      ema: whether to average the parameters.
+      save_every: iterations between checkpoints, 0 for none.
       steps_per_call: iterations in a chunk.
-      hooks: further hooks.
-      optim_wrapper: changes to the optimizer's wrapper.
+      hooks: additional hooks.
+      optim_wrapper: overrides for the config of the optimizer wrapper.
       dataloader: the data; by default the batches of the case.
     """
 
@@ -44,10 +44,10 @@ class ByRunner:
         self, case, work_dir, log_every=0, ema=False, save_every=0, steps_per_call=1, hooks=(), optim_wrapper=None,
         dataloader=None,
     ):  # fmt: skip
-        _terminal()
-        self._end = EndOfBlock()
-        custom = [dict(type="EMAHook", momentum=EMA_MOMENTUM)] if ema else []
-        saving = dict(type="CheckpointHook", by_epoch=False, interval=save_every, max_keep_ckpts=2, save_last=False)
+        discard_terminal_output()
+        self._stop = StopAfterBlock()
+        ema_hooks = [dict(type="EMAHook", momentum=EMA_MOMENTUM)] if ema else []
+        checkpoint = dict(type="CheckpointHook", by_epoch=False, interval=save_every, max_keep_ckpts=2, save_last=False)
         self.runner = Runner(
             case.model(),
             work_dir,
@@ -57,35 +57,35 @@ class ByRunner:
             param_scheduler=dict(type="CosineAnnealingLR", by_epoch=False, end=SCHEDULE),
             default_hooks=dict(
                 logger=dict(type="LoggerHook", interval=log_every) if log_every else None,
-                checkpoint=saving if save_every else None,
+                checkpoint=checkpoint if save_every else None,
             ),
-            custom_hooks=[*custom, *hooks, self._end],
-            parallel=dict(type="SingleDevice"),  # as the loop by hand
+            custom_hooks=[*ema_hooks, *hooks, self._stop],
+            parallel=dict(type="SingleDevice"),  # as in the hand-written loop
             log_level="INFO" if log_every else "WARNING",
         )
         self.runner.train()
 
     @property
     def state(self):
-        """The training state."""
+        """The train state."""
         return self.runner.state
 
     def run(self, iters):
-        """Train for `iters` further iterations, to the end of the last."""
+        """Train for `iters` more iterations and wait for the last."""
         loop = self.runner.train_loop
-        self._end.at, loop.stop_training = loop.iter + iters, False
+        self._stop.last_iter, loop.stop_training = loop.iter + iters, False
         loop.run()
         self.runner.dispatch_limiter.drain()
         self.runner.log_writer.flush()
 
     def close(self):
-        """End background work."""
-        self.runner._close()
+        """Finish background work."""
+        self.runner.close()
 
 
 @functools.cache
-def _terminal():
-    """Discard the terminal output: it is written line by line, and does not disturb the tables."""
+def discard_terminal_output():
+    """Send the log lines of this process to the null device: they are written, but do not mix with the tables."""
     from jengine.logging.console import terminal
 
-    terminal.file = open(os.devnull, "w")  # noqa: SIM115 - open to the end of the process
+    terminal.file = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends

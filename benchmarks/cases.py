@@ -1,6 +1,6 @@
-"""Define the cases of the benchmarks of speed and memory: three networks from tiny to small, and their data.
+"""Define the cases of the speed and memory benchmarks: three networks from tiny to small, and their data.
 
-A case has its network twice: as a `Model` for the Runner, and as a plain loss function for the loop written by hand.
+A case provides its network twice: as a `Model` for the Runner, and as a plain loss function for the hand-written loop.
 The two share no code.
 """
 
@@ -17,32 +17,32 @@ from flax import linen as nn
 from jengine.model import CrossEntropy, LinenModel
 from jengine.model.networks import SmallCNN, SmallViT
 
-SCHEDULE = 1_000_000  # iterations of the cosine: longer than any benchmark, so that none reaches its end
+SCHEDULE = 1_000_000  # iterations of the cosine schedule: more than any benchmark runs
 
 
 class TinyMLP(nn.Module):
-    """Define a network of one hidden layer, so small that most of a step is the call."""
+    """Define an MLP with one hidden layer, so small that dispatch dominates the step."""
 
     @nn.compact
     def __call__(self, image, train=False):
-        """Return logits f[B, 10] of vectors f[B, 32]."""
+        """Compute logits f[B, 10] of vectors f[B, 32]."""
         return nn.Dense(10)(jnp.tanh(nn.Dense(32)(image)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Describe a network, its data, and the length of its measurement.
+    """Describe a network, its data, and the size of its measurements.
 
     Attributes:
-      name: of the case in tables and in ratios.json.
+      name: the name of the case in tables and in ratios.json.
       module: the Linen module.
-      shape: of one example.
-      batch_size: examples in a batch.
-      optimizer: the Runner's config of the optimizer.
+      shape: the shape of an example.
+      batch_size: examples per batch.
+      optimizer: the optimizer config for the Runner.
       make_tx: schedule -> the same optimizer in optax.
-      block: iterations between two clock readings.
+      block: iterations per time measurement.
       turns: blocks of each loop in a round.
-      chunks: numbers of iterations in a call to measure besides one.
+      chunks: chunk sizes to measure in addition to single steps.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Case:
     chunks: tuple[int, ...] = ()
 
     def batches(self, count=16):
-        """Return host batches, enough that none is hot in a cache by chance."""
+        """Return host batches, several so that no batch stays in a CPU cache."""
         rng = np.random.default_rng(0)
         images = rng.standard_normal((count, self.batch_size, *self.shape), np.float32)
         labels = rng.integers(0, 10, (count, self.batch_size)).astype(np.int32)
@@ -67,29 +67,29 @@ class Case:
         return LinenModel(self.module, CrossEntropy())
 
     def init(self, batch):
-        """Return the network's variables, for the loop written by hand: `(params, batch_stats)`."""
+        """Initialize `(params, batch_stats)` for the hand-written loop."""
         variables = jax.jit(self.module.init)(jax.random.key(0), batch["image"])
         return variables["params"], variables.get("batch_stats", {})
 
     def loss(self, params, batch_stats, batch):
-        """Return the network's loss, for the loop written by hand: `(loss, batch_stats)`."""
+        """Compute `(loss, batch_stats)` for the hand-written loop."""
         variables = {"params": params, "batch_stats": batch_stats} if batch_stats else {"params": params}
-        logits, moved = self.module.apply(variables, batch["image"], train=True, mutable=["batch_stats"])
+        logits, updates = self.module.apply(variables, batch["image"], train=True, mutable=["batch_stats"])
         losses = optax.softmax_cross_entropy(logits, jax.nn.one_hot(batch["label"], logits.shape[-1]))
-        return losses.mean(), moved.get("batch_stats", {})
+        return losses.mean(), updates.get("batch_stats", {})
 
     def tx(self):
-        """Return the optimizer and its schedule in optax."""
+        """Build the optimizer with its schedule in optax."""
         return self.make_tx(optax.cosine_decay_schedule(self.optimizer["lr"], SCHEDULE))
 
 
 def adamw(schedule):
-    """Return the optax version of `AdamW` in the Runner's config."""
+    """Build the optax equivalent of `AdamW` in the Runner config."""
     return optax.adamw(schedule, weight_decay=0.01)
 
 
 def momentum(schedule):
-    """Return the optax version of `SGD` with momentum in the Runner's config."""
+    """Build the optax equivalent of `SGD` with momentum in the Runner config."""
     return optax.sgd(schedule, momentum=0.9)
 
 

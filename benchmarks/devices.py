@@ -1,9 +1,9 @@
-"""Count the collectives of an iteration, by strategy: operations and bytes, against the minimum.
+"""Count the collectives per iteration and strategy, operations and bytes, and compare with the minimum.
 
-Times on fake CPU devices are meaningless, so the compiled programs are read instead. The minimum for copies of the
-parameters on every device is one all-reduce of the gradients an update, on the wire twice their size; nothing in an
-iteration that only accumulates. The minimum for parameters divided over all devices is the same in every iteration: a
-gather of the parameters and a reduce-scatter of the gradients.
+Times on simulated CPU devices are meaningless, so the collectives are counted in the compiled programs. The minimum for
+replicated parameters is one all-reduce of the gradients per update, which sends twice their size, and nothing in
+iterations that only accumulate. The minimum for fully sharded parameters is the same in every iteration: an all-gather
+of the parameters and a reduce-scatter of the gradients.
 
     python benchmarks/devices.py [--devices 8] [--width 512] [--batch 16384]
 """
@@ -14,7 +14,7 @@ import tempfile
 
 
 def strategies(devices):
-    """Return the strategies to compare, by name."""
+    """Return the `parallel` configs to compare, by name."""
     half = dict(data=2, fsdp=devices // 2)
     tensor = [("up.kernel", (None, "tensor")), ("down.kernel", ("tensor", None))]
     return {
@@ -28,8 +28,11 @@ def strategies(devices):
     }
 
 
-def programs(parallel, work_dir, width, batch_size):
-    """Return the compiled text of the accumulating and updating step of a two-layer regression, and the parameters."""
+def compile_programs(parallel, work_dir, width, batch_size):
+    """Compile a two-layer regression; return the HLO of the accumulating and the updating step, and two sizes in bytes.
+
+    The sizes cover all parameters, and the state on one device.
+    """
     import flax.linen as nn
     import jax
     import numpy as np
@@ -60,12 +63,14 @@ def programs(parallel, work_dir, width, batch_size):
         runner.strategy.compile_train_step(step.__wrapped__).lower(state, batch, hyperparams).compile().as_text()
         for step in (runner.programs.accumulate, runner.programs.update)
     ]
-    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves((state.params, state.opt_state)))
-    return texts, sum(leaf.nbytes for leaf in jax.tree.leaves(state.params)), held
+    state_size = sum(
+        leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves((state.params, state.opt_state))
+    )
+    return texts, sum(leaf.nbytes for leaf in jax.tree.leaves(state.params)), state_size
 
 
 def main():
-    """Print the table."""
+    """Compile all strategies and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--width", type=int, default=512)
@@ -77,25 +82,25 @@ def main():
     from collections import Counter
 
     from jengine.logging import format_table
-    from jengine.sharding import collectives, traffic
+    from jengine.sharding import find_collectives, traffic
 
     rows = []
     for name, parallel in strategies(args.devices).items():
         with tempfile.TemporaryDirectory() as work_dir:
-            texts, parameters, held = programs(parallel, work_dir, args.width, args.batch)
+            texts, param_size, state_size = compile_programs(parallel, work_dir, args.width, args.batch)
         for iteration, text in zip(("accumulates", "updates"), texts, strict=True):
-            found = collectives(text)
+            operations = find_collectives(text)
             arrays = Counter()
-            for one in found:
-                arrays[one.kind if one.size > 4 * one.arrays else "scalar"] += one.arrays
+            for operation in operations:
+                arrays[operation.kind if operation.size > 4 * operation.arrays else "scalar"] += operation.arrays
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(arrays.items()))
-            sent = traffic(found)
+            sent = traffic(operations)
             rows.append(
-                [name, iteration, kinds or "nothing", f"{sent / 2**20:.2f}", f"{sent / (2 * parameters):.2f}",
-                 f"{held / 2**20:.2f}"]
+                [name, iteration, kinds or "nothing", f"{sent / 2**20:.2f}", f"{sent / (2 * param_size):.2f}",
+                 f"{state_size / 2**20:.2f}"]
             )  # fmt: skip
     columns = ["strategy", "iteration", "arrays exchanged", "MiB sent", "of 2 x parameters", "MiB of state per device"]
-    title = f"{parameters / 2**20:.2f} MiB of parameters, batch {args.batch}, {args.devices} devices"
+    title = f"{param_size / 2**20:.2f} MiB of parameters, batch {args.batch}, {args.devices} devices"
     print(format_table(columns, rows, title=title))
 
 

@@ -1,7 +1,7 @@
-"""Run a step of the small CNN to its end: `python -m benchmarks.first_step by_hand | by_runner [every]`.
+"""Run the first update of the small CNN: `python -m benchmarks.first_step by_hand | by_runner [every]`.
 
-With `every` above 1 it is the first update from gradients that are accumulated over so many iterations. Written like a
-user's script, without unneeded imports. It exits at once, because the end of a process is not measured.
+The update uses gradients accumulated over `every` iterations, 1 by default. The code is a user's script without
+unnecessary imports. It skips the cleanup at exit, which is not measured.
 """
 
 import os
@@ -19,14 +19,14 @@ def make_batch():
 
 
 def by_hand(every):
-    """Run the step with Flax and optax alone."""
+    """Run the update with Flax and optax only."""
     import functools
 
     import flax.linen as nn
     import jax
     import optax
 
-    class Net(nn.Module):  # a user's own network, the same as SmallCNN(widths=(16, 32))
+    class Net(nn.Module):  # the user's network, equal to SmallCNN(widths=(16, 32))
         @nn.compact
         def __call__(self, image, train=False):
             x = image
@@ -53,13 +53,13 @@ def by_hand(every):
 
         def loss_fn(params):
             variables = {"params": params, "batch_stats": batch_stats}
-            logits, moved = net.apply(variables, batch["image"], train=True, mutable=["batch_stats"])
+            logits, updated = net.apply(variables, batch["image"], train=True, mutable=["batch_stats"])
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-            return losses.mean(), moved["batch_stats"]
+            return losses.mean(), updated["batch_stats"]
 
-        (loss, moved), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
+        (loss, batch_stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
         updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), moved, opt_state), loss
+        return (optax.apply_updates(params, updates), batch_stats, opt_state), loss
 
     state = init(batch["image"])
     for _ in range(every):
@@ -69,14 +69,14 @@ def by_hand(every):
 
 
 def by_runner(every):
-    """Run the step with the Runner and its default hooks."""
+    """Run the update with the Runner and its default hooks."""
     import jax
 
     from jengine import Runner
     from jengine.hooks import Hook
     from jengine.model import CrossEntropy, LinenModel, SmallCNN
 
-    class End(Hook):
+    class ExitHook(Hook):
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
             if runner.iter + 1 == every:
                 jax.block_until_ready(runner.state)
@@ -89,7 +89,7 @@ def by_runner(every):
         train_cfg=dict(by_epoch=False, max_iters=1000),
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=1e-4, weight_decay=0.01), accumulative_counts=every),
         param_scheduler=dict(type="CosineAnnealingLR", by_epoch=False, end=1000),
-        custom_hooks=[End()],
+        custom_hooks=[ExitHook()],
     ).train()
 
 

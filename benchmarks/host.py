@@ -1,10 +1,10 @@
-"""Measure the Runner's host work: an iteration with 15 hooks against a bare call of the compiled step.
+"""Measure the host overhead of the Runner: an iteration with 15 hooks, compared with a bare call of the step.
 
     python -m benchmarks.host [--rounds 9] [--json FILE]
 
-The tiny MLP, a log line every 10 iterations. The bare call is that of the step written by hand, with nothing around it.
-The time is the CPU time of the main thread, so that it does not count other load on the machine; the wall time
-is next to it.
+It trains the tiny MLP with a log line every 10 iterations. The bare call is the jitted step of the hand-written loop.
+The ratio is computed from the CPU time of the main thread, which does not include other load on the machine; the table
+also shows the wall time.
 """
 
 import argparse
@@ -13,8 +13,8 @@ import tempfile
 
 import jax
 
-from benchmarks.by_hand import ByHand
-from benchmarks.by_runner import ByRunner
+from benchmarks.by_hand import HandWrittenLoop
+from benchmarks.by_runner import RunnerLoop
 from benchmarks.cases import CASES
 from benchmarks.report import table, write_ratios
 from benchmarks.timing import compare
@@ -22,7 +22,7 @@ from benchmarks.timing import compare
 HOOKS = [
     dict(type="CheckInvalidLossHook", interval=50),
     dict(type="EarlyStoppingHook", monitor="accuracy/top1"),
-    dict(type="EmptyCacheHook", after_epoch=False),  # it would collect garbage once a block
+    dict(type="EmptyCacheHook", after_epoch=False),  # would run garbage collection after every block
     dict(type="MemoryProfilerHook", interval=500),
     dict(type="ProfilerHook", by_epoch=False, schedule=dict(wait=10**9, warmup=0, active=1)),
     dict(type="SetEpochInfoHook"),
@@ -34,7 +34,7 @@ SETTINGS = dict(log_every=10, save_every=10**9)
 
 
 def bare_calls(hand):
-    """Call the step and nothing else."""
+    """Return `run(iters)`, which only calls the step."""
     batches = itertools.cycle(hand.batches)
 
     def run(iters):
@@ -47,17 +47,17 @@ def bare_calls(hand):
 
 
 def main(argv=None):
-    """Print the table."""
+    """Run the benchmark and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", help="where the ratios are written to")
+    parser.add_argument("--json", help="file to write the ratios to")
     args = parser.parse_args(argv)
     case = CASES[0]
     with tempfile.TemporaryDirectory() as work_dir:
-        loops = {"Runner": ByRunner(case, f"{work_dir}/runner", **SETTINGS, hooks=HOOKS)}
-        loops["Runner, chunks of 10"] = ByRunner(case, f"{work_dir}/10", **SETTINGS, hooks=HOOKS, steps_per_call=10)
-        hooks = len(loops["Runner"].runner.hooks)
-        hand = ByHand(case, f"{work_dir}/hand")
+        loops = {"Runner": RunnerLoop(case, f"{work_dir}/runner", **SETTINGS, hooks=HOOKS)}
+        loops["Runner, chunks of 10"] = RunnerLoop(case, f"{work_dir}/10", **SETTINGS, hooks=HOOKS, steps_per_call=10)
+        num_hooks = len(loops["Runner"].runner.hooks)
+        hand = HandWrittenLoop(case, f"{work_dir}/hand")
         runs = {"bare calls": bare_calls(hand), **{name: loop.run for name, loop in loops.items()}}
         for run in runs.values():
             run(2 * case.block)
@@ -66,12 +66,20 @@ def main(argv=None):
             loop.close()
     bare = times["bare calls"]
     rows, ratios = [], {}
-    for name, own in times.items():
+    for name, time in times.items():
         if name in loops:
-            ratios[f"host, {name}"] = 1 + own.thread_more / bare.thread
-        rows.append([name, f"{own.thread:.1f}", f"{own.thread_more:+.1f}", f"{own.wall:.1f}", f"{own.wall_more:+.1f}"])
-    print(f"{hooks} hooks, a log line every {SETTINGS['log_every']} iterations; microseconds an iteration")
-    print(table(["", "main thread", "more", "wall", "more"], rows))
+            ratios[f"host, {name}"] = 1 + time.thread_overhead / bare.thread
+        rows.append(
+            [
+                name,
+                f"{time.thread:.1f}",
+                f"{time.thread_overhead:+.1f}",
+                f"{time.wall:.1f}",
+                f"{time.wall_overhead:+.1f}",
+            ]
+        )
+    print(f"{num_hooks} hooks, a log line every {SETTINGS['log_every']} iterations; microseconds per iteration")
+    print(table(["", "main thread", "overhead", "wall", "overhead"], rows))
     write_ratios(args.json, ratios)
 
 

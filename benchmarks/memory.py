@@ -1,11 +1,11 @@
-"""Measure the growth of memory during training, and the device memory, against the loop by hand.
+"""Measure memory growth during training and device memory, compared with the hand-written loop.
 
     python -m benchmarks.memory [--iters 10000] [--json FILE]
 
-With a log line every 10 iterations; each loop has a process of its own. The growth, of the tiny MLP alone, is the slope
-of a line through the resident memory at twenty moments of the run after a warm-up. The device memory is the peak that
-an accelerator reports; on a CPU, the bytes of all arrays between two steps
-and those that the largest program uses in addition while it runs.
+Each loop runs in its own process, with a log line every 10 iterations. The growth, measured for the tiny MLP only, is
+the slope of a line fitted to twenty samples of the resident memory after a warm-up. The device memory is the peak that
+an accelerator reports; on a CPU, the size of all live arrays between two steps plus the temporary memory of the largest
+program.
 """
 
 import argparse
@@ -20,65 +20,69 @@ import tempfile
 import jax
 import numpy as np
 
-from benchmarks.by_hand import ByHand
-from benchmarks.by_runner import ByRunner
+from benchmarks.by_hand import HandWrittenLoop
+from benchmarks.by_runner import RunnerLoop
 from benchmarks.cases import CASES
 from benchmarks.report import table, write_ratios
 
-LOOPS = {"by hand": (ByHand, {}), "Runner": (ByRunner, {}), "chunks of 10": (ByRunner, dict(steps_per_call=10))}
+LOOPS = {
+    "by hand": (HandWrittenLoop, {}),
+    "Runner": (RunnerLoop, {}),
+    "chunks of 10": (RunnerLoop, dict(steps_per_call=10)),
+}
 SAMPLES = 20
 MEBI = 2**20
 
 
-def resident():
-    """Return the memory of this process, in bytes."""
+def resident_memory():
+    """Return the resident memory of this process in bytes."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def slope(samples):
-    """Return the growth from the first to the last of evenly spaced samples, of the line that fits them best."""
+def fit_growth(samples):
+    """Return the growth from the first to the last of evenly spaced samples, on the line fitted to them."""
     return float(np.polyfit(np.arange(len(samples)), samples, 1)[0]) * (len(samples) - 1)
 
 
 def device_memory():
-    """Return the peak of bytes on the device: as it reports it, or live arrays plus the programs' temporary memory."""
+    """Return the peak device memory in bytes: as reported, or live arrays plus temporary memory of programs."""
     device = jax.devices()[0]
     if stats := device.memory_stats():
         return stats["peak_bytes_in_use"]
     programs = [program.get_compiled_memory_stats() for program in device.client.live_executables()]
-    between = sum(array.nbytes for array in jax.live_arrays())
-    return between + max(program.temp_size_in_bytes for program in programs)
+    live = sum(array.nbytes for array in jax.live_arrays())
+    return live + max(program.temp_size_in_bytes for program in programs)
 
 
 def measure(name, case, iters):
-    """Return growth, unless `iters` is 0, and device memory of one loop, in bytes."""
+    """Measure the growth (None if `iters` is 0) and the device memory of one loop, in bytes."""
     kind, settings = LOOPS[name]
     with tempfile.TemporaryDirectory() as work_dir:
         loop = kind(case, work_dir, log_every=10, **settings)
-        loop.run(iters or 2 * case.block)  # only then the histories of logged numbers have their full length
+        loop.run(iters or 2 * case.block)  # until the histories of scalars have their full length
         samples = []
         for _ in range(SAMPLES if iters else 0):
             loop.run(iters // SAMPLES)
             gc.collect()
-            samples.append(resident())
-        found = dict(growth=slope(samples) if iters else None, device=device_memory())
+            samples.append(resident_memory())
+        result = dict(growth=fit_growth(samples) if iters else None, device=device_memory())
         loop.close()
-    return found
+    return result
 
 
-def measure_apart(name, case, iters):
-    """Run `measure` in its own process."""
+def measure_in_process(name, case, iters):
+    """Run `measure` in a new process."""
     command = [sys.executable, "-m", "benchmarks.memory", "--measure", name, "--case", case.name, "--iters", str(iters)]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(out.splitlines()[-1])
 
 
 def main(argv=None):
-    """Print the table."""
+    """Run the benchmark and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iters", type=int, default=10_000)
-    parser.add_argument("--json", help="where the ratios are written to")
+    parser.add_argument("--json", help="file to write the ratios to")
     parser.add_argument("--measure", choices=LOOPS, help=argparse.SUPPRESS)
     parser.add_argument("--case", choices=[case.name for case in CASES], help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -89,14 +93,16 @@ def main(argv=None):
     rows, ratios = [], {}
     for case in CASES:
         iters = args.iters if case is CASES[0] else 0
-        found = {name: measure_apart(name, case, iters) for name in LOOPS}
-        hand = found["by hand"]["device"]
-        for name, own in found.items():
-            growth = f"{own['growth'] / MEBI:+.2f}" if iters else ""
-            rows.append([case.name, name, growth, f"{own['device'] / 1024:,.1f}", f"{own['device'] / hand:.3f}"])
+        results = {name: measure_in_process(name, case, iters) for name in LOOPS}
+        reference = results["by hand"]["device"]
+        for name, result in results.items():
+            growth = f"{result['growth'] / MEBI:+.2f}" if iters else ""
+            rows.append(
+                [case.name, name, growth, f"{result['device'] / 1024:,.1f}", f"{result['device'] / reference:.3f}"]
+            )
             if name != "by hand":
-                ratios[f"memory, {case.name}, {name}"] = own["device"] / hand
-    columns = ["network", "", f"MiB more over {args.iters:,} iterations", "KiB on the device", "over by hand"]
+                ratios[f"memory, {case.name}, {name}"] = result["device"] / reference
+    columns = ["network", "", f"MiB growth in {args.iters:,} iterations", "KiB on the device", "ratio to by hand"]
     print(table(columns, rows))
     write_ratios(args.json, ratios)
 

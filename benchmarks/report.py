@@ -1,4 +1,4 @@
-"""Format and store the output of benchmarks: tables, ratios, and the machine."""
+"""Format tables, describe the machine, and write ratios."""
 
 import importlib.metadata
 import json
@@ -8,7 +8,7 @@ import platform
 
 
 def table(columns, rows):
-    """Return a table as text: the first column aligned left, numbers right."""
+    """Format a table as text; columns of numbers are aligned right, all others left."""
     cells = [list(columns), *[[str(cell) for cell in row] for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     numeric = [all(_is_number(row[i]) for row in cells[1:]) for i in range(len(columns))]
@@ -23,20 +23,20 @@ def table(columns, rows):
 
 
 def write_ratios(path, ratios):
-    """Write ratios, name -> number, as JSON; do nothing if `path` is None."""
+    """Write ratios (name -> number) as JSON; do nothing if `path` is None."""
     if path is not None:
         pathlib.Path(path).write_text(json.dumps({name: round(value, 4) for name, value in ratios.items()}))
 
 
 def has_accelerator():
-    """Return whether JAX has found devices other than CPUs."""
+    """Return whether JAX uses an accelerator."""
     import jax
 
     return jax.default_backend() != "cpu"
 
 
 def machine():
-    """Return the machine in one line: processor, cores, accelerator."""
+    """Describe the machine in one line: processor, cores, accelerator."""
     import jax
 
     device = jax.devices()[0]
@@ -45,9 +45,9 @@ def machine():
 
 
 def versions(*packages):
-    """Return Python and packages with their versions, in one line."""
-    found = [f"{name} {importlib.metadata.version(name)}" for name in packages]
-    return ", ".join([f"Python {platform.python_version()}", *found])
+    """Return the versions of Python and the packages in one line."""
+    pins = [f"{name} {importlib.metadata.version(name)}" for name in packages]
+    return ", ".join([f"Python {platform.python_version()}", *pins])
 
 
 def _is_number(text):
@@ -55,7 +55,7 @@ def _is_number(text):
 
 
 def _processor():
-    """Return the processor's name, or its architecture if the system has no name."""
+    """Return the name of the processor, or its architecture if the name is unknown."""
     info = pathlib.Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():

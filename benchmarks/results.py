@@ -1,58 +1,61 @@
-"""Store the results of the benchmarks: RESULTS.md, by section, and the ratios that later runs are compared with."""
+"""Compare the ratios of benchmarks with the accepted ones, and update sections of RESULTS.md."""
 
 import re
 from typing import NamedTuple
 
-TOLERANCE = 0.10  # how much worse a ratio may be than the accepted one; all ratios are costs: less is better
+TOLERANCE = 0.10  # relative; all ratios are costs: lower is better
 
 
 class Change(NamedTuple):
-    """Compare a ratio of this run with the accepted one, None for a new one."""
+    """Describe a measured ratio and the accepted one; None for a new ratio."""
 
     name: str
     accepted: float | None
-    found: float
+    measured: float
 
     @property
     def worse(self):
-        """True if it is worse by more than the tolerance."""
-        return self.accepted is not None and self.found > self.accepted * (1 + TOLERANCE)
+        """True if the ratio is worse by more than the tolerance."""
+        return self.accepted is not None and self.measured > self.accepted * (1 + TOLERANCE)
 
     @property
     def verdict(self):
-        """The verdict in a word."""
+        """The verdict: 'new', 'WORSE', 'better' or empty."""
         if self.accepted is None:
             return "new"
         if self.worse:
             return "WORSE"
-        return "better" if self.found < self.accepted / (1 + TOLERANCE) else ""
+        return "better" if self.measured < self.accepted / (1 + TOLERANCE) else ""
 
 
-def judge(accepted, found):
+def compare_ratios(accepted, measured):
     """Compare the ratios of a run with the accepted ones.
 
     Args:
       accepted: name -> ratio, as committed.
-      found: name -> ratio, of this run; missing names are not compared.
+      measured: name -> ratio, of this run; missing names are not compared.
 
     Returns:
-      A `Change` for each name in `found`, in its order.
+      A `Change` for each name in `measured`, in the same order.
     """
-    return [Change(name, accepted.get(name), value) for name, value in found.items()]
+    return [Change(name, accepted.get(name), value) for name, value in measured.items()]
 
 
-def best_of(first, second):
-    """Return the lower ratio of two measurements of the same: disturbances only ever add."""
+def lower_of(first, second):
+    """Return the lower ratio of two measurements by name, because noise only adds time."""
     return {name: min(value, second.get(name, value)) for name, value in first.items()}
 
 
 def replace_section(document, title, body):
-    """Return the document with the section `## title` replaced, or added at its end.
+    """Replace the section `## title` of a document, or append it.
 
     Args:
-      document: text in Markdown whose sections begin with `## `.
-      title: of the section.
-      body: its text, without the heading.
+      document: Markdown text whose sections start with `## `.
+      title: the title of the section.
+      body: the text of the section, without the heading.
+
+    Returns:
+      The new document.
     """
     section = f"## {title}\n\n{body.strip()}\n"
     parts = re.split(r"(?m)^(?=## )", document)

@@ -1,4 +1,4 @@
-"""Measure a million iterations of a chain of five schedulers on the host. The aim is below 5 seconds.
+"""Measure a million iterations of a chain of five schedulers on the host. The target is less than 5 seconds.
 
 python -m benchmarks.schedules
 """
@@ -19,7 +19,7 @@ CHAIN = [
 
 
 def time_chain(iters: int = ITERS) -> float:
-    """Return the seconds of CPU time for `iters` iterations of the chain on one parameter group."""
+    """Return the CPU time in seconds for `iters` iterations of the chain on one parameter group."""
     wrapper = SimpleNamespace(param_groups=[{"lr": 0.1, "momentum": 0.9}])
     cfgs = [{**cfg, "by_epoch": False} for cfg in CHAIN]
     chain = build_param_schedulers(cfgs, wrapper, max_epochs=None, max_iters=ITERS, epoch_length=None)

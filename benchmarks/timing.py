@@ -1,9 +1,8 @@
-"""Compare loops by the clock on a machine with other load.
+"""Compare the speed of training loops on a machine with other load.
 
-The loops run in turns, block by block, so that a slow moment of the machine affects all of them. A round is some turns,
-of which the median counts; of the rounds the fastest one, because disturbances only ever add. Besides the wall time the
-CPU time is kept, of the main thread and of the whole process: on a busy machine the wall time also
-contains the waiting for a core.
+The loops run in turns, block by block, so that a slow period of the machine affects all of them. A time is the median
+over the turns of a round, in the fastest round, because noise only adds time. The CPU time of the main thread and of
+the whole process is measured next to the wall time, which on a busy machine includes waiting for a core.
 """
 
 import gc
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 
 class Ratio(NamedTuple):
-    """Hold a median, and the interval that contains the true one in 19 of 20 measurements."""
+    """Hold a median and its 95 % confidence interval."""
 
     median: float
     low: float
@@ -26,20 +25,20 @@ class Ratio(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Hold the time of an iteration, in microseconds, and its ratio to that of the loop that all are compared with.
+    """Hold the time per iteration of a loop, in microseconds, and its comparison with the reference loop.
 
     Attributes:
-      wall: by the clock.
-      thread: on a core, in the main thread.
-      wall_more, thread_more: their excess, the median over all turns.
-      ratio: of the wall time, over all turns.
-      cpu_ratio: of the whole process's time on all cores, likewise.
+      wall: wall time.
+      thread: CPU time of the main thread.
+      wall_overhead, thread_overhead: differences to the reference loop, medians over all turns.
+      ratio: ratio of the wall times, median over all turns.
+      cpu_ratio: ratio of the CPU times of the whole process, median over all turns.
     """
 
     wall: float
     thread: float
-    wall_more: float
-    thread_more: float
+    wall_overhead: float
+    thread_overhead: float
     ratio: Ratio
     cpu_ratio: Ratio
 
@@ -51,7 +50,7 @@ class _Block(NamedTuple):
 
 
 def time_block(run, iters):
-    """Return the time of an iteration of `run(iters)`, in microseconds."""
+    """Measure the time per iteration of `run(iters)`, in microseconds."""
     begin = time.perf_counter(), time.thread_time(), time.process_time()
     run(iters)
     end = time.perf_counter(), time.thread_time(), time.process_time()
@@ -59,10 +58,10 @@ def time_block(run, iters):
 
 
 def compare(loops, block, turns, rounds):
-    """Return the times of several loops, measured in turns.
+    """Measure several loops in turns.
 
-    A ratio or difference is the median over all turns, each of them a block of the loop against a neighbouring block of
-    the first one: that is finer than the times themselves, since the machine is as quiet or busy for both.
+    A ratio or difference is the median over all turns, each comparing a block of the loop with an adjacent block of the
+    first loop: this is more precise than the times themselves, because the load of the machine is the same for both.
 
     Args:
       loops: name -> `run(iters)`; all are compared with the first.
@@ -73,35 +72,35 @@ def compare(loops, block, turns, rounds):
     Returns:
       name -> `Times`.
     """
-    found = {name: [] for name in loops}  # a list of blocks for each round
+    measured = {name: [] for name in loops}  # a list of blocks for each round
     order = list(loops)
     for _ in range(rounds):
         gc.collect()
-        for blocks in found.values():
+        for blocks in measured.values():
             blocks.append([])
         for _ in range(turns):
             for name in order:
-                found[name][-1].append(time_block(loops[name], block))
-            order.append(order.pop(0))  # no loop always comes after the same one
-    first = list(itertools.chain(*found[next(iter(loops))]))
-    return {name: _times(own_rounds, first) for name, own_rounds in found.items()}
+                measured[name][-1].append(time_block(loops[name], block))
+            order.append(order.pop(0))  # avoid that a loop always follows the same one
+    reference = list(itertools.chain(*measured[next(iter(loops))]))
+    return {name: _summarize(rounds, reference) for name, rounds in measured.items()}
 
 
-def _times(own_rounds, first):
-    pairs = list(zip(itertools.chain(*own_rounds), first, strict=True))
+def _summarize(rounds, reference):
+    pairs = list(zip(itertools.chain(*rounds), reference, strict=True))
     return Times(
-        min(statistics.median(own.wall for own in blocks) for blocks in own_rounds),
-        min(statistics.median(own.thread for own in blocks) for blocks in own_rounds),
-        statistics.median(own.wall - other.wall for own, other in pairs),
-        statistics.median(own.thread - other.thread for own, other in pairs),
-        _ratio([own.wall / other.wall for own, other in pairs]),
-        _ratio([own.cpu / other.cpu for own, other in pairs]),
+        min(statistics.median(block.wall for block in blocks) for blocks in rounds),
+        min(statistics.median(block.thread for block in blocks) for blocks in rounds),
+        statistics.median(block.wall - other.wall for block, other in pairs),
+        statistics.median(block.thread - other.thread for block, other in pairs),
+        _summarize_ratios([block.wall / other.wall for block, other in pairs]),
+        _summarize_ratios([block.cpu / other.cpu for block, other in pairs]),
     )
 
 
-def _ratio(ratios):
+def _summarize_ratios(ratios):
     ratios = sorted(ratios)
-    # the ranks of the median's interval in a sorted sample: half the sample, plus or minus two standard deviations
-    reach = 0.98 * math.sqrt(len(ratios))
-    low, high = math.floor(len(ratios) / 2 - reach), math.ceil(len(ratios) / 2 + reach)
+    # ranks of the confidence interval of the median: half the sample plus or minus 1.96 standard deviations
+    half_width = 0.98 * math.sqrt(len(ratios))
+    low, high = math.floor(len(ratios) / 2 - half_width), math.ceil(len(ratios) / 2 + half_width)
     return Ratio(statistics.median(ratios), ratios[max(low, 0)], ratios[min(high, len(ratios)) - 1])

@@ -1,10 +1,10 @@
-"""A small vision transformer on scikit-learn's handwritten digits, trained by iterations."""
+"""Train a small vision transformer on scikit-learn's handwritten digits for a number of iterations."""
 
 from ml_collections import ConfigDict
 
 
 def get_config() -> ConfigDict:
-    """The config: the keys are the arguments of `jengine.Runner`."""
+    """Return the config; its keys are the arguments of `jengine.Runner`."""
     config = ConfigDict()
 
     config.model = dict(
@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
     config.val_cfg = dict()
     config.test_cfg = dict()
 
-    # Matched by Flax path or torch name; parameters of a norm and biases carry no weight decay.
+    # No weight decay for norms, biases and embeddings. Keys match Flax paths or torch names.
     no_decay = ("cls_token", "pos_embed", "ln", "norm", "bias")
     config.optim_wrapper = dict(
         optimizer=dict(type="AdamW", lr=3e-3, betas=(0.9, 0.98), weight_decay=0.05),

@@ -1,4 +1,4 @@
-"""The digits in the style of an iMIX config, in half precision and by iterations: rate and momentum have schedules."""
+"""Train on the digits with an iMIX config: half precision, by iterations, with schedules of rate and momentum."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from jengine.contrib.imix import from_imix
 
 
 def get_config() -> dict[str, Any]:
-    """What iMIX's keys below mean to `jengine.Runner`."""
+    """Convert iMIX's keys to the arguments of `jengine.Runner`."""
     return from_imix(
         dict(
             model=dict(

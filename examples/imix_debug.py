@@ -1,9 +1,9 @@
-"""The digits with iMIX's hooks, those among them that help to find out what goes on in a training.
+"""Debug a training on the digits with iMIX's hooks.
 
     python examples/imix_debug.py
 
-A search for NaNs, a trace of one iteration, a text at each stage, pictures and histograms in TensorBoard, and averages
-of the weights that are saved after each epoch, besides what every training in iMIX's style has.
+The hooks check for NaNs, trace one iteration, log a text at each stage, write images and histograms to TensorBoard,
+and save averages of the weights after each epoch.
 """
 
 import argparse
@@ -16,13 +16,13 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module(force=True)
 class PicturesHook(HookBase):
-    """Puts a picture of a digit, and how the weights of the head are distributed, every few iterations."""
+    """Write an image of a digit and a histogram of the weights of the head every few iterations."""
 
     def __init__(self, period: int = 5):
         self.period = period
 
     def after_train_iter(self):
-        """Puts them for the next line of the log; nothing is waited for."""
+        """Add the image and the histogram to those of the next log line, without waiting for the device."""
         if self.trainer.iter % self.period == 0:
             digits = self.trainer.train_dataloader.dataset.arrays
             self.put_image("digit", digits["image"][self.trainer.iter])
@@ -30,12 +30,12 @@ class PicturesHook(HookBase):
 
 
 def is_third(trainer):
-    """Whether an iteration is the third of the run, when everything has been compiled."""
+    """Return whether this is the third iteration of the run, after everything has been compiled."""
     return trainer.iter == 2
 
 
 def main(total_epochs: int = 8, work_dir: str = "work_dirs/imix_debug") -> Runner:
-    """Trains and returns the Runner."""
+    """Train and return the Runner."""
     arguments = from_imix(
         dict(
             model=dict(type="LinenModel", module=dict(type="SmallCNN", widths=(8, 16)), loss=dict(type="CrossEntropy")),

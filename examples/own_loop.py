@@ -1,4 +1,4 @@
-"""The engine's parts in a loop of one's own: the step is a pure function, the optimizer wrapper an optax-like pair.
+"""Train in your own loop with the engine's parts: the step is a pure function, the optimizer wrapper an optax chain.
 
 python examples/own_loop.py
 """
@@ -13,7 +13,7 @@ from jengine.train import build_train_step, create_train_state
 
 
 def main(epochs: int = 3) -> float:
-    """Trains, and returns the accuracy on the held-out digits."""
+    """Train, and return the accuracy on the held-out digits."""
     model = LinenModel(SmallCNN(widths=(16, 32)), CrossEntropy())
     train, test = Digits("train"), Digits("test")
     loader = DataLoader(train, 64, DefaultSampler(train, shuffle=True, seed=0), drop_last=True)
@@ -33,15 +33,15 @@ def main(epochs: int = 3) -> float:
 
     for epoch in range(epochs):
         loader.set_epoch(epoch)
-        for group in wrapper.param_groups:  # numbers on the host: change them at will, nothing is traced again
+        for group in wrapper.param_groups:  # values on the host: changing them does not retrace
             group["lr"] *= 0.9
         for batch in loader:
             state, metrics = step(state, batch, wrapper.hyperparams)
         print(f"epoch {epoch + 1}: loss {float(metrics['loss']):.3f}, lr {wrapper.get_lr()['lr']}")
 
-    everything = test[np.arange(len(test))] if hasattr(test, "arrays") else next(iter(DataLoader(test, len(test))))
-    logits = jax.jit(model.predict)(state.params, state.model_state, everything)
-    return float((logits.argmax(-1) == everything["label"]).mean())
+    batch = test[np.arange(len(test))]
+    logits = jax.jit(model.predict)(state.params, state.model_state, batch)
+    return float((logits.argmax(-1) == batch["label"]).mean())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The engine's optimizer, loss scale and average inside a `jax.pmap` step of one's own.
+"""Use the engine's optimizer, loss scale and averaging in your own `jax.pmap` step.
 
 python examples/pmap_loop.py
 """
@@ -15,26 +15,26 @@ from jengine.data import Digits
 from jengine.optim import AdamW, AmpOptimWrapper
 
 
-def logits_of(params, image):
-    """A perceptron with one hidden layer."""
+def compute_logits(params, image):
+    """Return the logits of a perceptron with one hidden layer."""
     return jax.nn.relu(image @ params["hidden"]) @ params["head"]
 
 
 def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
-    """Trains on all devices and returns the accuracies of the weights and of their average."""
+    """Train on all devices, and return the accuracies of the weights and of their average."""
     count = jax.local_device_count()
     train, test = Digits("train", flat=True), Digits("test", flat=True)
 
     keys = jax.random.split(jax.random.key(0))
     params = {"hidden": jax.random.normal(keys[0], (64, 128)) / 8, "head": jax.random.normal(keys[1], (128, 10)) / 11}
-    # `axis_name`: gradients are averaged over it, once an update; the parameters are the same on all devices
+    # gradients are averaged over `axis_name`, once per update; the parameters are replicated on all devices
     wrapper = AmpOptimWrapper(
         optimizer=AdamW(lr=3e-3), clip_grad=dict(max_norm=1.0), dtype="float16", loss_scale="dynamic", axis_name="data"
     )
 
     def loss_fn(params, batch):
         """Return the mean cross-entropy; the network computes in float16, the loss in float32."""
-        logits = wrapper.autocast(logits_of)(params, batch["image"])
+        logits = wrapper.autocast(compute_logits)(params, batch["image"])
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
 
     average = ExponentialMovingAverage(momentum=0.05)
@@ -45,13 +45,13 @@ def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
         params, opt_state = wrapper.apply_gradients(grads, opt_state, params, hyperparams)
         return params, opt_state, average.update(averaged, params), jax.lax.pmean(loss, "data")
 
-    # the state as pmap has it: a leading axis with a copy for each device
+    # pmap requires a leading axis with a copy for each device
     params, opt_state, averaged = jax.tree.map(
         lambda x: jnp.broadcast_to(x, (count, *x.shape)), (params, wrapper.init(params), average.init(params))
     )
-    rows = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for i in range(steps):
-        batch = train[rows.permutation(len(train))[:batch_size]]
+        batch = train[rng.permutation(len(train))[:batch_size]]
         batch = {name: x.reshape(count, batch_size // count, *x.shape[1:]) for name, x in batch.items()}
         params, opt_state, averaged, loss = step(params, opt_state, averaged, batch, wrapper.hyperparams)
         jax.block_until_ready(loss)  # at most one step in flight: several CPU devices hang with more
@@ -60,8 +60,8 @@ def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
             print(f"step {i + 1}: loss {float(loss[0]):.3f}, loss scale {float(scale):g}")
 
     first = jax.tree.map(lambda x: x[0], (params, averaged.params))
-    found = [logits_of(p, test.arrays["image"]).argmax(-1) for p in first]
-    return tuple(float((labels == test.arrays["label"]).mean()) for labels in found)
+    predictions = [compute_logits(p, test.arrays["image"]).argmax(-1) for p in first]
+    return tuple(float((labels == test.arrays["label"]).mean()) for labels in predictions)
 
 
 if __name__ == "__main__":

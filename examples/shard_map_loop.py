@@ -1,4 +1,4 @@
-"""The engine's optimizer, loss scale and average inside a `jax.shard_map` step of one's own.
+"""Use the engine's optimizer, loss scale and averaging in your own `jax.shard_map` step.
 
 python examples/shard_map_loop.py
 """
@@ -15,27 +15,27 @@ from jengine.data import Digits
 from jengine.optim import AdamW, AmpOptimWrapper
 
 
-def logits_of(params, image):
-    """A perceptron with one hidden layer."""
+def compute_logits(params, image):
+    """Return the logits of a perceptron with one hidden layer."""
     return jax.nn.relu(image @ params["hidden"]) @ params["head"]
 
 
 def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
-    """Trains on all devices and returns the accuracies of the weights and of their average."""
+    """Train on all devices, and return the accuracies of the weights and of their average."""
     mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(AxisType.Auto,))
-    everywhere, split = PartitionSpec(), PartitionSpec("data")
+    replicated, split = PartitionSpec(), PartitionSpec("data")
     train, test = Digits("train", flat=True), Digits("test", flat=True)
 
     keys = jax.random.split(jax.random.key(0))
     params = {"hidden": jax.random.normal(keys[0], (64, 128)) / 8, "head": jax.random.normal(keys[1], (128, 10)) / 11}
-    # `axis_name`: gradients are averaged over it, once an update; the parameters are the same on all devices
+    # gradients are averaged over `axis_name`, once per update; the parameters are replicated on all devices
     wrapper = AmpOptimWrapper(
         optimizer=AdamW(lr=3e-3), clip_grad=dict(max_norm=1.0), dtype="float16", loss_scale="dynamic", axis_name="data"
     )
 
     def loss_fn(params, batch):
         """Return the mean cross-entropy; the network computes in float16, the loss in float32."""
-        logits = wrapper.autocast(logits_of)(params, batch["image"])
+        logits = wrapper.autocast(compute_logits)(params, batch["image"])
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
 
     average = ExponentialMovingAverage(momentum=0.05)
@@ -44,8 +44,8 @@ def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
     @functools.partial(
         jax.shard_map,
         mesh=mesh,
-        in_specs=(everywhere, everywhere, everywhere, split, everywhere),
-        out_specs=everywhere,
+        in_specs=(replicated, replicated, replicated, split, replicated),
+        out_specs=replicated,
     )
     def step(params, opt_state, averaged, batch, hyperparams):
         loss, grads = wrapper.value_and_grad(loss_fn)(params, opt_state, batch)
@@ -53,19 +53,19 @@ def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
         return params, opt_state, average.update(averaged, params), jax.lax.pmean(loss, "data")
 
     params, opt_state, averaged = jax.device_put(
-        (params, wrapper.init(params), average.init(params)), NamedSharding(mesh, everywhere)
+        (params, wrapper.init(params), average.init(params)), NamedSharding(mesh, replicated)
     )
-    rows = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for i in range(steps):
-        batch = jax.device_put(train[rows.permutation(len(train))[:batch_size]], NamedSharding(mesh, split))
+        batch = jax.device_put(train[rng.permutation(len(train))[:batch_size]], NamedSharding(mesh, split))
         params, opt_state, averaged, loss = step(params, opt_state, averaged, batch, wrapper.hyperparams)
         jax.block_until_ready(loss)  # at most one step in flight: several CPU devices hang with more
         if (i + 1) % 50 == 0:
             scale = optax.tree.get(opt_state, "loss_scale")
             print(f"step {i + 1}: loss {float(loss):.3f}, loss scale {float(scale):g}")
 
-    found = [logits_of(p, test.arrays["image"]).argmax(-1) for p in (params, averaged.params)]
-    return tuple(float((labels == test.arrays["label"]).mean()) for labels in found)
+    predictions = [compute_logits(p, test.arrays["image"]).argmax(-1) for p in (params, averaged.params)]
+    return tuple(float((labels == test.arrays["label"]).mean()) for labels in predictions)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def torch_alias(path: str) -> str:
     return ".".join([*modules, _TORCH_LEAVES.get(leaf, leaf)])
 
 
-def spellings(path: str) -> tuple[str, str]:
+def path_aliases(path: str) -> tuple[str, str]:
     """Return the names that substring rules are matched against: the Flax path and its torch alias.
 
     The names of root parameters start with a dot, as in MMEngine: the key `.pos_embed` matches `pos_embed` of the root

@@ -54,7 +54,8 @@ class Registry:
                 self._entries[key] = entry
             elif is_built_in(existing) == is_built_in(entry):
                 raise UnknownNameError(
-                    f"{self.name} {key!r} is already registered as {_full_name(existing)}; pass force=True to replace it"
+                    f"{self.name} {key!r} is already registered as {_full_name(existing)}; "
+                    "pass force=True to replace it"
                 )
             else:  # built-in entries may be imported after the user's
                 users, own = (existing, entry) if is_built_in(entry) else (entry, existing)

@@ -1,4 +1,4 @@
-"""Eight fake CPU devices, quick compiles, one compilation cache for all processes, and nothing that waits."""
+"""Set up eight simulated CPU devices, quick compilation and a compilation cache shared by all processes."""
 
 import importlib.metadata
 import os
@@ -9,31 +9,33 @@ import pytest
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JENGINE_ON_RECOMPILE", "raise")  # a compile that nobody asked for fails the test
+os.environ.setdefault("JENGINE_ON_RECOMPILE", "raise")  # an unexpected recompilation fails the test
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(__file__).parent.parent / ".cache" / "jax")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
 def pytest_configure(config):
-    """Compile with few optimizations and XLA's older emitters: most tests compile longer than they run.
+    """Compile with few optimizations and XLA's older emitters, because most tests spend more time compiling than running.
 
-    XLA reads its flags once in a process, so tests that need the programs of users run in processes of their own, with
-    `-m full_optimization` as in `make test`. Without the option they run too, with quick compiles like all others.
+    XLA reads its flags once per process, so tests that require fully optimized programs run in separate processes, with
+    `-m full_optimization` as in `make test`. Without this option they also run, with quick compilation.
     """
-    config.addinivalue_line("markers", "full_optimization: compares programs or values closely, compiled as for users")
+    config.addinivalue_line(
+        "markers", "full_optimization: compares programs or values exactly, compiled with full optimization"
+    )
     if config.option.markexpr != "full_optimization":
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-        if importlib.metadata.version("jaxlib").startswith("0.10."):  # XLA aborts at a flag that it does not know
+        if importlib.metadata.version("jaxlib").startswith("0.10."):  # XLA aborts on unknown flags
             os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 
 @pytest.fixture(autouse=True)
-def event_files_in_order(monkeypatch):
-    """Counts TensorBoard's event files anew in each test.
+def reset_event_file_counter(monkeypatch):
+    """Reset TensorBoard's counter of event files in each test.
 
-    Files of one second are read in the order of a counter that is compared as text: the tenth would come before the
-    ninth. Runs of different seconds or processes have no such trouble.
+    Files created in the same second are read in the order of this counter, compared as text: the tenth would come
+    before the ninth. Files of different seconds or processes are not affected.
     """
     module = sys.modules.get("tensorboard.summary.writer.event_file_writer")
     if module is not None:

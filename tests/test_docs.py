@@ -1,4 +1,4 @@
-"""The pages that promise to run, run."""
+"""Run the code of the pages and of the README."""
 
 import pathlib
 import re
@@ -15,7 +15,7 @@ DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
 
 def run_page(page):
-    """Run the code of a page from top to bottom and return its names."""
+    """Run the code of a page from top to bottom and return its namespace."""
     names = {"__name__": f"docs.{page.removesuffix('.md')}"}
     for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL):
         exec(compile(block, page, "exec"), names)
@@ -23,11 +23,11 @@ def run_page(page):
 
 
 @pytest.mark.parametrize("page", ["optim_tutorial.md"])
-def test_a_page_runs_from_top_to_bottom(page):
+def test_page_runs_from_top_to_bottom(page):
     run_page(page)
 
 
-def test_the_hooks_of_the_page_about_hooks_run_in_chunks(tmp_path, monkeypatch):
+def test_hooks_of_the_hooks_page_run_in_chunks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_page("hooks.md")
     programs, losses = names["runner"].programs, names["runner"].message_hub.get_scalar("train/loss").data[0]
@@ -37,7 +37,7 @@ def test_the_hooks_of_the_page_about_hooks_run_in_chunks(tmp_path, monkeypatch):
     assert float(names["runner"].hyperparams["noise"]) == pytest.approx(1 - 59 / 60)
 
 
-def test_the_loop_of_the_page_about_the_runner_validates_after_each_pass(tmp_path):
+def test_loop_of_the_runner_page_validates_after_each_pass(tmp_path):
     page = (DOCS / "runner.md").read_text()
     (block,) = [x for x in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "LOOPS" in x]
     names = {"__name__": "docs.runner"}
@@ -61,7 +61,7 @@ def _linear(params, batch):
     return batch["x"] @ params["w"]
 
 
-def test_the_readmes_example_runs(tmp_path, monkeypatch):
+def test_readme_example_runs(tmp_path, monkeypatch):
     readme = (DOCS.parent / "README.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -72,7 +72,7 @@ def test_the_readmes_example_runs(tmp_path, monkeypatch):
     assert len(block.strip().splitlines()) <= 30
 
 
-def test_every_page_of_the_readme_is_there():
+def test_readme_links_to_every_page():
     readme = (DOCS.parent / "README.md").read_text()
     for link in re.findall(r"\]\(([^)#]+)\)", readme):
         assert (DOCS.parent / link).exists(), link

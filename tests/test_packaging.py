@@ -1,4 +1,4 @@
-"""The pinned versions in constraints/, and how `make` installs them."""
+"""Test the pinned versions in constraints/, and how `make` installs them."""
 
 import os
 import pathlib
@@ -15,14 +15,14 @@ FILES = sorted((ROOT / "constraints").glob("*.txt"))
 
 
 def _requirements(extra):
-    """The requirements of the project and of an extra, with those of the extras of the project that it names."""
-    found = [Requirement(line) for line in PROJECT["dependencies"]]
+    """Return the requirements of the project and of an extra, including extras of the project that it references."""
+    requirements = [Requirement(line) for line in PROJECT["dependencies"]]
     for requirement in map(Requirement, PROJECT["optional-dependencies"][extra]):
         if requirement.name == PROJECT["name"]:
-            found += [inner for name in sorted(requirement.extras) for inner in _requirements(name)]
+            requirements += [inner for name in sorted(requirement.extras) for inner in _requirements(name)]
         else:
-            found.append(requirement)
-    return {str(requirement): requirement for requirement in found}.values()
+            requirements.append(requirement)
+    return {str(requirement): requirement for requirement in requirements}.values()
 
 
 def _pins(path):
@@ -31,7 +31,7 @@ def _pins(path):
 
 
 def _dry_run(tmp_path, tag, *arguments):
-    """The commands with which `make` would install into an environment whose Python is `tag`, as py312."""
+    """Return the commands that `make` runs to install into an environment with Python `tag`, such as py312."""
     python = tmp_path / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f"#!/bin/sh\necho {tag}\n")
@@ -41,23 +41,25 @@ def _dry_run(tmp_path, tag, *arguments):
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout
 
 
-def test_every_supported_python_has_a_file_of_pins():
+def test_every_supported_python_has_a_constraints_file():
     prefix = "Programming Language :: Python :: 3."
     minors = [line.removeprefix(prefix) for line in PROJECT["classifiers"] if line.startswith(prefix)]
     assert [path.stem for path in FILES] == sorted(f"py3{minor}" for minor in minors)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_pins_satisfy_every_requirement(path):
+def test_pins_satisfy_every_requirement(path):
     pins = _pins(path)
     for requirement in _requirements("dev"):
         name = canonicalize_name(requirement.name)
         assert name in pins, f"{path.name} does not pin {requirement}"
-        assert pins[name] in requirement.specifier, f"{path.name} pins {name}=={pins[name]}, required is {requirement}"
+        assert pins[name] in requirement.specifier, (
+            f"{path.name} pins {name}=={pins[name]}, but {requirement} is required"
+        )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_make_installs_the_pins_for_the_python_of_the_environment(path, tmp_path):
+def test_make_installs_the_pins_of_its_python_version(path, tmp_path):
     assert f"-e '.[dev]' -c constraints/{path.name}" in _dry_run(tmp_path, path.stem)
 
 

@@ -32,8 +32,8 @@ def test_torch_alias(path, alias):
 
 
 def test_names_of_root_parameters_start_with_a_dot():
-    assert paths.spellings("pos_embed") == (".pos_embed", ".pos_embed")
-    assert paths.spellings("layers_0.scale") == ("layers_0.scale", "layers.0.weight")
+    assert paths.path_aliases("pos_embed") == (".pos_embed", ".pos_embed")
+    assert paths.path_aliases("layers_0.scale") == ("layers_0.scale", "layers.0.weight")
 
 
 class Net(nnx.Module):

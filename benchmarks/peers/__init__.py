@@ -1,1 +1,1 @@
-"""Other trainers on the same tiny network, each against a loop written by hand in its own framework."""
+"""Compare other trainers on the same tiny network, each with a hand-written loop in its framework."""

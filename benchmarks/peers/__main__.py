@@ -1,9 +1,9 @@
-"""Installs other trainers, each into an environment of its own under .bench, and compares what they add to a bare loop.
+"""Install other trainers, each in its own environment under .bench, and measure their overhead over a bare loop.
 
     python -m benchmarks.peers [NAME ...]
 
-The overhead is what an iteration takes with the trainer less what it takes in a loop by hand in the same framework,
-both in one process, in turns. A trainer that does not install or run stands in the table with the reason.
+The overhead is the time per iteration with the trainer minus the time in a hand-written loop in the same framework,
+measured in turns in one process. Trainers that fail to install or run are listed below the table with the reason.
 """
 
 import argparse
@@ -18,15 +18,15 @@ from benchmarks.__main__ import HERE, write_section
 from benchmarks.report import table
 
 ENVIRONMENTS = HERE.parent / ".bench"
-TITLE = "Peers: what a trainer adds to an iteration of a tiny network"
+TITLE = "Peers: overhead per iteration of a tiny network"
 
 
 class Peer(NamedTuple):
-    """A trainer: its name in the table, and what pip installs for it; nothing for the one of this project."""
+    """Describe a trainer: its name in the table, and its pip requirements (none for the trainer of this project)."""
 
     title: str
     requirements: tuple[str, ...]
-    alone: tuple[str, ...] = ()  # installed without what they ask for, which pip does not resolve
+    without_deps: tuple[str, ...] = ()  # installed with --no-deps, because pip cannot resolve their dependencies
 
 
 TORCH = "torch==2.13.0"
@@ -40,71 +40,71 @@ PEERS = {
     "jengine": Peer("jengine", ()),
     "keras": Peer("Keras 3 on JAX", ("keras", "jax==0.10.2")),
     "clu": Peer("CLU-style loop", ("clu", "jax==0.10.2", "flax", "optax", "tensorflow-cpu", "tensorboard")),
-    "kauldron": Peer("Kauldron", KAULDRON, alone=("kauldron", "xmanager")),
+    "kauldron": Peer("Kauldron", KAULDRON, without_deps=("kauldron", "xmanager")),
     "lightning": Peer("Lightning, PyTorch", ("lightning", TORCH)),
     "mmengine": Peer("MMEngine, PyTorch", ("mmengine", TORCH, "setuptools<81")),
 }
 
 
-class Failed(Exception):
-    """A trainer did not install or run."""
+class PeerError(Exception):
+    """Signal that a trainer failed to install or run."""
 
 
 def run(command, **settings):
-    """Runs a command; the last line of what it said goes into the error."""
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **settings)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
-        raise Failed(lines[-1].strip()[:90] if lines else f"ended with {done.returncode}")
+    """Run a command; on failure, raise PeerError with the last line of its stderr."""
+    result = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **settings)
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
+        raise PeerError(lines[-1].strip()[:90] if lines else f"exit code {result.returncode}")
 
 
-def python_of(name):
-    """The interpreter of a peer's environment, which is made if it is not there."""
+def ensure_environment(name):
+    """Create the environment of a peer if necessary, and return its interpreter."""
     if not PEERS[name].requirements:
         return sys.executable
-    folder = ENVIRONMENTS / name
-    python = folder / "bin" / "python"
-    if not (folder / "installed").exists():
-        run([sys.executable, "-m", "venv", str(folder)])
+    directory = ENVIRONMENTS / name
+    python = directory / "bin" / "python"
+    if not (directory / "installed").exists():
+        run([sys.executable, "-m", "venv", str(directory)])
         pip = [str(python), "-m", "pip", "install", "--quiet"]
         run([*pip, *PEERS[name].requirements], timeout=1800)
-        if PEERS[name].alone:
-            run([*pip, "--no-deps", *PEERS[name].alone], timeout=1800)
-        (folder / "installed").touch()
+        if PEERS[name].without_deps:
+            run([*pip, "--no-deps", *PEERS[name].without_deps], timeout=1800)
+        (directory / "installed").touch()
     return str(python)
 
 
 def measure(name):
-    """What a peer's script wrote."""
+    """Run the script of a peer and return its results."""
     with tempfile.TemporaryDirectory() as directory:
         file = pathlib.Path(directory) / "times.json"
-        run([python_of(name), "-m", f"benchmarks.peers.with_{name}", str(file)], cwd=HERE.parent, timeout=900)
+        run([ensure_environment(name), "-m", f"benchmarks.peers.with_{name}", str(file)], cwd=HERE.parent, timeout=900)
         return json.loads(file.read_text())
 
 
-def rows_of(title, found):
-    """Return the rows of a trainer: one, or two with chunks of steps."""
-    bare, *rest = found["times"].items()
-    for kind, (wall, thread) in rest:
-        name = f"{title} {found['version']}" + ("" if kind == "trainer" else f", {kind}")
-        yield [name, f"{bare[1][0]:.1f}", f"{wall:.1f}", f"{wall - bare[1][0]:+.1f}", f"{thread - bare[1][1]:+.1f}"]
+def make_rows(title, results):
+    """Yield the table rows of a trainer: one, or two with chunks of steps."""
+    (_, (bare_wall, bare_thread)), *loops = results["times"].items()
+    for kind, (wall, thread) in loops:
+        name = f"{title} {results['version']}" + ("" if kind == "trainer" else f", {kind}")
+        yield [name, f"{bare_wall:.1f}", f"{wall:.1f}", f"{wall - bare_wall:+.1f}", f"{thread - bare_thread:+.1f}"]
 
 
 def main(argv=None):
-    """Prints the table and keeps it in RESULTS.md."""
+    """Measure the peers, print the table, and write it to RESULTS.md if all peers were measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PEERS)}; all by default")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(PEERS)}; all by default")
     args = parser.parse_args(argv)
     if unknown := set(args.names) - set(PEERS):
-        parser.error(f"no peer is called {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+        parser.error(f"unknown peers: {', '.join(sorted(unknown))}; expected any of {', '.join(PEERS)}")
     rows, failures = [], []
     for name in args.names or PEERS:
         print(f"--- {PEERS[name].title}", flush=True)
         try:
-            rows += rows_of(PEERS[name].title, measure(name))
-        except (Failed, subprocess.TimeoutExpired) as error:
+            rows += make_rows(PEERS[name].title, measure(name))
+        except (PeerError, subprocess.TimeoutExpired) as error:
             failures.append(f"{PEERS[name].title}: {error}")
-    text = table(["microseconds an iteration", "bare loop", "trainer", "more", "more, main thread"], rows)
+    text = table(["microseconds per iteration", "bare loop", "trainer", "overhead", "overhead, main thread"], rows)
     text = "\n".join([text, *failures])
     print(text)
     if not args.names:

@@ -1,4 +1,4 @@
-"""The loop by hand in JAX alone."""
+"""Define the hand-written loop in plain JAX."""
 
 import functools
 
@@ -10,7 +10,7 @@ from benchmarks.peers.common import CLASSES, FEATURES, HIDDEN, LOG_EVERY, MOMENT
 
 
 def init():
-    """Parameters and their momentum."""
+    """Initialize the parameters and their momentum."""
     first, second = jax.random.split(jax.random.key(0))
     params = {
         "w": jax.random.normal(first, (FEATURES, HIDDEN)) / FEATURES**0.5,
@@ -23,7 +23,7 @@ def init():
 
 @functools.partial(jax.jit, donate_argnums=0)
 def step(state, x, y):
-    """`(state, loss)` after an iteration."""
+    """Return `(state, loss)` after one iteration."""
 
     def loss_fn(params):
         logits = jnp.tanh(x @ params["w"] + params["b"]) @ params["v"] + params["c"]
@@ -36,7 +36,7 @@ def step(state, x, y):
 
 
 def run(data):
-    """Trains over the data once."""
+    """Train on the data once."""
     state, losses, log = init(), [], Log()
     for i, (x, y) in enumerate(data, 1):
         state, loss = step(state, x, y)

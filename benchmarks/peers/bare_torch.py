@@ -1,29 +1,29 @@
-"""The loop by hand in PyTorch alone."""
+"""Define the hand-written loop in plain PyTorch."""
 
 import torch
 
 from benchmarks.peers.common import CLASSES, FEATURES, HIDDEN, LOG_EVERY, MOMENTUM, RATE, Log
 
-torch.set_num_threads(1)  # for networks of this size more threads only cost
+torch.set_num_threads(1)  # more threads slow down a network of this size
 
 
 def make_net():
-    """The network."""
+    """Build the network."""
     return torch.nn.Sequential(torch.nn.Linear(FEATURES, HIDDEN), torch.nn.Tanh(), torch.nn.Linear(HIDDEN, CLASSES))
 
 
 def make_optimizer(params):
-    """Its optimizer."""
+    """Build the optimizer."""
     return torch.optim.SGD(params, lr=RATE, momentum=MOMENTUM)
 
 
 def pack(x, y):
-    """A batch as PyTorch takes it."""
+    """Convert a batch to PyTorch tensors."""
     return torch.from_numpy(x), torch.from_numpy(y).long()
 
 
 def run(data):
-    """Trains over the data once."""
+    """Train on the data once."""
     net, log = make_net(), Log()
     optimizer = make_optimizer(net.parameters())
     losses = []

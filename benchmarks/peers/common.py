@@ -1,8 +1,8 @@
-"""What all peers share: the task, in NumPy, and the clock, which sits in the data.
+"""Define the task in NumPy and the timing, shared by all peers.
 
-A tiny network: 32 features, a hidden layer of 32 with tanh, 10 classes, batches of 32, SGD with momentum, one iteration
-after the other, a log line every 10. No trainer knows that it is timed: the data notes when its batches are asked for.
-Only NumPy is imported here, for each peer has an environment of its own.
+The task is a tiny network: 32 features, a hidden layer of 32 with tanh, 10 classes, batches of 32, SGD with momentum,
+single steps, a log line every 10 iterations. The time is measured in the data, when a batch is requested, so that it
+does not depend on the trainer. Only NumPy is imported here, because each peer has its own environment.
 """
 
 import gc
@@ -20,11 +20,11 @@ FEATURES, HIDDEN, CLASSES, BATCH = 32, 32, 10, 32
 RATE, MOMENTUM = 1e-3, 0.9
 LOG_EVERY = 10
 WARM_UP = 300
-ITERS, ITERS_OF_SLOW = 20_000, 2_000  # seconds of training for those that take a tenth of a millisecond, and others
+ITERS, SLOW_ITERS = 20_000, 2_000  # a few seconds of training at about 0.1 and 1 ms per iteration
 
 
 def make_batches(count=16):
-    """Host batches `(x f32[B, 32], y int32[B])`."""
+    """Return host batches `(x f32[B, 32], y int32[B])`."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((count, BATCH, FEATURES), np.float32)
     y = rng.integers(0, CLASSES, (count, BATCH)).astype(np.int32)
@@ -32,15 +32,15 @@ def make_batches(count=16):
 
 
 class TimedData:
-    """Batches for one run, which note what an iteration takes once the first ones are over.
+    """Provide the batches of one run and measure the time per iteration after a warm-up.
 
     Args:
-      iters: how many iterations are timed.
-      pack: what a trainer takes as a batch, made of `(x, y)`.
+      iters: number of measured iterations.
+      pack: converts `(x, y)` to a batch of the trainer.
 
     Attributes:
-      seconds: wall time and the main thread's time on a core, for `iters - 1` iterations; None before they are done.
-        The latter is NaN where another thread asks for the batches.
+      seconds: wall time and CPU time of the main thread for `iters - 1` iterations; None until they are done. The CPU
+        time is NaN if another thread requests the batches.
     """
 
     def __init__(self, iters, pack):
@@ -65,32 +65,32 @@ def _main_thread_time():
 
 
 def compare(loops, version, iters=ITERS, rounds=3):
-    """Runs loops in turns and writes what an iteration takes, in microseconds, as JSON to the file named first.
+    """Run loops in turns; write the microseconds per iteration as JSON to the file in `sys.argv[1]`.
 
     Args:
-      loops: name -> `(run, pack)`; `run(data)` trains over the `TimedData` once.
-      version: of the trainer.
-      iters: how many iterations are timed.
-      rounds: how often; medians count.
+      loops: name -> `(run, pack)`; `run(data)` trains on the `TimedData` once.
+      version: the version of the trainer.
+      iters: number of measured iterations.
+      rounds: number of runs per loop; the results are medians.
     """
-    found = {name: [] for name in loops}
+    measured = {name: [] for name in loops}
     for _ in range(rounds):
         for name, (run, pack) in loops.items():
             gc.collect()
             data = TimedData(iters, pack)
             run(data)
-            found[name].append([value / (iters - 1) * 1e6 for value in data.seconds])
-    times = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
+            measured[name].append([value / (iters - 1) * 1e6 for value in data.seconds])
+    times = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in measured.items()}
     with open(sys.argv[1], "w") as file:
         json.dump({"version": version, "times": times}, file)
 
 
 class Log:
-    """A plain log: the mean loss of the last iterations, a line to the terminal."""
+    """Write the mean loss of the last iterations, one line each."""
 
     def __init__(self):
-        self._terminal = open(os.devnull, "w")  # noqa: SIM115 - open to the end of the process
+        self._file = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
 
     def write(self, i, loss):
-        """A line."""
-        print(f"step {i} loss {loss:.4f}", file=self._terminal, flush=True)
+        """Write a line."""
+        print(f"step {i} loss {loss:.4f}", file=self._file, flush=True)

@@ -1,4 +1,4 @@
-"""A loop in the style of Flax's examples: a train state, CLU's metrics, periodic actions and writers."""
+"""Measure a loop in the style of the Flax examples: TrainState, CLU metrics, periodic actions and writers."""
 
 import functools
 import importlib.metadata
@@ -18,48 +18,48 @@ from benchmarks.peers.common import CLASSES, FEATURES, HIDDEN, LOG_EVERY, MOMENT
 
 @flax.struct.dataclass
 class TrainMetrics(metrics.Collection):
-    """What is logged."""
+    """Collect the logged metrics."""
 
     loss: metrics.Average.from_output("loss")
 
 
 class Net(nn.Module):
-    """The network."""
+    """Define the network."""
 
     @nn.compact
     def __call__(self, x):
-        """Logits."""
+        """Compute the logits."""
         return nn.Dense(CLASSES)(jnp.tanh(nn.Dense(HIDDEN)(x)))
 
 
 @functools.partial(jax.jit, donate_argnums=(0, 1))
-def step(state, collected, x, y):
-    """`(state, metrics)` after an iteration."""
+def step(state, train_metrics, x, y):
+    """Return `(state, metrics)` after one iteration."""
 
     def loss_fn(params):
         return optax.softmax_cross_entropy_with_integer_labels(state.apply_fn(params, x), y).mean()
 
     loss, grads = jax.value_and_grad(loss_fn)(state.params)
-    return state.apply_gradients(grads=grads), collected.merge(TrainMetrics.single_from_model_output(loss=loss))
+    return state.apply_gradients(grads=grads), train_metrics.merge(TrainMetrics.single_from_model_output(loss=loss))
 
 
 def run(data):
-    """Trains over the data once."""
+    """Train on the data once."""
     net = NET
     params = net.init(jax.random.key(0), jnp.zeros((1, FEATURES)))
     state = train_state.TrainState.create(apply_fn=net.apply, params=params, tx=TX)
     with tempfile.TemporaryDirectory() as work_dir:
         writer = metric_writers.create_default_writer(work_dir, just_logging=True)
         hooks = [periodic_actions.ReportProgress(num_train_steps=len(data), writer=writer)]
-        collected = TrainMetrics.empty()
+        train_metrics = TrainMetrics.empty()
         with metric_writers.ensure_flushes(writer):
             for i, (x, y) in enumerate(data, 1):
-                state, collected = step(state, collected, x, y)
+                state, train_metrics = step(state, train_metrics, x, y)
                 for hook in hooks:
                     hook(i)
                 if i % LOG_EVERY == 0:
-                    writer.write_scalars(i, collected.compute())
-                    collected = TrainMetrics.empty()
+                    writer.write_scalars(i, train_metrics.compute())
+                    train_metrics = TrainMetrics.empty()
 
 
 NET, TX = Net(), optax.sgd(RATE, momentum=MOMENTUM)

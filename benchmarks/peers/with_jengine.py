@@ -1,4 +1,4 @@
-"""The Runner, with its default hooks."""
+"""Measure the Runner with its default hooks."""
 
 import tempfile
 
@@ -10,7 +10,7 @@ from jengine.model import CrossEntropy, LinenModel
 
 
 def run(data, **train_cfg):
-    """Trains over the data once."""
+    """Train on the data once."""
     with tempfile.TemporaryDirectory() as work_dir:
         jengine.Runner(
             LinenModel(TinyMLP(), CrossEntropy()),
@@ -23,7 +23,7 @@ def run(data, **train_cfg):
 
 
 def pack(x, y):
-    """A batch as the model takes it."""
+    """Convert a batch for the model."""
     return {"image": x, "label": y}
 
 

@@ -1,4 +1,4 @@
-"""Kauldron, with its writer of metrics."""
+"""Measure Kauldron with its metric writer."""
 
 import dataclasses
 import importlib.metadata
@@ -12,33 +12,33 @@ import optax
 from kauldron import kd
 
 from benchmarks.peers import bare_jax
-from benchmarks.peers.common import BATCH, CLASSES, HIDDEN, ITERS_OF_SLOW, LOG_EVERY, MOMENTUM, RATE, compare
+from benchmarks.peers.common import BATCH, CLASSES, HIDDEN, LOG_EVERY, MOMENTUM, RATE, SLOW_ITERS, compare
 
 
 class Net(nn.Module):
-    """The network."""
+    """Define the network."""
 
     x: kd.kontext.Key = kd.kontext.REQUIRED
 
     @nn.compact
     def __call__(self, x):
-        """Logits."""
+        """Compute the logits."""
         return nn.Dense(CLASSES)(jnp.tanh(nn.Dense(HIDDEN)(x)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Pipeline(kd.data.Pipeline):
-    """The batches as they are."""
+    """Yield the batches unchanged."""
 
     data: Any
 
     def __iter__(self):
-        batches = itertools.chain(self.data, self.data)  # it asks for more than it trains on
+        batches = itertools.chain(self.data, self.data)  # the trainer prefetches beyond the last step
         return kd.data.iterators.NonCheckpointableIterator(source=self, iter=batches)
 
 
 def run(data):
-    """Trains over the data once."""
+    """Train on the data once."""
     with tempfile.TemporaryDirectory() as work_dir:
         kd.train.Trainer(
             seed=0,
@@ -56,8 +56,8 @@ def run(data):
 
 
 def pack(x, y):
-    """A batch as the model takes it; the loss wants an axis more."""
+    """Convert a batch for the model; the loss requires labels of shape [B, 1]."""
     return {"x": x, "y": y[:, None]}
 
 
-compare({"bare": bare_jax.LOOP, "trainer": (run, pack)}, importlib.metadata.version("kauldron"), iters=ITERS_OF_SLOW)
+compare({"bare": bare_jax.LOOP, "trainer": (run, pack)}, importlib.metadata.version("kauldron"), iters=SLOW_ITERS)

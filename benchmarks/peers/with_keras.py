@@ -1,4 +1,4 @@
-"""Keras 3 on JAX: `fit` with a callback that logs."""
+"""Measure Keras 3 on JAX: `fit` with a logging callback."""
 
 import os
 
@@ -11,20 +11,20 @@ from benchmarks.peers.common import CLASSES, FEATURES, HIDDEN, LOG_EVERY, MOMENT
 
 
 class LogLoss(keras.callbacks.Callback):
-    """Every so many batches a line with the mean loss, which `fit` keeps."""
+    """Log the mean loss, which `fit` computes, every `LOG_EVERY` batches."""
 
     def __init__(self):
         super().__init__()
         self._log = Log()
 
     def on_train_batch_end(self, batch, logs=None):
-        """Logs, if it is time."""
+        """Write a log line if one is due."""
         if (batch + 1) % LOG_EVERY == 0:
             self._log.write(batch + 1, float(logs["loss"]))
 
 
 def run(data):
-    """Trains over the data once."""
+    """Train on the data once."""
     keras.utils.clear_session()
     model = keras.Sequential(
         [keras.Input((FEATURES,)), keras.layers.Dense(HIDDEN, "tanh"), keras.layers.Dense(CLASSES)]

@@ -1,4 +1,4 @@
-"""Lightning on PyTorch, with its CSV logger."""
+"""Measure Lightning on PyTorch with its CSV logger."""
 
 import logging
 import tempfile
@@ -9,33 +9,33 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from benchmarks.peers import bare_torch
-from benchmarks.peers.common import ITERS_OF_SLOW, LOG_EVERY, compare
+from benchmarks.peers.common import LOG_EVERY, SLOW_ITERS, compare
 
 warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 class Module(lightning.LightningModule):
-    """The network, its loss and its optimizer."""
+    """Define the network, its loss and its optimizer."""
 
     def __init__(self):
         super().__init__()
         self.net = bare_torch.make_net()
 
     def training_step(self, batch, batch_idx):
-        """The loss."""
+        """Compute and log the loss."""
         x, y = batch
         loss = torch.nn.functional.cross_entropy(self.net(x), y)
         self.log("loss", loss)
         return loss
 
     def configure_optimizers(self):
-        """The optimizer."""
+        """Build the optimizer."""
         return bare_torch.make_optimizer(self.parameters())
 
 
 def run(data):
-    """Trains over the data once."""
+    """Train on the data once."""
     with tempfile.TemporaryDirectory() as work_dir:
         lightning.Trainer(
             max_epochs=1,
@@ -49,4 +49,4 @@ def run(data):
         ).fit(Module(), data)
 
 
-compare({"bare": bare_torch.LOOP, "trainer": (run, bare_torch.pack)}, lightning.__version__, iters=ITERS_OF_SLOW)
+compare({"bare": bare_torch.LOOP, "trainer": (run, bare_torch.pack)}, lightning.__version__, iters=SLOW_ITERS)

@@ -1,4 +1,4 @@
-"""MMEngine on PyTorch, with its default hooks."""
+"""Measure MMEngine on PyTorch with its default hooks."""
 
 import tempfile
 
@@ -8,23 +8,23 @@ from mmengine.model import BaseModel
 from mmengine.runner import Runner
 
 from benchmarks.peers import bare_torch
-from benchmarks.peers.common import ITERS_OF_SLOW, LOG_EVERY, MOMENTUM, RATE, compare
+from benchmarks.peers.common import LOG_EVERY, MOMENTUM, RATE, SLOW_ITERS, compare
 
 
 class Model(BaseModel):
-    """The network and its loss."""
+    """Define the network and its loss."""
 
     def __init__(self):
         super().__init__()
         self.net = bare_torch.make_net()
 
     def forward(self, x, y, mode="loss"):
-        """The loss by name."""
+        """Compute the loss by name."""
         return {"loss": torch.nn.functional.cross_entropy(self.net(x), y)}
 
 
 class Data(torch.utils.data.DataLoader):
-    """A loader that gives the batches as they are: MMEngine takes nothing but loaders."""
+    """Yield the batches unchanged; a DataLoader, because MMEngine accepts nothing else."""
 
     def __init__(self, data):
         super().__init__(list(range(len(data))), batch_size=1)
@@ -35,7 +35,7 @@ class Data(torch.utils.data.DataLoader):
 
 
 def run(data):
-    """Trains over the data once."""
+    """Train on the data once."""
     with tempfile.TemporaryDirectory() as work_dir:
         Runner(
             model=Model(),
@@ -51,4 +51,4 @@ def run(data):
         ).train()
 
 
-compare({"bare": bare_torch.LOOP, "trainer": (run, bare_torch.pack)}, mmengine.__version__, iters=ITERS_OF_SLOW)
+compare({"bare": bare_torch.LOOP, "trainer": (run, bare_torch.pack)}, mmengine.__version__, iters=SLOW_ITERS)

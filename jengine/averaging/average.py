@@ -40,7 +40,7 @@ class Average(abc.ABC):
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return the weight of the new value, f32[], in update number `steps`, int32[], which is at least 1."""
 
-    def for_run(self, total_steps: int) -> Self:
+    def with_total_steps(self, total_steps: int) -> Self:
         """Return the average for a run of `total_steps` updates; `self` unless the weight depends on their number."""
         return self
 

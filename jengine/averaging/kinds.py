@@ -126,7 +126,7 @@ class CosineEMA(Average):
     Args:
       momentum: the weight of the new value at the start, in (0, 1).
       end_momentum: the weight at the end, in [0, 1).
-      total_steps: number of updates until `end_momentum` is reached; None for the length of the run, see `for_run`.
+      total_steps: number of updates until `end_momentum` is reached; None for the length of the run.
       interval: the average is updated every `interval` updates.
 
     Raises:
@@ -142,7 +142,7 @@ class CosineEMA(Average):
     def __post_init__(self) -> None:
         _warn_of_decay(self)
 
-    def for_run(self, total_steps: int) -> Self:
+    def with_total_steps(self, total_steps: int) -> Self:
         """Return the average with `total_steps` set, unless it is set already."""
         return self if self.total_steps is not None else dataclasses.replace(self, total_steps=total_steps)
 

@@ -1,4 +1,4 @@
-"""Checkpoints: written in the background, whole or not at all, readable without the config."""
+"""Save and restore checkpoints: written in the background, complete or absent, readable without the config."""
 
 from jengine.checkpoint.checkpointer import Checkpointer as Checkpointer
 from jengine.checkpoint.checkpointer import CheckpointSaveError as CheckpointSaveError
@@ -16,10 +16,10 @@ from jengine.checkpoint.publish import publish as publish
 from jengine.checkpoint.report import CheckpointMismatchError as CheckpointMismatchError
 from jengine.checkpoint.report import LoadReport as LoadReport
 from jengine.checkpoint.restore import Checkpoint as Checkpoint
+from jengine.checkpoint.restore import list_arrays as list_arrays
 from jengine.checkpoint.restore import load as load
 from jengine.checkpoint.restore import load_params as load_params
 from jengine.checkpoint.restore import restore as restore
-from jengine.checkpoint.restore import stored_arrays as stored_arrays
 from jengine.checkpoint.retention import infer_rule as infer_rule
 from jengine.checkpoint.retention import is_better as is_better
 from jengine.checkpoint.retention import pick_metric as pick_metric

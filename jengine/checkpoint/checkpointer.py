@@ -23,19 +23,19 @@ from jengine.checkpoint.layout import (
 
 
 class CheckpointSaveError(OSError):
-    """A checkpoint could not be written. Earlier checkpoints are as they were."""
+    """Signal that a checkpoint could not be written. Earlier checkpoints are intact."""
 
 
 class Checkpointer:
     """Save one checkpoint at a time, in the background.
 
-    A save has four steps. If the process is killed in any of them, a complete checkpoint is left: the files are
-    written under another name; they are renamed; `last_checkpoint` is replaced; older checkpoints are removed.
+    A save has four steps: write the files into a temporary directory, rename it, update `last_checkpoint`, and remove
+    older checkpoints. A process that is killed in any of them leaves a complete checkpoint.
 
     With several processes, all of them call every method. Each writes its own arrays; the first one does the rest.
 
     Args:
-      work_dir: directory of the text file `last_checkpoint`.
+      work_dir: the directory of the text file `last_checkpoint`.
     """
 
     def __init__(self, work_dir: str | os.PathLike[str]) -> None:
@@ -43,7 +43,7 @@ class Checkpointer:
         self._writer: arrays.BackgroundWriter | None = None
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
         self._pending: concurrent.futures.Future[None] | None = None
-        self._saving: Path | None = None
+        self._pending_path: Path | None = None
 
     def save(
         self,
@@ -54,42 +54,42 @@ class Checkpointer:
         latest: bool = True,
         evict: Iterable[str | os.PathLike[str]] = (),
     ) -> str:
-        """Start a save, after the previous one has finished.
+        """Wait for the previous save, then start a new one.
 
         Args:
           path: the checkpoint's directory; an existing one is replaced once the new one is complete.
           state: pytree of arrays, typed PRNG keys included. It may be donated as soon as this returns.
-          meta: everything else, in types that JSON can store; `meta["meta"]["iter"]` orders checkpoints when one is
-            searched.
-          latest: whether `last_checkpoint` is set to it.
+          meta: everything else, in types that JSON can store; the search for the latest checkpoint compares
+            `meta["meta"]["iter"]`.
+          latest: whether to point `last_checkpoint` to it.
           evict: checkpoints to remove once this one is complete.
 
         Returns:
           The absolute path.
 
         Raises:
-          CheckpointSaveError: this save could not start, or the previous one failed.
+          CheckpointSaveError: this save could not start, or the previous save failed.
           TypeError, ValueError: something in `state` or `meta` cannot be stored; nothing was written.
         """
         path = Path(path).absolute()
         text = encode_meta(meta)
-        self.wait()  # before the next copy of the state is made
+        self.wait()  # first, so that only one copy of the state is in memory
         storable = arrays.encode(state)
         incoming = path.with_name(path.name + INCOMING)
-        self._saving = path
+        self._pending_path = path
         try:
             if _is_primary():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _tidy(path.parent)
+                _clean_up(path.parent)
             if self._writer is None:
                 self._writer = arrays.BackgroundWriter()
                 self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jengine-checkpoint")
-            end_write = self._writer.begin(incoming / STATE, storable)
+            finish_write = self._writer.start(incoming / STATE, storable)
         except Exception as error:
-            raise self._failure(error) from error
+            raise self._save_error(error) from error
         assert self._executor is not None
         self._pending = self._executor.submit(
-            self._commit, path, end_write, text, meta["meta"]["iter"], latest, tuple(map(Path, evict))
+            self._commit, path, finish_write, text, meta["meta"]["iter"], latest, tuple(map(Path, evict))
         )
         return str(path)
 
@@ -97,26 +97,26 @@ class Checkpointer:
         """Wait until the save in progress has finished.
 
         Raises:
-          CheckpointSaveError: that save has failed.
+          CheckpointSaveError: the save failed.
         """
         if self._pending is None:
             return
         try:
             self._pending.result()
         except Exception as error:
-            raise self._failure(error) from error
+            raise self._save_error(error) from error
         finally:
-            if self._pending.done():  # an interrupt of the wait leaves the save in progress
+            if self._pending.done():  # an interrupted wait leaves the save in progress
                 self._pending = None
 
     def delete(self, path: str | os.PathLike[str]) -> None:
         """Remove a checkpoint if it exists, after the save in progress."""
         self.wait()
         if _is_primary():
-            _discard(Path(path).absolute())
+            _delete_checkpoint(Path(path).absolute())
 
     def close(self) -> None:
-        """Wait for the last save and end the background threads. A second call does nothing."""
+        """Wait for the last save and stop the background threads. A second call does nothing."""
         try:
             self.wait()
         finally:
@@ -128,70 +128,70 @@ class Checkpointer:
     def _commit(
         self,
         path: Path,
-        end_write: Callable[[], None],
+        finish_write: Callable[[], None],
         meta: str,
         iteration: int | None,
         latest: bool,
         evict: tuple[Path, ...],
     ) -> None:
-        """Finish the write of the arrays, then complete and rename the checkpoint; runs in the background thread."""
-        end_write()
+        """Finish writing the arrays, then complete and rename the checkpoint; runs in the background thread."""
+        finish_write()
         if _is_primary():
             incoming = path.with_name(path.name + INCOMING)
             (incoming / META).write_text(meta)
             write_manifest(incoming, latest=latest, iteration=iteration)
             outgoing = path.with_name(path.name + OUTGOING)
             if path.exists():
-                _remove(outgoing)
+                _remove_tree(outgoing)
                 path.rename(outgoing)
             incoming.rename(path)
-            _remove(outgoing)
+            _remove_tree(outgoing)
             if latest:
                 write_pointer(self._work_dir, str(path))
             for old in evict:
-                _discard(old.absolute())
+                _delete_checkpoint(old.absolute())
         if jax.process_count() > 1:
             from orbax.checkpoint import multihost
 
             key = multihost.unique_barrier_key("jengine:commit", suffix=path.name)
-            multihost.sync_global_processes(key, processes=arrays.all_processes())
+            multihost.sync_global_processes(key, processes=arrays.process_indices())
 
-    def _failure(self, error: Exception) -> CheckpointSaveError:
-        path = self._saving
+    def _save_error(self, error: Exception) -> CheckpointSaveError:
+        path = self._pending_path
         assert path is not None
         if _is_primary():
-            _remove(path.with_name(path.name + INCOMING), ignore_errors=True)
+            _remove_tree(path.with_name(path.name + INCOMING), ignore_errors=True)
         reason = str(error) or type(error).__name__
-        return CheckpointSaveError(f"checkpoint {path} could not be saved, earlier ones are whole: {reason}")
+        return CheckpointSaveError(f"could not save checkpoint {path} (earlier checkpoints are intact): {reason}")
 
 
 def _is_primary() -> bool:
     return jax.process_index() == 0
 
 
-def _tidy(directory: Path) -> None:
-    """Finish or discard interrupted saves: a complete replacement is renamed, other leftovers are removed."""
+def _clean_up(directory: Path) -> None:
+    """Finish or discard interrupted saves: rename complete checkpoints whose name is free, remove the other files."""
     for incoming in directory.glob(f"*{INCOMING}"):
         path = incoming.with_name(incoming.name.removesuffix(INCOMING))
         if not path.exists() and validate_checkpoint(incoming) is None:
             incoming.rename(path)
         else:
-            _remove(incoming)
+            _remove_tree(incoming)
     for outgoing in directory.glob(f"*{OUTGOING}"):
-        _remove(outgoing)
+        _remove_tree(outgoing)
 
 
-def _discard(path: Path) -> None:
-    # Renamed first: a kill while files are being removed leaves nothing that looks like a checkpoint.
+def _delete_checkpoint(path: Path) -> None:
+    # Rename first: a process killed in the middle of the removal leaves nothing that looks like a checkpoint.
     if path.is_dir() and not path.is_symlink():
         outgoing = path.with_name(path.name + OUTGOING)
-        _remove(outgoing)
+        _remove_tree(outgoing)
         path.rename(outgoing)
-        _remove(outgoing)
+        _remove_tree(outgoing)
     else:
         path.unlink(missing_ok=True)
 
 
-def _remove(path: Path, ignore_errors: bool = False) -> None:
+def _remove_tree(path: Path, ignore_errors: bool = False) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=ignore_errors)

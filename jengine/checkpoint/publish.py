@@ -1,4 +1,4 @@
-"""Cuts a checkpoint down to what is handed to others."""
+"""Write a copy of a checkpoint with only the parts to share."""
 
 import hashlib
 import os
@@ -17,44 +17,45 @@ from jengine.paths import flatten
 
 
 def publish(path: str | os.PathLike[str], keys: Iterable[str]) -> tuple[str, list[str]]:
-    """Writes a copy of a checkpoint beside it that holds only some of its keys, named after its content.
+    """Write a copy with only some keys of a checkpoint next to it, named after its content.
 
     Args:
       path: the checkpoint.
-      keys: what to keep: items of the state (`params`, `model_state`, …), entries of the rest (`meta`, `message_hub`,
-        …), and `state_dict` for `params` with `model_state`.
+      keys: the keys to keep: items of the state (`params`, `model_state`, …), entries of the metadata (`meta`,
+        `message_hub`, …), and `state_dict` for `params` with `model_state`.
 
     Returns:
-      The copy's path, `<name>-<first 8 hex digits of the SHA-256 of its arrays>`, and the keys left out.
+      The copy's path, `<name>-<first 8 hex digits of the SHA-256 of its arrays>`, and the keys that were left out.
 
     Raises:
-      KeyError: a key that the checkpoint does not have. ValueError: no key of the state is among them.
+      KeyError: the checkpoint does not have a key. ValueError: none of the keys is an item of the state.
     """
     source = Path(resolve(path))
     checkpoint = load(source)
     known = {*checkpoint.state, *checkpoint.meta, "state_dict"}
-    wanted: set[str] = set()
+    selected: set[str] = set()
     for key in keys:
         if key not in known:
             raise UnknownNameError(f"checkpoint {source} has no key {key!r}{closest(key, known)}")
-        wanted |= {"params", "model_state"} if key == "state_dict" else {key}
-    state = {key: value for key, value in checkpoint.state.items() if key in wanted}
+        selected |= {"params", "model_state"} if key == "state_dict" else {key}
+    state = {key: value for key, value in checkpoint.state.items() if key in selected}
     if not flatten(state):
-        raise ValueError(f"nothing to publish of {source}: name an item of the state, {', '.join(checkpoint.state)}")
-    meta = {key: value for key, value in checkpoint.meta.items() if key in wanted}
+        items = ", ".join(checkpoint.state)
+        raise ValueError(f"`keys` must include an item of the state ({items}) of {source}, got {sorted(selected)}")
+    meta = {key: value for key, value in checkpoint.meta.items() if key in selected}
     copy = source.with_name(f"{source.name}-{_digest(state)}")
     incoming = copy.with_name(copy.name + INCOMING)
     shutil.rmtree(incoming, ignore_errors=True)
-    arrays.write_alone(incoming / STATE, state)
+    arrays.write_from_process(incoming / STATE, state)
     (incoming / META).write_text(encode_meta(meta))
     write_manifest(incoming, latest=False, iteration=None)
     shutil.rmtree(copy, ignore_errors=True)
     incoming.rename(copy)
-    return str(copy), sorted({*checkpoint.state, *checkpoint.meta} - wanted)
+    return str(copy), sorted({*checkpoint.state, *checkpoint.meta} - selected)
 
 
 def _digest(state: Any) -> str:
-    """Of names, dtypes, shapes and bytes, so that equal parameters get equal names on any machine."""
+    """Hash names, dtypes, shapes and bytes; equal parameters have equal hashes on any machine."""
     digest = hashlib.sha256()
     for name, leaf in sorted(flatten(state).items()):
         digest.update(f"{name}:{leaf.dtype}:{leaf.shape}:".encode())

@@ -1,4 +1,4 @@
-"""What of a checkpoint fits what is wanted of it, and what does not: compared by path before any array is read."""
+"""Compare the arrays of a checkpoint with the expected ones by path, before any array is read."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,19 +8,19 @@ import jax.numpy as jnp
 
 from jengine.errors import closest
 
-_ROWS = 20
+_MAX_ROWS = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """The outcome of holding what is stored against what is wanted, by dotted path.
+    """Report how stored arrays match the expected ones, by dotted path.
 
     Attributes:
-      matched: wanted path to stored path, of all that is loaded.
-      missing: wanted, but not stored.
-      unexpected: stored, but not wanted.
-      mismatched: wanted path to (stored, wanted) shape and dtype, where they are at odds.
-      cast: like `mismatched`, of what is loaded with another dtype than it was stored with.
+      matched: expected path to stored path, for all arrays to load.
+      missing: expected, but not stored.
+      unexpected: stored, but not expected.
+      mismatched: expected path to (stored, expected) shape and dtype, where they differ.
+      cast: like `mismatched`, for arrays that are loaded with another dtype.
     """
 
     matched: dict[str, str]
@@ -31,16 +31,16 @@ class LoadReport:
 
     @property
     def fits(self) -> bool:
-        """Whether everything wanted is stored and everything stored is wanted."""
+        """Whether expected and stored arrays match one to one."""
         return not (self.missing or self.unexpected or self.mismatched)
 
     def table(self) -> str:
-        """One line for each path that does not fit or is cast, at most twenty of a kind."""
+        """Return one line for each path that does not match or is cast, at most twenty of each kind."""
         rows: list[tuple[str, str, str]] = []
-        rows += _limited("missing", [(path, closest_hint(path, self.unexpected)) for path in self.missing])
-        rows += _limited("unexpected", [(path, "") for path in self.unexpected])
-        rows += _limited("mismatch", [(p, f"stored {s}, expected {w}") for p, (s, w) in self.mismatched.items()])
-        rows += _limited("cast", [(p, f"{s} to {w}") for p, (s, w) in self.cast.items()])
+        rows += _limit_rows("missing", [(path, hint_closest(path, self.unexpected)) for path in self.missing])
+        rows += _limit_rows("unexpected", [(path, "") for path in self.unexpected])
+        rows += _limit_rows("mismatch", [(p, f"stored {s}, expected {e}") for p, (s, e) in self.mismatched.items()])
+        rows += _limit_rows("cast", [(p, f"{s} to {e}") for p, (s, e) in self.cast.items()])
         width = max((len(path) for _, path, _ in rows), default=0)
         return "\n".join(f"  {kind:<10}  {path:<{width}}  {note}".rstrip() for kind, path, note in rows)
 
@@ -53,7 +53,7 @@ class LoadReport:
 
 
 class CheckpointMismatchError(ValueError):
-    """A checkpoint holds other arrays than were asked for. `report` says which."""
+    """Signal that the arrays of a checkpoint differ from the expected ones; see `report`."""
 
     def __init__(self, path: str, report: LoadReport, advice: str) -> None:
         super().__init__(f"checkpoint {path} does not fit: {report}\n{advice}")
@@ -62,86 +62,94 @@ class CheckpointMismatchError(ValueError):
 
 def compare(
     stored: Mapping[str, jax.ShapeDtypeStruct],
-    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    expected: Mapping[str, jax.ShapeDtypeStruct],
     *,
     rename: Sequence[tuple[str, str]] = (),
     cast: bool = False,
 ) -> LoadReport:
-    """Holds stored arrays against wanted ones.
+    """Compare stored arrays with the expected ones.
 
     Args:
       stored: by dotted path.
-      wanted: by dotted path.
-      rename: (old, new) prefixes of whole path segments; the first that fits a stored path is applied to it.
-      cast: whether a float array may be loaded into one of another float dtype.
+      expected: by dotted path.
+      rename: (old, new) prefixes of whole path segments; the first that matches a stored path is applied to it.
+      cast: whether a float array may be cast to another float dtype.
 
     Raises:
-      ValueError: a rename rule that fits no stored path, or two stored paths that become one.
+      ValueError: a rename rule matches no stored path, or two stored paths become equal.
     """
-    renamed = _renamed(tuple(stored), rename)
+    renamed = _rename_paths(tuple(stored), rename)
     matched, mismatched, casts = {}, {}, {}
-    for path, want in wanted.items():
+    for path, target in expected.items():
         if path not in renamed:
             continue
-        have = stored[renamed[path]]
-        differs = (describe(have), describe(want))
-        castable = cast and jnp.issubdtype(have.dtype, jnp.floating) and jnp.issubdtype(want.dtype, jnp.floating)
-        if have.shape != want.shape or (have.dtype != want.dtype and not castable):
-            mismatched[path] = differs
+        source = stored[renamed[path]]
+        types = (describe(source), describe(target))
+        castable = cast and jnp.issubdtype(source.dtype, jnp.floating) and jnp.issubdtype(target.dtype, jnp.floating)
+        if source.shape != target.shape or (source.dtype != target.dtype and not castable):
+            mismatched[path] = types
             continue
         matched[path] = renamed[path]
-        if have.dtype != want.dtype:
-            casts[path] = differs
+        if source.dtype != target.dtype:
+            casts[path] = types
     return LoadReport(
         matched=matched,
-        missing=tuple(path for path in wanted if path not in renamed),
-        unexpected=tuple(path for path in renamed if path not in wanted),
+        missing=tuple(path for path in expected if path not in renamed),
+        unexpected=tuple(path for path in renamed if path not in expected),
         mismatched=mismatched,
         cast=casts,
     )
 
 
 def describe(leaf: jax.ShapeDtypeStruct) -> str:
-    """Dtype and shape as one reads them: `float32[3,4]`."""
+    """Return dtype and shape as text, `float32[3,4]`."""
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
-def prefixes(paths: Iterable[str]) -> set[str]:
-    """Every dotted path that leads to one of `paths`: `a` and `a.b` for `a.b.c`."""
+def list_prefixes(paths: Iterable[str]) -> set[str]:
+    """Return all dotted paths above `paths`: `a` and `a.b` for `a.b.c`."""
     return {path[:i] for path in paths for i, char in enumerate(path) if char == "."}
 
 
-def closest_hint(path: str, candidates: Sequence[str]) -> str:
-    """'did you mean …' when one of `candidates` is close, else nothing."""
+def hint_closest(path: str, candidates: Sequence[str]) -> str:
+    """Return 'did you mean …' if one of `candidates` is close, else an empty string."""
     hint = closest(path, candidates)
     return hint.removeprefix("; ") if "did you mean" in hint else ""
 
 
-def _renamed(paths: Sequence[str], rename: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """New path to stored path."""
-    found: dict[str, str] = {}
+def _rename_paths(paths: Sequence[str], rename: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return stored paths by their new path."""
+    renamed: dict[str, str] = {}
     used = set()
     for path in paths:
         new = path
         for old, replacement in rename:
-            rest = (
-                path if not old else path[len(old) + 1 :] if path.startswith(f"{old}.") else "" if path == old else None
-            )
+            rest = _strip_prefix(path, old)
             if rest is not None:
                 used.add(old)
                 new = ".".join(filter(None, (replacement, rest)))
                 break
-        if new in found:
-            raise ValueError(f"rename makes both {found[new]!r} and {path!r} into {new!r}")
-        found[new] = path
+        if new in renamed:
+            raise ValueError(f"`rename` must keep paths distinct, got {new!r} for both {renamed[new]!r} and {path!r}")
+        renamed[new] = path
     for old, replacement in rename:
         if old not in used:
+            hint = closest(old, list_prefixes(paths))
             raise ValueError(
-                f"rename ({old!r}, {replacement!r}) fits no path of the checkpoint{closest(old, prefixes(paths))}"
+                f"`rename` must start with a prefix of a stored path, got ({old!r}, {replacement!r}){hint}"
             )
-    return found
+    return renamed
 
 
-def _limited(kind: str, entries: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
-    rows = [(kind, path, note) for path, note in entries[:_ROWS]]
-    return [*rows, (kind, f"… and {len(entries) - _ROWS} more", "")] if len(entries) > _ROWS else rows
+def _strip_prefix(path: str, prefix: str) -> str | None:
+    """Return `path` without the segments of `prefix`; None if it does not start with them."""
+    if not prefix:
+        return path
+    if path == prefix:
+        return ""
+    return path[len(prefix) + 1 :] if path.startswith(f"{prefix}.") else None
+
+
+def _limit_rows(kind: str, entries: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    rows = [(kind, path, note) for path, note in entries[:_MAX_ROWS]]
+    return [*rows, (kind, f"… and {len(entries) - _MAX_ROWS} more", "")] if len(entries) > _MAX_ROWS else rows

@@ -1,4 +1,4 @@
-"""Reads checkpoints: the whole state for a resumed run, parameters for another model, or everything as NumPy."""
+"""Read checkpoints: the full state to resume a run, parameters for another model, or everything as NumPy arrays."""
 
 import dataclasses
 import os
@@ -10,20 +10,20 @@ import jax
 
 from jengine.checkpoint import arrays
 from jengine.checkpoint.layout import STATE, read_meta, resolve
-from jengine.checkpoint.report import CheckpointMismatchError, LoadReport, compare, prefixes
+from jengine.checkpoint.report import CheckpointMismatchError, LoadReport, compare, list_prefixes
 from jengine.errors import UnknownNameError, closest
 from jengine.paths import flatten
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory.
+    """Hold a checkpoint in memory.
 
     Attributes:
-      path: where it was read from.
+      path: the directory that it was read from.
       state: nested dicts and lists of NumPy arrays: `step`, `params`, `model_state`, `opt_state`, `hook_state`, `rng`
-        (a PRNG key as its data, uint32).
-      meta: the rest: `meta` (iter, epoch, seed, config), schedules, hook states, message hub.
+        (the data of a PRNG key, uint32).
+      meta: everything else: `meta` (iter, epoch, seed, config), schedules, hook states, message hub.
     """
 
     path: str
@@ -37,37 +37,37 @@ class Checkpoint:
 
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:
-    """Reads a whole checkpoint on any machine, without the config or the model that it came from.
+    """Read a full checkpoint on any machine, without its config or model.
 
     Args:
       path: a checkpoint, or a work dir for its newest one.
 
     Raises:
-      FileNotFoundError, CorruptCheckpointError: there is none, or it is not whole.
+      FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist or is incomplete.
     """
     directory = Path(resolve(path))
-    state = arrays.read(directory / STATE, flatten(arrays.stored_tree(directory / STATE)))
+    state = arrays.read(directory / STATE, flatten(arrays.read_structs(directory / STATE)))
     return Checkpoint(path=str(directory), state=state, meta=read_meta(directory))
 
 
-def stored_arrays(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape and dtype of every array of a checkpoint by dotted path, `params.head.kernel`; reads no array."""
-    return flatten(arrays.stored_tree(Path(resolve(path)) / STATE))
+def list_arrays(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shape and dtype of each array of a checkpoint by dotted path, without reading the arrays."""
+    return flatten(arrays.read_structs(Path(resolve(path)) / STATE))
 
 
-def stored_item(path: str | os.PathLike[str], item: str) -> dict[str, jax.ShapeDtypeStruct]:
-    """The part of `stored_arrays` under the dotted path `item`, by the path within it.
+def list_item_arrays(path: str | os.PathLike[str], item: str) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the arrays of `list_arrays` under the dotted path `item`, by their path in the item.
 
     Raises:
-      KeyError: there is nothing under that path; the message names the closest one.
+      KeyError: the checkpoint does not have the item; the message names the closest one.
     """
-    everything = stored_arrays(path)
+    stored = list_arrays(path)
     prefix = f"{item}."
-    found = {name.removeprefix(prefix): leaf for name, leaf in everything.items() if name.startswith(prefix)}
-    if not found:
-        known = prefixes(everything) if "." in item else {name.split(".")[0] for name in everything}
+    structs = {name.removeprefix(prefix): leaf for name, leaf in stored.items() if name.startswith(prefix)}
+    if not structs:
+        known = list_prefixes(stored) if "." in item else {name.split(".")[0] for name in stored}
         raise UnknownNameError(f"checkpoint {path} has no {item!r}{closest(item, known)}")
-    return found
+    return structs
 
 
 def restore(
@@ -78,34 +78,33 @@ def restore(
     ignore: Sequence[str] = (),
     cast: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
-    """Reads a state as it was saved, bit for bit, onto the devices of `target`.
+    """Restore a saved state bit for bit, onto the devices of `target`.
 
     Args:
       path: a checkpoint, or a work dir for its newest one.
-      target: a dict of the items wanted (`params`, `opt_state`, …) with arrays or ShapeDtypeStructs: a JAX array or a
-        struct with a sharding is placed so, on any number of devices; others come as NumPy arrays. Items that the
-        checkpoint has beside these are left alone.
-      rename: (stored, target) path prefixes, in whole segments, of what is to come from another place. The first that
-        fits is applied.
-      ignore: stored path prefixes, before they are renamed, that are left alone too.
-      cast: whether a float array may be read into one of another float dtype.
+      target: a dict of the items to restore (`params`, `opt_state`, …) with arrays or ShapeDtypeStructs. A JAX array
+        or a struct with a sharding gives a JAX array with that sharding, on any number of devices; others give NumPy
+        arrays. Other items of the checkpoint are ignored.
+      rename: (stored, target) path prefixes in whole segments; the first match is applied.
+      ignore: stored path prefixes to ignore, matched before `rename`.
+      cast: whether a float array may be cast to another float dtype.
 
     Returns:
-      The state with the structure of `target`, and the meta.
+      The state with the structure of `target`, and the metadata.
 
     Raises:
       CheckpointMismatchError: paths, shapes or dtypes differ; nothing was read.
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist or is incomplete.
     """
     directory = Path(resolve(path))
-    wanted = {name: arrays.struct(leaf) for name, leaf in flatten(target).items()}
-    items, left_alone = set(map(str, target)), tuple(f"{prefix}." for prefix in ignore)
+    expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
+    items, ignored = set(map(str, target)), tuple(f"{prefix}." for prefix in ignore)
     stored = {
         name: leaf
-        for name, leaf in stored_arrays(directory).items()
-        if name.partition(".")[0] in items and not f"{name}.".startswith(left_alone)
+        for name, leaf in list_arrays(directory).items()
+        if name.partition(".")[0] in items and not f"{name}.".startswith(ignored)
     }
-    report = compare(stored, wanted, rename=rename, cast=cast)
+    report = compare(stored, expected, rename=rename, cast=cast)
     if not report.fits:
         raise CheckpointMismatchError(
             str(directory),
@@ -113,7 +112,7 @@ def restore(
             "It was saved with another model, optimizer or set of hooks; to start from its parameters alone, "
             "use load_from without resume.",
         )
-    return _rebuild(directory, target, wanted, report), read_meta(directory)
+    return _read_matched(directory, target, expected, report), read_meta(directory)
 
 
 def load_params(
@@ -124,51 +123,51 @@ def load_params(
     rename: Sequence[tuple[str, str]] = (),
     item: str = "params",
 ) -> tuple[Any, LoadReport]:
-    """Reads parameters into a model, which need not be the one that they came from.
+    """Load parameters into a model, which may differ from the model that was saved.
 
     Args:
       path: a checkpoint, or a work dir for its newest one.
-      target: pytree of arrays as the model has them; arrays (not structs) where something may be missing.
-      strict: False keeps the target's value where the checkpoint has none or one of another shape, and leaves out what
-        the target has no place for; the report says which.
-      rename: (old, new) path prefixes, in whole segments: `("encoder", "backbone")`. An empty old adds, an empty new
-        removes a prefix. The first that fits is applied.
-      item: the dotted path of what to read: `params`, `model_state`, or `hook_state.EMAHook.params`, the raw parameters
-        where averages were saved in their place.
+      target: the model's parameters as a pytree of arrays; ShapeDtypeStructs are allowed for those that are stored.
+      strict: False keeps the target's value if the checkpoint has none or one with another shape, and ignores stored
+        parameters that the target does not have; the report lists them.
+      rename: (old, new) path prefixes in whole segments: `("encoder", "backbone")`. An empty `old` adds a prefix, an
+        empty `new` removes one. The first match is applied.
+      item: the dotted path of the parameters: `params`, `model_state`, or `hook_state.EMAHook.params`, the raw
+        parameters if averages were saved as `params`.
 
     Returns:
       Parameters with the structure, dtypes and placement of `target`, and the report.
 
     Raises:
-      CheckpointMismatchError: `strict`, and not everything fits; nothing was read.
-      KeyError: the checkpoint has no such item. ValueError: a rename rule that fits nothing. TypeError: a struct in
-        the target for which there is no array.
+      CheckpointMismatchError: `strict`, and something does not match; nothing was read.
+      KeyError: the checkpoint does not have the item. ValueError: a rename rule without a match. TypeError: a struct
+        in the target for which no array is stored.
     """
     directory = Path(resolve(path))
-    stored = stored_item(directory, item)
-    wanted = {name: arrays.struct(leaf) for name, leaf in flatten(target).items()}
-    report = compare(stored, wanted, rename=rename, cast=True)
+    stored = list_item_arrays(directory, item)
+    expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
+    report = compare(stored, expected, rename=rename, cast=True)
     if not report.fits and strict:
         raise CheckpointMismatchError(
             str(directory),
             report,
-            "rename=[(old, new)] maps path prefixes; strict=False keeps the model's own values where nothing fits.",
+            "rename=[(old, new)] replaces path prefixes; strict=False keeps the model's own values where nothing fits.",
         )
-    return _rebuild(directory, target, wanted, report, f"{item}."), report
+    return _read_matched(directory, target, expected, report, f"{item}."), report
 
 
-def _rebuild(
-    directory: Path, target: Any, wanted: Mapping[str, jax.ShapeDtypeStruct], report: LoadReport, prefix: str = ""
+def _read_matched(
+    directory: Path, target: Any, expected: Mapping[str, jax.ShapeDtypeStruct], report: LoadReport, prefix: str = ""
 ) -> Any:
-    """`target` with what matched read from disk."""
-    asked = {prefix + stored: wanted[name] for name, stored in report.matched.items()}
-    found = arrays.read_flat(directory / STATE, asked)
-    kept = flatten(target)
-    for name, leaf in kept.items():
+    """Return `target` with its matched arrays read from disk."""
+    structs = {prefix + stored: expected[name] for name, stored in report.matched.items()}
+    loaded = arrays.read_flat(directory / STATE, structs)
+    leaves = flatten(target)
+    for name, leaf in leaves.items():
         if name not in report.matched and isinstance(leaf, jax.ShapeDtypeStruct):
-            raise TypeError(f"{name} is not in the checkpoint, and the target has only its shape: give arrays")
-    leaves = [
-        arrays.rewrap(leaf, found[prefix + report.matched[name]]) if name in report.matched else leaf
-        for name, leaf in kept.items()
+            raise TypeError(f"`{name}` must be an array, got a ShapeDtypeStruct: the checkpoint has no value for it")
+    result = [
+        arrays.decode_leaf(loaded[prefix + report.matched[name]], leaf) if name in report.matched else leaf
+        for name, leaf in leaves.items()
     ]
-    return jax.tree.unflatten(jax.tree.structure(target), leaves)
+    return jax.tree.unflatten(jax.tree.structure(target), result)

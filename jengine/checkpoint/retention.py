@@ -1,4 +1,4 @@
-"""Decide which checkpoints are kept: by interval, by recency and by the best metric."""
+"""Select the checkpoints to keep: by interval, by recency and by the best value of a metric."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,74 @@ LESS_KEYS = ("loss",)
 RULES = ("greater", "less")
 
 
-def infer_rule(key: str, greater_keys: Sequence[str] = GREATER_KEYS, less_keys: Sequence[str] = LESS_KEYS) -> str:
-    """Whether a greater or a lesser value of the metric `key` is better.
+def keep_regular(numbers: Sequence[int], *, latest: int, every: int = -1, unit: str = "epochs") -> dict[int, str]:
+    """Select the regular checkpoints to keep.
 
-    Case does not count. In this order: equal to one of `greater_keys`, to one of `less_keys`, containing one of
-    `greater_keys`, containing one of `less_keys`.
+    Args:
+      numbers: the epochs or iterations of the checkpoints, oldest save first.
+      latest: how many of the newest to keep; -1 for all.
+      every: keep multiples of this number for good; -1 for none.
+      unit: the unit of `numbers`, for the reasons.
+
+    Returns:
+      The numbers to keep, in the same order, with the reasons. The newest is always among them.
+    """
+    if latest == -1:
+        return dict.fromkeys(numbers, "all are kept")
+    from orbax.checkpoint import checkpoint_managers as managers
+
+    policies: list[tuple[Any, str]] = [(managers.LatestN(n=latest), f"one of the latest {latest}")]
+    if every != -1:
+        policies.append((managers.EveryNSteps(interval_steps=every), f"every {every} {unit}"))
+    saved = [_SavedCheckpoint(step=number) for number in numbers]
+    reasons: dict[int, list[str]] = {number: [] for number in numbers}
+    for policy, reason in policies:
+        for number, keep in zip(numbers, _apply_policy(policy, saved), strict=True):
+            if keep:
+                reasons[number].append(reason)
+    if numbers:
+        reasons[numbers[-1]][0] = "the latest"
+    return {number: ", ".join(texts) for number, texts in reasons.items() if texts}
+
+
+def keep_best(scores: Sequence[float], *, count: int, rule: str) -> list[int]:
+    """Select the best checkpoints to keep.
+
+    Args:
+      scores: one per checkpoint, without NaN; of equal scores the later one is kept.
+      count: how many to keep.
+      rule: 'greater' or 'less': which score is better.
+
+    Returns:
+      The positions in `scores` of the checkpoints to keep, the best first.
+    """
+    from orbax.checkpoint import checkpoint_managers as managers
+
+    policy = managers.BestN(get_metric_fn=float, reverse=rule == "less", n=count)
+    saved = [_SavedCheckpoint(step=i, metrics=score) for i, score in enumerate(scores)]
+    kept = [i for i, keep in enumerate(_apply_policy(policy, saved)) if keep]
+    sign = -1 if rule == "greater" else 1
+    return sorted(kept, key=lambda i: (sign * scores[i], -i))
+
+
+def is_better(rule: str, value: float, best: float | None) -> bool:
+    """Return whether `value` is strictly better than `best`. NaN never is; any number is better than None."""
+    if math.isnan(value):
+        return False
+    return best is None or (value > best if rule == "greater" else value < best)
+
+
+def infer_rule(key: str, greater_keys: Sequence[str] = GREATER_KEYS, less_keys: Sequence[str] = LESS_KEYS) -> str:
+    """Infer from the name of a metric whether greater or less is better.
+
+    The first match counts, ignoring case: equal to one of `greater_keys`, equal to one of `less_keys`, contains one of
+    `greater_keys`, contains one of `less_keys`.
 
     Returns:
       'greater' or 'less'.
 
     Raises:
-      ValueError: neither list knows the name.
+      ValueError: no match.
     """
     name = key.lower()
     lists = (("greater", [k.lower() for k in greater_keys]), ("less", [k.lower() for k in less_keys]))
@@ -33,107 +90,49 @@ def infer_rule(key: str, greater_keys: Sequence[str] = GREATER_KEYS, less_keys: 
         if any(part in name for part in keys):
             return rule
     raise ValueError(
-        f"whether a greater or a lesser {key!r} is better cannot be told from its name; give rule='greater' or "
-        f"rule='less' (known are names with {', '.join(greater_keys)} as greater, {', '.join(less_keys)} as less)"
+        f"cannot infer from the name {key!r} whether greater or less is better; pass rule='greater' or rule='less' "
+        f"(greater: names with {', '.join(greater_keys)}; less: names with {', '.join(less_keys)})"
     )
 
 
 def check_rule(rule: str) -> str:
-    """Returns `rule` if it is one.
+    """Return `rule` unchanged.
 
     Raises:
       KeyError: it is neither 'greater' nor 'less'.
     """
     if rule not in RULES:
-        raise UnknownNameError(f"rule is 'greater' or 'less', found {rule!r}{closest(str(rule), RULES)}")
+        raise UnknownNameError(f"`rule` must be 'greater' or 'less', got {rule!r}{closest(str(rule), RULES)}")
     return rule
 
 
-def is_better(rule: str, value: float, best: float | None) -> bool:
-    """Whether `value` beats `best` strictly. NaN beats nothing; any number beats None."""
-    if math.isnan(value):
-        return False
-    return best is None or (value > best if rule == "greater" else value < best)
-
-
 def pick_metric(metrics: Mapping[str, object], key: str) -> float | None:
-    """The value of the metric `key` as a number; None if it was None.
+    """Return the metric `key` as a float, or None if it is None.
 
     Raises:
-      KeyError: it is not among `metrics`; the message names them. TypeError: it is no number.
+      KeyError: it is not in `metrics`; the message lists the available metrics. TypeError: it is not a number.
     """
     if key not in metrics:
-        raise UnknownNameError(
-            f"the validation gave no metric {key!r}{closest(key, metrics)} (found: {', '.join(map(str, metrics))})"
-        )
+        names = ", ".join(map(str, metrics))
+        raise UnknownNameError(f"the validation returned no metric {key!r}{closest(key, metrics)} (returned: {names})")
     value = metrics[key]
     if value is None:
         return None
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise TypeError(f"the metric {key!r} is no number: {value!r}") from None
+        raise TypeError(f"the metric {key!r} must be a number, got {value!r}") from None
 
 
-def keep_regular(numbers: Sequence[int], *, latest: int, every: int = -1, unit: str = "epochs") -> dict[int, str]:
-    """Which regular checkpoints stay.
-
-    Args:
-      numbers: the epochs or iterations of the checkpoints, oldest save first.
-      latest: how many of the newest stay; -1 for all.
-      every: multiples of it stay for good; -1 for none.
-      unit: what `numbers` counts, for the reasons.
-
-    Returns:
-      The number of each that stays, in the same order, with the reason. The newest is always among them.
-    """
-    if latest == -1:
-        return dict.fromkeys(numbers, "all are kept")
-    from orbax.checkpoint import checkpoint_managers as managers
-
-    policies: list[tuple[Any, str]] = [(managers.LatestN(n=latest), f"one of the latest {latest}")]
-    if every != -1:
-        policies.append((managers.EveryNSteps(interval_steps=every), f"every {every} {unit}"))
-    saved = [_Saved(step=number) for number in numbers]
-    reasons: dict[int, list[str]] = {number: [] for number in numbers}
-    for policy, reason in policies:
-        for number, stays in zip(numbers, _ask(policy, saved), strict=True):
-            if stays:
-                reasons[number].append(reason)
-    if numbers:
-        reasons[numbers[-1]][0] = "the latest"
-    return {number: ", ".join(why) for number, why in reasons.items() if why}
-
-
-def keep_best(scores: Sequence[float], *, count: int, rule: str) -> list[int]:
-    """Which of the best checkpoints stay.
-
-    Args:
-      scores: one for each checkpoint, no NaN; of equal scores the later in the sequence stays.
-      count: how many stay.
-      rule: 'greater' or 'less', which score is better.
-
-    Returns:
-      The positions in `scores` of those that stay, the best first.
-    """
-    from orbax.checkpoint import checkpoint_managers as managers
-
-    policy = managers.BestN(get_metric_fn=float, reverse=rule == "less", n=count)
-    saved = [_Saved(step=i, metrics=score) for i, score in enumerate(scores)]
-    stay = [i for i, stays in enumerate(_ask(policy, saved)) if stays]
-    sign = -1 if rule == "greater" else 1
-    return sorted(stay, key=lambda i: (sign * scores[i], -i))
-
-
-class _Saved(NamedTuple):
-    """What Orbax's policies look at in a checkpoint."""
+class _SavedCheckpoint(NamedTuple):
+    """Hold the attributes of a checkpoint that Orbax's policies read."""
 
     step: int
     metrics: float | None = None
-    time: datetime = datetime.fromtimestamp(0, UTC)  # no policy used here asks for it
+    time: datetime = datetime.fromtimestamp(0, UTC)  # not used by the policies here
 
 
-def _ask(policy: Any, checkpoints: Sequence[_Saved]) -> Sequence[bool]:
+def _apply_policy(policy: Any, checkpoints: Sequence[_SavedCheckpoint]) -> Sequence[bool]:
     from orbax.checkpoint import checkpoint_managers
 
     return policy.should_preserve(checkpoints, context=checkpoint_managers.preservation_policy.PreservationContext())

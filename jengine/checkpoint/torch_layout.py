@@ -1,4 +1,4 @@
-"""How parameters are called and how they lie in PyTorch.
+"""Map Flax parameters to PyTorch's names and axis orders.
 
 | Flax | PyTorch |
 |---|---|
@@ -9,8 +9,8 @@
 | norm `scale`, Embed `embedding` | `weight`, unchanged |
 | batch norm `mean`, `var` in the model state | `running_mean`, `running_var` |
 
-Everything else keeps its name and its layout. What a kernel belongs to is told from its rank and from its neighbours,
-for neither a checkpoint nor a bare pytree knows the types of modules.
+Everything else keeps its name and its layout. Neither a checkpoint nor a pytree stores module types, so the type of a
+kernel is inferred from its rank and its neighbors.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,11 +23,11 @@ from jengine.paths import torch_alias
 STATISTICS = {"mean": "running_mean", "var": "running_var"}
 
 
-class TorchForm(NamedTuple):
-    """What a tensor is called in PyTorch, and how its axes lie there."""
+class TorchLayout(NamedTuple):
+    """Describe the name and the axis order of a tensor in PyTorch."""
 
     name: str
-    merged: tuple[int, ...]  # the shape in Flax, attention heads merged with their size
+    merged: tuple[int, ...]  # the shape in Flax, with attention heads merged with their size
     axes: tuple[int, ...]  # the axes of `merged` in PyTorch's order
 
     @property
@@ -36,83 +36,85 @@ class TorchForm(NamedTuple):
         return tuple(self.merged[axis] for axis in self.axes)
 
     def to_torch(self, array: np.ndarray) -> np.ndarray:
-        """A parameter of Flax as PyTorch has it, contiguous."""
-        return np.asarray(array.reshape(self.merged).transpose(self.axes), order="C")  # the file takes raw memory
+        """Convert a Flax parameter to PyTorch's layout, contiguous."""
+        return np.asarray(array.reshape(self.merged).transpose(self.axes), order="C")  # the file stores raw memory
 
     def to_flax(self, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """A tensor of PyTorch as Flax has it, in the shape of the parameter."""
+        """Convert a PyTorch tensor to Flax's layout, with the `shape` of the parameter."""
         return np.asarray(tensor.transpose(np.argsort(self.axes)).reshape(shape), order="C")
 
 
-def param_forms(params: Mapping[str, Any]) -> dict[str, TorchForm]:
-    """The form of each parameter.
+def param_layouts(params: Mapping[str, Any]) -> dict[str, TorchLayout]:
+    """Return the layout of each parameter.
 
     Args:
       params: arrays or ShapeDtypeStructs by dotted path.
     """
     shapes = {path: shape_of(leaf) for path, leaf in params.items()}
-    attentions = {_split(path)[0] for path in shapes if _is_query(path, shapes)}
-    return {path: _param_form(path, shape, attentions) for path, shape in shapes.items()}
+    attentions = {_split_path(path)[0] for path in shapes if _is_attention_query(path, shapes)}
+    return {path: _param_layout(path, shape, attentions) for path, shape in shapes.items()}
 
 
-def _param_form(path: str, shape: tuple[int, ...], attentions: set[str]) -> TorchForm:
-    name, rank = torch_alias(path), len(shape)
-    parent, module, leaf = _split(path)
-    if parent in attentions:
-        if module in ("query", "key", "value") and (leaf, rank) == ("bias", 2):
-            return TorchForm(name, (shape[0] * shape[1],), (0,))
-        if module in ("query", "key", "value") and (leaf, rank) == ("kernel", 3):
-            return TorchForm(name, (shape[0], shape[1] * shape[2]), (1, 0))
-        if module == "out" and (leaf, rank) == ("kernel", 3):
-            return TorchForm(name, (shape[0] * shape[1], shape[2]), (1, 0))
-    if leaf == "kernel" and rank >= 2:
-        return TorchForm(name, shape, (rank - 1, rank - 2, *range(rank - 2)))
-    return TorchForm(name, shape, tuple(range(rank)))
-
-
-def _is_query(path: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether `path` is an attention's query kernel: keys, values and an output of its heads lie beside it."""
-    if _split(path)[1:] != ("query", "kernel") or len(shapes[path]) != 3:
-        return False
-    around = path.removesuffix("query.kernel")
-    key, value, out = (shapes.get(f"{around}{name}.kernel", ()) for name in ("key", "value", "out"))
-    return len(key) == len(value) == len(out) == 3 and out[:2] == shapes[path][1:]
-
-
-def _split(path: str) -> tuple[str, str, str]:
-    """What a module lies in, its own name, and the name of its parameter."""
-    *parent, module, leaf = ("", *path.split("."))
-    return ".".join(parent), module, leaf
-
-
-def statistic_forms(statistics: Mapping[str, Any]) -> dict[str, TorchForm]:
-    """The form of each running statistic.
+def statistic_layouts(statistics: Mapping[str, Any]) -> dict[str, TorchLayout]:
+    """Return the layout of each running statistic.
 
     Args:
       statistics: arrays or ShapeDtypeStructs by dotted path in the model state.
     """
-    forms = {}
+    layouts = {}
     for path, leaf in statistics.items():
-        modules, _, kind = torch_alias(path.removeprefix("batch_stats.")).rpartition(".")
+        module, _, kind = torch_alias(path.removeprefix("batch_stats.")).rpartition(".")
         shape = shape_of(leaf)
-        forms[path] = TorchForm(".".join(filter(None, (modules, STATISTICS[kind]))), shape, tuple(range(len(shape))))
-    return forms
+        name = ".".join(filter(None, (module, STATISTICS[kind])))
+        layouts[path] = TorchLayout(name, shape, tuple(range(len(shape))))
+    return layouts
+
+
+def check_unique(layouts: Iterable[tuple[str, TorchLayout]]) -> None:
+    """Raise ValueError if two of `layouts`, given as pairs of path and layout, have the same name."""
+    paths: dict[str, str] = {}
+    for path, layout in layouts:
+        name = layout.name
+        if name in paths:
+            raise ValueError(f"{paths[name]!r} and {path!r} are both named {name!r} in PyTorch; rename one of them")
+        paths[name] = path
 
 
 def is_statistic(path: str) -> bool:
-    """Whether what is at `path` of a model state is a running statistic of a batch norm."""
+    """Return whether `path` in a model state is a running statistic of a batch norm."""
     return path.rpartition(".")[2] in STATISTICS
 
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
-    """The shape of an array, a ShapeDtypeStruct or a number."""
+    """Return the shape of an array, a ShapeDtypeStruct or a number."""
     return tuple(getattr(leaf, "shape", ()))
 
 
-def check_unique(forms: Iterable[tuple[str, TorchForm]]) -> None:
-    """Raises ValueError if two of `forms`, given with their paths, have the same name."""
-    first: dict[str, str] = {}
-    for path, form in forms:
-        if form.name in first:
-            raise ValueError(f"{first[form.name]!r} and {path!r} are both {form.name!r} in PyTorch; rename one of them")
-        first[form.name] = path
+def _param_layout(path: str, shape: tuple[int, ...], attentions: set[str]) -> TorchLayout:
+    name, rank = torch_alias(path), len(shape)
+    parent, module, leaf = _split_path(path)
+    if parent in attentions:
+        if module in ("query", "key", "value") and (leaf, rank) == ("bias", 2):
+            return TorchLayout(name, (shape[0] * shape[1],), (0,))
+        if module in ("query", "key", "value") and (leaf, rank) == ("kernel", 3):
+            return TorchLayout(name, (shape[0], shape[1] * shape[2]), (1, 0))
+        if module == "out" and (leaf, rank) == ("kernel", 3):
+            return TorchLayout(name, (shape[0] * shape[1], shape[2]), (1, 0))
+    if leaf == "kernel" and rank >= 2:
+        return TorchLayout(name, shape, (rank - 1, rank - 2, *range(rank - 2)))
+    return TorchLayout(name, shape, tuple(range(rank)))
+
+
+def _is_attention_query(path: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether `path` is the query kernel of an attention, with key, value and output kernels next to it."""
+    if _split_path(path)[1:] != ("query", "kernel") or len(shapes[path]) != 3:
+        return False
+    parent = path.removesuffix("query.kernel")
+    key, value, out = (shapes.get(f"{parent}{name}.kernel", ()) for name in ("key", "value", "out"))
+    return len(key) == len(value) == len(out) == 3 and out[:2] == shapes[path][1:]
+
+
+def _split_path(path: str) -> tuple[str, str, str]:
+    """Return the path of the parent module, the name of the module, and the name of its parameter."""
+    *parent, module, leaf = ("", *path.split("."))
+    return ".".join(parent), module, leaf

@@ -1,3 +1,3 @@
-"""The command line."""
+"""Run the engine from the command line."""
 
 from jengine.cli.main import main as main

@@ -1,4 +1,4 @@
-"""`jengine replay`: runs a training step that the numerics guard dropped again, and says where its numbers go wrong."""
+"""Run `jengine replay`: repeat a training step that the numerics guard dropped, and report its first bad values."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jengine.train import Findings
 
-_MOST_PATHS = 20
+_MAX_PATHS = 20
 
 
 def run(args: argparse.Namespace, cfg: dict[str, Any]) -> None:
-    """Replays the dump `args.dump` with the model and the optimizer of the config, and prints what it finds."""
+    """Replay the dump `args.dump` with the model and the optimizer of the config, and print the findings."""
     import tempfile
 
     import jax
@@ -20,7 +20,7 @@ def run(args: argparse.Namespace, cfg: dict[str, Any]) -> None:
     from jengine.train.replay import read_dump
 
     dump = read_dump(args.dump)
-    with tempfile.TemporaryDirectory() as work_dir:  # a look at a step leaves nothing behind
+    with tempfile.TemporaryDirectory() as work_dir:  # the command leaves no files behind
         runner = Runner.from_cfg({**cfg, "work_dir": work_dir, "log_level": "WARNING"})
         findings = replay_step(
             runner.model,
@@ -37,13 +37,13 @@ def run(args: argparse.Namespace, cfg: dict[str, Any]) -> None:
 
 
 def describe(iteration: int, findings: "Findings") -> str:
-    """What was found, as the command prints it."""
+    """Return the text that the command prints for `findings`."""
     lines = [f"the step of iteration {iteration}:"]
-    lines += [f"  {name}: {value:g}" for name, value in findings.outputs.items()]
+    lines += [f"  {name}: {value:g}" for name, value in findings.metrics.items()]
     if not findings.non_finite:
         return "\n".join([*lines, "every number is finite"])
     lines.append("not finite, in the order of the computation:")
-    shown = list(findings.non_finite.items())[:_MOST_PATHS]
+    shown = list(findings.non_finite.items())[:_MAX_PATHS]
     lines += [f"  {path}: {count} element{'s' * (count > 1)}" for path, count in shown]
     if len(findings.non_finite) > len(shown):
         lines.append(f"  and {len(findings.non_finite) - len(shown)} more")

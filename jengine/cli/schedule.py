@@ -1,4 +1,4 @@
-"""`jengine schedule`: draws every number of the optimizer over the whole run."""
+"""Run `jengine schedule`: draw the hyperparameters of the optimizer over the whole run."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -8,33 +8,33 @@ _WIDTH, _HEIGHT = 72, 10
 
 
 def run(args: argparse.Namespace, cfg: Mapping[str, Any]) -> None:
-    """Draws the schedules of `cfg` on the terminal, or into a PNG file.
+    """Draw the schedules of `cfg` in the terminal, or save them as a PNG file.
 
     Raises:
-      ImportError: a PNG was asked for and matplotlib is not installed.
+      ImportError: `--png` without matplotlib.
     """
     from jengine.runner.preview import preview_schedules
 
     curves = preview_schedules(cfg, args.epoch_length)
-    moving = {name: values for name, values in curves.items() if min(values) != max(values)}
-    fixed = {name: values[0] for name, values in curves.items() if name not in moving}
+    varying = {name: values for name, values in curves.items() if min(values) != max(values)}
+    constant = {name: values[0] for name, values in curves.items() if name not in varying}
     if args.png:
-        _draw_png(moving or curves, args.png)
-        print(f"drawn into {args.png}")
+        _save_png(varying or curves, args.png)
+        print(f"saved to {args.png}")
     else:
-        for name, values in moving.items():
+        for name, values in varying.items():
             print(plot(values, name), end="\n\n")
-    if fixed:
-        print("constant: " + ", ".join(f"{name} {value:g}" for name, value in fixed.items()))
+    if constant:
+        print("constant: " + ", ".join(f"{name} {value:g}" for name, value in constant.items()))
 
 
 def plot(values: Sequence[float], name: str, width: int = _WIDTH, height: int = _HEIGHT) -> str:
-    """A curve in characters, its highest and lowest value at the left and its iterations below.
+    """Draw a curve as text, with the highest and lowest value at the left and the iterations below.
 
     Args:
-      values: one number for each iteration.
-      name: what they are.
-      width: columns of the curve, fewer when there are fewer values.
+      values: one number per iteration.
+      name: the name of the curve.
+      width: columns of the curve; fewer if there are fewer values.
       height: rows of the curve.
     """
     width = min(width, len(values))
@@ -53,11 +53,11 @@ def plot(values: Sequence[float], name: str, width: int = _WIDTH, height: int = 
     return "\n".join(lines)
 
 
-def _draw_png(curves: Mapping[str, Sequence[float]], path: str) -> None:
+def _save_png(curves: Mapping[str, Sequence[float]], path: str) -> None:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError("--png needs matplotlib: pip install 'jengine[plot]'") from error
+        raise ImportError("--png requires matplotlib: pip install 'jengine[plot]'") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

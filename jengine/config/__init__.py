@@ -1,4 +1,4 @@
-"""Config files: loading, command-line overrides, merging, resolving to plain dicts, and writing back."""
+"""Load config files, apply command-line overrides, merge and resolve configs, and write them to files."""
 
 from jengine.config.dump import dump_config as dump_config
 from jengine.config.dump import write_config as write_config

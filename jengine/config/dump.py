@@ -1,4 +1,4 @@
-"""Configs written as Python files that load again."""
+"""Write configs as Python files that can be loaded again."""
 
 import importlib
 import math
@@ -16,27 +16,27 @@ _WIDTH = 100
 
 
 def dump_config(cfg: Any) -> str:
-    """The text of a Python file whose `get_config()` returns the config.
+    """Return the text of a Python file whose `get_config()` returns the config.
 
-    `load_config` reads it back to an equal config. Classes and functions are written as their dotted import path,
-    which every registry resolves. What cannot be written (an array, an object, a class of the config file
-    itself) becomes its repr, with a warning that names the place.
+    `load_config` reads an equal config from it. Classes and functions are written as their dotted import path, which
+    every registry resolves. A value that cannot be written (an array, an object, a class of the config file itself) is
+    replaced by its repr, with a warning.
 
     Args:
       cfg: a dict or a ConfigDict.
     """
     return (
         '"""The resolved config of a run."""\n\n\n'
-        f"def get_config() -> dict:\n    return {_literal(resolve(cfg), indent=4, place='')}\n"
+        f"def get_config() -> dict:\n    return {_literal(resolve(cfg), indent=4, path='')}\n"
     )
 
 
 def write_config(cfg: Any, path: str | os.PathLike[str]) -> None:
-    """Writes a config file; one that is there is replaced at once or, when writing fails, left whole.
+    """Write a config file, atomically: an existing file is either replaced or, if writing fails, left unchanged.
 
     Args:
       cfg: a dict, a ConfigDict, or the text of a config file as `dump_config` returns it.
-      path: the file; its directory is made when it does not exist.
+      path: the file; its directory is created if it does not exist.
     """
     target = pathlib.Path(path)
     text = cfg if isinstance(cfg, str) else dump_config(cfg)
@@ -49,20 +49,20 @@ def write_config(cfg: Any, path: str | os.PathLike[str]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _literal(value: Any, indent: int, place: str) -> str:
-    """`value` as Python source, on one line where it fits, else an item a line."""
+def _literal(value: Any, indent: int, path: str) -> str:
+    """Return `value` as Python source: on one line if it fits, else one item per line."""
     if type(value) in (list, tuple):
         brackets = "[]" if isinstance(value, list) else "()"
-        items = [_literal(item, indent + 4, f"{place}[{i}]") for i, item in enumerate(value)]
+        items = [_literal(item, indent + 4, f"{path}[{i}]") for i, item in enumerate(value)]
         comma = "," if brackets == "()" and len(items) == 1 else ""
     elif isinstance(value, dict):
         brackets, comma = "{}", ""
         items = [
-            f"{_literal(key, indent + 4, place)}: {_literal(item, indent + 4, f'{place}.{key}' if place else str(key))}"
+            f"{_literal(key, indent + 4, path)}: {_literal(item, indent + 4, f'{path}.{key}' if path else str(key))}"
             for key, item in value.items()
         ]
     else:
-        return _scalar(value, place)
+        return _scalar(value, path)
     line = f"{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
     if "\n" not in line and indent + len(line) <= _WIDTH:
         return line
@@ -71,7 +71,7 @@ def _literal(value: Any, indent: int, place: str) -> str:
     return "\n".join(lines)
 
 
-def _scalar(value: Any, place: str) -> str:
+def _scalar(value: Any, path: str) -> str:
     if isinstance(value, np.generic):
         value = value.item()
     if type(value) is float and not math.isfinite(value):
@@ -82,22 +82,23 @@ def _scalar(value: Any, place: str) -> str:
         return repr(os.fspath(value))
     if isinstance(value, np.dtype):
         return repr(value.name)
-    path = _import_path(value)
-    if path is None:
+    import_path = _find_import_path(value)
+    if import_path is None:
         warnings.warn(
-            f"`{place}` holds a {type(value).__name__}, which cannot be written to a config file; its repr is written",
+            f"`{path}` must be a literal or importable to be written to a config file, got {type(value).__name__}; "
+            "wrote its repr",
             stacklevel=2,
         )
-    return repr(path or repr(value))
+    return repr(import_path or repr(value))
 
 
-def _import_path(value: Any) -> str | None:
-    """The shortest dotted path from which `value` can be imported, if there is one."""
+def _find_import_path(value: Any) -> str | None:
+    """Return the shortest dotted path from which `value` can be imported, if there is one."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not module or not name or module.startswith(MODULE_PREFIX) or module == "__main__" or "." in name:
         return None
     parts = module.split(".")
-    for count in range(1, len(parts) + 1):  # packages re-export: `optax.adamw` is better than `optax._src.alias.adamw`
+    for count in range(1, len(parts) + 1):  # prefer re-exports: `optax.adamw` to `optax._src.alias.adamw`
         package = ".".join(parts[:count])
         try:
             if getattr(importlib.import_module(package), name, None) is value:

@@ -1,4 +1,4 @@
-"""Load config files: Python files with a `get_config()`."""
+"""Load config files: Python files with a function `get_config()`."""
 
 import contextlib
 import difflib
@@ -19,48 +19,48 @@ from jengine.config.containers import is_mapping
 from jengine.config.overrides import apply_overrides
 from jengine.errors import ConfigError, closest
 
-MODULE_PREFIX = "_jengine_config_"  # no file has this name: what a config file itself defines cannot be imported
+MODULE_PREFIX = "_jengine_config_"  # names of no file: objects defined in a config file cannot be imported
 
-# The modules that config files imported from their own directory, by directory: two directories may both have a
-# `base.py`, and one that registers something must not run twice.
+# The modules that config files imported from their own directory, by directory: two directories may each have a
+# `base.py`, and a module that registers classes must not run twice.
 _SIBLINGS: dict[str, dict[str, types.ModuleType]] = {}
 
 
 def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> ConfigDict:
-    """Run a config file and apply overrides to what its `get_config()` returns.
+    """Run a config file and apply overrides to the result of its `get_config()`.
 
-    While it loads, the file can import from its own directory.
+    The file can import modules of its own directory while it is loaded.
 
     Args:
-      path: the file. `path.py:argument` passes `argument`, a string, to a `get_config` that takes one.
+      path: the file. `path.py:argument` passes the string `argument` to `get_config`.
       overrides: such as `optim_wrapper.optimizer.lr=0.1`; see `apply_overrides`.
 
     Returns:
-      A new ConfigDict; its references are still references, its keys may have dots.
+      A new ConfigDict; its references stay references, and its keys may have dots.
 
     Raises:
-      FileNotFoundError: no such file; the message names those that exist.
-      ConfigError: not a Python file, no `get_config`, one that returns no config, an argument that it does not take,
-        an override that does not fit, or a ConfigDict with a dot in a key, which ml_collections refuses. Other errors
-        inside the file keep their type and gain a note.
+      FileNotFoundError: no such file; the message names similar ones.
+      ConfigError: not a Python file, no `get_config`, a `get_config` that does not return a config or does not take
+        the argument, an invalid override, or a ConfigDict with a dot in a key, which ml_collections does not support.
+        Other errors in the file keep their type and get a note.
     """
     name, colon, argument = os.fspath(path).partition(".py:")
     file = pathlib.Path(f"{name}.py" if colon else name).expanduser()
     if not file.is_file():
         raise FileNotFoundError(f"there is no config file {str(file)!r}{_files_like(file)}")
     if file.suffix != ".py":
-        raise ConfigError(f"a config is a Python file with a `get_config()`, found {str(file)!r}")
+        raise ConfigError(f"a config must be a Python file with a `get_config()`, got {str(file)!r}")
     file = file.resolve()
     with _importable(file.parent):
         try:
-            with _dotted_keys_explained():
+            with _explain_dotted_keys():
                 cfg = _run(file, argument if colon else None)
         except Exception as error:
-            error.add_note(f"while the config file {str(file)!r} was loaded")
+            error.add_note(f"while loading the config file {str(file)!r}")
             raise
         if not is_mapping(cfg):
             raise ConfigError(
-                f"get_config() of {str(file)!r} returned {type(cfg).__name__}, not a ConfigDict or a dict"
+                f"get_config() of {str(file)!r} must return a ConfigDict or a dict, got {type(cfg).__name__}"
             )
     return apply_overrides(cfg, overrides)
 
@@ -68,7 +68,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
 def _run(file: pathlib.Path, argument: str | None) -> Any:
     module = types.ModuleType(MODULE_PREFIX + re.sub(r"\W", "_", str(file.with_suffix(""))))
     module.__file__ = str(file)
-    sys.modules[module.__name__] = module  # dataclasses and pickle look their module up
+    sys.modules[module.__name__] = module  # dataclasses and pickle look up their module
     exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
@@ -77,25 +77,25 @@ def _run(file: pathlib.Path, argument: str | None) -> Any:
     try:
         inspect.signature(get_config).bind(*arguments)
     except TypeError:
-        wanted = "takes no argument" if arguments else f"needs an argument: write {file.name}:argument"
-        raise ConfigError(f"get_config{inspect.signature(get_config)} of {str(file)!r} {wanted}") from None
+        problem = "takes no argument" if arguments else f"requires an argument; write {file.name}:argument"
+        raise ConfigError(f"get_config{inspect.signature(get_config)} of {str(file)!r} {problem}") from None
     return get_config(*arguments)
 
 
 @contextlib.contextmanager
 def _importable(directory: pathlib.Path) -> Iterator[None]:
-    """Let what runs inside import the modules of `directory`, and those alone where another directory has the name."""
-    own = _SIBLINGS.setdefault(str(directory), {})
+    """Make the modules of `directory` importable, also if another config directory has modules of the same names."""
+    siblings = _SIBLINGS.setdefault(str(directory), {})
     for other in _SIBLINGS.values():
         for name, module in other.items():
             top = directory / name.partition(".")[0]
             if (
-                other is not own
+                other is not siblings
                 and sys.modules.get(name) is module
                 and (top.is_dir() or top.with_suffix(".py").is_file())
             ):
                 del sys.modules[name]
-    sys.modules.update(own)
+    sys.modules.update(siblings)
     before = set(sys.modules)
     sys.path.insert(0, str(directory))
     importlib.invalidate_caches()
@@ -108,12 +108,12 @@ def _importable(directory: pathlib.Path) -> Iterator[None]:
             module = sys.modules[name]
             inside = str(getattr(module, "__file__", None) or "").startswith(f"{directory}{os.sep}")
             if inside and not name.startswith(MODULE_PREFIX):
-                own[name] = module
+                siblings[name] = module
 
 
 @contextlib.contextmanager
-def _dotted_keys_explained() -> Iterator[None]:
-    """Replace ml_collections' error for a key with a dot by one that shows how to write it."""
+def _explain_dotted_keys() -> Iterator[None]:
+    """Replace ml_collections' error for a key with a dot by one that shows the alternatives."""
     try:
         yield
     except ValueError as error:
@@ -128,11 +128,11 @@ def _dotted_keys_explained() -> Iterator[None]:
 
 
 def _files_like(file: pathlib.Path) -> str:
-    """Return the config files that exist where `file` was looked for, as the end of an error message."""
+    """Return the config files near the missing `file` as the end of an error message."""
     missing = 0
     folder = file if file.is_dir() else file.parent
     while not folder.is_dir():
         folder, missing = folder.parent, missing + 1
-    found = folder.glob("*/" * missing + "*.py") if missing <= 2 else iter(())
-    names = [str(f) for f in itertools.islice(found, 500) if f.name != "__init__.py"]
+    candidates = folder.glob("*/" * missing + "*.py") if missing <= 2 else iter(())
+    names = [str(f) for f in itertools.islice(candidates, 500) if f.name != "__init__.py"]
     return closest(str(file), difflib.get_close_matches(str(file), names, n=10, cutoff=0.0))

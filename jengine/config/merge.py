@@ -1,60 +1,60 @@
-"""Inheritance between configs, by MMEngine's rule."""
+"""Merge configs, by the rules of MMEngine's inheritance."""
 
 from typing import Any, TypeVar
 
-from jengine.config.containers import assign, config_dict, copied, current, is_mapping
+from jengine.config.containers import assign, copy_containers, get_value, is_mapping, to_config_dict
 from jengine.config.resolve import resolve
 
 C = TypeVar("C")
 
 
 def merge(base: C, override: Any) -> C:
-    """A config that inherits from another.
+    """Return a config that inherits from `base`.
 
-    Dicts merge key by key at every level. A dict with `_delete_=True` takes the place of the base's dict instead of
-    merging with it. Lists, tuples and all other values of `override` take the place of the base's.
+    Dicts merge key by key at every level. A dict with `_delete_=True` replaces the dict of `base` instead of merging
+    with it. Lists, tuples and all other values of `override` replace those of `base`.
 
     Args:
-      base: a dict or a ConfigDict; it is left as it was. Its references stay references, so that a later override
-        of a value reaches whoever refers to it.
-      override: a dict or a ConfigDict with what differs; its references are resolved.
+      base: a dict or a ConfigDict; it is not modified. Its references stay references, so that a later override of a
+        value also changes the values that refer to it.
+      override: a dict or a ConfigDict with the differences; its references are resolved.
 
     Returns:
       A new config of the type of `base`.
 
     Raises:
-      TypeError: one of them is no config, or a dict stands where the base has something else.
+      TypeError: an argument is not a config, or a dict would merge with a value that is not a dict.
     """
     changes = resolve(override)
     if not is_mapping(base):
-        raise TypeError(f"a config is a ConfigDict or a dict, found {type(base).__name__}: {base!r}")
+        raise TypeError(f"a config must be a ConfigDict or a dict, got {type(base).__name__}: {base!r}")
     if changes.get("_delete_"):
-        kept = without_delete(changes)
-        return kept if isinstance(base, dict) else config_dict(kept)
-    result = copied(base)
+        replacement = remove_delete_keys(changes)
+        return replacement if isinstance(base, dict) else to_config_dict(replacement)
+    result = copy_containers(base)
     merge_into(result, changes)
     return result
 
 
 def merge_into(base: Any, changes: dict[str, Any]) -> None:
-    """Like `merge`, in place; `changes` is a resolved config."""
+    """Merge `changes`, a resolved config, into `base` in place."""
     for key, value in changes.items():
         if key == "_delete_":
             continue
-        old = current(base, key)
+        old = get_value(base, key)
         if not isinstance(value, dict) or value.get("_delete_") or old is None:
-            assign(base, key, without_delete(value))
+            assign(base, key, remove_delete_keys(value))
         elif is_mapping(old):
             merge_into(old, value)
         else:
             raise TypeError(
-                f"{key!r} is {type(old).__name__} in the base config and a dict in the one that inherits from it; "
-                "add `_delete_=True` to the dict to put it in its place"
+                f"{key!r} must be a dict in the base config to merge with a dict, got {type(old).__name__}; "
+                "add `_delete_=True` to the new dict to replace the value"
             )
 
 
-def without_delete(value: Any) -> Any:
-    """`value` with no `_delete_` left in any dict of it, outside lists."""
+def remove_delete_keys(value: Any) -> Any:
+    """Return `value` without the `_delete_` keys of its dicts; lists are left unchanged."""
     if isinstance(value, dict):
-        return {key: without_delete(item) for key, item in value.items() if key != "_delete_"}
+        return {key: remove_delete_keys(item) for key, item in value.items() if key != "_delete_"}
     return value

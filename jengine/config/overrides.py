@@ -1,6 +1,6 @@
-"""Values given on the command line: `optim_wrapper.optimizer.lr=0.1`.
+"""Apply overrides from the command line: `optim_wrapper.optimizer.lr=0.1`.
 
-The flags of ml_collections cannot replace a whole list, set None, change a type or add a key; these can.
+The flags of ml_collections cannot replace a list, set None, change a type or add a key; these overrides can.
 """
 
 import ast
@@ -10,8 +10,8 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from jengine.config.containers import assign, config_dict, current, is_mapping
-from jengine.config.merge import merge_into, without_delete
+from jengine.config.containers import assign, get_value, is_mapping, to_config_dict
+from jengine.config.merge import merge_into, remove_delete_keys
 from jengine.errors import ConfigError, closest
 
 _PART = re.compile(
@@ -21,52 +21,51 @@ _WORDS = {"true": True, "false": False, "inf": float("inf"), "-inf": float("-inf
 
 
 def apply_overrides(cfg: Any, overrides: Iterable[str]) -> ConfigDict:
-    """Changes single values of a config.
+    """Change single values of a config.
 
-    An override is `path=value`. A path has dots between keys and brackets around list indices and around keys that
-    have dots themselves: `custom_hooks[0].interval`, `custom_keys['backbone.layer0'].lr_mult`. A leading `--config.`
-    or `config.` is dropped. The value is a Python literal, or a bare word, which is a string (`true`, `false`, `inf`
-    and `nan` are not). A dict merges with the dict that is there, `_delete_=True` included; everything else takes
-    the place of the old value, whatever its type. Keys that do not exist are added: whoever builds from the
-    config checks its arguments.
+    An override is `path=value`. A path has dots between keys, and brackets around list indices and around keys that
+    contain dots: `custom_hooks[0].interval`, `custom_keys['backbone.layer0'].lr_mult`. A leading `--config.`
+    or `config.` is dropped. The value is a Python literal or a bare word, which is a string (except `true`, `false`,
+    `inf` and `nan`). A dict merges with an existing dict, `_delete_=True` included; any other value replaces the old
+    one, whatever its type. Missing keys are added: the code that builds from the config checks its arguments.
 
     Args:
-      cfg: a dict or a ConfigDict; it is left as it was.
-      overrides: applied in their order.
+      cfg: a dict or a ConfigDict; it is not modified.
+      overrides: applied in order.
 
     Returns:
       A new ConfigDict.
 
     Raises:
-      ConfigError: an override that cannot be read, that goes through a value which is no dict or list, or an index
-        that a list does not have.
+      ConfigError: an override that cannot be parsed, a path through a value that is not a dict or a list, or an index
+        out of range.
     """
     if isinstance(overrides, str):
-        raise TypeError(f"overrides are a list of strings, found one string: {overrides!r}")
-    result = config_dict(cfg)
+        raise TypeError(f"`overrides` must be a list of strings, got one string: {overrides!r}")
+    result = to_config_dict(cfg)
     for override in overrides:
         path, equals, text = override.partition("=")
         path = path.strip()
         path = path.removeprefix("--config.") if "config" in result else re.sub(r"^(--)?config\.", "", path)
         if not equals or not path:
-            raise ConfigError(f"override {override!r} is not of the form key.key=value")
+            raise ConfigError(f"an override must have the form key.key=value, got {override!r}")
         if not text.strip():
-            raise ConfigError(f"override {override!r} has no value; an empty string is written {path}=''")
+            raise ConfigError(f"override {override!r} has no value; write {path}='' for an empty string")
         try:
-            _replaced(result, _split(path), _parse(text.strip()), "")
+            _set_value(result, _split_path(path), _parse_value(text.strip()), "")
         except (ConfigError, TypeError) as error:
             raise ConfigError(f"override {override!r}: {error}") from None
     return result
 
 
-def _split(path: str) -> list[str | int]:
+def _split_path(path: str) -> list[str | int]:
     parts: list[str | int] = []
     position = 0
     while position < len(path):
         match = _PART.match(path, position)
         if match is None:
             raise ConfigError(
-                f"cannot read {path[position:]!r} of the key; write it like hooks[0].interval or a['b.c'].d"
+                f"cannot parse {path[position:]!r} in the key; write it like hooks[0].interval or a['b.c'].d"
             )
         index = match["index"]
         parts.append(int(index) if index is not None else match["name"] or match["key"])
@@ -74,7 +73,7 @@ def _split(path: str) -> list[str | int]:
     return parts
 
 
-def _parse(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:
@@ -82,50 +81,57 @@ def _parse(text: str) -> Any:
     except (ValueError, SyntaxError):
         if text[0] in "[({'\"":
             raise ConfigError(
-                f"{text} is no Python literal; strings inside brackets are quoted, and a string that begins "
-                "with a bracket or a quote is quoted as a whole"
+                f"a value that begins with a bracket or a quote must be a Python literal, got {text}; "
+                "quote strings inside brackets, or the whole string"
             ) from None
         return text
 
 
-def _replaced(node: Any, parts: list[str | int], value: Any, done: str) -> Any:
-    """What stands at `done` once `value` is set below it: `node` itself, changed, where it can be changed."""
-    if isinstance(node, FieldReference):  # in a list; `assign` looks after those of dicts
-        new = _replaced(None if node.empty() else node.get(), parts, value, done)
-        node.set(config_dict(new) if isinstance(new, dict) else new, type_safe=False)
+def _set_value(node: Any, parts: list[str | int], value: Any, path: str) -> Any:
+    """Set the value at `parts` below `node` and return the new node; dicts and references are changed in place.
+
+    Args:
+      node: the value at `path` of the config.
+      parts: keys and indices from `node` to the value.
+      value: the new value.
+      path: the path of `node`, for errors.
+    """
+    if isinstance(node, FieldReference):  # in a list; `assign` handles those in dicts
+        new = _set_value(None if node.empty() else node.get(), parts, value, path)
+        node.set(to_config_dict(new) if isinstance(new, dict) else new, type_safe=False)
         return node
     if not parts:
         if is_mapping(node) and isinstance(value, dict) and not value.get("_delete_"):
             merge_into(node, value)
             return node
-        return without_delete(value)
+        return remove_delete_keys(value)
     part = parts[0]
     if node is None and isinstance(part, str):
         node = {}
     if is_mapping(node):
-        key, rest = _key_of(node, parts)
+        key, rest = _match_key(node, parts)
         if isinstance(key, int) and key not in node:
-            raise ConfigError(f"{_shown(done)} is a dict, not a list{closest(str(key), map(str, node))}")
-        old = current(node, key)
+            raise ConfigError(f"{_quote(path)} must be a list, got a dict{closest(str(key), map(str, node))}")
+        old = get_value(node, key)
         if rest and isinstance(rest[0], int) and old is None:
-            raise ConfigError(f"there is no list `{_join(done, key)}`{closest(str(key), map(str, node))}")
+            raise ConfigError(f"there is no list `{_join(path, key)}`{closest(str(key), map(str, node))}")
         if rest and not (old is None or is_mapping(old) or type(old) in (list, tuple)):
             siblings = closest(str(rest[0]), map(str, node))
-            raise ConfigError(f"`{_join(done, key)}` is {old!r}, not a dict or a list{siblings}")
-        new = _replaced(old, rest, value, _join(done, key))
+            raise ConfigError(f"`{_join(path, key)}` must be a dict or a list, got {old!r}{siblings}")
+        new = _set_value(old, rest, value, _join(path, key))
         if new is not old or not is_mapping(old):
             assign(node, key, new)
         return node
     if type(node) in (list, tuple):
-        index = _index_of(node, part, done)
+        index = _parse_index(node, part, path)
         items = list(node)
-        items[index] = _replaced(items[index], parts[1:], value, _join(done, index))
+        items[index] = _set_value(items[index], parts[1:], value, _join(path, index))
         return type(node)(items)
-    raise ConfigError(f"{_shown(done)} is {node!r}, not a dict or a list")
+    raise ConfigError(f"{_quote(path)} must be a dict or a list, got {node!r}")
 
 
-def _key_of(node: Any, parts: list[str | int]) -> tuple[str | int, list[str | int]]:
-    """The key of `node` that `parts` begin with, and the parts after it; existing keys with dots come first."""
+def _match_key(node: Any, parts: list[str | int]) -> tuple[str | int, list[str | int]]:
+    """Split `parts` into a key of `node` and the remaining parts; existing keys with dots take precedence."""
     names = []
     for part in parts:
         if not isinstance(part, str):
@@ -137,20 +143,22 @@ def _key_of(node: Any, parts: list[str | int]) -> tuple[str | int, list[str | in
     return parts[0], parts[1:]
 
 
-def _index_of(node: Any, part: str | int, done: str) -> int:
+def _parse_index(node: Any, part: str | int, path: str) -> int:
     if isinstance(part, str) and not re.fullmatch(r"-?\d+", part):
-        raise ConfigError(f"{_shown(done)} is a list of {len(node)}; write {done}[0].{part} for its first item")
+        raise ConfigError(
+            f"an index of {_quote(path)} must be an integer, got {part!r}; write {path}[0].{part} for its first item"
+        )
     index = int(part)
     if not -len(node) <= index < len(node):
-        raise ConfigError(f"{_shown(done)} has {len(node)} item{'s' * (len(node) != 1)}, there is no [{index}]")
+        raise ConfigError(f"index {index} is out of range: {_quote(path)} has {len(node)} item{'s' * (len(node) != 1)}")
     return index
 
 
-def _join(done: str, part: str | int) -> str:
+def _join(path: str, part: str | int) -> str:
     if isinstance(part, int):
-        return f"{done}[{part}]"
-    return f"{done}.{part}" if done else part
+        return f"{path}[{part}]"
+    return f"{path}.{part}" if path else part
 
 
-def _shown(done: str) -> str:
-    return f"`{done}`" if done else "the config"
+def _quote(path: str) -> str:
+    return f"`{path}`" if path else "the config"

@@ -1,66 +1,66 @@
-"""Resolve a config to a plain dict, and check its keys."""
+"""Resolve a config to a plain dict, and check the keys of a level."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import FieldReference
 
-from jengine.config.containers import entries, is_mapping
+from jengine.config.containers import is_mapping, iter_items
 from jengine.errors import ConfigError, closest, config_path, current_config_path
 
 
 def resolve(cfg: Any) -> dict[str, Any]:
-    """The config as one plain nested dict.
+    """Convert a config to one plain nested dict.
 
-    References are replaced by their values and ConfigDicts by dicts, inside lists and tuples too. Classes, functions
-    and other objects stay as they are.
+    References are replaced by their values and ConfigDicts by dicts, in lists and tuples too. Classes, functions and
+    other objects are not copied.
 
     Args:
-      cfg: a dict or a ConfigDict; it is left as it was.
+      cfg: a dict or a ConfigDict; it is not modified.
 
     Returns:
-      New dicts, lists and tuples, in the order of the source (a ConfigDict sorts its keys unless told otherwise).
+      New dicts, lists and tuples, in the order of the source (a ConfigDict sorts its keys by default).
 
     Raises:
-      TypeError: `cfg` is neither.
-      ml_collections.config_dict.RequiredValueError: a required placeholder is still empty; a note says which.
+      TypeError: `cfg` is neither a dict nor a ConfigDict.
+      ml_collections.config_dict.RequiredValueError: a required placeholder is empty; a note has its path.
     """
     if not is_mapping(cfg):
-        raise TypeError(f"a config is a ConfigDict or a dict, found {type(cfg).__name__}: {cfg!r}")
-    return _plain(cfg)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, FieldReference):
-        return _plain(value.get())
-    if is_mapping(value):
-        result = {}
-        for key, item in entries(value):
-            with config_path(key):
-                result[key] = _plain(item)
-        return result
-    if type(value) in (list, tuple):
-        items = []
-        for index, item in enumerate(value):
-            with config_path(index):
-                items.append(_plain(item))
-        return type(value)(items)
-    return value
+        raise TypeError(f"a config must be a ConfigDict or a dict, got {type(cfg).__name__}: {cfg!r}")
+    return _resolve_value(cfg)
 
 
 def check_keys(cfg: Iterable[str], known: Iterable[str], hint: str = "") -> None:
-    """Refuses a key that nobody would read.
+    """Raise an error for the first unknown key.
 
     Args:
-      cfg: the keys of one level (a dict or a ConfigDict will do).
+      cfg: the keys of one level, such as a dict or a ConfigDict.
       known: the legal keys of that level.
-      hint: what to say besides, in a few words, such as where a user's own values belong.
+      hint: a few words to add to the message, such as where a user's own values belong.
 
     Raises:
-      ConfigError: an unknown key, with the closest legal one.
+      ConfigError: an unknown key; the message names the closest legal one.
     """
     names = set(known)
     for key in cfg:
         if key not in names:
             level = f"`{current_config_path()}`" if current_config_path() else "the top level of the config"
             raise ConfigError(f"unknown key {key!r} at {level}{closest(str(key), names)}{f' ({hint})' if hint else ''}")
+
+
+def _resolve_value(value: Any) -> Any:
+    if isinstance(value, FieldReference):
+        return _resolve_value(value.get())
+    if is_mapping(value):
+        result = {}
+        for key, item in iter_items(value):
+            with config_path(key):
+                result[key] = _resolve_value(item)
+        return result
+    if type(value) in (list, tuple):
+        items = []
+        for index, item in enumerate(value):
+            with config_path(index):
+                items.append(_resolve_value(item))
+        return type(value)(items)
+    return value

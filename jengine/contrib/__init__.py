@@ -1,1 +1,1 @@
-"""Support what other code bases than MMEngine define: iMIX, MMSelfSup and MMSegmentation."""
+"""Support hooks, metrics and configs of code bases around MMEngine: iMIX, MMSelfSup and MMSegmentation."""

@@ -1,4 +1,4 @@
-"""Data: loaders over map-style datasets and foreign iterables, samplers, prefetch to the device."""
+"""Load batches from map-style datasets and foreign iterables, and send them to the device."""
 
 from jengine.data.batch_stream import BatchStream as BatchStream
 from jengine.data.build import build_dataloader as build_dataloader

@@ -1,4 +1,4 @@
-"""Augmentations of whole batches inside the compiled step."""
+"""Augment whole batches inside the compiled step."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,79 +13,82 @@ from jengine.registry import TRANSFORMS
 
 PyTree = Any
 AugmentFn = Callable[[PyTree, jax.Array], PyTree]
+_ENTRIES = ("augments", "probs")
 
 
 class BatchAugment:
-    """One of several augmentations for each batch, drawn at random.
+    """Apply one of several augmentations to each batch, drawn at random.
 
     Args:
-      augments: pure functions `(batch, rng) -> batch`, with a key of JAX.
-      probs: how probable each is; what is missing to 1 is the probability that the batch stays as it is.
+      augments: pure functions `(batch, rng) -> batch`, where `rng` is a JAX key.
+      probs: probability of each; a batch is not augmented with the remaining probability, if their sum is below 1.
 
     Raises:
-      ConfigError: another number of probabilities, a negative one, or a sum above 1.
+      ConfigError: a wrong number of probabilities, a negative one, or a sum above 1.
     """
 
     def __init__(self, augments: Sequence[AugmentFn], probs: Sequence[float]) -> None:
         if len(probs) != len(augments) or min(probs) < 0 or sum(probs) > 1 + 1e-6:
             raise ConfigError(
-                f"the probs of {len(augments)} augmentations are as many numbers of 0 or more with a sum of at most 1; "
-                f"found {list(probs)}"
+                f"probs must be {len(augments)} numbers of 0 or more with a sum of at most 1, one for each "
+                f"augmentation, got {list(probs)}"
             )
         self.augments = list(augments)
         self.probs = np.asarray([*probs, max(0.0, 1.0 - sum(probs))], np.float32)
 
     def __call__(self, batch: PyTree, rng: jax.Array) -> PyTree:
-        """The batch augmented."""
+        """Return the augmented batch."""
         if self.probs[0] == 1:
             return self.augments[0](batch, rng)
-        choice, own = jax.random.split(rng)
-        index = jax.random.choice(choice, len(self.probs), p=jnp.asarray(self.probs))
-        return jax.lax.switch(index, [*self.augments, unchanged], batch, own)
+        choice_rng, augment_rng = jax.random.split(rng)
+        index = jax.random.choice(choice_rng, len(self.probs), p=jnp.asarray(self.probs))
+        return jax.lax.switch(index, [*self.augments, identity], batch, augment_rng)
 
     def check(self, batch: PyTree, rng: jax.Array) -> None:
-        """Holds that the form of `batch` stays as it is.
+        """Check that the augmentations keep the structure, shapes and dtypes of `batch`.
 
         Raises:
-          ConfigError: it does not.
+          ConfigError: an augmentation changes one of them.
         """
-        before = {path: (leaf.shape, leaf.dtype) for path, leaf in paths.flatten(batch).items()}
+        before = _shapes(batch)
         for augment in self.augments:
-            found = jax.eval_shape(augment, batch, rng)
-            after = {path: (leaf.shape, leaf.dtype) for path, leaf in paths.flatten(found).items()}
+            after = _shapes(jax.eval_shape(augment, batch, rng))
             if after != before:
                 path = next(p for p in {**before, **after} if before.get(p) != after.get(p))
                 raise ConfigError(
-                    f"an augmentation leaves shapes and dtypes of a batch as they are, so that it can be switched off: "
-                    f"{getattr(augment, '__name__', augment)} turns the entry {path!r} from {_form(before.get(path))} "
-                    f"into {_form(after.get(path))}"
+                    "an augmentation must keep the shapes and dtypes of a batch, so that it can be switched off; "
+                    f"{getattr(augment, '__name__', augment)} turns the entry {path!r} from "
+                    f"{_format(before.get(path))} into {_format(after.get(path))}"
                 )
 
 
-def unchanged(batch: PyTree, rng: jax.Array) -> PyTree:
-    """The batch as it is."""
+def identity(batch: PyTree, rng: jax.Array) -> PyTree:
+    """Return the batch unchanged."""
     return batch
 
 
 def build_batch_augment(cfg: Any) -> BatchAugment:
-    """An augmentation of batches from a config.
+    """Build an augmentation of batches from a config.
 
     Args:
       cfg: a function `(batch, rng) -> batch`; a config of one that is registered in TRANSFORMS; or
-        `dict(augments=[...], probs=[...])` with several of those, of which each batch gets one. Without `probs` all are
-        equally probable.
+        `dict(augments=[...], probs=[...])` with several of them, of which one is applied to each batch. Without `probs`
+        all are equally probable.
 
     Raises:
-      ConfigError: another form of the dict. TypeError: something that is no function.
+      ConfigError: a dict with other entries. TypeError: an augmentation that is not a function.
     """
     if not hasattr(cfg, "items") or "type" in cfg:
         return BatchAugment([_build(cfg)], [1.0])
     for name in cfg:
-        if name not in ("augments", "probs"):
-            raise ConfigError(f"batch_augments has no entry {name!r}{closest(name, ('augments', 'probs', 'type'))}")
+        if name not in _ENTRIES:
+            raise ConfigError(
+                f"an entry of batch_augments must be 'augments' or 'probs', got {name!r}"
+                f"{closest(name, (*_ENTRIES, 'type'))}"
+            )
     entries = cfg.get("augments")
     if not isinstance(entries, Sequence) or not entries:
-        raise ConfigError(f"batch_augments needs `augments`, a list of augmentations, found {entries!r}")
+        raise ConfigError(f"batch_augments.augments must be a list of augmentations, got {entries!r}")
     augments = []
     for i, entry in enumerate(entries):
         with config_path("augments", i):
@@ -94,11 +97,15 @@ def build_batch_augment(cfg: Any) -> BatchAugment:
 
 
 def _build(entry: Any) -> AugmentFn:
-    built = TRANSFORMS.build(entry) if hasattr(entry, "items") else entry
-    if not callable(built):
-        raise TypeError(f"an augmentation is a function (batch, rng) -> batch, or a config of one, found {built!r}")
-    return built
+    augment = TRANSFORMS.build(entry) if hasattr(entry, "items") else entry
+    if not callable(augment):
+        raise TypeError(f"an augmentation must be a function (batch, rng) -> batch, or its config, got {augment!r}")
+    return augment
 
 
-def _form(found: tuple[tuple[int, ...], Any] | None) -> str:
-    return "nothing" if found is None else f"{found[1]}{list(found[0])}"
+def _shapes(batch: PyTree) -> dict[str, tuple[tuple[int, ...], Any]]:
+    return {path: (leaf.shape, leaf.dtype) for path, leaf in paths.flatten(batch).items()}
+
+
+def _format(array: tuple[tuple[int, ...], Any] | None) -> str:
+    return "nothing" if array is None else f"{array[1]}{list(array[0])}"

@@ -13,15 +13,15 @@ _SHAPE_DTYPE = operator.attrgetter("shape", "dtype")
 
 
 class BatchStream:
-    """Take batches from an iterable, as many at a time as have the same structure and shapes.
+    """Take batches from an iterable, several at a time if they have the same structure and shapes.
 
     Args:
-      source: yields batches. It is closed with the stream if it has a `close`.
+      source: yields batches. `close` closes it as well, if it has that method.
     """
 
     def __init__(self, source: Iterable[Any]) -> None:
         self._source = iter(source)
-        self._drawn: collections.deque[Any] = collections.deque()
+        self._buffer: collections.deque[Any] = collections.deque()
         self._error: Exception | None = None
 
     def take(self, count: int) -> list[Any]:
@@ -31,27 +31,27 @@ class BatchStream:
           count: the number of batches, at least 1.
 
         Returns:
-          Up to `count` batches of the same structure, shapes and dtypes: fewer before one that differs, before an
-          error of the source, and at its end; none after the end.
+          Up to `count` batches of the same structure, shapes and dtypes. There are fewer before a batch that differs,
+          before an error of the source and at its end, and none after the end.
 
         Raises:
-          Exception: from the source, after the batches before it were taken.
+          Exception: raised by the source, once all batches before it have been taken.
         """
-        if count == 1 and not self._drawn and self._error is None:
+        if count == 1 and not self._buffer and self._error is None:
             return list(itertools.islice(self._source, 1))
         try:
-            while len(self._drawn) < count and self._error is None:
-                self._drawn.append(next(self._source))
+            while len(self._buffer) < count and self._error is None:
+                self._buffer.append(next(self._source))
         except StopIteration:
             pass
         except Exception as error:
             self._error = error
-        if not self._drawn and self._error is not None:
+        if not self._buffer and self._error is not None:
             raise self._error
-        taken = [self._drawn.popleft()] if self._drawn else []
+        taken = [self._buffer.popleft()] if self._buffer else []
         first = _signature(taken[0]) if count > 1 and taken else None
-        while self._drawn and len(taken) < count and _signature(self._drawn[0]) == first:
-            taken.append(self._drawn.popleft())
+        while self._buffer and len(taken) < count and _signature(self._buffer[0]) == first:
+            taken.append(self._buffer.popleft())
         return taken
 
     def close(self) -> None:

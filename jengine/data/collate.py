@@ -1,4 +1,4 @@
-"""Collate samples to batches: stack them, and pad a short batch with rows that a mask marks as not real."""
+"""Collate samples into batches: stack them, and pad a short batch with examples that a mask excludes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ def default_collate(samples: Sequence[Any]) -> Any:
     try:
         return jax.tree.map(lambda *leaves: np.stack(leaves), *samples)
     except ValueError as error:
-        raise ValueError(_difference(samples)) from error
+        raise ValueError(_describe_difference(samples)) from error
 
 
 def stack_batches(batches: Sequence[Any]) -> Any:
@@ -43,16 +43,13 @@ def stack_batches(batches: Sequence[Any]) -> Any:
     return jax.tree.map(stack, *batches)
 
 
-_ARRAY = {np.ndarray}
-
-
 def is_flat(batch: Any) -> bool:
-    """Return whether a batch is a dict of host arrays, which can be handled without walking a tree."""
-    return type(batch) is dict and set(map(type, batch.values())) <= _ARRAY
+    """Return whether a batch is a plain dict of NumPy arrays, which needs no traversal as a pytree."""
+    return type(batch) is dict and set(map(type, batch.values())) <= {np.ndarray}
 
 
-def row_count(batch: Any) -> int:
-    """Return the length of the leading axis of a batch, which all its leaves share.
+def count_examples(batch: Any) -> int:
+    """Return the number of examples of a batch, the length of the leading axis of all leaves.
 
     Raises:
       ValueError: no array, a leaf without a leading axis, or two leaves that differ in it.
@@ -60,50 +57,51 @@ def row_count(batch: Any) -> int:
     leaves = list(batch.values()) if is_flat(batch) else jax.tree.leaves(batch)
     sizes = {leaf.shape[:1] if type(leaf) is np.ndarray else np.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) != 1 or () in sizes:
-        found = {path: np.shape(leaf) for path, leaf in paths.flatten(batch).items()} or "no array"
-        raise ValueError(f"the arrays of a batch or a dataset must share their leading axis, got {found}")
+        shapes = {path: np.shape(leaf) for path, leaf in paths.flatten(batch).items()} or "no array"
+        raise ValueError(f"the arrays of a batch or a dataset must share their leading axis, got {shapes}")
     return sizes.pop()[0]
 
 
-def pad_rows(batch: Any, size: int) -> Any:
-    """Repeat the last row of every array until the batch has `size` rows."""
-    missing = size - row_count(batch)
+def pad_examples(batch: Any, size: int) -> Any:
+    """Repeat the last example until the batch has `size` examples."""
+    missing = size - count_examples(batch)
     return jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)]), batch)
 
 
 def with_mask(batch: Any, mask: np.ndarray) -> dict[Any, Any]:
-    """Add the mask of the real rows.
+    """Add the mask of the real examples.
 
     Args:
       batch: a dict of arrays with leading axis B.
-      mask: bool[B], True for a real row.
+      mask: bool[B], True for a real example.
 
     Raises:
-      TypeError: the batch is not a dict. ValueError: it has an entry of that name.
+      TypeError: the batch is not a dict. ValueError: it already has an entry of that name.
     """
     if not isinstance(batch, Mapping):
         raise TypeError(
-            f"a batch that may be padded must be a dict, to which {MASK!r} (bool[B], True = a real row) is added, got "
-            f"{type(batch).__name__}: return a dict, or use drop_last=True"
+            f"a batch that may be padded must be a dict, to which {MASK!r} (bool[B], True = a real example) is added, "
+            f"got {type(batch).__name__}; return a dict, or use drop_last=True"
         )
     if MASK in batch:
         raise ValueError(
-            f"the batch must not have an entry {MASK!r}; with drop_last=False it marks the real rows: rename the entry"
+            f"a batch must not have an entry {MASK!r}, which marks the real examples with drop_last=False; "
+            "rename the entry"
         )
     return {**batch, MASK: mask}
 
 
-def _difference(samples: Sequence[Any]) -> str:
-    """Return the difference that keeps the samples from being stacked."""
+def _describe_difference(samples: Sequence[Any]) -> str:
+    """Return why the samples cannot be stacked."""
     first = paths.flatten(samples[0])
     structure: Any = jax.tree.structure(samples[0])
     for index, sample in enumerate(samples):
         if jax.tree.structure(sample) != structure:
-            return f"samples of a batch have the same structure; found {structure} and {jax.tree.structure(sample)}"
+            return f"samples of a batch must have the same structure, got {structure} and {jax.tree.structure(sample)}"
         for path, leaf in paths.flatten(sample).items():
             if np.shape(leaf) != np.shape(first[path]):
                 return (
-                    f"samples of a batch have the same shapes; {path!r} is {np.shape(first[path])} in the first and "
-                    f"{np.shape(leaf)} in sample {index} of the batch: pad or crop it, or give a collate_fn"
+                    f"samples of a batch must have the same shapes, got {path!r} of {np.shape(first[path])} in sample "
+                    f"0 and of {np.shape(leaf)} in sample {index}; pad or crop it, or pass a collate_fn"
                 )
     return "the samples of a batch cannot be stacked"

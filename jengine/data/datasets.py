@@ -1,4 +1,4 @@
-"""Datasets that come with the engine: arrays in memory, and the handwritten digits that scikit-learn bundles."""
+"""Provide two datasets: arrays in memory, and the handwritten digits bundled with scikit-learn."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -6,17 +6,17 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jengine.data.collate import row_count
+from jengine.data.collate import count_examples
 from jengine.registry import DATASETS
 
 
 @DATASETS.register_module()
 class ArrayDataset:
-    """Arrays in memory: sample i is row i of each.
+    """Hold arrays in memory; sample i is entry i of each.
 
     Args:
-      arrays: pytree of numpy arrays (or what converts to them) of equal leading length, usually a dict.
-      metainfo: facts about the dataset that metrics and visualizers ask for, such as the class names.
+      arrays: pytree of NumPy arrays (or values that convert to them) of equal leading length, usually a dict.
+      metainfo: facts about the dataset for metrics and visualizers, such as the class names.
 
     Raises:
       ValueError: the arrays differ in length.
@@ -25,7 +25,7 @@ class ArrayDataset:
     def __init__(self, arrays: Any, metainfo: Mapping[str, Any] | None = None) -> None:
         self.arrays = jax.tree.map(np.asarray, arrays)
         self.metainfo = dict(metainfo or {})
-        self._size = row_count(self.arrays)
+        self._size = count_examples(self.arrays)
 
     def __len__(self) -> int:
         return self._size
@@ -39,14 +39,14 @@ class ArrayDataset:
 
 @DATASETS.register_module()
 class Digits(ArrayDataset):
-    """1,797 handwritten digits of 8x8 pixels (the test part of the UCI set), bundled with scikit-learn.
+    """Load 1,797 handwritten digits of 8x8 pixels (the test part of the UCI set), bundled with scikit-learn.
 
-    A fixed fifth (359 images) is held out as 'test'; which, is one fixed permutation, not stratified by class.
+    A fifth (359 images) is held out as 'test', chosen by a fixed permutation and not stratified by class.
     Samples are `image`: float32[8, 8, 1] (float32[64] when `flat`), 0 to 1, and `label`: int32[].
 
     Args:
       split: 'train' (1,438 images) or 'test' (359).
-      flat: whether an image is one row of 64 numbers.
+      flat: whether an image is flattened to 64 numbers.
 
     Raises:
       ValueError: an unknown split. ImportError: scikit-learn is not installed.
@@ -58,16 +58,16 @@ class Digits(ArrayDataset):
         try:
             from sklearn.datasets import load_digits
         except ImportError as error:
-            raise ImportError("Digits reads scikit-learn's digits: pip install 'jengine[examples]'") from error
+            raise ImportError("Digits requires scikit-learn: pip install 'jengine[examples]'") from error
         images, labels = load_digits(return_X_y=True)
         order = np.random.RandomState(0).permutation(len(labels))
         held_out = len(labels) // 5
-        rows = order[:held_out] if split == "test" else order[held_out:]
-        images = (images[rows] / 16).astype(np.float32)
+        indices = order[:held_out] if split == "test" else order[held_out:]
+        images = (images[indices] / 16).astype(np.float32)
         super().__init__(
             {
                 "image": images if flat else images.reshape(-1, 8, 8, 1),
-                "label": labels[rows].astype(np.int32),
+                "label": labels[indices].astype(np.int32),
             },
             metainfo={"classes": tuple(str(digit) for digit in range(10))},
         )

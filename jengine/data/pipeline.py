@@ -1,4 +1,4 @@
-"""Transforms of samples on the host, and a dataset whose samples go through them."""
+"""Transform the samples of a dataset on the host."""
 
 import copy
 import inspect
@@ -15,14 +15,14 @@ Transform = Callable[..., Any]  # sample -> sample, or (sample, rng) -> sample
 
 
 class Pipeline:
-    """Transforms, one after the other.
+    """Apply transforms one after the other.
 
     Args:
       transforms: each a function of the sample, or of the sample and `rng`, an `np.random.RandomState`; a config of one
-        that is registered in TRANSFORMS; or a list of such. None is no transform.
+        that is registered in TRANSFORMS; or a list of those. None for no transforms.
 
     Raises:
-      TypeError: something else.
+      TypeError: a transform that is not a function.
     """
 
     def __init__(self, transforms: Any = None) -> None:
@@ -31,25 +31,25 @@ class Pipeline:
         if transforms is None or callable(transforms) or hasattr(transforms, "items"):
             transforms = [] if transforms is None else [transforms]
         if not isinstance(transforms, Sequence) or isinstance(transforms, str):
-            raise TypeError(f"a pipeline is a list of transforms, found {type(transforms).__name__}: {transforms!r}")
+            raise TypeError(f"a pipeline must be a list of transforms, got {type(transforms).__name__}: {transforms!r}")
         self.transforms: list[Transform] = []
         for i, entry in enumerate(transforms):
             with config_path(i):
-                built = TRANSFORMS.build(entry) if hasattr(entry, "items") else entry
-                if not callable(built):
-                    raise TypeError(f"a transform is a function of a sample, or a config of one, found {built!r}")
-                self.transforms.append(built)
-        self._random = [_wants_rng(transform) for transform in self.transforms]
+                transform = TRANSFORMS.build(entry) if hasattr(entry, "items") else entry
+                if not callable(transform):
+                    raise TypeError(f"a transform must be a function of a sample, or its config, got {transform!r}")
+                self.transforms.append(transform)
+        self._takes_rng = [_takes_rng(transform) for transform in self.transforms]
 
     @property
     def is_random(self) -> bool:
-        """Whether a transform draws random numbers."""
-        return any(self._random)
+        """True if a transform draws random numbers."""
+        return any(self._takes_rng)
 
     def __call__(self, sample: Any, rng: np.random.RandomState | None = None) -> Any:
-        """The sample transformed; `rng` is for the transforms that draw."""
-        for transform, draws in zip(self.transforms, self._random, strict=True):
-            sample = transform(sample, rng) if draws else transform(sample)
+        """Return the transformed sample; `rng` is for random transforms."""
+        for transform, takes_rng in zip(self.transforms, self._takes_rng, strict=True):
+            sample = transform(sample, rng) if takes_rng else transform(sample)
         return sample
 
     def __repr__(self) -> str:
@@ -58,19 +58,19 @@ class Pipeline:
 
 @DATASETS.register_module()
 class TransformedDataset:
-    """Another dataset whose samples go through a pipeline when they are read.
+    """Wrap a dataset and transform its samples when they are read.
 
-    What a transform draws is a function of the seed, the epoch and the sample, so that a resumed run reads the same,
-    however many processes and workers do it.
+    Random numbers are a function of the seed, the epoch and the sample index, so a resumed run reads the same samples,
+    with any number of processes and workers.
 
     Args:
       dataset: the dataset, or its config.
       pipeline: the transforms; see `Pipeline`.
-      seed: of what transforms draw.
+      seed: seed of the random transforms.
 
     Attributes:
-      pipeline: the `Pipeline`; another one holds from the next batch that is read on, but not for workers and threads
-        that read ahead already: `close` the loader to end those.
+      pipeline: the `Pipeline`. A replacement takes effect at the next batch that is read, but not in workers and
+        threads that are already running: `close` the loader to end those.
     """
 
     def __init__(self, dataset: Annotated[Any, ConfigOf(DATASETS)], pipeline: Any = None, seed: int = 0) -> None:
@@ -83,12 +83,12 @@ class TransformedDataset:
         self._epoch = 0
 
     def at_epoch(self, epoch: int) -> "TransformedDataset":
-        """This dataset with what its transforms draw in `epoch`; a loader asks for it."""
+        """Return this dataset with the random numbers of `epoch`; called by the loader."""
         if not self.pipeline.is_random:
             return self
-        other = copy.copy(self)
-        other._epoch = epoch
-        return other
+        dataset = copy.copy(self)
+        dataset._epoch = epoch
+        return dataset
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -97,11 +97,11 @@ class TransformedDataset:
         rng = None
         if self.pipeline.is_random:
             seeds = np.random.SeedSequence((self.seed % 2**64, self._epoch, int(index)))
-            rng = np.random.RandomState(np.random.MT19937(seeds))  # its stream is the same in every NumPy release
+            rng = np.random.RandomState(np.random.MT19937(seeds))  # the same stream in every NumPy release
         return self.pipeline(self.dataset[index], rng)
 
 
-def _wants_rng(transform: Transform) -> bool:
+def _takes_rng(transform: Transform) -> bool:
     try:
         return "rng" in inspect.signature(transform).parameters
     except (TypeError, ValueError):  # some built-ins have no signature

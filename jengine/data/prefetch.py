@@ -10,15 +10,15 @@ import jax
 def prefetch_to_device(
     batches: Iterable[Any], put: Callable[[Any], Any] = jax.device_put, depth: int = 2
 ) -> Generator[Any, None, None]:
-    """Yield the batches of `batches` as device arrays, `depth` of them ahead of the consumer.
+    """Yield batches as device arrays, with `depth` of them sent ahead of the consumer.
 
-    Transfers are asynchronous, so starting one early is enough, without a thread: while the device computes on a batch,
-    the next ones are transferred.
+    Transfers are asynchronous, so no thread is needed: while the device computes on a batch, the next ones are
+    transferred.
 
     Args:
       batches: numpy pytrees.
-      put: numpy pytree -> device pytree; it must not wait. One call for the whole pytree costs least.
-      depth: number of batches that are sent ahead of the one that the consumer has; 0 for none.
+      put: numpy pytree -> device pytree; it must not block. One call for the whole pytree is the fastest.
+      depth: number of batches sent ahead of the current one of the consumer; 0 for none.
 
     Yields:
       Device pytrees, in order. An exception of the source is raised after the batches before it, with its traceback.
@@ -28,12 +28,12 @@ def prefetch_to_device(
     """
     if depth < 0:
         raise ValueError(f"depth must be 0 or more batches, got {depth}")
-    return _ahead(iter(batches), put, depth)
+    return _prefetch(iter(batches), put, depth)
 
 
-def _ahead(source: Any, put: Callable[[Any], Any], depth: int) -> Generator[Any, None, None]:
+def _prefetch(source: Any, put: Callable[[Any], Any], depth: int) -> Generator[Any, None, None]:
     ready: collections.deque[Any] = collections.deque()
-    failure: BaseException | None = None
+    source_error: Exception | None = None
     try:
         while True:
             try:
@@ -42,13 +42,13 @@ def _ahead(source: Any, put: Callable[[Any], Any], depth: int) -> Generator[Any,
             except StopIteration:
                 break
             except Exception as error:
-                failure = error
+                source_error = error
                 break
             yield ready.popleft()
         while ready:
             yield ready.popleft()
-        if failure is not None:
-            raise failure
+        if source_error is not None:
+            raise source_error
     finally:
         if hasattr(source, "close"):
             source.close()

@@ -1,4 +1,4 @@
-"""Select a process's own rows of arrays divided over several processes, and gather lists of all processes."""
+"""Select the examples of one process from global arrays, and gather lists from all processes."""
 
 import base64
 import pickle
@@ -11,63 +11,65 @@ from jengine.distributed.processes import Processes, SingleProcess
 
 PyTree = Any
 
-_CHUNK = 2**20  # characters; the limit of the coordination service is four times as many
+_CHUNK_SIZE = 2**20  # characters; the coordination service allows four times as many
 
 
 def process_local_batch(tree: PyTree, batch: PyTree) -> PyTree:
-    """Return the rows that this process read, of arrays with one for each row of the whole batch.
+    """Return the examples that this process has loaded, from arrays with one entry per example of the global batch.
 
     Args:
-      tree: pytree of arrays; with the batch axis first they are cut, others must have a copy everywhere.
-      batch: the batch as placed by the strategy, which determines the rows of each process.
+      tree: pytree of arrays. Arrays with a batch axis first are sliced; others must be replicated.
+      batch: the global batch as placed by the strategy, which determines the examples of each process.
 
     Returns:
       `tree` with numpy arrays.
 
     Raises:
-      ValueError: an array that is not divided like the batch.
+      ValueError: an array that is not sharded like the batch.
     """
-    whole = jax.tree.leaves(batch)[0]
-    mine = _spans(whole)
+    global_array = jax.tree.leaves(batch)[0]
+    local_spans = _spans(global_array)
 
-    def cut(leaf: Any) -> Any:
-        """Return the rows of this process."""
+    def select(leaf: Any) -> Any:
+        """Return the examples of this process."""
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
             return leaf
-        has_rows = leaf.ndim > 0 and leaf.shape[0] == whole.shape[0]
+        has_batch_axis = leaf.ndim > 0 and leaf.shape[0] == global_array.shape[0]
         if leaf.is_fully_replicated:
-            return np.concatenate([np.asarray(leaf)[start:stop] for start, stop in mine]) if has_rows else leaf
+            if not has_batch_axis:
+                return leaf
+            return np.concatenate([np.asarray(leaf)[start:stop] for start, stop in local_spans])
         shards = {_span(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards}
-        whole_rows = all(data.shape[1:] == leaf.shape[1:] for data in shards.values())
-        if not has_rows or not whole_rows or sorted(shards) != mine:
+        complete = all(data.shape[1:] == leaf.shape[1:] for data in shards.values())
+        if not has_batch_axis or not complete or sorted(shards) != local_spans:
             raise ValueError(
-                f"a prediction of the shape {leaf.shape} lies on the devices as {leaf.sharding}, not by rows as the "
-                "batch does: a metric on the host needs the rows of its own process"
+                "predictions must be sharded along the batch axis like the batch, so that a metric on the host gets "
+                f"the examples of its process, got an array of the shape {leaf.shape} with {leaf.sharding}"
             )
-        return np.concatenate([np.asarray(shards[span]) for span in mine])
+        return np.concatenate([np.asarray(shards[span]) for span in local_spans])
 
-    return jax.tree.map(cut, tree)
+    return jax.tree.map(select, tree)
 
 
 def all_gather_objects(values: list[Any], processes: SingleProcess | Processes) -> list[Any]:
-    """Return the lists of all processes as one, in their order; every process calls it.
+    """Return the lists of all processes joined into one, in the order of the processes; all of them must call it.
 
     The values are sent by the host, because devices may still be busy.
 
     Args:
       values: anything that pickles.
-      processes: those of the run.
+      processes: the processes of the run.
     """
     text = base64.b64encode(pickle.dumps(values)).decode()
-    chunks = [text[i : i + _CHUNK] for i in range(0, len(text), _CHUNK)]
+    chunks = [text[i : i + _CHUNK_SIZE] for i in range(0, len(text), _CHUNK_SIZE)]
     most = max(processes.all_gather("the size of the results", len(chunks)))
-    sent = [processes.all_gather("the results", "".join(chunks[i : i + 1])) for i in range(most)]
-    texts = ["".join(parts) for parts in zip(*sent, strict=True)]
-    return [value for own in texts for value in pickle.loads(base64.b64decode(own))]
+    gathered = [processes.all_gather("the results", "".join(chunks[i : i + 1])) for i in range(most)]
+    texts = ["".join(parts) for parts in zip(*gathered, strict=True)]
+    return [value for text in texts for value in pickle.loads(base64.b64decode(text))]
 
 
 def _spans(array: jax.Array) -> list[tuple[int, int]]:
-    """Return the row ranges on this process's devices, each once, in order."""
+    """Return the ranges of examples on the devices of this process, without duplicates, in order."""
     return sorted({_span(shard.index, array.shape) for shard in array.addressable_shards})
 
 

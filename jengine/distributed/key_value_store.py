@@ -1,19 +1,19 @@
-"""What is used of the client of JAX's coordination service."""
+"""Declare the interface of the key-value store that the processes of a run share."""
 
 from typing import Protocol
 
 
-class Store(Protocol):
-    """The client, or what stands in for it in a test."""
+class KeyValueStore(Protocol):
+    """Describe the methods used of the client of JAX's coordination service."""
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Sets a value; an error if there is one and it may not be overwritten."""
+        """Set a value; raise an error if the key exists, unless `allow_overwrite`."""
 
     def key_value_delete(self, key: str) -> None:
-        """Removes a value, and those below it."""
+        """Delete a key and all keys below it."""
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """All values below a key."""
+        """Return all keys below `key`, with their values."""
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """Waits for a value; an error after the time."""
+        """Wait for a value and return it; raise an error after the timeout."""

@@ -1,4 +1,4 @@
-"""Makes this process one of several: finds the others the way its launcher tells it, before any device is used."""
+"""Connect this process to the others of its run, as its launcher describes them, before any device is used."""
 
 import dataclasses
 import os
@@ -7,33 +7,35 @@ from typing import Any
 
 import jax
 
-from jengine.distributed.coordinator_proxy import Link
+from jengine.distributed.coordinator_proxy import CoordinatorProxy
+from jengine.distributed.jax_internals import detect_cluster
 from jengine.distributed.processes import get_processes
-from jengine.distributed.rendezvous import meet
+from jengine.distributed.rendezvous import wait_for_all
 from jengine.errors import ConfigError, closest
 
 LAUNCHERS = ("none", "auto", "slurm", "mpi", "kubernetes", "tpu")
 
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-# Open MPI; MPICH, Intel MPI and others with PMI; total, own number, number on the host.
+# Open MPI; MPICH, Intel MPI and others with PMI: number of processes, index of this one, index on the host.
 _MPI = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
 )
 _METHODS = {"slurm": "slurm", "kubernetes": "k8s"}
-_HEARTBEAT = 200  # seconds; JAX ends a run without an explanation, and is to be later than those who have one
+# Seconds after which JAX ends a run without an explanation; later than our own timeouts, which have one.
+_JAX_HEARTBEAT_TIMEOUT = 200
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """How this process finds the others. What is None, JAX finds out by `method`.
+class LaunchSettings:
+    """Describe how this process finds the others. JAX detects what is None by `method`.
 
     Attributes:
       coordinator: `host:port` of process 0.
-      num_processes: how many there are.
-      process_id: which one this is, from 0.
-      local_device_ids: the devices of the host that are this process's; None for all.
-      method: JAX's name for the way to find out; 'deactivate' where all is known, None to try every one.
+      num_processes: number of processes.
+      process_id: index of this process, from 0.
+      local_device_ids: the devices of the host that this process uses; None for all.
+      method: JAX's name of the detection method; 'deactivate' if nothing is to be detected, None to try every one.
     """
 
     coordinator: str | None = None
@@ -50,63 +52,62 @@ def launch(
     process_id: int | None = None,
     timeout: float = 300.0,
 ) -> None:
-    """Connects this process with the others of its run, unless it runs alone.
+    """Connect this process to the others of its run, unless it is the only one.
 
-    Call it first: once JAX has used a device it is too late.
+    Call it first: it is too late once JAX has used a device.
 
     Args:
       launcher: what started the processes, one of `LAUNCHERS`. 'none' is a run of one process, unless the next three
-        are given.
-      coordinator: `host:port` of process 0, where the launcher does not tell it.
-      num_processes: how many processes there are, where the launcher does not tell it.
-      process_id: which one this is, from 0, where the launcher does not tell it.
+        arguments are given.
+      coordinator: `host:port` of process 0, if the launcher does not provide it.
+      num_processes: number of processes, if the launcher does not provide it.
+      process_id: index of this process, from 0, if the launcher does not provide it.
       timeout: seconds to wait for the others to connect.
 
     Raises:
-      ConfigError: an unknown launcher, settings that are incomplete, an environment that is not the launcher's, or
-        processes that were told different things.
-      ProcessError: processes that did not come in time; the message names them.
-      RuntimeError: a device has been used, or the processes are connected already.
+      ConfigError: an unknown launcher, incomplete settings, an environment that does not belong to the launcher, or
+        processes with different settings.
+      ProcessError: processes that did not arrive in time; the message names them.
+      RuntimeError: a device has been used, or the processes are already connected.
     """
     settings = find_settings(launcher, os.environ, coordinator, num_processes, process_id)
     if settings is None:
         return
     coordinator, num_processes, process_id, local_device_ids = _complete(settings, launcher, timeout)
-    meet(coordinator, num_processes, process_id, timeout)
-    link = Link(coordinator) if process_id else None  # process 0 has the service in itself
+    wait_for_all(coordinator, num_processes, process_id, timeout)
+    proxy = CoordinatorProxy(coordinator) if process_id else None  # process 0 runs the service itself
     try:
         jax.distributed.initialize(
-            coordinator_address=coordinator if link is None else link.address,
+            coordinator_address=coordinator if proxy is None else proxy.address,
             num_processes=num_processes,
             process_id=process_id,
             local_device_ids=local_device_ids,
             cluster_detection_method="deactivate",
             initialization_timeout=int(timeout),
-            heartbeat_timeout_seconds=min(_HEARTBEAT, int(timeout)),
+            heartbeat_timeout_seconds=min(_JAX_HEARTBEAT_TIMEOUT, int(timeout)),
             shutdown_timeout_seconds=int(timeout),
         )
     except BaseException:
-        if link is not None:
-            link.close()
+        if proxy is not None:
+            proxy.close()
         raise
     processes = get_processes()
-    if link is not None and processes.failure_detector is not None:
-        link.watch(processes.failure_detector.lose_service)
+    if proxy is not None and processes.failure_detector is not None:
+        proxy.watch(processes.failure_detector.handle_lost_service)
 
 
-def _complete(settings: Settings, launcher: str, timeout: float) -> tuple[str, int, int, Sequence[int] | None]:
-    """The settings with what JAX finds out: all but the method."""
-    known = settings.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    found = (known, settings.num_processes, settings.process_id, settings.local_device_ids)
+def _complete(settings: LaunchSettings, launcher: str, timeout: float) -> tuple[str, int, int, Sequence[int] | None]:
+    """Return all settings but the method, with None replaced by what JAX detects."""
+    coordinator = settings.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    num_processes, process_id = settings.num_processes, settings.process_id
+    local_device_ids = settings.local_device_ids
     if settings.method != "deactivate":
-        # JAX does so itself, but tells nobody the address, which meeting and link need.
-        from jax._src.clusters import ClusterEnv
-
-        found = ClusterEnv.auto_detect_unset_distributed_params(*found, settings.method, int(timeout))
-    coordinator, num_processes, process_id, local_device_ids = found
+        coordinator, num_processes, process_id, local_device_ids = detect_cluster(
+            coordinator, num_processes, process_id, local_device_ids, settings.method, int(timeout)
+        )
     if coordinator is None or num_processes is None or process_id is None:
         raise ConfigError(
-            f"--launcher {launcher}: JAX cannot tell from the environment how to find the other processes; "
+            f"--launcher {launcher}: JAX cannot detect the other processes from the environment; "
             "give --coordinator HOST:PORT, --num-processes N and --process-id I"
         )
     return coordinator, num_processes, process_id, local_device_ids
@@ -118,8 +119,8 @@ def find_settings(
     coordinator: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
-) -> Settings | None:
-    """How to find the other processes; None for a run of one. What is given goes before what the launcher tells.
+) -> LaunchSettings | None:
+    """Return how to find the other processes; None for a run of one. Arguments override values of the launcher.
 
     Args:
       launcher: as for `launch`.
@@ -132,74 +133,77 @@ def find_settings(
       ConfigError: as for `launch`.
     """
     if launcher not in LAUNCHERS:
-        raise ConfigError(f"no launcher is called {launcher!r}{closest(launcher, LAUNCHERS)}")
+        raise ConfigError(f"--launcher must be one of {LAUNCHERS}, got {launcher!r}{closest(launcher, LAUNCHERS)}")
     given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
-    _check(given)
+    _check_arguments(given)
     if launcher == "none":
         missing = [_flag(name) for name, value in given.items() if value is None]
         if len(missing) == len(given):
             return None
         if missing:
-            raise ConfigError(f"several processes without a launcher need {', '.join(missing)} too")
-        return Settings(coordinator, num_processes, process_id, method="deactivate")
+            raise ConfigError(f"--launcher none: several processes also require {', '.join(missing)}")
+        return LaunchSettings(coordinator, num_processes, process_id, method="deactivate")
     if launcher == "slurm":
-        absent = [name for name in _SLURM if name not in environ]
-        if absent:
+        missing = [name for name in _SLURM if name not in environ]
+        if missing:
             raise ConfigError(
-                f"--launcher slurm: the environment has no {', '.join(absent)}; start with srun, one task per process"
+                f"--launcher slurm: the environment must have {', '.join(missing)}; "
+                "start with srun, one task per process"
             )
     if launcher == "mpi":
         return _mpi_settings(environ, given)
     if launcher == "kubernetes":
         _check_kubernetes(environ)
-    return Settings(coordinator, num_processes, process_id, method=_METHODS.get(launcher))
+    return LaunchSettings(coordinator, num_processes, process_id, method=_METHODS.get(launcher))
 
 
-def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> Settings:
-    found = next((names for names in _MPI if names[0] in environ and names[1] in environ), None)
-    if found is None:
+def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> LaunchSettings:
+    variables = next((names for names in _MPI if names[0] in environ and names[1] in environ), None)
+    if variables is None:
         raise ConfigError(
-            f"--launcher mpi: the environment has neither {_MPI[0][0]} nor {_MPI[1][0]}; start with mpirun or mpiexec"
+            f"--launcher mpi: the environment must have {_MPI[0][0]} or {_MPI[1][0]}; start with mpirun or mpiexec"
         )
-    total, own, local = found
+    count, index, local_index = variables
     method = "deactivate"
     if given["coordinator"] is None:
         if "OMPI_MCA_orte_hnp_uri" not in environ:
             raise ConfigError(
-                "--launcher mpi: this MPI does not tell where process 0 runs; give --coordinator HOST:PORT with a port "
-                "that is free on the host of process 0"
+                "--launcher mpi: this MPI does not provide the host of process 0; give --coordinator HOST:PORT with a "
+                "port that is free on that host"
             )
         method = "ompi"
-    return Settings(
+    return LaunchSettings(
         coordinator=given["coordinator"],
-        num_processes=int(environ[total]) if given["num_processes"] is None else given["num_processes"],
-        process_id=int(environ[own]) if given["process_id"] is None else given["process_id"],
-        local_device_ids=[int(environ[local])] if local in environ else None,
+        num_processes=int(environ[count]) if given["num_processes"] is None else given["num_processes"],
+        process_id=int(environ[index]) if given["process_id"] is None else given["process_id"],
+        local_device_ids=[int(environ[local_index])] if local_index in environ else None,
         method=method,
     )
 
 
 def _check_kubernetes(environ: Mapping[str, str]) -> None:
     if "KUBERNETES_SERVICE_HOST" not in environ:
-        raise ConfigError("--launcher kubernetes: the environment has no KUBERNETES_SERVICE_HOST: this is no pod")
+        raise ConfigError(
+            "--launcher kubernetes: the environment must have KUBERNETES_SERVICE_HOST; start inside a pod"
+        )
     try:
         import kubernetes  # noqa: F401
     except ImportError as error:
-        raise ImportError("--launcher kubernetes needs the client: pip install 'jengine[kubernetes]'") from error
+        raise ImportError("--launcher kubernetes requires its client: pip install 'jengine[kubernetes]'") from error
 
 
-def _check(given: Mapping[str, Any]) -> None:
-    """Holds that what is given makes sense by itself."""
+def _check_arguments(given: Mapping[str, Any]) -> None:
+    """Check the arguments on their own, without the environment."""
     coordinator, num_processes, process_id = given.values()
     if coordinator is not None:
         host, _, port = coordinator.rpartition(":")
         if not host or not port.isdigit():
-            raise ConfigError(f"--coordinator is HOST:PORT of process 0, found {coordinator!r}")
+            raise ConfigError(f"--coordinator must be HOST:PORT of process 0, got {coordinator!r}")
     if num_processes is not None and num_processes < 1:
-        raise ConfigError(f"--num-processes is at least 1, found {num_processes}")
+        raise ConfigError(f"--num-processes must be at least 1, got {num_processes}")
     if process_id is not None and (process_id < 0 or (num_processes is not None and process_id >= num_processes)):
-        most = "" if num_processes is None else f" to {num_processes - 1}"
-        raise ConfigError(f"--process-id counts from 0{most}, found {process_id}")
+        legal = "0 or more" if num_processes is None else f"0 to {num_processes - 1}"
+        raise ConfigError(f"--process-id must be {legal}, got {process_id}")
 
 
 def _flag(name: str) -> str:

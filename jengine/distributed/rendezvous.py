@@ -1,105 +1,112 @@
-"""Where the processes of a run meet before JAX connects them.
+"""Wait for all processes of a run before JAX connects them.
 
-JAX ends a process from C++, with a stack trace, when others do not come in time or come twice. Here that is an error,
-on every process that is there. Process 0 listens for a moment at the address that its coordination service will have.
+JAX ends a process from C++, with a stack trace, if others are late or if two have the same index. Here that is an
+exception on every process that has arrived. Process 0 listens for a moment at the address that its coordination service
+will use.
 """
 
 import contextlib
 import json
-import os
 import socket
 import time
 from typing import Any
 
-from jengine.distributed.failures import ProcessError
+from jengine.distributed.failures import ProcessError, describe_this_process
 from jengine.errors import ConfigError
 
-_RETRY = 0.1  # seconds between two attempts to reach process 0
-_HELLO = 5.0  # seconds in which whoever connects says who it is
+_RETRY_DELAY = 0.1  # seconds between two attempts to reach process 0
+_GREETING_TIMEOUT = 5.0  # seconds that a new connection has to identify itself
 
 
-def meet(coordinator: str, count: int, index: int, timeout: float) -> None:
-    """Returns, on every process, when all are there.
+def wait_for_all(coordinator: str, count: int, index: int, timeout: float) -> None:
+    """Return, on every process, when all have arrived.
 
     Args:
       coordinator: `host:port` of process 0.
-      count: how many processes there are.
-      index: this one.
+      count: number of processes.
+      index: index of this process.
       timeout: seconds to wait for the others.
 
     Raises:
-      ProcessError: some did not come; the message names them.
-      ConfigError: two say that they are the same process, or they do not agree on how many there are, or process 0
-        cannot listen at its address.
+      ProcessError: some processes did not arrive; the message names them.
+      ConfigError: two processes have the same index, or the numbers of processes differ, or process 0 cannot listen at
+        its address.
     """
     host, _, port = coordinator.rpartition(":")
     if index:
-        _attend(host.strip("[]"), int(port), count, index, timeout)
+        _join(host.strip("[]"), int(port), count, index, timeout)
     else:
-        _hold(int(port), count, timeout)
+        _serve(int(port), count, timeout)
 
 
-def _hold(port: int, count: int, timeout: float) -> None:
-    """Process 0: waits for the others and tells them how it went."""
+def _serve(port: int, count: int, timeout: float) -> None:
+    """Wait for the other processes and send them the outcome; for process 0."""
     deadline = time.monotonic() + timeout
-    there: dict[int, dict[str, Any]] = {}
-    with contextlib.ExitStack() as open_until_told:
-        listener = open_until_told.enter_context(_listen(port))
-        guests = []
-        problem: Exception | None = None
-        while len(there) < count - 1 and problem is None:
+    greetings: dict[int, dict[str, Any]] = {}  # by process
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(_listen(port))
+        connections = []
+        error: ProcessError | ConfigError | None = None
+        missing: list[int] = []
+        while len(greetings) < count - 1 and error is None:
             listener.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
-                guest, _ = listener.accept()
+                connection, _ = listener.accept()
             except TimeoutError:
-                missing = [index for index in range(1, count) if index not in there]
+                missing = [index for index in range(1, count) if index not in greetings]
                 names = ", ".join(f"process {index}" for index in missing)
-                came = f"{len(there) + 1} of {count} processes did"
-                problem = ProcessError(f"{names} did not come to the start within {timeout:g} s; {came}", missing)
+                arrived = f"{len(greetings) + 1} of {count} processes did"
+                error = ProcessError(f"{names} did not reach the start within {timeout:g} s; {arrived}", missing)
                 break
-            open_until_told.enter_context(guest)
-            guest.settimeout(_HELLO)
-            hello = _read(guest)
-            if hello is not None:  # else it is none of ours
-                guests.append(guest)
-                problem = _unfit(hello, there, count)
-                there[hello["index"]] = hello
-        told = {"problem": problem and str(problem), "missing": getattr(problem, "processes", None)}
-        for guest in guests:
+            stack.enter_context(connection)
+            connection.settimeout(_GREETING_TIMEOUT)
+            greeting = _receive(connection)
+            if greeting is not None:  # otherwise it is not a process of this run
+                connections.append(connection)
+                error = _check_greeting(greeting, greetings, count)
+                greetings[greeting["index"]] = greeting
+        outcome = {"error": error and str(error), "missing": missing}
+        for connection in connections:
             with contextlib.suppress(OSError):
-                _write(guest, told)
-    if problem is not None:
-        raise problem
+                _send(connection, outcome)
+    if error is not None:
+        raise error
 
 
-def _attend(host: str, port: int, count: int, index: int, timeout: float) -> None:
-    """Another process: says that it is there and hears how it went."""
+def _join(host: str, port: int, count: int, index: int, timeout: float) -> None:
+    """Connect to process 0 and wait for the outcome; for all other processes."""
     deadline = time.monotonic() + timeout
-    late = f"process 0 does not answer at {host}:{port}: no connection within {timeout:g} s"
     while True:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise ProcessError(late, [0])
-        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=left) as door:
-            _write(door, {"index": index, "count": count, "who": f"pid {os.getpid()} on host {socket.gethostname()}"})
-            door.settimeout(left + _HELLO)  # what process 0 says at its own deadline is still to be heard
-            told = _read(door)
-            if told is not None:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            message = f"process 0 does not answer at {host}:{port}: no connection within {timeout:g} s"
+            raise ProcessError(message, [0])
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=remaining) as connection:
+            _send(connection, {"index": index, "count": count, "identity": describe_this_process()})
+            connection.settimeout(remaining + _GREETING_TIMEOUT)  # process 0 may answer at its own deadline
+            outcome = _receive(connection)
+            if outcome is not None:
                 break
-        time.sleep(_RETRY)
-    if told["missing"]:
-        raise ProcessError(told["problem"], told["missing"])
-    if told["problem"]:
-        raise ConfigError(told["problem"])
+        time.sleep(_RETRY_DELAY)
+    if outcome["missing"]:
+        raise ProcessError(outcome["error"], outcome["missing"])
+    if outcome["error"]:
+        raise ConfigError(outcome["error"])
 
 
-def _unfit(hello: dict[str, Any], there: dict[int, dict[str, Any]], count: int) -> ConfigError | None:
-    """What is wrong with a process that has come."""
-    index, who = hello["index"], hello["who"]
-    if hello["count"] != count:
-        return ConfigError(f"process {index} ({who}) was told of {hello['count']} processes, process 0 of {count}")
-    if index in there:
-        return ConfigError(f"there are two processes {index}: {there[index]['who']} and {who}")
+def _check_greeting(greeting: dict[str, Any], others: dict[int, dict[str, Any]], count: int) -> ConfigError | None:
+    """Return the error if a process does not fit those that have arrived before."""
+    index, identity = greeting["index"], greeting["identity"]
+    if greeting["count"] != count:
+        return ConfigError(
+            f"--num-processes must be the same on all processes, got {count} on process 0 and {greeting['count']} on "
+            f"process {index} ({identity})"
+        )
+    if index in others:
+        return ConfigError(
+            f"--process-id must be different on each process, got {index} from {others[index]['identity']} and from "
+            f"{identity}"
+        )
     return None
 
 
@@ -112,20 +119,20 @@ def _listen(port: int) -> socket.socket:
         raise ConfigError(f"process 0 cannot listen at port {port}, of the coordinator: {error}") from error
 
 
-def _read(door: socket.socket) -> dict[str, Any] | None:
-    """One line of JSON; None from whoever says anything else, or nothing."""
-    text = b""
+def _receive(connection: socket.socket) -> dict[str, Any] | None:
+    """Return a message, one line of JSON; None if the other side sends anything else, or nothing."""
+    line = b""
     try:
-        while not text.endswith(b"\n"):
-            piece = door.recv(4096)
-            if not piece:
+        while not line.endswith(b"\n"):
+            data = connection.recv(4096)
+            if not data:
                 return None
-            text += piece
-        message = json.loads(text)
+            line += data
+        message = json.loads(line)
     except (OSError, ValueError):
         return None
     return message if isinstance(message, dict) else None
 
 
-def _write(door: socket.socket, message: dict[str, Any]) -> None:
-    door.sendall(json.dumps(message).encode() + b"\n")
+def _send(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")

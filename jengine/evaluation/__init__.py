@@ -7,4 +7,4 @@ from jengine.evaluation.evaluator import build_evaluator as build_evaluator
 from jengine.evaluation.mean_loss import MeanLoss as MeanLoss
 from jengine.evaluation.metric import BaseMetric as BaseMetric
 from jengine.evaluation.metric import HostMetric as HostMetric
-from jengine.evaluation.metric import real_rows as real_rows
+from jengine.evaluation.metric import example_mask as example_mask

@@ -9,7 +9,7 @@ import numpy as np
 
 from jengine.annotations import Count
 from jengine.errors import ConfigError
-from jengine.evaluation.metric import BaseMetric, get_entry, real_rows
+from jengine.evaluation.metric import BaseMetric, example_mask, get_entry
 from jengine.registry import METRICS
 
 
@@ -67,7 +67,7 @@ class Accuracy(BaseMetric):
             requirement = "Accuracy: `prediction` must be an entry of the predictions"
             predictions = get_entry(predictions, self.prediction, requirement)
         rank = self._rank(jnp.asarray(predictions), labels)
-        mask = real_rows(batch)
+        mask = example_mask(batch)
         is_correct = (rank[:, None] < jnp.asarray(self.topk)) & mask[:, None]
         return {
             "correct": state["correct"] + is_correct.sum(axis=0, dtype=jnp.int32),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.errors import ConfigError, config_path
-from jengine.evaluation.metric import MASK, BaseMetric, HostMetric, drop_padding, real_rows
+from jengine.evaluation.metric import MASK, BaseMetric, HostMetric, drop_padding, example_mask
 from jengine.registry import EVALUATOR, METRICS, as_config
 
 
@@ -78,7 +78,7 @@ class Evaluator:
           batch: pytree of arrays with leading axis B; examples where its `mask` is False are padding and do not count.
         """
         return EvaluatorState(
-            state.examples + real_rows(batch).sum(dtype=jnp.int32),
+            state.examples + example_mask(batch).sum(dtype=jnp.int32),
             tuple(
                 metric.update(metric_state, predictions, batch)
                 for metric, metric_state in zip(self.metrics, state.metrics, strict=True)

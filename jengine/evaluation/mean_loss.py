@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jengine.evaluation.metric import BaseMetric, Mean, real_rows
+from jengine.evaluation.metric import BaseMetric, Mean, example_mask
 from jengine.registry import METRICS, MODELS
 
 
@@ -80,7 +80,7 @@ def _sum_and_weight(loss: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
         total, weight = loss
         return jnp.asarray(total), jnp.asarray(weight)
     loss = jnp.asarray(loss)
-    mask = real_rows(batch)
+    mask = example_mask(batch)
     batch_size = mask.shape[0]
     if loss.ndim == 0:
         count = mask.sum()

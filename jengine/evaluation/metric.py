@@ -1,7 +1,7 @@
 """Define metrics as three functions over a state on the device, or as a collection of examples on the host.
 
-`real_rows` and `drop_padding` exclude the padded examples of a batch. `Sum` and `Mean` are states whose results do not
-depend on the batch size.
+`example_mask` and `drop_padding` exclude the padded examples of a batch. `Sum` and `Mean` are states whose results do
+not depend on the batch size.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ class BaseMetric:
     """Compute a metric from sums: `init` creates a state, `update` adds a batch to it, `compute` returns the results.
 
     `init` and `update` are pure. `update` is compiled into the evaluation step, so the state stays on the device and is
-    transferred to the host once, at the end. It must respect `batch["mask"]`, see `real_rows`.
+    transferred to the host once, at the end. It must respect `batch["mask"]`, see `example_mask`.
 
     Args:
       prefix: prefix of the result names, `prefix/name`; the class's `default_prefix` if None.
@@ -105,7 +105,7 @@ class HostMetric(BaseMetric):
         return self.compute_metrics(results if gather is None else gather(results))
 
 
-def real_rows(batch: Any) -> jax.Array:
+def example_mask(batch: Any) -> jax.Array:
     """Return the mask of the examples that are not padding, bool[B]: the batch's entry `mask`, or all True.
 
     Raises:

@@ -1,10 +1,11 @@
-"""Act around, and inside, the compiled step."""
+"""Define the hooks, which act around and inside the compiled step."""
 
 from jengine.hooks.batch_norm import PreciseBNHook as PreciseBNHook
 from jengine.hooks.batch_norm import SyncBuffersHook as SyncBuffersHook
 from jengine.hooks.checkpoint import CheckpointHook as CheckpointHook
 from jengine.hooks.checks import CheckInvalidLossHook as CheckInvalidLossHook
 from jengine.hooks.checks import ClassNumCheckHook as ClassNumCheckHook
+from jengine.hooks.checks import NonFiniteLossError as NonFiniteLossError
 from jengine.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
 from jengine.hooks.ema import EMAHook as EMAHook
 from jengine.hooks.epoch import DistSamplerSeedHook as DistSamplerSeedHook

@@ -10,7 +10,7 @@ import jax
 from jengine.annotations import Count, CountOrNever, Index
 from jengine.checkpoint import infer_rule, pick_metric, publish
 from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
-from jengine.errors import ConfigError
+from jengine.errors import ArgumentError, ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
@@ -20,9 +20,9 @@ from jengine.registry import HOOKS
 class CheckpointHook(Hook):
     """Save regular checkpoints at an interval and best ones when a validation improves.
 
-    Saving continues in the background during training. A checkpoint that a newer one replaces is removed after the
-    new one is complete. Best checkpoints contain the full state, so that training can continue from them, and do not
-    count among `max_keep_ckpts`; a new best writes no additional regular checkpoint.
+    Checkpoints are written in the background during training. An old checkpoint is removed after the one that replaces
+    it is complete. Best checkpoints contain the full state, so that training can continue from them, and do not count
+    towards `max_keep_ckpts`; a new best does not write an additional regular checkpoint.
 
     Args:
       interval: epochs or iterations between two regular checkpoints; -1 for none but the last.
@@ -31,26 +31,25 @@ class CheckpointHook(Hook):
       save_param_scheduler: False omits the schedulers: a resumed run starts its schedules from scratch.
       out_dir: directory of checkpoints, in a folder named like the work dir; the work dir itself by default.
       max_keep_ckpts: number of regular checkpoints to keep; -1 for all.
-      save_last: also save at the end of training, early stops included, whatever the interval.
-      save_best: the metric whose best value is kept in a checkpoint of its own, `best_<metric>_epoch_4`, or a list of
+      save_last: also save at the end of training, including early stops, regardless of the interval.
+      save_best: the metric whose best value is saved in a separate checkpoint, `best_<metric>_epoch_4`, or a list of
         metrics; 'auto' for the first metric of the first validation.
       rule: 'greater' or 'less', which value of the metric is better; one for each metric in a list. Inferred from the
         metric's name by default.
       greater_keys: names, or parts of them, of metrics whose greater value is better.
-      less_keys: likewise, whose lesser value is better.
-      file_client_args: not supported: checkpoints go to file systems.
+      less_keys: names, or parts of them, of metrics whose lesser value is better.
+      file_client_args: not supported; must be None.
       filename_tmpl: the name of a regular checkpoint with one `{}` for the number; `epoch_{}` or `iter_{}` by default.
-      backend_args: not supported, as `file_client_args`.
+      backend_args: not supported; must be None.
       published_keys: after training, write copies of the last and the best checkpoints that contain only these keys
         (see `jengine.checkpoint.publish`).
-      save_begin: the first epoch or iteration, as a count, that may be saved; the interval counts from there.
-      keep_every: regular checkpoints at multiples of so many epochs or iterations is kept permanently, in addition
-        to the `max_keep_ckpts` newest; -1 for none.
-      keep_best: number of best checkpoints to keep of each metric. With more than one, a validation that ranks among
-        the best so many is saved too.
+      save_begin: the first epoch or iteration to save, counted from 1; the interval counts from there.
+      keep_every: keep regular checkpoints at multiples of this many epochs or iterations permanently, in addition to
+        the `max_keep_ckpts` newest; -1 for none.
+      keep_best: number of best checkpoints to keep for each metric; every validation that ranks among them is saved.
 
     Raises:
-      TypeError, ValueError, KeyError, AssertionError: an invalid argument; ValueError for a metric whose rule cannot
+      TypeError, ValueError, KeyError, ArgumentError: an invalid argument; ValueError for a metric whose rule cannot
         be inferred.
     """
 
@@ -81,7 +80,7 @@ class CheckpointHook(Hook):
             raise ValueError("CheckpointHook: keep_every needs a positive max_keep_ckpts; -1 keeps all")
         if keep_best != 1 and not save_best:
             raise ValueError("CheckpointHook: keep_best needs save_best")
-        _check_places(out_dir, filename_tmpl, file_client_args, backend_args)
+        _check_destination(out_dir, filename_tmpl, file_client_args, backend_args)
         self.interval = interval
         self.by_epoch = by_epoch
         self.save_optimizer = save_optimizer
@@ -90,24 +89,24 @@ class CheckpointHook(Hook):
         self.max_keep_ckpts = max_keep_ckpts
         self.save_last = save_last
         self.filename_tmpl = filename_tmpl
-        self.published_keys = _strings(published_keys)
+        self.published_keys = _as_tuple(published_keys)
         self.save_begin = save_begin
         self.keep_every = keep_every
         self.keep_best = keep_best
-        self._greater_keys = _strings(greater_keys) or GREATER_KEYS
-        self._less_keys = _strings(less_keys) or LESS_KEYS
-        metrics = _strings(save_best)
-        self._several = len(metrics) > 1
+        self._greater_keys = _as_tuple(greater_keys) or GREATER_KEYS
+        self._less_keys = _as_tuple(less_keys) or LESS_KEYS
+        metrics = _as_tuple(save_best)
+        self._has_several_metrics = len(metrics) > 1
         self._auto_rule: str | None = None
-        self._rules = self._read_rules(metrics, _strings(rule))
+        self._rules = self._read_rules(metrics, _as_tuple(rule))
 
         self._directory = ""
         self._training = False
         self._saved_iter = 0  # the iteration of the newest regular checkpoint, or of the start of the run
-        self._epoch_end_iter = -1  # the iteration at which the newest whole epoch ended
+        self._epoch_end_iter = -1  # the iteration at which the last complete epoch ended
         self._kept: list[int] = []
         self._last: str | None = None
-        self._best: dict[str, list[dict[str, Any]]] = {}  # metric -> 'score' and 'name' of kept ones, best first
+        self._best: dict[str, list[dict[str, Any]]] = {}  # metric -> 'score' and 'name' of each kept one, best first
         self._evicting: list[str] = []  # checkpoints to remove when the pending save is complete
 
     @property
@@ -130,14 +129,14 @@ class CheckpointHook(Hook):
             self._directory = os.path.join(self.out_dir, os.path.basename(os.path.normpath(runner.work_dir)))
         self._training = True
         self._saved_iter = runner.iter
-        self._kept, surplus = self._sort_out(self._kept)
+        self._kept, surplus = self._split_surplus(self._kept)
         for best in self._best.values():
             surplus += [entry["name"] for entry in best[self.keep_best :]]
             del best[self.keep_best :]
         for name in [*self._evicting, *surplus]:
             runner.checkpointer.delete(self._path(name))
         self._evicting = []
-        self._tell(runner)
+        self._update_hub(runner)
         runner.logger.info(f"Checkpoints will be saved to {self._directory}.")
         if self.by_epoch and self.interval != -1 and not runner.train_loop.by_epoch:
             runner.logger.warning(
@@ -146,7 +145,7 @@ class CheckpointHook(Hook):
             )
 
     def after_train_epoch(self, runner: Runner) -> None:
-        """Save if the epoch that ended is due."""
+        """Save the epoch if it is due."""
         self._epoch_end_iter = runner.iter
         if self.by_epoch and (
             self.every_n_epochs(runner, self.interval, self.save_begin)
@@ -157,7 +156,7 @@ class CheckpointHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Save if the iteration is due."""
+        """Save the iteration if it is due."""
         if not self.by_epoch and (
             self.every_n_train_iters(runner, self.interval, self.save_begin)
             or (self.save_last and self.is_last_train_iter(runner))
@@ -165,14 +164,14 @@ class CheckpointHook(Hook):
             self._save_regular(runner, runner.iter + 1, epoch=runner.epoch, iteration=runner.iter + 1)
 
     def next_step(self, runner: Runner, step: int) -> float:
-        """Return the next step to save after; none where epochs are counted."""
+        """Return the next step after which to save; never if the hook counts epochs."""
         if self.by_epoch:
             return math.inf
         last = runner.max_iters - 1 if self.save_last else -1
         return min(self.next_multiple(self.interval, step, self.save_begin), last if last >= step else math.inf)
 
     def after_train(self, runner: Runner) -> None:
-        """Save the iterations that an early end has left unsaved, and publish."""
+        """Save if training ended early after unsaved iterations, and publish."""
         if self.save_last:
             self._save_unsaved(runner)
         self._training = False
@@ -180,7 +179,7 @@ class CheckpointHook(Hook):
             self._publish(runner)
 
     def on_interrupt(self, runner: Runner) -> None:
-        """Save after a signal or an error; called by the Runner between two iterations."""
+        """Save after a signal or an error; the Runner calls it between two iterations."""
         self._save_unsaved(runner)
 
     def _save_unsaved(self, runner: Runner) -> None:
@@ -189,77 +188,79 @@ class CheckpointHook(Hook):
                 self._save_regular(runner, runner.iter, epoch=runner.epoch, iteration=runner.iter)
             elif runner.iter == self._epoch_end_iter:
                 self._save_regular(runner, runner.epoch, epoch=runner.epoch, iteration=runner.iter)
-            else:  # in the middle of an epoch: the name of a whole one would be wrong
+            else:  # in the middle of an epoch: the name of a complete epoch would be wrong
                 self._announce(runner, f"{runner.iter} iterations")
                 self._last = f"iter_{runner.iter}"
                 self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=[])
 
     def _announce(self, runner: Runner, when: str) -> None:
-        runner.log_writer.flush()  # a save waits for the device in any case, and so the line comes in its place
+        runner.log_writer.flush()  # a save waits for the device anyway; this keeps the log lines in order
         runner.logger.info(f"Saving checkpoint at {when}")
 
     def _save_regular(self, runner: Runner, number: int, *, epoch: int, iteration: int) -> None:
         self._announce(runner, f"{number} {'epochs' if self.by_epoch else 'iterations'}")
-        self._kept, surplus = self._sort_out([*(kept for kept in self._kept if kept != number), number])
+        self._kept, surplus = self._split_surplus([*(kept for kept in self._kept if kept != number), number])
         self._last = self._name(number)
         self._saved_iter = iteration
         self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=surplus)
 
-    def _sort_out(self, numbers: list[int]) -> tuple[list[int], list[str]]:
+    def _split_surplus(self, numbers: list[int]) -> tuple[list[int], list[str]]:
         """Return the numbers of the regular checkpoints to keep, and the names of the others."""
-        stay = self._reasons(numbers)
-        return list(stay), [self._name(number) for number in numbers if number not in stay]
+        kept = self._explain_regular(numbers)
+        return list(kept), [self._name(number) for number in numbers if number not in kept]
 
-    def _reasons(self, numbers: list[int]) -> dict[int, str]:
+    def _explain_regular(self, numbers: list[int]) -> dict[int, str]:
+        """Return the reason for keeping each regular checkpoint, by its number; surplus ones are left out."""
         unit = "epochs" if self.by_epoch else "iterations"
         return keep_regular(numbers, latest=self.max_keep_ckpts, every=self.keep_every, unit=unit)
 
     # --- Best checkpoints. ---
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Save for each metric that has improved; do nothing outside training."""
+        """Save a best checkpoint for each metric that has improved; do nothing outside training."""
         if not self._training or not (self._rules or self._auto_rule):
             return
         if not metrics:
             runner.logger.warning("the validation returned no metrics: cannot select a best checkpoint")
             return
         if self._auto_rule:
-            self._settle_auto(next(iter(metrics)))
+            self._resolve_auto(next(iter(metrics)))
         for key, rule in self._rules.items():
             score = pick_metric(metrics, key)
             if score is None or math.isnan(score):
                 continue
             scores = [score, *(entry["score"] for entry in self._best.get(key, []))]
-            stay = keep_best(scores, count=self.keep_best, rule=rule)
-            if 0 in stay:
-                self._save_best(runner, key, score, stay)
+            ranking = keep_best(scores, count=self.keep_best, rule=rule)
+            if 0 in ranking:
+                self._save_best(runner, key, score, ranking)
 
-    def _save_best(self, runner: Runner, key: str, score: float, stay: list[int]) -> None:
-        """Save as the best at position 0 of `stay`; the other positions are those of the checkpoints kept before."""
-        epochs = self.by_epoch and runner.train_loop.by_epoch
-        number = runner.epoch if epochs else runner.iter
-        name = f"best_{key}_{self._name(number, epochs)}".replace("/", "_")
-        found = [{"score": score, "name": name}, *self._best.get(key, [])]
-        kept = [found[i] for i in stay if i == 0 or found[i]["name"] != name]
-        evict = [entry["name"] for entry in found if entry["name"] not in {entry["name"] for entry in kept}]
+    def _save_best(self, runner: Runner, key: str, score: float, ranking: list[int]) -> None:
+        """Save a best checkpoint, and keep those in `ranking`, best first: 0 is the new one, 1 the earlier best, …"""
+        by_epoch = self.by_epoch and runner.train_loop.by_epoch
+        number = runner.epoch if by_epoch else runner.iter
+        name = f"best_{key}_{self._name(number, by_epoch)}".replace("/", "_")
+        entries = [{"score": score, "name": name}, *self._best.get(key, [])]
+        kept = [entries[i] for i in ranking if i == 0 or entries[i]["name"] != name]
+        kept_names = {entry["name"] for entry in kept}
+        evict = [entry["name"] for entry in entries if entry["name"] not in kept_names]
         self._best[key] = kept
         self._write(runner, name, epoch=runner.epoch, iteration=runner.iter, evict=evict, latest=False)
         for old in evict:
             runner.logger.info(f"The previous best checkpoint {self._path(old)} is removed")
-        unit = "epoch" if epochs else "iter"
-        rank = "The best checkpoint" if stay[0] == 0 else f"Checkpoint number {stay.index(0) + 1} of the best"
+        unit = "epoch" if by_epoch else "iter"
+        rank = "The best checkpoint" if ranking[0] == 0 else f"Checkpoint number {ranking.index(0) + 1} of the best"
         runner.logger.info(f"{rank} with {score:0.4f} {key} at {number} {unit} is saved to {name}.")
 
     def _read_rules(self, keys: tuple[str, ...], rules: tuple[str, ...]) -> dict[str, str]:
         """Return the known rules by metric, before the first validation."""
         rules = tuple(check_rule(rule) for rule in rules)
         if len(set(keys)) != len(keys):
-            raise AssertionError(f"CheckpointHook: save_best must have different metrics, got {list(keys)}")
+            raise ArgumentError(f"CheckpointHook: save_best must have different metrics, got {list(keys)}")
         if "auto" in keys and len(keys) > 1:
-            raise AssertionError(f"CheckpointHook: save_best must have 'auto' alone or metrics, got {list(keys)}")
+            raise ArgumentError(f"CheckpointHook: save_best must have 'auto' alone or metrics, got {list(keys)}")
         if keys and len(rules) not in (0, 1, len(keys)):
             raise ValueError(
-                f"CheckpointHook: rule must have one entry, or one for each of the {len(keys)} metrics of save_best; "
+                f"CheckpointHook: rule must have one entry, or one for each of the {len(keys)} metrics of save_best, "
                 f"got {len(rules)}"
             )
         if keys == ("auto",):
@@ -269,7 +270,7 @@ class CheckpointHook(Hook):
             return dict(zip(keys, rules, strict=True))
         return {key: rules[0] if rules else infer_rule(key, self._greater_keys, self._less_keys) for key in keys}
 
-    def _settle_auto(self, key: str) -> None:
+    def _resolve_auto(self, key: str) -> None:
         rule = self._auto_rule
         assert rule is not None
         self._rules = {key: infer_rule(key, self._greater_keys, self._less_keys) if rule == "infer" else rule}
@@ -280,9 +281,9 @@ class CheckpointHook(Hook):
     def _write(
         self, runner: Runner, name: str, *, epoch: int, iteration: int, evict: list[str], latest: bool = True
     ) -> None:
-        # Pending removals are part of the saved state: a run that is killed before them removes them when resumed.
+        # Pending removals are part of the saved state: if the run is killed before them, the resumed run removes them.
         self._evicting = evict
-        self._tell(runner)
+        self._update_hub(runner)
         runner.save_checkpoint(
             out_dir=self._directory,
             filename=name,
@@ -295,15 +296,15 @@ class CheckpointHook(Hook):
         )
         self._evicting = []
 
-    def _tell(self, runner: Runner) -> None:
-        """Publish the checkpoint paths and best scores in the message hub."""
+    def _update_hub(self, runner: Runner) -> None:
+        """Record the checkpoint paths and best scores in the message hub."""
         hub = runner.message_hub
         if self._last is not None:
             hub.update_info("last_ckpt", self._path(self._last))
         if self.max_keep_ckpts > 0:
             hub.update_info("keep_ckpt_ids", list(self._kept))
         for key, best in self._best.items():
-            suffix = f"_{key}" if self._several else ""
+            suffix = f"_{key}" if self._has_several_metrics else ""
             hub.update_info(f"best_score{suffix}", best[0]["score"])
             hub.update_info(f"best_ckpt{suffix}", self._path(best[0]["name"]))
 
@@ -316,27 +317,27 @@ class CheckpointHook(Hook):
                 path, removed = publish(self._path(name), self.published_keys)
                 runner.logger.info(f"Published {path} without the keys {', '.join(removed)}.")
 
-    def _name(self, number: int, epochs: bool | None = None) -> str:
-        epochs = self.by_epoch if epochs is None else epochs
-        return (self.filename_tmpl or ("epoch_{}" if epochs else "iter_{}")).format(number)
+    def _name(self, number: int, by_epoch: bool | None = None) -> str:
+        by_epoch = self.by_epoch if by_epoch is None else by_epoch
+        return (self.filename_tmpl or ("epoch_{}" if by_epoch else "iter_{}")).format(number)
 
     def _path(self, name: str) -> str:
         return os.path.join(self._directory, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the existing checkpoints, the best scores, and, for a reader, the reason why each is kept."""
+        """Return the existing checkpoints, the best scores, and, for information, the reason for keeping each."""
         return {
             "kept": list(self._kept),
             "last": self._last,
             "best": {key: [dict(entry) for entry in best] for key, best in self._best.items()},
             "evicting": list(self._evicting),
-            "reasons": self._all_reasons(),
+            "reasons": self._explain_all(),
         }
 
-    def _all_reasons(self) -> dict[str, str]:
+    def _explain_all(self) -> dict[str, str]:
         """Return the reason for keeping each checkpoint, by its name."""
         reasons = {} if self._last is None else {self._last: "where training ended"}
-        reasons |= {self._name(number): why for number, why in self._reasons(self._kept).items()}
+        reasons |= {self._name(number): why for number, why in self._explain_regular(self._kept).items()}
         for key, best in self._best.items():
             for rank, entry in enumerate(best):
                 reasons[entry["name"]] = (
@@ -351,16 +352,16 @@ class CheckpointHook(Hook):
         self._best = {key: [dict(entry) for entry in best] for key, best in state_dict["best"].items()}
         self._evicting = list(state_dict["evicting"])
         if self._auto_rule and self._best:  # 'auto' keeps its first metric
-            self._settle_auto(next(iter(self._best)))
+            self._resolve_auto(next(iter(self._best)))
 
 
-def _check_places(
+def _check_destination(
     out_dir: str | os.PathLike[str] | None, filename_tmpl: str | None, file_client_args: Any, backend_args: Any
 ) -> None:
     if file_client_args is not None or backend_args is not None:
         raise ConfigError(
-            "CheckpointHook: storage backends are not supported, checkpoints go to file systems; remove "
-            "backend_args and file_client_args, and set out_dir to the directory"
+            "CheckpointHook: backend_args and file_client_args must be None, since storage backends are not supported; "
+            "set out_dir to a directory of a file system"
         )
     if out_dir is not None and "://" in str(out_dir):
         raise ConfigError(f"CheckpointHook: out_dir must be a directory of a file system, got {str(out_dir)!r}")
@@ -371,7 +372,7 @@ def _check_places(
         )
 
 
-def _strings(value: str | Sequence[str] | None) -> tuple[str, ...]:
+def _as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return a name or a list of names as a tuple; () for None."""
     if value is None:
         return ()

@@ -13,17 +13,22 @@ from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 
 
+class NonFiniteLossError(FloatingPointError, AssertionError):
+    """Signal an infinite or NaN loss; an AssertionError as well, as MMEngine raises."""
+
+
 @HOOKS.register_module()
 class CheckInvalidLossHook(Hook):
-    """Check the loss every `interval` training iterations, waiting for it, and end training if it is not finite.
+    """Check the loss every `interval` training iterations, and end training if it is not finite.
 
-    It detects an error late and saves nothing. `NumericsGuardHook` checks every step and skips the bad ones.
+    Each check waits for the device. An error is detected late, and nothing is saved; `NumericsGuardHook` checks every
+    step and skips the bad ones.
 
     Args:
-      interval: iterations from one check to the next.
+      interval: iterations between two checks.
 
     Raises:
-      AssertionError: from the hook, the loss is infinite or NaN.
+      NonFiniteLossError: from the hook, the loss is infinite or NaN.
     """
 
     def __init__(self, interval: Count = 50) -> None:
@@ -41,20 +46,20 @@ class CheckInvalidLossHook(Hook):
             loss = float(outputs["loss"])
             if not np.isfinite(loss):
                 runner.logger.error("the loss became infinite or NaN!")
-                raise AssertionError(f"the loss is {loss} in iteration {runner.iter}")
+                raise NonFiniteLossError(f"the loss must be finite, got {loss} in iteration {runner.iter}")
 
 
 @HOOKS.register_module("NumClassCheckHook")
 @HOOKS.register_module()
 class ClassNumCheckHook(Hook):
-    """Checks, before training, validation and test, every module with `num_classes` against the data's `classes`.
+    """Compare every `num_classes` in the model with the `classes` of the data, before training, validation and test.
 
-    MMDetection's name for it, `NumClassCheckHook`, will do too. The data tell their classes in the `metainfo` of the
-    dataset; where they do not there is a warning. Looked at are the model and what its attributes lead to: modules that
-    a Flax module makes only within its methods are not.
+    MMDetection's name, `NumClassCheckHook`, works too. The classes are read from the `metainfo` of the dataset; without
+    them the hook warns. It visits the model and everything that its attributes refer to, except modules that a Flax
+    module creates within its methods.
 
     Args:
-      skip: attributes that are passed over; a region proposal head has a class number of its own.
+      skip: names of attributes to ignore; a region proposal head has its own number of classes.
 
     Raises:
       ConfigError: from the hook, the numbers differ. TypeError: from the hook, `classes` is a string.
@@ -64,44 +69,44 @@ class ClassNumCheckHook(Hook):
         self.skip = tuple(skip)
 
     def before_train(self, runner: Runner) -> None:
-        """Checks the training data."""
-        self._check(runner, "train")
+        """Check the training data."""
+        self._check(runner.model, "train", runner.train_dataloader)
 
     def before_val(self, runner: Runner) -> None:
-        """Checks the validation data."""
-        self._check(runner, "val")
+        """Check the validation data."""
+        self._check(runner.model, "val", runner.val_dataloader)
 
     def before_test(self, runner: Runner) -> None:
-        """Checks the test data."""
-        self._check(runner, "test")
+        """Check the test data."""
+        self._check(runner.model, "test", runner.test_dataloader)
 
-    def _check(self, runner: Runner, mode: str) -> None:
-        meta = getattr(getattr(runner, f"{mode}_dataloader"), "metainfo", None) or {}
-        classes = meta.get("classes")
+    def _check(self, model: Any, mode: str, loader: Any) -> None:
+        classes = (loader.metainfo or {}).get("classes")
         if classes is None:
             warnings.warn(f"ClassNumCheckHook: the {mode} data have no `classes` in their metainfo", stacklevel=2)
             return
         if isinstance(classes, str):
             raise TypeError(
-                f"ClassNumCheckHook: classes is a tuple of names, found the string {classes!r}: ({classes!r},)"
+                f"ClassNumCheckHook: classes must be a tuple of names, got {classes!r}; did you mean ({classes!r},)?"
             )
-        for path, number in _class_numbers(runner.model, "model", self.skip, set()):
+        for path, number in _find_num_classes(model, "model", self.skip, set()):
             if number != len(classes):
                 raise ConfigError(
-                    f"ClassNumCheckHook: {path} is {number}, and the {mode} data have {len(classes)} classes"
+                    f"ClassNumCheckHook: {path} must be {len(classes)}, the number of classes of the {mode} data, "
+                    f"got {number}"
                 )
 
 
-def _class_numbers(owner: Any, path: str, skip: tuple[str, ...], seen: set[int]) -> Iterator[tuple[str, int]]:
-    """Path and value of each attribute `num_classes` that is reached from `owner`."""
-    if id(owner) in seen:
+def _find_num_classes(owner: Any, path: str, skip: tuple[str, ...], visited: set[int]) -> Iterator[tuple[str, int]]:
+    """Yield the path and value of each attribute `num_classes` below `owner`."""
+    if id(owner) in visited:
         return
-    seen.add(id(owner))
+    visited.add(id(owner))
     if isinstance(owner, Mapping):
         attributes = {f"[{key!r}]": value for key, value in owner.items()}
     elif isinstance(owner, list | tuple):
         attributes = {f"[{index}]": value for index, value in enumerate(owner)}
-    elif hasattr(owner, "__dict__") and not isinstance(owner, type) and not callable(getattr(owner, "__get__", None)):
+    elif hasattr(owner, "__dict__") and not isinstance(owner, type) and not hasattr(owner, "__get__"):
         attributes = {f".{name}": value for name, value in vars(owner).items()}
     else:
         return
@@ -109,4 +114,4 @@ def _class_numbers(owner: Any, path: str, skip: tuple[str, ...], seen: set[int])
         if name == ".num_classes" and isinstance(value, int):
             yield f"{path}{name}", value
         elif name.strip(".") not in skip:
-            yield from _class_numbers(value, f"{path}{name}", skip, seen)
+            yield from _find_num_classes(value, f"{path}{name}", skip, visited)

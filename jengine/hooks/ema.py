@@ -1,6 +1,7 @@
 """Average the parameters inside the training step, for evaluation and deployment."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 
 from jengine.annotations import Index
 from jengine.averaging import AVERAGES, Average, AverageState
-from jengine.errors import ConfigError, closest
+from jengine.errors import ArgumentError, ConfigError, closest
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
@@ -21,7 +22,7 @@ class EMAHookState(NamedTuple):
     """Hold the hook's part of the training state."""
 
     params: PyTree  # the averages, like the parameters; floats at least float32
-    model_state: PyTree  # the averages of the model's state; None unless it is averaged
+    model_state: PyTree  # the averages of the model's state; None without update_buffers
     steps: jax.Array  # int32[], updates of the average
 
 
@@ -29,30 +30,30 @@ class EMAHookState(NamedTuple):
 class EMAHook(Hook):
     """Average the parameters; validation, test and deployment use the averages instead of the raw ones.
 
-    The average is part of the compiled step and of the training state. Evaluation reads it, nothing is swapped, and the
-    training itself has the same bits with and without the hook. Before the average begins it is a plain copy.
+    The average is computed in the compiled step and is part of the training state. Evaluation reads it without swapping
+    parameters, and training is bit-identical with and without the hook. Before averaging begins it is a plain copy.
 
     In a checkpoint the averages replace the parameters, ready to be deployed, and the raw parameters are stored in
     `hook_state.EMAHook`. A resumed run restores both, bit for bit; `load_from` starts both from the averages.
 
     Args:
-      ema_type: the kind of average: a name in `jengine.averaging`, or a class derived from `Average`.
+      ema_type: the average: a name in `jengine.averaging`, or a class derived from `Average`.
       strict_load: raise when resuming from a checkpoint without an average. By default the average then starts from the
         weights, with a warning.
-      begin_iter: the first iteration, as a count, that is averaged; 0 and 1 are the first of the run.
-      begin_epoch: likewise in epochs; set one of the two.
+      begin_iter: the first iteration to average, counted from 1; 0 is the same as 1.
+      begin_epoch: the first epoch to average, counted from 1; set one of the two.
       start_iters: another name for `begin_iter`.
-      update_buffers: average the floating part of the model's state (batch statistics) too, instead of taking the
-        newest.
+      update_buffers: also average the floating-point part of the model's state (batch statistics), instead of using
+        the latest.
       evaluate_on_ema: whether validation and test use the averages.
-      evaluate_on_origin: whether they use the raw parameters: with `evaluate_on_ema` in a second pass whose metrics
+      evaluate_on_origin: whether they use the raw parameters; with `evaluate_on_ema`, in a second pass whose metrics
         end in `_origin`.
-      count_by: iterations that update the average under gradient accumulation: 'iter', every one, as in MMEngine;
-        'update', only those that update the parameters; the others then cost as little as without the hook.
-      **kwargs: for the average: `momentum`, `interval`, `gamma`, …
+      count_by: iterations that update the average under gradient accumulation: 'iter' for every iteration, as in
+        MMEngine; 'update' for those that update the parameters, so that the others cost nothing extra.
+      **kwargs: arguments of the average: `momentum`, `interval`, `gamma`, …
 
     Raises:
-      AssertionError: a negative begin, or both `begin_iter` and `begin_epoch`. ConfigError: both `begin_iter` and
+      ArgumentError: a negative begin, or both `begin_iter` and `begin_epoch`. ConfigError: both `begin_iter` and
         `start_iters`, or an unknown `count_by`. KeyError: an unknown `ema_type`. TypeError: an unknown argument, or a
         begin that is not an integer.
     """
@@ -75,12 +76,13 @@ class EMAHook(Hook):
         if start_iters is not None:
             if begin_iter:
                 raise ConfigError(
-                    f"EMAHook: start_iters is another name for begin_iter; got both, {start_iters} and {begin_iter}"
+                    f"EMAHook: one of start_iters and begin_iter, its other name, must be left out, got {start_iters} "
+                    f"and {begin_iter}"
                 )
             begin_iter = start_iters
         if begin_iter and begin_epoch:
-            raise AssertionError(
-                f"EMAHook: set begin_iter or begin_epoch, not both; got {begin_iter} and {begin_epoch}"
+            raise ArgumentError(
+                f"EMAHook: one of begin_iter and begin_epoch must be 0, got {begin_iter} and {begin_epoch}"
             )
         self.strict_load = strict_load
         self.begin_iter = begin_iter
@@ -89,105 +91,108 @@ class EMAHook(Hook):
         self.evaluate_on_ema = evaluate_on_ema
         self.evaluate_on_origin = evaluate_on_origin
         self.count_by = count_by
-        # Both are set by `before_train`, before the trace that freezes them.
+        # `before_train` sets both before the trace that freezes them.
         self.average = _build_average(ema_type, kwargs)
         self._first_iter = begin_iter
 
     # --- In the step. ---
 
     def init_traced_state(self, params: PyTree, model_state: PyTree) -> EMAHookState:
-        """Return the average before the first iteration: a copy."""
+        """Return the initial average: a copy of the parameters."""
         tracked, steps = self.average.init((params, model_state if self.update_buffers else None))
         return EMAHookState(params=tracked[0], model_state=tracked[1], steps=steps)
 
     def traced_update(self, ctx: StepContext) -> StepContext:
         """Update the average."""
-        own = ctx.hook_state
+        state: EMAHookState = ctx.hook_state
 
-        def counted(steps: jax.Array) -> jax.Array:
-            """Return the number of updates that count: 0 before the average begins, which makes an update a copy."""
+        def count_updates(steps: jax.Array) -> jax.Array:
+            """Return `steps`, or 0 before averaging begins, which makes an update a copy."""
             return jnp.where(ctx.step + 1 >= self._first_iter, steps, 0) if self._first_iter > 1 else steps
 
-        before = AverageState((own.params, own.model_state), counted(own.steps))
-        tracked, steps = self.average.update(before, (ctx.params, ctx.model_state if self.update_buffers else None))
-        moved = EMAHookState(params=tracked[0], model_state=tracked[1], steps=counted(steps))
-        return ctx.replace(hook_state=moved)
+        average = AverageState((state.params, state.model_state), count_updates(state.steps))
+        tracked, steps = self.average.update(average, (ctx.params, ctx.model_state if self.update_buffers else None))
+        new_state = EMAHookState(params=tracked[0], model_state=tracked[1], steps=count_updates(steps))
+        return ctx.replace(hook_state=new_state)
 
     def traced_accumulate(self, ctx: StepContext) -> StepContext:
-        """Update the average with the parameters, which have not changed, if every iteration counts."""
+        """Update the average with the unchanged parameters if every iteration counts."""
         return self.traced_update(ctx) if self.count_by == "iter" else ctx
 
     # --- On the host. ---
 
     def before_run(self, runner: Runner) -> None:
-        """Raise for a second average and warn if nothing would be evaluated.
+        """Check that there is one average, and warn if neither evaluation is enabled.
 
         Raises:
           ConfigError: the run has more than one EMAHook.
         """
-        if sum(isinstance(hook, EMAHook) for hook in runner.hooks) > 1:
-            raise ConfigError("a run must have at most one EMAHook: validation and checkpoints hold one average")
+        count = sum(isinstance(hook, EMAHook) for hook in runner.hooks)
+        if count > 1:
+            raise ConfigError(f"a run must have at most one EMAHook, got {count}; evaluation uses a single average")
         if not (self.evaluate_on_ema or self.evaluate_on_origin):
             runner.logger.warning(
                 "EMAHook: evaluate_on_ema and evaluate_on_origin are both False; the raw parameters are evaluated"
             )
 
     def before_train(self, runner: Runner) -> None:
-        """Compute, from the length of the run, when the average begins and how its weight falls.
+        """Set the first iteration to average, and the length of the run for averages that depend on it.
 
         Raises:
-          AssertionError: it would begin after the end.
+          ArgumentError: averaging would begin after the end of training.
         """
         for name, begin, end in (
             ("begin_iter", self.begin_iter, runner.max_iters),
             ("begin_epoch", self.begin_epoch, runner.max_epochs),
         ):
             if begin > end:
-                raise AssertionError(
-                    f"EMAHook: {name}={begin} must be before the end of training "
-                    f"(max_{name.removeprefix('begin_')}s={end})"
+                raise ArgumentError(
+                    f"EMAHook: {name} must be at most max_{name.removeprefix('begin_')}s={end}, got {begin}"
                 )
         if self.begin_epoch:
             self._first_iter = (self.begin_epoch - 1) * len(runner.train_loop.dataloader) + 1
-        window = getattr(runner.optim_wrapper, "accumulative_counts", 1) if self.count_by == "update" else 1
-        self.average = self.average.for_run(-(-runner.max_iters // window))
+        wrapper, iters_per_update = runner.optim_wrapper, 1
+        if self.count_by == "update" and not isinstance(wrapper, Mapping):  # several optimizers do not accumulate
+            iters_per_update = wrapper.accumulative_counts
+        self.average = self.average.with_total_steps(-(-runner.max_iters // iters_per_update))
 
     def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-        """Replace the variables to evaluate by the averages, in the dtypes of the parameters."""
-        # Where nothing was trained there is no average: the parameters of a checkpoint are averages already.
-        own = _states(runner).get(type(self).__name__)
-        if own is None or not self.evaluate_on_ema:
+        """Replace the parameters by the averages, in the dtypes of the parameters."""
+        # Without training there is no average: the parameters of a checkpoint are averages already.
+        states = {} if runner.state is None else runner.state.hook_state
+        state = states.get(type(self).__name__)
+        if state is None or not self.evaluate_on_ema:
             return variables
         params, model_state = variables[""]
-        averages = _cast(own.params, params), model_state
-        if own.model_state is not None:
-            averages = averages[0], _cast(own.model_state, model_state)
+        averages = _cast_like(state.params, params), model_state
+        if state.model_state is not None:
+            averages = averages[0], _cast_like(state.model_state, model_state)
         origin = {"_origin": variables[""]} if self.evaluate_on_origin else {}
         return {**variables, "": averages, **origin}
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """Swap the parameters and the averages, and record it under `exchanged`, which `resume` reads."""
         name, state = type(self).__name__, checkpoint["state"]
-        own = state["hook_state"].get(name)
-        if own is None:
+        average = state["hook_state"].get(name)
+        if average is None:
             return
-        items = [item for item in ("params", "model_state") if jax.tree.leaves(getattr(own, item))]
-        raw = own._replace(**{item: state[item] for item in items})
-        state.update({item: getattr(own, item) for item in items})
+        items = [item for item in ("params", "model_state") if jax.tree.leaves(getattr(average, item))]
+        raw = average._replace(**{item: state[item] for item in items})
+        state.update({item: getattr(average, item) for item in items})
         state["hook_state"] = {**state["hook_state"], name: raw}
         checkpoint["exchanged"] = {item: f"hook_state.{name}.{item}" for item in items}
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Raise when resuming without an average, if `strict_load`.
+        """Check that the checkpoint of a resumed run has an average, if `strict_load`.
 
         Raises:
-          ValueError: there is none.
+          ValueError: it has no average.
         """
         states = checkpoint["state"].get("hook_state")
         if self.strict_load and states is not None and type(self).__name__ not in states:
             raise ValueError(
-                "the checkpoint holds no average, and EMAHook has strict_load=True; with strict_load=False the average "
-                "starts from its weights"
+                "EMAHook: the checkpoint must have an average with strict_load=True, got one without; with "
+                "strict_load=False the average starts from its weights"
             )
 
 
@@ -195,7 +200,7 @@ def _build_average(ema_type: str | type[Average], arguments: dict[str, Any]) -> 
     kind = AVERAGES.get(ema_type) if isinstance(ema_type, str) else ema_type
     if not (isinstance(kind, type) and issubclass(kind, Average)):
         hint = closest(str(ema_type), AVERAGES)
-        raise TypeError(f"EMAHook: ema_type must be a kind of average, got {ema_type!r}{hint}")
+        raise TypeError(f"EMAHook: ema_type must be an average, got {ema_type!r}{hint}")
     legal = inspect.signature(kind).parameters
     for name in arguments:
         if name not in legal:
@@ -206,9 +211,5 @@ def _build_average(ema_type: str | type[Average], arguments: dict[str, Any]) -> 
     return kind(**arguments)
 
 
-def _states(runner: Runner) -> dict[str, Any]:
-    return {} if runner.state is None else runner.state.hook_state
-
-
-def _cast(averages: PyTree, like: PyTree) -> PyTree:
+def _cast_like(averages: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(lambda a, x: a if a.dtype == x.dtype else a.astype(x.dtype), averages, like)

@@ -1,5 +1,8 @@
 """Pass the epoch to the model and to the sampler."""
 
+from collections.abc import Callable
+from typing import Any
+
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
@@ -7,35 +10,40 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class SetEpochInfoHook(Hook):
-    """Hands the number of the epoch to the step: the model's loss reads `hyperparams['epoch']`, f32[], from 0 on.
+    """Pass the epoch to the step: the model's loss reads `hyperparams['epoch']`, f32[], counted from 0.
 
-    A traced number: the next epoch is not a new trace. In a loop that counts iterations it stays 0.
+    It is an input of the step, so a new epoch does not cause a new trace. In an iteration loop it stays 0.
     """
 
     def before_train(self, runner: Runner) -> None:
-        """Makes the number known before the step is traced."""
+        """Set the epoch before the step is traced."""
         runner.hyperparams["epoch"] = runner.epoch
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Sets it."""
+        """Set the epoch."""
         runner.hyperparams["epoch"] = runner.epoch
 
 
 @HOOKS.register_module()
 class DistSamplerSeedHook(Hook):
-    """Tells the training data which epoch begins; its order is a function of the seed and the epoch.
+    """Pass the epoch to the training data, whose order is a function of the seed and the epoch.
 
-    The epoch goes to `loader.set_epoch`, `loader.sampler.set_epoch` or `loader.batch_sampler.sampler.set_epoch`,
-    whichever is there first; to nobody where there is none.
+    The epoch goes to the first of `loader.set_epoch`, `loader.sampler.set_epoch` and
+    `loader.batch_sampler.sampler.set_epoch` that exists.
     """
 
     priority = "NORMAL"
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Hands the epoch to the data."""
-        loader = runner.train_loop.dataloader
-        batch_sampler = getattr(loader, "batch_sampler", None)
-        for owner in (loader, getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None)):
-            if (set_epoch := getattr(owner, "set_epoch", None)) is not None:
-                set_epoch(runner.epoch)
-                return
+        """Pass the epoch to the data."""
+        set_epoch = _find_set_epoch(runner.train_loop.dataloader)
+        if set_epoch is not None:
+            set_epoch(runner.epoch)
+
+
+def _find_set_epoch(loader: Any) -> Callable[[int], Any] | None:
+    """Return the method of a loader that takes the epoch; a custom loop may hold the loader of another library."""
+    sampler = getattr(loader, "sampler", None)
+    nested_sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    owners: list[Any] = [loader, sampler, nested_sampler]
+    return next((owner.set_epoch for owner in owners if hasattr(owner, "set_epoch")), None)

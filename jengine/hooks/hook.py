@@ -1,4 +1,4 @@
-"""Define the base of all hooks: twenty-two host stages, four traced points, and a state that checkpoints carry."""
+"""Define the base class of hooks: 22 host stages, four traced points, and a state that is saved in checkpoints."""
 
 import math
 from collections.abc import Mapping, Sized
@@ -9,23 +9,31 @@ from jengine.hooks.runner_protocol import Runner
 from jengine.train import StepContext
 from jengine.train.scanned_step import ChunkMetrics
 
+# The default `before_val_iter` calls `_before_iter`, and so on.
+_SHARED_METHODS = {
+    f"{when}_{mode}_{what}": f"_{when}_{what}"
+    for when in ("before", "after")
+    for mode in ("train", "val", "test")
+    for what in ("epoch", "iter")
+}
+
 
 class Hook:
-    """Act at fixed moments of a run.
+    """Run code at fixed points of a run.
 
     A hook acts in one of two ways, or in both:
 
     * **Host stages** (`before_run` … `after_run`, the names and arguments of MMEngine) are called by the Runner in
-      priority order, outside the compiled step. They have access to numbers, files and the clock.
+      priority order, outside the compiled step. They can read metrics, files and the clock.
     * **Traced points** (`traced_batch`, `traced_grads`, `traced_update`, `traced_accumulate`) are pure functions
-      `context -> context` that are compiled into the step, in the same priority order. Their memory is
-      the traced state (see `init_traced_state`), never an attribute: an attribute read inside a trace is
-      frozen at its first value.
+      `context -> context` that are compiled into the step, in the same priority order. They keep values in the
+      traced state (see `init_traced_state`), never in an attribute: an attribute read inside a trace is frozen at
+      its first value.
 
     With `steps_per_call=K` the Runner runs chunks of K steps in one call of the compiled step, where hooks allow it:
 
-    * By default a hook acts at each step, which keeps chunks at one step. `next_step` returns the next step at which
-      it acts; no chunk crosses it.
+    * By default a hook acts at each step, which limits chunks to one step. `next_step` returns the next step at which
+      it acts; no chunk crosses that step.
     * A hook whose iteration stages only set hyperparameters sets `runs_ahead`: they are called for each step of a
       chunk before the chunk runs, with `outputs=None`.
     * A hook that only consumes metrics defines `after_train_chunk`, which is called once for a chunk, instead of
@@ -34,7 +42,7 @@ class Hook:
     Attributes:
       priority: order among the hooks of a stage, unless overridden at registration.
       update_on_skipped_steps: whether the traced state is updated at skipped steps (`StepContext.apply_update`).
-      runs_ahead: whether `before_train_iter` and `after_train_iter` see neither the state nor metrics.
+      runs_ahead: whether `before_train_iter` and `after_train_iter` use neither the state nor metrics.
     """
 
     priority: int | str | Priority = "NORMAL"
@@ -73,13 +81,13 @@ class Hook:
         """Run once before training, validation or testing begins."""
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Run after a checkpoint was read and before it is used; `checkpoint` may be edited in place."""
+        """Run after a checkpoint is read and before it is used; `checkpoint` may be edited in place."""
 
     def before_train(self, runner: Runner) -> None:
         """Run before the first training iteration."""
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Run before each training epoch; in an iteration loop once."""
+        """Run before each training epoch; once in an iteration loop."""
         self._before_epoch(runner, mode="train")
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
@@ -89,11 +97,11 @@ class Hook:
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Run after each training step was dispatched; `outputs` are its metrics, device arrays that may be pending."""
+        """Run after each training step is dispatched; `outputs` are its metrics, device arrays that may be pending."""
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="train")
 
     def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
-        """Run after a chunk of steps was dispatched, if the hook defines this.
+        """Run after a chunk of steps is dispatched, if the hook defines this.
 
         Args:
           runner: the runner; `runner.iter` is the last step of the chunk.
@@ -103,7 +111,7 @@ class Hook:
         """
 
     def after_train_epoch(self, runner: Runner) -> None:
-        """Run after each training epoch; in an iteration loop once."""
+        """Run after each training epoch; once in an iteration loop."""
         self._after_epoch(runner, mode="train")
 
     def before_val(self, runner: Runner) -> None:
@@ -122,7 +130,7 @@ class Hook:
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="val")
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Run after a validation, with its metrics as host numbers."""
+        """Run after a validation, with its metrics as Python numbers."""
         self._after_epoch(runner, mode="val")
 
     def after_val(self, runner: Runner) -> None:
@@ -150,16 +158,16 @@ class Hook:
         self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="test")
 
     def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Run after a test, with its metrics as host numbers."""
+        """Run after a test, with its metrics as Python numbers."""
         self._after_epoch(runner, mode="test")
 
     def after_test(self, runner: Runner) -> None:
         """Run after a test and its `after_test_epoch`."""
 
     def after_run(self, runner: Runner) -> None:
-        """Run once when training, validation or testing has ended."""
+        """Run once after training, validation or testing."""
 
-    # --- One method for the three modes: override these to act in training, validation and test alike. ---
+    # --- Shared by the three modes: override these to act in training, validation and test alike. ---
 
     def _before_epoch(self, runner: Runner, mode: str = "train") -> None:
         """Run before each epoch of any mode ('train', 'val', 'test')."""
@@ -180,8 +188,8 @@ class Hook:
     def init_traced_state(self, params: Any, model_state: Any) -> Any:
         """Return the hook's own part of `TrainState.hook_state`: a pytree of arrays, or None.
 
-        Its leaves must be separate arrays (copy a parameter that it starts from): the state is donated to each step,
-        and one buffer cannot be donated twice.
+        Its leaves must be separate arrays (copy a parameter): the state is donated to each step, and a buffer cannot
+        be donated twice.
         """
         return None
 
@@ -201,18 +209,19 @@ class Hook:
         """Run instead of `traced_update` where gradients were only accumulated: `ctx.params` are unchanged."""
         return ctx
 
-    # --- Variables for validation and test. ---
+    # --- Evaluation. ---
 
     def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-        """Return the variables to evaluate: suffix of the metrics' names -> `(params, model_state)`.
+        """Return the variables to evaluate: suffix of the metric names -> `(params, model_state)`.
 
         Args:
           runner: the runner.
-          variables: as returned by the previous hook; at first the training state's own, under the suffix ''.
+          variables: as returned by the previous hook; the first hook receives those of the training state under the
+            suffix ''.
 
         Returns:
-          The variables to evaluate instead, one pass for each entry. An averaged model replaces the raw one here;
-          nothing is swapped.
+          The variables to evaluate, in one pass for each entry. An averaged model replaces the raw one here; the
+          training state does not change.
         """
         return variables
 
@@ -220,10 +229,10 @@ class Hook:
         """Return the metrics of a validation that the hook requires: the argument that names it, and its name."""
         return []
 
-    # --- State on the host, saved in every checkpoint. ---
+    # --- Host state, saved in every checkpoint. ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Return JSON-able values that the hook needs after a restart."""
+        """Return the JSON-serializable values that the hook needs after a restart."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -234,14 +243,14 @@ class Hook:
     def next_step(self, runner: Runner, step: int) -> float:
         """Return the first step from `step` on at which `before_train_iter` or `after_train_iter` acts.
 
-        Both stages are called at these steps alone, and a chunk neither starts before nor ends after one of them.
+        Both stages are called only at these steps, and no chunk crosses one of them.
 
         Args:
           runner: the runner.
           step: counted from 0 over the whole run, as `runner.iter` is.
 
         Returns:
-          A step, by default `step` itself; `math.inf` for never again.
+          A step, by default `step` itself; `math.inf` for none.
         """
         return step
 
@@ -251,20 +260,19 @@ class Hook:
         """Return the first step from `step` on for which `every_n_train_iters(runner, n, begin)` is true."""
         if n <= 0:
             return math.inf
-        done = max(step + 1, begin)
-        return done - 1 + (begin - done) % n
+        count = max(step + 1, begin)
+        return count - 1 + (begin - count) % n
 
     def every_n_epochs(self, runner: Runner, n: int, start: int = 0) -> bool:
-        """Return whether the epoch that ends now is one of every `n`, counted from epoch number `start` (which is
-        one)."""
+        """Return whether the current epoch is one of every `n`, starting with epoch number `start`, counted from 1."""
         return n > 0 and runner.epoch + 1 >= start and (runner.epoch + 1 - start) % n == 0
 
     def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
-        """Return whether this is one of every `n` iterations of the epoch."""
+        """Return whether the current iteration is one of every `n` of the epoch."""
         return n > 0 and (batch_idx + 1) % n == 0
 
     def every_n_train_iters(self, runner: Runner, n: int, start: int = 0) -> bool:
-        """Return whether this is one of every `n` training iterations, counted from iteration number `start`."""
+        """Return whether the current training iteration is one of every `n`, starting with iteration number `start`."""
         return n > 0 and runner.iter + 1 >= start and (runner.iter + 1 - start) % n == 0
 
     def end_of_epoch(self, dataloader: Sized, batch_idx: int) -> bool:
@@ -298,18 +306,9 @@ class Hook:
         return [point for point in Hook.traced_points if getattr(type(self), point) is not getattr(Hook, point)]
 
     def _overrides(self, stage: str) -> bool:
-        shared = _SHARED.get(stage)
+        shared = _SHARED_METHODS.get(stage)
         return any(
             name in self.__dict__ or getattr(type(self), name) is not getattr(Hook, name)
             for name in (stage, shared)
             if name is not None
         )
-
-
-# The default `before_val_iter` calls `_before_iter`, and so on.
-_SHARED = {
-    f"{when}_{mode}_{what}": f"_{when}_{what}"
-    for when in ("before", "after")
-    for mode in ("train", "val", "test")
-    for what in ("epoch", "iter")
-}

@@ -20,11 +20,11 @@ class IterTimerHook(Hook):
     """Record `data_time` and `time` of each iteration, in seconds, and the remaining time as the info `eta`.
 
     The device works asynchronously, and the loop keeps a few steps in flight: a single `time` shows when a step
-    was dispatched, and its mean over a log interval is the true time of a step. With `block=True` every iteration
-    waits for its outputs, so that each single `time` is true as well, at the price of an idle device.
+    was dispatched, and only the mean over a log interval is the true time of a step. With `block=True` every iteration
+    waits for its outputs: each `time` is exact, but the device is idle between steps.
 
     Args:
-      block: wait for the outputs of each iteration before its time is taken.
+      block: wait for the outputs of each iteration before reading the clock.
       clock: returns the time in seconds.
     """
 
@@ -33,27 +33,27 @@ class IterTimerHook(Hook):
     def __init__(self, block: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
         self._block = block
         self._clock = clock
-        self._then = 0.0
+        self._last_time = 0.0
         self._data_time = 0.0
         self._start_iter = 0
         self._train_total = 0.0
         self._eval_total = 0.0
 
     def next_step(self, runner: Runner, step: int) -> float:
-        """Return each step with `block=True`; otherwise none, so that the steps of a chunk are timed together."""
+        """Return `step` with `block=True`; otherwise never, so that the steps of a chunk are timed together."""
         return step if self._block else math.inf
 
     def before_train(self, runner: Runner) -> None:
-        """Record the start of training, so that a resumed run estimates from its own iterations alone."""
+        """Record the first iteration, so that a resumed run estimates from its own iterations only."""
         self._start_iter = runner.iter
         self._train_total = 0.0
 
     def _before_epoch(self, runner: Runner, mode: str = "train") -> None:
-        self._then = self._clock()
+        self._last_time = self._clock()
         self._eval_total = 0.0
 
     def _before_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
-        self._data_time = self._clock() - self._then
+        self._data_time = self._clock() - self._last_time
 
     def _after_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
@@ -62,41 +62,41 @@ class IterTimerHook(Hook):
             import jax
 
             jax.block_until_ready(outputs)
-        took = self._lap()
+        elapsed = self._restart_clock()
         hub, (data_time, time_) = runner.message_hub, _NAMES[mode]
         hub.update_scalar(data_time, self._data_time)
-        hub.update_scalar(time_, took)
+        hub.update_scalar(time_, elapsed)
         if mode == "train":
-            self._estimate(runner, took)
+            self._estimate(runner, elapsed)
             return
-        self._eval_total += took
+        self._eval_total += elapsed
         loop = runner.val_loop if mode == "val" else runner.test_loop
         hub.update_info("eta", self._eval_total / (batch_idx + 1) * (len(loop.dataloader) - batch_idx - 1))
 
     def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Record the mean time of the steps of a chunk for each of them."""
-        took, count = self._lap(), metrics.num_steps
-        for name, seconds in zip(_NAMES["train"], (self._data_time, took), strict=True):
+        elapsed, count = self._restart_clock(), metrics.num_steps
+        for name, seconds in zip(_NAMES["train"], (self._data_time, elapsed), strict=True):
             runner.message_hub.update_scalar_batch(name, np.full(count, seconds / count), runner.iter - count + 1)
-        self._estimate(runner, took)
+        self._estimate(runner, elapsed)
 
-    def _lap(self) -> float:
-        """Return the seconds since the last iteration."""
+    def _restart_clock(self) -> float:
+        """Return the seconds since the last iteration, and start the next one."""
         now = self._clock()
-        took, self._then = now - self._then, now
-        return took
+        elapsed, self._last_time = now - self._last_time, now
+        return elapsed
 
-    def _estimate(self, runner: Runner, took: float) -> None:
+    def _estimate(self, runner: Runner, elapsed: float) -> None:
         """Estimate the time to the end of training from the iterations of this session."""
-        self._train_total += took
-        done = runner.iter + 1
-        mean = self._train_total / (done - self._start_iter)
-        runner.message_hub.update_info("eta", mean * (runner.max_iters - done))
+        self._train_total += elapsed
+        completed = runner.iter + 1
+        mean = self._train_total / (completed - self._start_iter)
+        runner.message_hub.update_info("eta", mean * (runner.max_iters - completed))
 
     def _after_epoch(self, runner: Runner, mode: str = "train") -> None:
         # A validation inside training is not part of the next training iteration.
-        self._then = self._clock()
+        self._last_time = self._clock()
 
     def after_val(self, runner: Runner) -> None:
-        """Start the clock of the training iteration that follows."""
-        self._then = self._clock()
+        """Start the clock of the next training iteration."""
+        self._last_time = self._clock()

@@ -18,19 +18,19 @@ from jengine.train.scanned_step import ChunkMetrics
 class LoggerHook(Hook):
     """Log every `interval` iterations and after each validation and test.
 
-    A log line is the only moment at which the metrics of past iterations leave the device, all in one transfer. A
-    background thread waits for them and writes the line while training continues.
+    Metrics leave the device only for a log line: those of all past iterations, in one transfer. A background thread
+    waits for them and writes the line while training continues.
 
     Args:
       interval: iterations between two lines, counted from 0 in each epoch.
-      ignore_last: leave out the incomplete rest of an epoch, unless the whole epoch is shorter than `interval`.
+      ignore_last: do not log the incomplete rest of an epoch, unless the whole epoch is shorter than `interval`.
       interval_exp_name: iterations between two lines that repeat the experiment's name.
-      out_dir: the log files are copied to here after the run, into a folder named like the work dir. A path or a URL
+      out_dir: copy the log files to a folder named like the work dir in this directory after the run. A path or a URL
         that `etils.epath` opens (`gs://`, `s3://`).
       out_suffix: file name endings of the files to copy from the log directory.
-      keep_local: False removes the local files once they are copied.
+      keep_local: False removes the local files after they are copied.
       log_metric_by_epoch: use the epoch, instead of the iteration, as the step of validation metrics in backends.
-      file_client_args, backend_args: MMEngine's; must be None, see `out_dir`.
+      file_client_args, backend_args: arguments of MMEngine; must be None, see `out_dir`.
 
     Raises:
       TypeError: `interval` is not an integer. ValueError: it is not positive.
@@ -52,8 +52,8 @@ class LoggerHook(Hook):
     ) -> None:
         if file_client_args is not None or backend_args is not None:
             raise ConfigError(
-                "LoggerHook: out_dir is opened by its URL; remove backend_args and file_client_args, and give "
-                "a path or a URL (gs://, s3://) as out_dir"
+                "LoggerHook: backend_args and file_client_args must be None; the storage is chosen by out_dir, "
+                "a path or a URL (gs://, s3://)"
             )
         if out_dir is None and not keep_local:
             raise ValueError("LoggerHook: keep_local=False needs an out_dir, or the logs would be lost")
@@ -76,19 +76,19 @@ class LoggerHook(Hook):
         self._log_train(runner, batch_idx, metrics.num_steps)
 
     def _log_train(self, runner: Runner, batch_idx: int, count: int) -> None:
-        """Log those of the last `count` iterations that are due."""
+        """Log the iterations that are due among the last `count`."""
         loop, iteration = runner.train_loop, runner.iter
         by_epoch = loop.by_epoch
-        # The iteration loop has no epochs: its batch index runs on, and its only end is the end of training.
+        # An iteration loop has no epochs: its batch index keeps growing, and its only end is the end of training.
         end = len(loop.dataloader) if by_epoch else runner.max_iters
         lines: list[tuple[int, int | None]] = []
-        for back in range(count - 1, -1, -1):
-            done, inner = iteration - back + 1, batch_idx - back + 1
-            last = (inner if by_epoch else done) == end
-            if done % self.interval_exp_name == 0 or (last and by_epoch):
-                lines.append((done - 1, None))
-            if inner % self.interval == 0 or (last and (not self.ignore_last or end <= self.interval)):
-                lines.append((done - 1, inner - 1))
+        for offset in range(count - 1, -1, -1):
+            completed, inner = iteration - offset + 1, batch_idx - offset + 1
+            is_last = (inner if by_epoch else completed) == end
+            if completed % self.interval_exp_name == 0 or (is_last and by_epoch):
+                lines.append((completed - 1, None))
+            if inner % self.interval == 0 or (is_last and (not self.ignore_last or end <= self.interval)):
+                lines.append((completed - 1, inner - 1))
         if lines:
             with runner.phase_timer.phase("logging"):
                 runner.log_writer.submit(_write_lines, runner, _RunnerView(runner), lines)
@@ -102,7 +102,7 @@ class LoggerHook(Hook):
         self._log_eval_iter(runner, batch_idx, "test")
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Log the metrics of a validation, to the backends too."""
+        """Log the metrics of a validation, also to the backends."""
         runner.log_writer.flush()
         tag, text = runner.log_processor.get_log_after_epoch(runner, len(runner.val_loop.dataloader), "val")
         runner.logger.info(text)
@@ -117,7 +117,7 @@ class LoggerHook(Hook):
         runner.logger.info(text)
         if runner.is_main_process:
             with open(os.path.join(runner.log_dir, f"{runner.timestamp}.json"), "w") as file:
-                json.dump({k: v for k, v in map(_jsonable, tag.items()) if v is not None}, file)
+                json.dump({k: v for k, v in map(_to_json_entry, tag.items()) if v is not None}, file)
 
     def after_run(self, runner: Runner) -> None:
         """Close the backends and copy the log files to `out_dir`."""
@@ -150,7 +150,7 @@ class LoggerHook(Hook):
 
 
 class _RunnerView:
-    """Freeze the runner at one iteration, for the thread that writes the log; other attributes are read through."""
+    """Freeze the progress of a runner, for the thread that writes the log; other attributes are the runner's."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -163,23 +163,23 @@ class _RunnerView:
 
 
 def _write_lines(runner: Runner, view: _RunnerView, lines: Sequence[tuple[int, int | None]]) -> None:
-    """Write log lines of training iterations, each given as the iteration and its batch index, None for the name."""
+    """Write log lines: `(iteration, batch index)` for its metrics, `(iteration, None)` for the experiment's name."""
     try:
         for iteration, batch_idx in lines:
             view.iter = iteration
             if batch_idx is None:
                 runner.logger.info(f"Exp name: {runner.experiment_name}")
                 continue
-            view.message_hub.settle(iteration)
+            view.message_hub.flush(iteration)
             tag, text = runner.log_processor.get_log_after_iter(view, batch_idx, "train")
             runner.logger.info(text)
             runner.visualizer.add_scalars(tag, step=iteration + 1, file_path=f"{runner.timestamp}.json")
     finally:
-        view.message_hub.settle()
+        view.message_hub.flush()
 
 
-def _jsonable(item: tuple[str, Any]) -> tuple[str, Any]:
-    """Return the entry with its value in JSON's types; None where JSON has none."""
+def _to_json_entry(item: tuple[str, Any]) -> tuple[str, Any]:
+    """Return the entry with its value in JSON's types; None if that is not possible."""
     name, value = item
     if hasattr(value, "tolist"):
         value = value.tolist()

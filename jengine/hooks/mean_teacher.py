@@ -1,4 +1,4 @@
-"""Keeps a slowly following copy of the model, the teacher, that the loss may read."""
+"""Keep a slowly moving copy of the model, the teacher, which the loss can read."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -15,31 +15,31 @@ PyTree = Any
 
 
 class MeanTeacherHookState(NamedTuple):
-    """The hook's part of the training state."""
+    """Hold the hook's part of the training state."""
 
-    params: PyTree  # the teacher's, like the parameters; floats at least float32
+    params: PyTree  # the teacher's parameters, like the model's; floats at least float32
     model_state: PyTree  # the teacher's model state; None with skip_buffer
-    steps: jax.Array  # int32[], updates and the copy before them
+    steps: jax.Array  # int32[], updates, including the initial copy
 
 
 @HOOKS.register_module()
 class MeanTeacherHook(Hook):
-    """Moves a teacher towards the model: `teacher = (1 - momentum) * teacher + momentum * model`.
+    """Move a teacher towards the model: `teacher = (1 - momentum) * teacher + momentum * model`.
 
     Tarvainen & Valpola 2017, "Mean teachers are better role models".
 
-    The loss of the model finds it in `hyperparams['teacher']`, `dict(params=..., model_state=...)`, as it is before the
-    step; nothing is differentiated through it. It begins as a copy of the model, and is part of the compiled step and
-    of the checkpoints.
+    The model's loss reads the teacher in `hyperparams['teacher']`, `dict(params=..., model_state=...)`, with its values
+    before the step and without gradients. The teacher starts as a copy of the model, is updated in the compiled step,
+    and is saved in checkpoints.
 
     Args:
-      momentum: how far it moves in an update.
-      interval: iterations from one update to the next.
-      skip_buffer: leave the model's state (batch statistics) out: the teacher then has the model's own.
-      evaluate_on_teacher: validate and test the teacher in the place of the model.
+      momentum: weight of the model in an update.
+      interval: iterations between two updates.
+      skip_buffer: do not average the model's state (batch statistics): the teacher uses the model's own.
+      evaluate_on_teacher: validate and test the teacher instead of the model.
 
     Raises:
-      AssertionError: a momentum outside (0, 1), or an interval below 1.
+      ArgumentError: a momentum outside (0, 1), or an interval below 1.
     """
 
     def __init__(
@@ -54,42 +54,43 @@ class MeanTeacherHook(Hook):
         self.evaluate_on_teacher = evaluate_on_teacher
 
     def init_traced_state(self, params: PyTree, model_state: PyTree) -> MeanTeacherHookState:
-        """A copy of the model."""
-        copied = self.average.init((params, None if self.skip_buffer else model_state))
-        teacher, teacher_state = copied.params
-        return MeanTeacherHookState(teacher, teacher_state, copied.steps + 1)  # the copy was the first update
+        """Return a copy of the model."""
+        average = self.average.init((params, None if self.skip_buffer else model_state))
+        teacher, teacher_state = average.params
+        return MeanTeacherHookState(teacher, teacher_state, average.steps + 1)  # the copy was the first update
 
     def traced_batch(self, ctx: StepContext) -> StepContext:
-        """Shows the teacher to the loss."""
-        params, model_state = _variables(ctx.hook_state, ctx.params, ctx.model_state)
+        """Pass the teacher to the loss."""
+        params, model_state = _cast_like(ctx.hook_state, ctx.params, ctx.model_state)
         teacher = dict(params=params, model_state=model_state)
         return ctx.replace(hyperparams={**ctx.hyperparams, "teacher": teacher})
 
     def traced_update(self, ctx: StepContext) -> StepContext:
-        """Moves the teacher if it is time."""
-        own = ctx.hook_state
-        before = AverageState((own.params, own.model_state), own.steps)
-        moved = self.average.update(before, (ctx.params, None if self.skip_buffer else ctx.model_state))
-        params, model_state = moved.params
-        return ctx.replace(hook_state=MeanTeacherHookState(params, model_state, moved.steps))
+        """Update the teacher if it is due."""
+        state: MeanTeacherHookState = ctx.hook_state
+        average = AverageState((state.params, state.model_state), state.steps)
+        average = self.average.update(average, (ctx.params, None if self.skip_buffer else ctx.model_state))
+        params, model_state = average.params
+        return ctx.replace(hook_state=MeanTeacherHookState(params, model_state, average.steps))
 
     def traced_accumulate(self, ctx: StepContext) -> StepContext:
-        """As after an update: every iteration counts."""
+        """Update the teacher as after an update: every iteration counts."""
         return self.traced_update(ctx)
 
     def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-        """Puts the teacher in the place of the model."""
+        """Replace the model by the teacher."""
         states = {} if runner.state is None else runner.state.hook_state
-        own = states.get(type(self).__name__)
-        if own is None or not self.evaluate_on_teacher:
+        state = states.get(type(self).__name__)
+        if state is None or not self.evaluate_on_teacher:
             return variables
-        return {**variables, "": _variables(own, *variables[""])}
+        return {**variables, "": _cast_like(state, *variables[""])}
 
 
-def _variables(own: MeanTeacherHookState, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
-    """The teacher in the dtypes of the model."""
+def _cast_like(state: MeanTeacherHookState, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+    """Return the teacher in the dtypes of the model, with the model's state if it has none of its own."""
 
-    def like(teacher: PyTree, model: PyTree) -> PyTree:
+    def cast(teacher: PyTree, model: PyTree) -> PyTree:
         return jax.tree.map(lambda t, m: t.astype(m.dtype), teacher, model)
 
-    return like(own.params, params), model_state if own.model_state is None else like(own.model_state, model_state)
+    teacher_state = model_state if state.model_state is None else cast(state.model_state, model_state)
+    return cast(state.params, params), teacher_state

@@ -14,19 +14,21 @@ from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 
+_MB = 2**20
+
 
 @HOOKS.register_module()
 class EmptyCacheHook(Hook):
     """Collect garbage before epochs, after epochs or after iterations, in training, validation and test alike.
 
     This frees device arrays that only reference cycles keep alive. XLA keeps the memory that it has allocated on the
-    device; to have it returned set `XLA_PYTHON_CLIENT_ALLOCATOR=platform` in the environment.
+    device; to return it, set `XLA_PYTHON_CLIENT_ALLOCATOR=platform` in the environment.
 
     Args:
-      before_epoch: before each epoch.
-      after_epoch: after each epoch.
-      after_iter: after each iteration.
-      clear_caches: drop compiled functions too, with their memory; each is then compiled again.
+      before_epoch: collect before each epoch.
+      after_epoch: collect after each epoch.
+      after_iter: collect after each iteration.
+      clear_caches: also drop compiled functions, with their memory; each is then compiled again.
 
     Raises:
       ConfigError: `clear_caches` after each iteration, which would recompile the step each time.
@@ -41,7 +43,7 @@ class EmptyCacheHook(Hook):
     ) -> None:
         if clear_caches and after_iter:
             raise ConfigError(
-                "EmptyCacheHook: clear_caches needs after_iter=False; together they compile the step each time"
+                "EmptyCacheHook: clear_caches needs after_iter=False; together they recompile the step each time"
             )
         self._at_before_epoch = before_epoch
         self._at_after_epoch = after_epoch
@@ -49,78 +51,78 @@ class EmptyCacheHook(Hook):
         self._clear_caches = clear_caches
 
     def next_step(self, runner: Runner, step: int) -> float:
-        """Return each step, or none."""
+        """Return `step` with `after_iter`, otherwise never."""
         return step if self._at_after_iter else math.inf
 
     def _before_epoch(self, runner: Runner, mode: str = "train") -> None:
         if self._at_before_epoch:
-            self._empty(runner)
+            self._collect_garbage()
 
     def _after_epoch(self, runner: Runner, mode: str = "train") -> None:
         if self._at_after_epoch:
-            self._empty(runner)
+            self._collect_garbage()
 
     def _after_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
     ) -> None:
         if self._at_after_iter:
-            self._empty(runner)
+            self._collect_garbage()
 
-    def _empty(self, runner: Runner) -> None:
+    def _collect_garbage(self) -> None:
         gc.collect()
         if self._clear_caches:
             jax.clear_caches()
-
-
-_MB = 2**20
 
 
 @HOOKS.register_module()
 class MemoryProfilerHook(Hook):
     """Log the memory use every `interval` iterations, in training, validation and test.
 
-    Of the host: memory available, used and swapped (with psutil installed), and used by the process. Of each
-    device that reports it: memory in use, and the peak.
+    For the host: the memory available, used and swapped (with psutil installed), and used by the process. For each
+    device that reports it: the memory in use, and the peak.
 
     Args:
-      interval: iterations from one line to the next.
+      interval: iterations between two log lines.
     """
 
     def __init__(self, interval: Count = 50) -> None:
         self.interval = interval
 
     def next_step(self, runner: Runner, step: int) -> float:
-        """Return the step of the next report."""
+        """Return the step of the next log line."""
         return self.next_multiple(self.interval, step)
 
     def _after_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
     ) -> None:
-        due = self.every_n_train_iters(runner, self.interval) if mode == "train" else None
-        if due or (due is None and self.every_n_inner_iters(batch_idx, self.interval)):
-            runner.logger.info("Memory " + ", ".join([*_host(), *_devices()]))
+        if mode == "train":
+            is_due = self.every_n_train_iters(runner, self.interval)
+        else:
+            is_due = self.every_n_inner_iters(batch_idx, self.interval)
+        if is_due:
+            runner.logger.info("Memory " + ", ".join([*_host_memory(), *_device_memory()]))
 
 
-def _host() -> list[str]:
-    """Return the host's memory use in MB."""
+def _host_memory() -> list[str]:
+    """Return the memory use of the host in MB."""
     try:
         import psutil
     except ImportError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return [f"process_peak: {peak // (_MB if sys.platform == 'darwin' else 1024)} MB"]
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-    numbers = dict(
+    sizes = dict(
         available=memory.available, used=memory.used, swap=swap.used, process=psutil.Process().memory_info().rss
     )
-    return [f"{name}: {value // _MB} MB" for name, value in numbers.items()]
+    return [f"{name}: {size // _MB} MB" for name, size in sizes.items()]
 
 
-def _devices() -> list[str]:
+def _device_memory() -> list[str]:
     """Return the memory use of each device that reports it, in MB."""
-    found = []
+    entries = []
     for device in jax.local_devices():
         stats = device.memory_stats()
         if stats:
             use, peak = stats["bytes_in_use"] // _MB, stats.get("peak_bytes_in_use", 0) // _MB
-            found.append(f"{device.platform}:{device.id}: {use} MB (peak {peak} MB)")
-    return found
+            entries.append(f"{device.platform}:{device.id}: {use} MB (peak {peak} MB)")
+    return entries

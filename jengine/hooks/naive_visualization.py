@@ -1,4 +1,4 @@
-"""Draws the samples of a test, and writes the model's graph."""
+"""Draw the samples of a test, and write the model's graph."""
 
 import os
 from collections.abc import Mapping
@@ -16,18 +16,18 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class NaiveVisualizationHook(Hook):
-    """Hands every sample of every `interval`-th test batch to the visualizer's `add_datasample`, as an image again.
+    """Pass every sample of every `interval`-th test batch, as an image, to the visualizer's `add_datasample`.
 
-    The image is brought back from what preprocessing made of it: `image * std + mean`, without its padding (where the
-    batch has `scale`, int[B, 2], width and height), in its first size (where it has `ori_width` and `ori_height`,
-    int[B]). Samples are called by the file in `img_path` of the dataset's metainfo, or by their number.
+    The hook reverts the preprocessing of images: it computes `image * std + mean`, removes the padding (if the batch
+    has `scale`, int[B, 2], width and height), and restores the original size (if it has `ori_width` and `ori_height`,
+    int[B]). A sample is named by its file in `img_path` of the dataset's metainfo, or else by its index.
 
     Args:
-      interval: test batches from one that is drawn to the next.
-      draw_gt: passed on: draw the ground truth.
-      draw_pred: passed on: draw the prediction.
-      img_norm_cfg: `dict(mean=..., std=...)` that images were normalised with; None: they were not.
-      image: the batch's entry with the images, [B, H, W, C].
+      interval: number of test batches between two that are drawn.
+      draw_gt: draw the ground truth.
+      draw_pred: draw the prediction.
+      img_norm_cfg: `dict(mean=..., std=...)` of the normalization; None if images were not normalized.
+      image: the entry of the batch that holds the images, [B, H, W, C].
 
     Raises:
       ConfigError: an interval below 1; from the hook, a batch without images.
@@ -48,42 +48,42 @@ class NaiveVisualizationHook(Hook):
         self.draw_pred = draw_pred
         self.img_norm_cfg = None if img_norm_cfg is None else dict(img_norm_cfg)
         self.image = image
-        self._drawn = 0
+        self._num_examples = 0  # examples of the test so far
 
     def before_train(self, runner: Runner) -> None:
-        """Writes the model's graph."""
+        """Write the model's graph."""
         runner.visualizer.add_graph(runner.model)
 
     def before_test_epoch(self, runner: Runner) -> None:
-        """Begins to count samples."""
-        self._drawn = 0
+        """Reset the count of examples."""
+        self._num_examples = 0
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Draws the samples of a batch if it is one's turn; padding is not drawn."""
+        """Draw the examples of the batch if it is due, without its padding."""
         if not isinstance(data_batch, Mapping) or self.image not in data_batch:
-            found = sorted(data_batch) if isinstance(data_batch, Mapping) else type(data_batch).__name__
-            raise ConfigError(f"NaiveVisualizationHook draws the batch entry {self.image!r}, found {found}")
-        first, rows = self._drawn, len(data_batch[self.image])
-        self._drawn += rows
+            actual = sorted(data_batch) if isinstance(data_batch, Mapping) else type(data_batch).__name__
+            raise ConfigError(f"NaiveVisualizationHook: a batch must have the entry {self.image!r}, got {actual}")
+        first, batch_size = self._num_examples, len(data_batch[self.image])
+        self._num_examples += batch_size
         if not self.every_n_inner_iters(batch_idx, self.interval):
             return
         batch, predictions = jax.device_get((data_batch, outputs))
-        files = (getattr(runner.test_dataloader, "metainfo", None) or {}).get("img_path")
-        for row in np.flatnonzero(batch.get("mask", np.ones(rows, bool))):
-            sample, prediction = (jax.tree.map(lambda x, row=row: x[row], tree) for tree in (batch, predictions))
-            number = int(sample.get("sample_idx", first + row))
-            name = os.path.basename(files[number]) if files is not None else f"sample_{number}"
+        files = (runner.test_dataloader.metainfo or {}).get("img_path")
+        for i in np.flatnonzero(batch.get("mask", np.ones(batch_size, bool))):
+            sample, prediction = (jax.tree.map(lambda x, i=i: x[i], tree) for tree in (batch, predictions))
+            index = int(sample.get("sample_idx", first + i))
+            name = os.path.basename(files[index]) if files is not None else f"sample_{index}"
             runner.visualizer.add_datasample(
                 name,
-                self._restored(sample),
+                self._restore_image(sample),
                 dict(gt=sample, pred=prediction),
                 draw_gt=self.draw_gt,
                 draw_pred=self.draw_pred,
                 step=runner.iter,
             )
 
-    def _restored(self, sample: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The image as it was before preprocessing, uint8[H, W, C]."""
+    def _restore_image(self, sample: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the image before preprocessing, uint8[H, W, C]."""
         image = sample[self.image]
         if self.img_norm_cfg is not None:
             image = image * np.asarray(self.img_norm_cfg["std"]) + np.asarray(self.img_norm_cfg["mean"])
@@ -92,11 +92,11 @@ class NaiveVisualizationHook(Hook):
             width, height = sample["scale"]
             image = image[:height, :width]
         if "ori_width" in sample:
-            image = _resized(image, int(sample["ori_width"]), int(sample["ori_height"]))
+            image = _resize(image, int(sample["ori_width"]), int(sample["ori_height"]))
         return image
 
 
-def _resized(image: np.ndarray, width: int, height: int) -> np.ndarray:
+def _resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
     try:
         from PIL import Image
     except ImportError as error:

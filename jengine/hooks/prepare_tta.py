@@ -1,4 +1,4 @@
-"""Tests with predictions over several views of each batch."""
+"""Test with predictions over several views of each batch."""
 
 from typing import Any
 
@@ -11,22 +11,22 @@ from jengine.registry import HOOKS, MODELS
 
 @HOOKS.register_module()
 class PrepareTTAHook(Hook):
-    """Puts a test time augmentation around the model for the test; training and validation go without.
+    """Wrap the model in test-time augmentation for the test; training and validation use the plain model.
 
     Args:
-      tta_cfg: config of a `BaseTTAModel`; it gets the run's model as `module`.
+      tta_cfg: config of a `BaseTTAModel`, which receives the run's model as `module`.
 
     Raises:
-      TypeError: from the hook, what `tta_cfg` describes is none.
+      TypeError: from the hook, `tta_cfg` builds something else.
     """
 
     def __init__(self, tta_cfg: Any) -> None:
         self.tta_cfg = tta_cfg
 
     def before_test(self, runner: Runner) -> None:
-        """Has the test predict with the augmented model."""
+        """Use the augmented model in the test."""
         with config_path("tta_cfg"):
             model = MODELS.build(self.tta_cfg, module=runner.model)
             if not isinstance(model, BaseTTAModel):
-                raise TypeError(f"PrepareTTAHook: tta_cfg describes a BaseTTAModel, found {type(model).__name__}")
+                raise TypeError(f"PrepareTTAHook: tta_cfg must build a BaseTTAModel, got {type(model).__name__}")
         runner.test_loop.predict_with(model)

@@ -1,6 +1,6 @@
-"""Define hook priorities: the nine names of MMEngine for 0 to 100, and the seven levels of iMIX for 0 to 60.
+"""Define hook priorities: MMEngine's nine names for 0 to 100, and iMIX's seven levels for 0 to 60.
 
-The lower value runs first.
+On both scales the lower value runs first.
 """
 
 import enum
@@ -11,7 +11,7 @@ from jengine.errors import UnknownNameError, closest
 
 
 class Priority(enum.IntEnum):
-    """The named levels. Any integer in between is a priority too."""
+    """Name the priorities of MMEngine. Any integer in between is a priority too."""
 
     HIGHEST = 0
     VERY_HIGH = 10
@@ -24,34 +24,8 @@ class Priority(enum.IntEnum):
     LOWEST = 100
 
 
-def get_priority(priority: int | str | Priority) -> int:
-    """The value of a priority.
-
-    Args:
-      priority: a level's name in any case, a `Priority`, or an integer from 0 to 100.
-
-    Raises:
-      ValueError: an integer outside 0 to 100. KeyError: an unknown name. TypeError: anything else.
-    """
-    if isinstance(priority, bool) or not isinstance(priority, int | str):
-        raise TypeError(f"a priority is a name or an integer from 0 to 100, found {priority!r}")
-    if isinstance(priority, str):
-        if priority.upper() not in Priority.__members__:
-            raise UnknownNameError(f"no priority is called {priority!r}{closest(priority, Priority.__members__)}")
-        return int(Priority[priority.upper()])
-    if not 0 <= priority <= 100:
-        raise ValueError(f"a priority lies between 0 and 100, found {priority}")
-    return int(priority)
-
-
-def priority_name(priority: int | str | Priority) -> str:
-    """The level's name where the value has one, else the number: as the hook table prints it."""
-    value = get_priority(priority)
-    return Priority(value).name if value in Priority._value2member_map_ else str(value)
-
-
 class PriorityStatus(enum.IntEnum):
-    """When a hook runs among others: the lower number first."""
+    """Name the levels of iMIX."""
 
     HIGHEST = 0
     HIGHER = 10
@@ -62,7 +36,7 @@ class PriorityStatus(enum.IntEnum):
     LOWEST = 60
 
 
-_ON_MMENGINES_SCALE = {
+_PRIORITY_OF_LEVEL = {
     PriorityStatus.HIGHEST: Priority.HIGHEST,
     PriorityStatus.HIGHER: Priority.VERY_HIGH,
     PriorityStatus.HIGH: Priority.HIGH,
@@ -73,8 +47,35 @@ _ON_MMENGINES_SCALE = {
 }
 
 
+def get_priority(priority: int | str | Priority) -> int:
+    """Return the value of a priority.
+
+    Args:
+      priority: a `Priority`, its name in any case, or an integer from 0 to 100.
+
+    Raises:
+      ValueError: an integer outside 0 to 100. KeyError: an unknown name. TypeError: anything else.
+    """
+    if isinstance(priority, bool) or not isinstance(priority, int | str):
+        raise TypeError(f"a priority must be a name or an integer from 0 to 100, got {priority!r}")
+    if isinstance(priority, str):
+        if priority.upper() not in Priority.__members__:
+            hint = closest(priority, Priority.__members__)
+            raise UnknownNameError(f"a priority must be the name of a level, got {priority!r}{hint}")
+        return int(Priority[priority.upper()])
+    if not 0 <= priority <= 100:
+        raise ValueError(f"a priority must be between 0 and 100, got {priority}")
+    return int(priority)
+
+
+def get_priority_name(priority: int | str | Priority) -> str:
+    """Return the name of a priority, or its number if it has none, for the table of hooks."""
+    value = get_priority(priority)
+    return Priority(value).name if value in Priority._value2member_map_ else str(value)
+
+
 def get_level(level: Any) -> PriorityStatus:
-    """The level that a config means.
+    """Return the iMIX level that a config gives.
 
     Args:
       level: a `PriorityStatus`, its name in any case, or its number.
@@ -87,10 +88,11 @@ def get_level(level: Any) -> PriorityStatus:
     if isinstance(level, int) and not isinstance(level, bool) and level in PriorityStatus._value2member_map_:
         return PriorityStatus(level)
     legal = {**PriorityStatus.__members__, **{str(member.value): member for member in PriorityStatus}}
-    warnings.warn(f"no level is {level!r}{closest(str(level), legal)}: NORMAL is taken", UserWarning, stacklevel=2)
+    hint = closest(str(level), legal)
+    warnings.warn(f"a level must be one of iMIX's, got {level!r}{hint}; NORMAL is used", UserWarning, stacklevel=2)
     return PriorityStatus.NORMAL
 
 
 def to_priority(level: PriorityStatus) -> Priority:
-    """The priority on MMEngine's scale that keeps the order of the levels."""
-    return _ON_MMENGINES_SCALE[level]
+    """Return the priority on MMEngine's scale for a level; the order of the levels is kept."""
+    return _PRIORITY_OF_LEVEL[level]

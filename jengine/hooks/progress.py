@@ -16,8 +16,7 @@ _REDRAW_SECONDS = 0.1
 class ProgressHook(Hook):
     """Show the progress of training and the remaining time, below the log lines.
 
-    The command line adds it when the output is a TTY. The bar moves ten times a second at most, whatever the
-    speed of the loop.
+    The command line adds it when the output is a TTY. The bar is redrawn at most ten times a second.
 
     Args:
       clock: returns the time in seconds.
@@ -27,7 +26,7 @@ class ProgressHook(Hook):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._due = 0.0
+        self._next_redraw = 0.0
         self._progress: Any = None
         self._task: Any = None
 
@@ -52,14 +51,14 @@ class ProgressHook(Hook):
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
-        """Move the bar."""
+        """Update the bar."""
         now = self._clock()
-        if now >= self._due or self.is_last_train_iter(runner):
-            self._due = now + _REDRAW_SECONDS
+        if now >= self._next_redraw or self.is_last_train_iter(runner):
+            self._next_redraw = now + _REDRAW_SECONDS
             self._progress.update(self._task, completed=runner.iter + 1)
 
     def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
-        """Move the bar."""
+        """Update the bar."""
         self.after_train_iter(runner, batch_idx)
 
     def after_train(self, runner: Runner) -> None:
@@ -67,6 +66,6 @@ class ProgressHook(Hook):
         self.close()
 
     def close(self) -> None:
-        """Restore the terminal; call it when training ends in any other way."""
+        """Restore the terminal; call this if training ends without `after_train`."""
         if self._progress is not None:
             self._progress.stop()

@@ -1,7 +1,7 @@
-"""The Runner and its loops as hooks see them.
+"""Define the protocols of the Runner and its loops for hooks.
 
-Hooks annotate `runner: Runner` with the protocol below, so that they need no import of `jengine.runner`, which imports
-them. Members are read-only unless a hook may set them.
+Hooks annotate `runner: Runner` with the protocol below instead of importing `jengine.runner`, which imports them.
+Members are read-only unless a hook may set them.
 """
 
 import logging
@@ -20,7 +20,7 @@ from jengine.train import TrainState
 from jengine.visualization import Visualizer
 
 PyTree = Any
-MaybeNone = Any  # in a union: None in runs that do not need the object, which most hooks may ignore
+MaybeNone = Any  # in a union: None in runs that do not need the object; most hooks can ignore that case
 
 
 class TrainLoop(Protocol):
@@ -135,7 +135,7 @@ class Runner(Protocol):
     def is_main_process(self) -> bool:
         """Return whether this process writes the logs."""
 
-    # --- What is trained ---
+    # --- Model and optimizer ---
 
     @property
     def model(self) -> Model:
@@ -155,7 +155,7 @@ class Runner(Protocol):
 
     @property
     def strategy(self) -> Strategy:
-        """Return the placement of arrays on devices."""
+        """Return the strategy, which places arrays on devices."""
 
     # --- Loops and data ---
 
@@ -191,7 +191,7 @@ class Runner(Protocol):
 
     @property
     def message_hub(self) -> MessageHub:
-        """Return the histories of scalars, and the facts that hooks share."""
+        """Return the histories of scalars, and the values that hooks share."""
 
     @property
     def visualizer(self) -> Visualizer:
@@ -203,7 +203,7 @@ class Runner(Protocol):
 
     @property
     def log_writer(self) -> AsyncWriter:
-        """Return the writer of logs in the background."""
+        """Return the background writer of logs."""
 
     @property
     def phase_timer(self) -> PhaseTimer:

@@ -1,4 +1,4 @@
-"""Put the facts of the run (epoch, iteration, learning rate, losses, metrics) on the message hub."""
+"""Record the progress of the run (epoch, iteration, learning rate, losses, metrics) in the message hub."""
 
 import numbers
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from jengine.train.scanned_step import ChunkMetrics
 class RuntimeInfoHook(Hook):
     """Keep the message hub up to date; all loggers read from it.
 
-    Losses are stored as device arrays: nothing is fetched before the first read.
+    Losses are stored as device arrays, which are not fetched before the first read.
     """
 
     priority = "VERY_HIGH"
@@ -37,14 +37,14 @@ class RuntimeInfoHook(Hook):
         )
 
     def before_train(self, runner: Runner) -> None:
-        """Record the first iteration of training and its length."""
+        """Record the first iteration, the length of training, and the metainfo of the dataset."""
         hub = runner.message_hub
         hub.update_info("loop_stage", "train")
         hub.update_info("epoch", runner.epoch)
         hub.update_info("iter", runner.iter)
         hub.update_info("max_epochs", runner.max_epochs)
         hub.update_info("max_iters", runner.max_iters)
-        if (meta := getattr(runner.train_dataloader, "metainfo", None)) is not None:
+        if (meta := runner.train_dataloader.metainfo) is not None:
             hub.update_info("dataset_meta", meta)
 
     def before_train_epoch(self, runner: Runner) -> None:
@@ -52,7 +52,7 @@ class RuntimeInfoHook(Hook):
         runner.message_hub.update_info("epoch", runner.epoch)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Record the iteration and the learning rate that it uses: of the first group, under each name of `get_lr`."""
+        """Record the iteration and its learning rate: of the first group, under each name of `get_lr`."""
         hub = runner.message_hub
         hub.update_info("iter", runner.iter)
         for name, values in runner.optim_wrapper.get_lr().items():
@@ -79,7 +79,7 @@ class RuntimeInfoHook(Hook):
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Record the metrics as `val/…`."""
-        self._note_metrics(runner, "val", metrics)
+        self._record_metrics(runner, "val", metrics)
 
     def after_val(self, runner: Runner) -> None:
         """Restore the stage that the validation interrupted."""
@@ -98,16 +98,21 @@ class RuntimeInfoHook(Hook):
 
     def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Record the metrics as `test/…`."""
-        self._note_metrics(runner, "test", metrics)
+        self._record_metrics(runner, "test", metrics)
 
     def after_test(self, runner: Runner) -> None:
         """Remove the stage."""
         runner.message_hub.pop_info("loop_stage")
 
     @staticmethod
-    def _note_metrics(runner: Runner, mode: str, metrics: dict[str, float] | None) -> None:
+    def _record_metrics(runner: Runner, mode: str, metrics: dict[str, float] | None) -> None:
         for name, value in (metrics or {}).items():
-            if isinstance(value, numbers.Number) or getattr(value, "size", None) == 1:
+            if _is_scalar(value):
                 runner.message_hub.update_scalar(f"{mode}/{name}", value)
             else:
                 runner.message_hub.update_info(f"{mode}/{name}", value)
+
+
+def _is_scalar(value: Any) -> bool:
+    """Return whether a metric is a number or an array of one element."""
+    return isinstance(value, numbers.Number) or (hasattr(value, "size") and value.size == 1)

@@ -8,37 +8,37 @@ import jax.numpy as jnp
 
 from jengine.annotations import Index
 from jengine.data import Pipeline
-from jengine.data.batch_augments import BatchAugment, build_batch_augment, unchanged
+from jengine.data.batch_augments import BatchAugment, build_batch_augment, identity
 from jengine.errors import ConfigError, closest, config_path
+from jengine.hooks.arguments import check_integer
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.train import StepContext
 
 _KEYS = ("action_epoch", "train_pipeline", "batch_augments", "loss", "hyperparams")
-_AUGMENT = "augment_index"  # the number of the host that says which augmentation is in force; 0 for none
+_AUGMENT_KEY = "augment_index"  # the hyperparameter that selects the augmentation; 0 for none
 
 
 @HOOKS.register_module()
 class SwitchRecipeHook(Hook):
-    """Changes data, augmentations, losses and numbers at the beginning of some epochs; nothing is traced anew.
+    """Change data, augmentations, losses and hyperparameters at the start of given epochs, without a new trace.
 
-    `train_pipeline` is the `Pipeline` of the training dataset from then on, on the host. The rest is compiled into the
-    step once, and chosen there by numbers of the host. `batch_augments` are functions `(batch, rng) -> batch` of what
-    is on the device; see `build_batch_augment`. `loss=1` chooses the second of the losses that a `SwitchedLoss` was
-    made of. `hyperparams=dict(mixup=0.0)` is what the model's loss reads as `hyperparams['mixup']`.
+    `train_pipeline` becomes the `Pipeline` of the training dataset, on the host. Everything else is compiled into the
+    step once and selected there by hyperparameters. `batch_augments` are functions `(batch, rng) -> batch` of the batch
+    on the device; see `build_batch_augment`. `loss=1` selects the second loss of a `SwitchedLoss`.
+    `hyperparams=dict(mixup=0.0)` sets the value that the model's loss reads as `hyperparams['mixup']`.
 
-    A resumed run is where it was: whatever was to act before is done again, in order.
+    A resumed run first applies all earlier changes again, in order.
 
     Args:
-      schedule: one dict for each change: `action_epoch` (counted from 1: it holds in that epoch), and one or more of
-        `train_pipeline`, `batch_augments` (None for none from then on), `loss` and `hyperparams`. Each of the
-        hyperparams needs a value from epoch 1 on; the loss is the first until something is said, and there are no
-        augmentations.
+      schedule: one dict for each change: `action_epoch`, the first epoch of the change, counted from 1, and one or more
+        of `train_pipeline`, `batch_augments` (None for none from then on), `loss` and `hyperparams`. Each of the
+        hyperparams needs a value from epoch 1 on. By default the first loss is used, without augmentations.
 
     Raises:
-      ConfigError: another form; two changes in one epoch; a number without a first value; from the hook, a dataset
-        without a pipeline, a training loop that counts iterations, an augmentation that changes shapes.
+      ConfigError: an invalid change; two changes in one epoch; a hyperparameter without a first value; from the hook, a
+        dataset without a pipeline, a training loop that counts iterations, an augmentation that changes shapes.
     """
 
     def __init__(self, schedule: Sequence[Mapping[str, Any]]) -> None:
@@ -46,73 +46,71 @@ class SwitchRecipeHook(Hook):
         items = []
         for i, item in enumerate(schedule):
             with config_path("schedule", i):
-                items.append(self._read(item))
+                items.append(self._build_item(item))
         self.schedule = sorted(items, key=lambda item: item["action_epoch"])
         epochs = [item["action_epoch"] for item in self.schedule]
         for epoch in epochs:
             if epochs.count(epoch) > 1:
-                raise ConfigError(f"SwitchRecipeHook: two changes have the action_epoch {epoch}")
+                raise ConfigError(f"SwitchRecipeHook: each action_epoch must occur once, got {epoch} twice or more")
         first = {name for item in self.schedule if item["action_epoch"] == 1 for name in item.get("hyperparams", ())}
         for item in self.schedule:
             for name in item.get("hyperparams", ()):
                 if name not in first:
                     raise ConfigError(
-                        f"SwitchRecipeHook: {name!r} changes in epoch {item['action_epoch']} and has no value before: "
-                        f"give one in a change with action_epoch=1{closest(name, first)}"
+                        f"SwitchRecipeHook: hyperparams must have a first value in a change with action_epoch=1, "
+                        f"got {name!r} first in epoch {item['action_epoch']}{closest(name, first)}"
                     )
 
-    def _read(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        """A change with everything in it built: of the augmentation, its number is left."""
-        for name in item:
-            if name not in _KEYS:
-                raise ConfigError(f"SwitchRecipeHook: a change has no entry {name!r}{closest(name, _KEYS)}")
-        epoch = item.get("action_epoch")
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 1:
-            raise ConfigError(f"SwitchRecipeHook: action_epoch is an integer of at least 1, found {epoch!r}")
-        read = dict(item.items())
-        if "train_pipeline" in read:
-            with config_path("train_pipeline"):
-                read["train_pipeline"] = Pipeline(read["train_pipeline"])
-        if read.get("batch_augments") is not None:
-            with config_path("batch_augments"):
-                self._augments.append(build_batch_augment(read["batch_augments"]))
-            read["batch_augments"] = len(self._augments)
-        return read
-
     def before_train(self, runner: Runner) -> None:
-        """Puts the recipe of the current epoch in force, after a restart as well."""
+        """Apply the recipe of the current epoch, after a restart as well."""
         if not runner.train_loop.by_epoch and self.schedule[-1]["action_epoch"] > 1:
-            raise ConfigError("SwitchRecipeHook acts when epochs begin, and the training loop counts iterations")
+            raise ConfigError("SwitchRecipeHook: the training loop must count epochs, got one that counts iterations")
         if any("loss" in item for item in self.schedule):
             runner.hyperparams["loss_index"] = 0
         if self._augments:
-            runner.hyperparams[_AUGMENT] = 0
+            runner.hyperparams[_AUGMENT_KEY] = 0
         for item in self.schedule:
             if item["action_epoch"] <= runner.epoch + 1:
                 self._apply(runner, item)
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Changes the recipe if it is time."""
+        """Apply the change of this epoch, if there is one."""
         for item in self.schedule:
             if 1 < item["action_epoch"] == runner.epoch + 1:
                 self._apply(runner, item)
                 changed = ", ".join(name for name in item if name != "action_epoch")
-                runner.logger.info(f"SwitchRecipeHook: from epoch {item['action_epoch']} on another {changed}")
+                runner.logger.info(f"SwitchRecipeHook: changed {changed} from epoch {item['action_epoch']} on")
 
     def traced_batch(self, ctx: StepContext) -> StepContext:
-        """Augments the batch as the host's number says."""
+        """Augment the batch with the augmentation that the hyperparameter selects."""
         if not self._augments:
             return ctx
         for augment in self._augments:
             augment.check(ctx.batch, ctx.rng)
-        index = jnp.asarray(ctx.hyperparams[_AUGMENT]).astype(jnp.int32)
-        return ctx.replace(batch=jax.lax.switch(index, [unchanged, *self._augments], ctx.batch, ctx.rng))
+        index = jnp.asarray(ctx.hyperparams[_AUGMENT_KEY]).astype(jnp.int32)
+        return ctx.replace(batch=jax.lax.switch(index, [identity, *self._augments], ctx.batch, ctx.rng))
+
+    def _build_item(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a change with its objects built, and its augmentation replaced by the index."""
+        for name in item:
+            if name not in _KEYS:
+                raise ConfigError(f"SwitchRecipeHook: a change has no entry {name!r}{closest(name, _KEYS)}")
+        check_integer("SwitchRecipeHook: action_epoch", item.get("action_epoch"))
+        built = dict(item.items())
+        if "train_pipeline" in built:
+            with config_path("train_pipeline"):
+                built["train_pipeline"] = Pipeline(built["train_pipeline"])
+        if built.get("batch_augments") is not None:
+            with config_path("batch_augments"):
+                self._augments.append(build_batch_augment(built["batch_augments"]))
+            built["batch_augments"] = len(self._augments)
+        return built
 
     def _apply(self, runner: Runner, item: Mapping[str, Any]) -> None:
         if "train_pipeline" in item:
             set_pipeline(runner.train_loop.dataloader, item["train_pipeline"])
         if "batch_augments" in item and self._augments:
-            runner.hyperparams[_AUGMENT] = item["batch_augments"] or 0
+            runner.hyperparams[_AUGMENT_KEY] = item["batch_augments"] or 0
         if "loss" in item:
             runner.hyperparams["loss_index"] = item["loss"]
         for name, value in item.get("hyperparams", {}).items():
@@ -121,10 +119,10 @@ class SwitchRecipeHook(Hook):
 
 @HOOKS.register_module()
 class PipelineSwitchHook(Hook):
-    """Gives the training dataset another `Pipeline`, once; a run resumed afterwards has it from the start.
+    """Replace the `Pipeline` of the training dataset once; a run resumed afterwards uses the new one from its start.
 
     Args:
-      switch_epoch: the first epoch with it, counted from 0.
+      switch_epoch: the first epoch with the new pipeline, counted from 0.
       switch_pipeline: the transforms; see `jengine.data.Pipeline`.
 
     Raises:
@@ -136,33 +134,33 @@ class PipelineSwitchHook(Hook):
         self.switch_epoch = switch_epoch
         with config_path("switch_pipeline"):
             self.switch_pipeline = Pipeline(switch_pipeline)
-        self._switched = False
+        self._is_switched = False
 
     def before_train(self, runner: Runner) -> None:
-        """Checks that epochs are counted."""
+        """Check that the training loop counts epochs."""
         if not runner.train_loop.by_epoch:
-            raise ConfigError("PipelineSwitchHook acts when an epoch begins, and the training loop counts iterations")
+            raise ConfigError("PipelineSwitchHook: the training loop must count epochs, got one that counts iterations")
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Switches if it is time."""
-        if runner.epoch >= self.switch_epoch and not self._switched:
+        """Switch if it is due."""
+        if runner.epoch >= self.switch_epoch and not self._is_switched:
             set_pipeline(runner.train_loop.dataloader, self.switch_pipeline)
-            self._switched = True
-            runner.logger.info(f"PipelineSwitchHook: from epoch {runner.epoch} on, counted from 0, another pipeline")
+            self._is_switched = True
+            runner.logger.info(f"PipelineSwitchHook: changed the pipeline from epoch {runner.epoch} on, counted from 0")
 
 
 def set_pipeline(loader: Any, pipeline: Pipeline) -> None:
-    """Gives a pipeline to the outermost dataset of a loader that has one, and ends what reads ahead by the old one.
+    """Set the pipeline of the outermost dataset that has one, and discard batches read ahead with the old pipeline.
 
     Raises:
-      ConfigError: no dataset has one.
+      ConfigError: no dataset of the loader has a pipeline.
     """
     owner = loader.dataset
     while not hasattr(owner, "pipeline"):
         if not hasattr(owner, "dataset"):
             raise ConfigError(
-                f"another pipeline is for a dataset that has a `pipeline`, found {type(loader.dataset).__name__}: wrap "
-                "it in one, dict(type='TransformedDataset', dataset=..., pipeline=[...])"
+                f"the dataset must have a `pipeline` to change, got {type(loader.dataset).__name__}; "
+                "wrap it: dict(type='TransformedDataset', dataset=..., pipeline=[...])"
             )
         owner = owner.dataset
     owner.pipeline = pipeline

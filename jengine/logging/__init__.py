@@ -1,9 +1,9 @@
-"""Log a run: scalars and their history, log lines, the logger and the tables."""
+"""Collect the scalars of a run and write log lines: message hub, log processor, logger and tables."""
 
 from jengine.logging.async_writer import AsyncWriter as AsyncWriter
 from jengine.logging.console import build_logger as build_logger
 from jengine.logging.console import current_logger as current_logger
-from jengine.logging.console import level_number as level_number
+from jengine.logging.console import parse_level as parse_level
 from jengine.logging.console import print_log as print_log
 from jengine.logging.console import terminal as terminal
 from jengine.logging.history import HistoryBuffer as HistoryBuffer

@@ -6,14 +6,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-_MAX_PENDING = 256  # jobs; without a bound they could hold any number of device arrays
+_MAX_PENDING_JOBS = 256  # without a bound, pending jobs could hold any number of device arrays
 
 
 class AsyncWriter:
-    """Run jobs in one background thread, in the order in which they are submitted.
+    """Run jobs in one background thread, in the order of submission.
 
-    An error of a job is raised in the thread that calls `submit` or `flush` next, once. The thread is started by the
-    first job.
+    The next call of `submit` or `flush` raises the error of a failed job, once. The first job starts the thread.
     """
 
     def __init__(self) -> None:
@@ -22,25 +21,25 @@ class AsyncWriter:
         self._error: Exception | None = None
 
     def submit(self, job: Callable[..., Any], *args: Any) -> None:
-        """Run `job(*args)` after the jobs before it.
+        """Queue `job(*args)`.
 
         Raises:
-          Exception: from an earlier job.
+          Exception: an earlier job failed.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="jengine-log", daemon=True)
             self._thread.start()
             atexit.register(self.close)
-        if self._jobs.qsize() >= _MAX_PENDING:
+        if self._jobs.qsize() >= _MAX_PENDING_JOBS:
             self.flush()
         self._jobs.put(lambda: job(*args))
         self._raise_error()
 
     def flush(self) -> None:
-        """Wait until all jobs are done; return at once when a job calls it.
+        """Wait until all jobs are done; return immediately if a job calls it.
 
         Raises:
-          Exception: from a job.
+          Exception: a job failed.
         """
         if threading.current_thread() is not self._thread:
             if self._thread is not None:
@@ -50,7 +49,7 @@ class AsyncWriter:
             self._raise_error()
 
     def close(self) -> None:
-        """Wait for all jobs and end the thread; the next job starts another. Errors of jobs are kept for `flush`."""
+        """Wait for all jobs and end the thread; the next job starts a new one. `flush` raises pending errors."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._jobs.put(None)

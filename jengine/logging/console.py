@@ -1,4 +1,4 @@
-"""Set up the run's logger: one format on the terminal, one in the log file; progress bars share the terminal."""
+"""Set up the logger of a run: formats for the terminal and the log file, and a terminal shared with progress bars."""
 
 import functools
 import logging
@@ -12,36 +12,36 @@ from rich.text import Text
 from jengine.errors import closest
 
 terminal = Console(highlight=False)
-"""Share the only console of the process, so that a progress bar and log lines do not overwrite each other."""
+"""The only console of the process: progress bars and log lines do not overwrite each other if they share it."""
 
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
-_REMEMBERED_WARNINGS = 1000
+_MAX_SEEN_WARNINGS = 1000
 _FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
 
-_built: dict[str, logging.Logger] = {}
+_loggers: dict[str, logging.Logger] = {}
 
 
 def build_logger(name: str = "jengine", log_file: str | None = None, level: int | str = "INFO") -> logging.Logger:
     """Set up the logger of a run.
 
-    It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, with the year in front, to `log_file`. Its
-    records do not reach the root logger, so that other libraries' handlers do not print them again. A warning that
-    repeats word for word is printed once. Processes other than the first print errors only.
+    It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, preceded by the year, to `log_file`. Its
+    records do not propagate to the root logger, so that handlers of other libraries do not print them again. Identical
+    warnings are printed once. Processes other than the first only print errors.
 
-    Building a name again replaces the earlier setup: a second run in the same process writes to its own file.
+    Building a logger again replaces its handlers: a second run in the same process writes to its own file.
 
     Args:
-      name: the logger's name. It also prints the records of 'name.something'.
-      log_file: a file to append to; its directory is made. None writes to the terminal alone.
-      level: the lowest level that is printed: 'DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL' or a number.
+      name: the name of the logger, which also prints the records of its child loggers, such as 'name.child'.
+      log_file: a file to append to; its directory is created. None writes to the terminal only.
+      level: the lowest level to print: 'DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL' or a number.
 
     Returns:
       The logger, the same as `logging.getLogger(name)`.
 
     Raises:
-      ValueError: a level that does not exist.
+      ValueError: unknown level.
     """
-    number = level_number(level)
+    level_number = parse_level(level)
     logger = logging.getLogger(name)
     for handler in list(logger.handlers):
         if isinstance(handler, _TerminalHandler | _RunFileHandler):
@@ -54,19 +54,19 @@ def build_logger(name: str = "jengine", log_file: str | None = None, level: int 
         handlers.append(_RunFileHandler(log_file, mode="a", encoding="utf-8", delay=_process_index() != 0))
         handlers[1].setFormatter(_Formatter(_FORMAT, "%Y/%m/%d %H:%M:%S"))
     for handler in handlers:
-        handler.addFilter(_first_process_or_error)
-        handler.addFilter(_RepeatedWarnings())
+        handler.addFilter(_is_first_process_or_error)
+        handler.addFilter(_RepeatedWarningFilter())
         logger.addHandler(handler)
-    logger.setLevel(number)
+    logger.setLevel(level_number)
     logger.propagate = False
-    _built.pop(name, None)
-    _built[name] = logger
+    _loggers.pop(name, None)
+    _loggers[name] = logger
     return logger
 
 
 def current_logger() -> logging.Logger:
-    """Return the logger that `build_logger` set up last; `logging.getLogger('jengine')` if there is none."""
-    return next(reversed(_built.values())) if _built else logging.getLogger("jengine")
+    """Return the logger built last; `logging.getLogger('jengine')` if none was built."""
+    return next(reversed(_loggers.values())) if _loggers else logging.getLogger("jengine")
 
 
 def print_log(msg: Any, logger: logging.Logger | str | None = None, level: int = logging.INFO) -> None:
@@ -74,12 +74,12 @@ def print_log(msg: Any, logger: logging.Logger | str | None = None, level: int =
 
     Args:
       msg: the message.
-      logger: None prints on the terminal, 'silent' does nothing, 'current' takes the logger built last; else a logger
-        or the name of one that was built.
+      logger: None prints to the terminal, 'silent' does nothing, 'current' uses the logger built last; otherwise a
+        logger or the name of one built by `build_logger`.
       level: the level of the record, unused without a logger.
 
     Raises:
-      ValueError: no logger of that name was built. TypeError: `logger` of another type.
+      ValueError: no logger of that name was built. TypeError: `logger` has another type.
     """
     if logger is None:
         write_line(str(msg))
@@ -87,24 +87,24 @@ def print_log(msg: Any, logger: logging.Logger | str | None = None, level: int =
         logger.log(level, msg)
     elif logger == "current":
         current_logger().log(level, msg)
-    elif isinstance(logger, str) and logger in _built:
-        _built[logger].log(level, msg)
+    elif isinstance(logger, str) and logger in _loggers:
+        _loggers[logger].log(level, msg)
     elif isinstance(logger, str) and logger != "silent":
-        raise ValueError(f"no logger called {logger!r} was built{closest(logger, ['current', 'silent', *_built])}")
+        raise ValueError(f"no logger called {logger!r} was built{closest(logger, ['current', 'silent', *_loggers])}")
     elif not isinstance(logger, str):
-        found = type(logger).__name__
-        raise TypeError(f"`logger` must be a logger, its name, 'silent', 'current' or None, got {found}")
+        kind = type(logger).__name__
+        raise TypeError(f"`logger` must be a logger, its name, 'silent', 'current' or None, got {kind}")
 
 
 def write_line(line: str, level: str = "INFO") -> None:
-    """Write a line to the terminal unchanged: never wrapped, its brackets no markup, coloured only on a TTY.
+    """Write a line to the terminal verbatim: without wrapping or markup, and with colors only on a TTY.
 
     Args:
-      line: the text; its first occurrence of ` - level - ` gets the colour of the level.
+      line: the text; the first occurrence of ` - level - ` is printed in the color of the level.
       level: the name of the level.
     """
     file = terminal.file
-    if not _is_terminal(file):
+    if not _is_tty(file):
         print(line, file=file, flush=True)
         return
     text = Text(line)
@@ -115,13 +115,13 @@ def write_line(line: str, level: str = "INFO") -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _is_terminal(file: IO[str]) -> bool:
-    """Return whether `file` is a TTY; cached, because the call costs as much as writing a line."""
+def _is_tty(file: IO[str]) -> bool:
+    """Return whether `file`, the file of `terminal`, is a TTY; cached, as the check costs as much as writing a line."""
     return terminal.is_terminal
 
 
 class _Formatter(logging.Formatter):
-    """Format records, and the time once a second."""
+    """Format records; cache the formatted time for the current second."""
 
     _second = -1
     _text = ""
@@ -138,44 +138,44 @@ class _TerminalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             write_line(self.format(record), record.levelname)
-        except Exception:  # the rule of the logging library: a record that cannot be written does not end the run
+        except Exception:  # as in all logging handlers: a record that cannot be written does not end the run
             self.handleError(record)
 
 
 class _RunFileHandler(logging.FileHandler):
-    """Mark a file handler that `build_logger` made, and may replace."""
+    """Mark the file handlers of `build_logger`, which it may replace."""
 
 
-class _RepeatedWarnings(logging.Filter):
-    """Let a warning through the first time that its text comes."""
+class _RepeatedWarningFilter(logging.Filter):
+    """Drop warnings whose text was logged before."""
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True for a warning whose text is new, and for all other records."""
+        """Return False for a warning whose text was logged before."""
         if record.levelno != logging.WARNING:
             return True
         text = record.getMessage()
         if text in self._seen:
             return False
-        if len(self._seen) >= _REMEMBERED_WARNINGS:  # texts that carry a number are all different
+        if len(self._seen) >= _MAX_SEEN_WARNINGS:  # texts with a counter are all different
             self._seen.clear()
         self._seen.add(text)
         return True
 
 
-def _first_process_or_error(record: logging.LogRecord) -> bool:
+def _is_first_process_or_error(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR or _process_index() == 0
 
 
 def _process_index() -> int:
-    # asking jax starts its backends, which must not happen before the processes have been joined
+    # jax.process_index initializes the backends, which must not happen before jax.distributed.initialize
     return jax.process_index() if jax.distributed.is_initialized() else 0
 
 
-def level_number(level: int | str) -> int:
+def parse_level(level: int | str) -> int:
     """Return the number of a log level, given by its name in any case or by the number.
 
     Raises:

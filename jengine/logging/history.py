@@ -1,4 +1,4 @@
-"""Record the history of one logged scalar: the newest values in a ring, and totals over all of them."""
+"""Record the history of one logged scalar: the newest values in a ring buffer, and totals over all values."""
 
 import math
 import types
@@ -11,37 +11,36 @@ from jengine.errors import UnknownNameError, closest
 
 Statistic = TypeVar("Statistic", bound=Callable[..., Any])
 
-_FIRST_SIZE = 64  # most histories are short (metrics); the ring doubles up to its capacity
-_SAVED_VALUES = 256  # of each history in a checkpoint: enough for the windows of log lines
+_INITIAL_SIZE = 64  # most histories are short (metrics); the ring doubles up to its capacity
+_NUM_SAVED_VALUES = 256  # per history in a checkpoint: enough for the windows of log lines
 
 
 class HistoryBuffer:
-    """Keep the values of one scalar in a bounded ring.
+    """Keep the values of one scalar in a bounded ring buffer.
 
-    An update costs the same however long the run is. The ring holds the newest `capacity` values; the sum, count,
-    maximum and minimum of *all* values are kept too, so that a statistic over everything stays exact when older
-    values have left the ring.
+    The cost of an update does not depend on the length of the run. The ring holds the newest `capacity` values. The
+    sum, count, maximum and minimum of *all* values are kept too, so that statistics over the whole run are exact.
 
     Args:
       capacity: number of values to keep, at least 1.
 
     Raises:
-      ValueError: `capacity` below 1.
+      ValueError: `capacity` is below 1.
     """
 
     _statistics: ClassVar[dict[str, Callable[..., Any]]] = {}
 
     def __init__(self, capacity: int = 10_000) -> None:
         if capacity < 1:
-            raise ValueError(f"the capacity of a history must be at least 1, got {capacity}")
+            raise ValueError(f"`capacity` must be at least 1, got {capacity}")
         self._capacity = capacity
         self._clear()
 
     def _clear(self) -> None:
-        self._values = np.empty(min(self._capacity, _FIRST_SIZE), np.float64)
-        self._counts: np.ndarray | None = None  # while each value stands for one sample
-        self._kept = 0
-        self._next = 0
+        self._values = np.empty(min(self._capacity, _INITIAL_SIZE), np.float64)
+        self._counts: np.ndarray | None = None  # None as long as all counts are 1
+        self._num_kept = 0
+        self._next_index = 0
         self._updates = 0
         self._sum = 0.0
         self._count = 0
@@ -50,7 +49,7 @@ class HistoryBuffer:
 
     @classmethod
     def register_statistics(cls, method: Statistic) -> Statistic:
-        """Decorate `method(buffer, ...)` to make it callable by its name through `statistics`."""
+        """Register `method(buffer, ...)`, as a decorator, so that `statistics` can call it by name."""
         cls._statistics[method.__name__] = method
         return method
 
@@ -58,107 +57,103 @@ class HistoryBuffer:
         """Append a value.
 
         Args:
-          value: the logged number; for `count` > 1 the sum over that many samples.
+          value: the logged number; for `count` > 1, the sum over the samples.
           count: number of samples in `value`.
 
         Raises:
-          TypeError: `value` is not a real number. ValueError: more than one element, or `count` below 1.
+          TypeError: `value` is not a real number. ValueError: `value` has several elements, or `count` is below 1.
         """
-        self.push(to_float(value), check_count(count))
-
-    def push(self, value: float, count: int) -> None:
-        """Append a value without the checks of `update`, for callers that have made them."""
-        self.extend((value,), count)
+        self.extend((to_float(value),), check_count(count))
 
     def extend(self, values: Sequence[float], count: int = 1) -> None:
-        """Append several values, each the sum over `count` samples, without checks."""
-        number = len(values)
+        """Append several values that are already checked, each the sum over `count` samples."""
+        num_values = len(values)
         if count != 1 and self._counts is None:
             self._counts = np.ones_like(self._values)
-        end = self._next + number
+        end = self._next_index + num_values
         if end <= len(self._values):
-            self._place(values, count, end)
+            self._write(values, count, end)
         else:
             start = 0
-            while start < number:
-                if self._next == len(self._values):
+            while start < num_values:
+                if self._next_index == len(self._values):
                     self._grow_or_wrap()
-                end = min(self._next + number - start, len(self._values))
-                stop = start + end - self._next
-                self._place(values[start:stop], count, end)
+                end = min(self._next_index + num_values - start, len(self._values))
+                stop = start + end - self._next_index
+                self._write(values[start:stop], count, end)
                 start = stop
-        self._updates += number
-        self._count += number * count
+        self._updates += num_values
+        self._count += num_values * count
         total = self._sum
         for value in values:
             total += value
         self._sum = total
-        if number and total == total:
+        if num_values and total == total:  # not NaN
             self._max, self._min = max(self._max, *values), min(self._min, *values)
         else:
             for value in values:
-                # `value != value` lets a NaN through, and comparisons with it are false, so that it stays: as in np.max
+                # a NaN replaces the extremum and stays there, as in np.max: comparisons with it are false
                 if value > self._max or value != value:
                     self._max = value
                 if value < self._min or value != value:
                     self._min = value
 
-    def _place(self, values: Sequence[float], count: int, end: int) -> None:
-        """Write values at the next positions, up to `end`."""
-        self._values[self._next : end] = values
+    def _write(self, values: Sequence[float], count: int, end: int) -> None:
+        """Write values into the ring from the next position to `end`."""
+        self._values[self._next_index : end] = values
         if self._counts is not None:
-            self._counts[self._next : end] = count
-        self._next = end
-        if end > self._kept:
-            self._kept = end
+            self._counts[self._next_index : end] = count
+        self._next_index = end
+        if end > self._num_kept:
+            self._num_kept = end
 
     @property
     def updates(self) -> int:
-        """The number of values since the start, those that left the ring included."""
+        """The number of updates in total, including values no longer in the ring."""
         return self._updates
 
     @property
     def data(self) -> tuple[np.ndarray, np.ndarray]:
-        """The values and counts in the ring, oldest first: two float64[n] copies."""
-        part = self._latest(self._kept)
-        return self._values[part].copy(), self._samples(part).copy()
+        """Copies of the values and counts in the ring, oldest first, float64[n] each."""
+        indices = self._newest(self._num_kept)
+        return self._values[indices].copy(), self._counts_at(indices).copy()
 
     def mean(self, window_size: int | None = None) -> float:
         """Return the sum of the newest `window_size` values over the sum of their counts.
 
         Args:
-          window_size: number of values; None, or as many as there ever were, takes all of them exactly. In between,
-            a window longer than the ring takes what the ring holds.
+          window_size: number of values. None, or at least the number of updates, is exact over all values; any other
+            window longer than the ring is cut to the ring.
 
         Raises:
-          ValueError: nothing was logged yet, or a window below 1. TypeError: a window that is not an int.
+          ValueError: the history is empty, or `window_size` is below 1. TypeError: `window_size` is not an int.
         """
-        if self._takes_all(window_size):
+        if self._covers_all(window_size):
             return self._sum / self._count
-        part = self._latest(window_size)
-        values = self._values[part]
-        samples = len(values) if self._counts is None else np.add.reduce(self._counts[part])
+        indices = self._newest(window_size)
+        values = self._values[indices]
+        samples = len(values) if self._counts is None else np.add.reduce(self._counts[indices])
         return float(np.add.reduce(values) / samples)
 
     def max(self, window_size: int | None = None) -> float:
-        """Return the largest of the newest `window_size` values; window and errors as in `mean`."""
-        return self._max if self._takes_all(window_size) else float(self._values[self._latest(window_size)].max())
+        """Return the largest of the newest `window_size` values; arguments and errors as in `mean`."""
+        return self._max if self._covers_all(window_size) else float(self._values[self._newest(window_size)].max())
 
     def min(self, window_size: int | None = None) -> float:
-        """Return the smallest of the newest `window_size` values; window and errors as in `mean`."""
-        return self._min if self._takes_all(window_size) else float(self._values[self._latest(window_size)].min())
+        """Return the smallest of the newest `window_size` values; arguments and errors as in `mean`."""
+        return self._min if self._covers_all(window_size) else float(self._values[self._newest(window_size)].min())
 
     def current(self, window_size: int | None = None) -> float:
-        """Return the newest value, which is the same in any window.
+        """Return the newest value, for any window.
 
         Raises:
-          ValueError: nothing was logged yet.
+          ValueError: the history is empty.
         """
-        self._takes_all(window_size)
-        return float(self._values[self._next - 1])
+        self._covers_all(window_size)
+        return float(self._values[self._next_index - 1])
 
     def statistics(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the statistic `method_name` with the further arguments; names and errors as in `statistic`."""
+        """Call the statistic `method_name` with the remaining arguments; names and errors as in `statistic`."""
         return self.statistic(method_name)(*args, **kwargs)
 
     def statistic(self, method_name: str) -> Callable[..., Any]:
@@ -175,11 +170,11 @@ class HistoryBuffer:
         return types.MethodType(self._statistics[method_name], self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the newest 256 values at most, and the totals over all: a bounded dict that JSON can hold."""
-        part = self._latest(min(self._kept, _SAVED_VALUES))
+        """Return at most the newest 256 values, and the totals over all values, as a JSON-serializable dict."""
+        indices = self._newest(min(self._num_kept, _NUM_SAVED_VALUES))
         return {
-            "values": self._values[part].tolist(),
-            "counts": self._samples(part).astype(np.int64).tolist(),
+            "values": self._values[indices].tolist(),
+            "counts": self._counts_at(indices).astype(np.int64).tolist(),
             "updates": self._updates,
             "sum": self._sum,
             "count": self._count,
@@ -188,51 +183,53 @@ class HistoryBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the history by the one that `state_dict` returned."""
+        """Replace the history with a result of `state_dict`."""
         self._clear()
         for value, count in zip(state["values"], state["counts"], strict=True):
-            self.push(float(value), int(count))
+            self.extend((float(value),), int(count))
         self._updates = int(state["updates"])
         self._sum, self._count = float(state["sum"]), int(state["count"])
         self._max, self._min = float(state["max"]), float(state["min"])
 
     def __len__(self) -> int:
-        return self._kept
+        return self._num_kept
 
     def __repr__(self) -> str:
-        return f"HistoryBuffer({self._updates} values, the newest {self._kept} kept)"
+        return f"HistoryBuffer({self._updates} values, the newest {self._num_kept} kept)"
 
     def _grow_or_wrap(self) -> None:
         size = len(self._values)
         if size == self._capacity:
-            self._next = 0
+            self._next_index = 0
             return
         larger = min(self._capacity, 2 * size)
         self._values = np.resize(self._values, larger)
         if self._counts is not None:
             self._counts = np.resize(self._counts, larger)
 
-    def _takes_all(self, window_size: int | None) -> bool:
+    def _covers_all(self, window_size: int | None) -> bool:
         if not self._updates:
-            raise ValueError("the history is empty: nothing was logged under this key yet")
+            raise ValueError("the history is empty: nothing has been logged under this key")
         if window_size is None:
             return True
         if isinstance(window_size, bool) or not isinstance(window_size, int):
-            raise TypeError(f"a window must be a number of values (an int) or None, got {window_size!r}")
+            raise TypeError(f"`window_size` must be an int (number of values) or None, got {window_size!r}")
         if window_size < 1:
-            raise ValueError(f"a window must be at least 1 value, got {window_size}")
+            raise ValueError(f"`window_size` must be at least 1, got {window_size}")
         return window_size >= self._updates
 
-    def _latest(self, window_size: int | None) -> slice | np.ndarray:
-        """Return the indices of the newest values, in order: min(window_size, number kept) of them."""
-        number = self._kept if window_size is None else min(window_size, self._kept)
-        if number <= self._next:
-            return slice(self._next - number, self._next)
-        return np.arange(self._next - number, self._next)  # negative indices count from the ring's end: older values
+    def _newest(self, window_size: int | None) -> slice | np.ndarray:
+        """Return the indices of the newest values in order; at most all values in the ring."""
+        size = self._num_kept if window_size is None else min(window_size, self._num_kept)
+        if size <= self._next_index:
+            return slice(self._next_index - size, self._next_index)
+        return np.arange(
+            self._next_index - size, self._next_index
+        )  # negative indices, from the end of the ring, are older values
 
-    def _samples(self, part: slice | np.ndarray) -> np.ndarray:
-        """Return the number of samples in each of these values, float64[n]."""
-        counts: np.ndarray = np.ones_like(self._values[part]) if self._counts is None else self._counts[part]
+    def _counts_at(self, indices: slice | np.ndarray) -> np.ndarray:
+        """Return the counts at the indices, float64[n]."""
+        counts: np.ndarray = np.ones_like(self._values[indices]) if self._counts is None else self._counts[indices]
         return counts
 
 
@@ -241,10 +238,10 @@ for _method in (HistoryBuffer.mean, HistoryBuffer.max, HistoryBuffer.min, Histor
 
 
 def to_float(value: Any) -> float:
-    """Convert a Python number, numpy number or array of one element to a Python float.
+    """Convert a Python number, NumPy number or one-element array to a Python float.
 
     Raises:
-      TypeError: not a real number. ValueError: an array of more or less than one element.
+      TypeError: `value` is not a real number. ValueError: an array does not have one element.
     """
     size = getattr(value, "size", 1)
     if size != 1:
@@ -258,13 +255,13 @@ def to_float(value: Any) -> float:
 
 
 def check_count(count: Any) -> int:
-    """Return `count` if it is an int of at least 1.
+    """Return `count` as a Python int, at least 1.
 
     Raises:
-      TypeError: not an int. ValueError: below 1.
+      TypeError: `count` is not an int. ValueError: `count` is below 1.
     """
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
-        raise TypeError(f"the count of a logged scalar must be an int, got {count!r}")
+        raise TypeError(f"`count` of a logged scalar must be an int, got {count!r}")
     if count < 1:
-        raise ValueError(f"the count of a logged scalar must be at least 1, got {count}")
+        raise ValueError(f"`count` of a logged scalar must be at least 1, got {count}")
     return int(count)

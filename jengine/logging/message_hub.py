@@ -1,7 +1,7 @@
-"""Collect the scalars of a run with their history, and other infos, for loggers to read.
+"""Collect the scalars of a run with their histories, and other infos, for loggers to read.
 
-Metrics of the step are device arrays. The hub keeps them unchanged, so that the loop never waits for the device; the
-first read of a scalar fetches all of them in one transfer.
+The hub keeps metrics of the step as device arrays, so that the loop never waits for the device; the first read of a
+scalar fetches all pending arrays in one transfer.
 """
 
 import logging
@@ -12,29 +12,32 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from jengine.errors import UnknownNameError, closest
+from jengine.errors import ArgumentError, UnknownNameError, closest
 from jengine.logging.history import HistoryBuffer, check_count, to_float
 from jengine.logging.pending_scalars import PendingScalars
 
 _NOT_JSON = object()
+_ARRAY_TYPES: set[type] = (
+    set()
+)  # device array types seen so far: `isinstance(value, jax.Array)` is slower than an update
 
 
 class MessageHub:
     """Store scalars with their history, and infos without.
 
-    A scalar (`update_scalar`) keeps a `HistoryBuffer`; an info (`update_info`) is the value given last, of any kind.
-    Keys that belong to a loop begin with 'train/', 'val/' or 'test/'.
+    A scalar (`update_scalar`) has a `HistoryBuffer`; an info (`update_info`) is the latest value, of any type. The keys
+    of a loop start with 'train/', 'val/' or 'test/'.
 
     Args:
       name: the name of the hub.
-      capacity: number of scalar updates that may be pending; more are fetched, so that memory stays bounded when
-        nothing reads them.
+      capacity: maximum number of pending scalar updates; beyond it the hub fetches them, so that memory is bounded even
+        if nothing reads them.
 
     Attributes:
-      iteration: the training iteration of the scalars that are updated now.
+      iteration: the training iteration of subsequent scalar updates.
       fetches: number of transfers from the device so far.
-      before_read: called before a scalar is read; the Runner sets it to the `flush` of its log writer, whose pending
-        jobs hold earlier scalars (see `snapshot`).
+      before_read: called before a scalar is read; the Runner sets it to `flush` of its log writer, whose pending jobs
+        hold earlier scalars (see `snapshot`).
     """
 
     _instances: ClassVar[dict[str, "MessageHub"]] = {}
@@ -59,41 +62,40 @@ class MessageHub:
 
     @classmethod
     def new_instance(cls, name: str) -> "MessageHub":
-        """Return a new hub without history that replaces the one called `name` and becomes the current one."""
+        """Create an empty hub that replaces the hub called `name` and becomes the current one."""
         cls._instances.pop(name, None)
         return cls.get_instance(name)
 
     @classmethod
     def get_current_instance(cls) -> "MessageHub":
-        """Return the hub created last; one called 'jengine' if there is none."""
+        """Return the hub created last; the hub called 'jengine' if none exists."""
         return next(reversed(cls._instances.values())) if cls._instances else cls.get_instance("jengine")
 
     def start_iteration(self, iteration: int) -> None:
-        """Set the training iteration of the scalars that follow, and fetch the pending ones if there are many."""
+        """Set the training iteration of subsequent scalars; fetch pending ones from half of the capacity on."""
         self.iteration = iteration
         if 2 * self._pending.size >= self._capacity:
             self.flush()
 
     def update_scalar(self, key: str, value: Any, count: int = 1, resumed: bool = True) -> None:
-        """Append `value` to the history of `key`. Does not wait for the device.
+        """Append `value` to the history of `key` without waiting for the device.
 
         Args:
-          key: the name, as a rule with its loop: 'train/loss'.
-          value: a number or an array of one element (of numpy or on a device). For `count` > 1 the sum over so many.
-          count: number of samples in the value.
-          resumed: whether checkpoints keep this key.
+          key: the name, usually with its loop: 'train/loss'.
+          value: a number or a one-element array (NumPy or device array). For `count` > 1, the sum over the samples.
+          count: number of samples in `value`.
+          resumed: whether checkpoints contain this key.
 
         Raises:
-          TypeError: not a real number, or a traced value. ValueError: not one element, or a count below 1.
-          AssertionError: the key was used before with another `resumed`.
+          TypeError: `value` is not a real number, or is traced. ValueError: `value` does not have one element, or
+            `count` is below 1. ArgumentError: `resumed` differs from earlier updates of the key.
         """
         on_device = type(value) in _ARRAY_TYPES and value.shape == ()
         if not on_device and type(value) is not float:
-            value, on_device = _checked(key, value)
+            value, on_device = _check_scalar(key, value)
         if count != 1:
             count = check_count(count)
-        if self._resumed.setdefault(key, resumed) is not resumed:
-            raise AssertionError(_resumed_changed(key, resumed))
+        self._check_resumed(key, resumed)
         self._pending.add(key, value, self.iteration, count, on_device)
         if self._pending.size >= self._capacity:
             self.flush()
@@ -102,14 +104,16 @@ class MessageHub:
         """Call `update_scalar` for each item; a value is a scalar or `dict(value=..., count=...)`.
 
         Raises:
-          TypeError: not a mapping. KeyError: a dict without 'value' or with further keys.
+          TypeError: `scalars` is not a mapping. KeyError: a dict lacks 'value' or has other keys.
         """
         if not isinstance(scalars, Mapping):
-            raise TypeError(f"scalars come as a dict name -> value, found {type(scalars).__name__}")
+            raise TypeError(f"`scalars` must be a dict name -> value, got {type(scalars).__name__}")
         for key, value in scalars.items():
             if isinstance(value, dict):
                 if "value" not in value or not value.keys() <= {"value", "count"}:
-                    raise KeyError(f"scalar {key!r} needs a 'value' and may have a 'count', found {sorted(value)}")
+                    raise KeyError(
+                        f"scalar {key!r} must have the key 'value' and optionally 'count', got {sorted(value)}"
+                    )
                 self.update_scalar(key, value["value"], value.get("count", 1), resumed)
             else:
                 self.update_scalar(key, value, resumed=resumed)
@@ -122,40 +126,38 @@ class MessageHub:
         reported: np.ndarray | None = None,
         resumed: bool = True,
     ) -> None:
-        """Append the values of several iterations to the history of `key`. Does not wait for the device.
+        """Append the values of several iterations to the history of `key` without waiting for the device.
 
         Args:
           key: the name.
-          values: real[K], on a device or the host, a value for each iteration.
+          values: real[K], on a device or the host, one value per iteration.
           first_iteration: the iteration of `values[0]`.
-          reported: bool[K], which values count; None for all.
-          resumed: whether checkpoints keep this key.
+          reported: bool[K], the values to append; None for all.
+          resumed: whether checkpoints contain this key.
 
         Raises:
-          AssertionError: the key was used before with another `resumed`.
+          ArgumentError: `resumed` differs from earlier updates of the key.
         """
-        if self._resumed.setdefault(key, resumed) is not resumed:
-            raise AssertionError(_resumed_changed(key, resumed))
+        self._check_resumed(key, resumed)
         self._pending.add_batch(key, values, first_iteration, reported)
 
     def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
         """Set the info `key`, of any type, replacing its value.
 
         Raises:
-          AssertionError: the key was used before with another `resumed`.
+          ArgumentError: `resumed` differs from earlier updates of the key.
         """
-        if self._resumed.setdefault(key, resumed) is not resumed:
-            raise AssertionError(_resumed_changed(key, resumed))
+        self._check_resumed(key, resumed)
         self._runtime_info[key] = value
 
     def update_info_dict(self, infos: Mapping[str, Any], resumed: bool = True) -> None:
         """Call `update_info` for each item.
 
         Raises:
-          TypeError: not a mapping.
+          TypeError: `infos` is not a mapping.
         """
         if not isinstance(infos, Mapping):
-            raise TypeError(f"infos come as a dict name -> value, found {type(infos).__name__}")
+            raise TypeError(f"`infos` must be a dict name -> value, got {type(infos).__name__}")
         for key, value in infos.items():
             self.update_info(key, value, resumed)
 
@@ -168,17 +170,17 @@ class MessageHub:
         return self._runtime_info.get(key, default)
 
     def get_scalar(self, key: str) -> HistoryBuffer:
-        """Return the history of the scalar `key`; fetch pending values.
+        """Return the history of the scalar `key` and fetch pending values.
 
         Raises:
-          KeyError: no scalar has that name; the message names the closest.
+          KeyError: no scalar has that name; the message suggests one.
         """
         self.flush()
-        return _find(self._log_scalars, key)
+        return _get_history(self._log_scalars, key)
 
     @property
     def log_scalars(self) -> dict[str, HistoryBuffer]:
-        """All histories by key; the read fetches pending values."""
+        """All histories by key; reading them fetches pending values."""
         self.flush()
         return self._log_scalars
 
@@ -191,57 +193,50 @@ class MessageHub:
         """Move pending scalars into the histories, with one transfer for all device arrays.
 
         Raises:
-          RuntimeError: the device failed. The pending values are dropped, so that it is raised once.
+          RuntimeError: the device failed. The pending values are dropped, so that the error is raised only once.
         """
         if self.before_read is not None:
             self.before_read()
-        self._settle(self._pending, math.inf)
-
-    def _settle(self, pending: PendingScalars, iteration: float) -> None:
-        if pending.size:
-            self.fetches += pending.fetch()
-        for key, values, samples in pending.take(iteration):
-            history = self._log_scalars.get(key)
-            if history is None:
-                history = self._log_scalars[key] = HistoryBuffer()
-            history.extend(values, samples)
+        self._move_to_histories(self._pending, math.inf)
 
     def snapshot(self) -> "HubSnapshot":
-        """Hand over the pending scalars, with a copy of the infos, to a reader in another thread.
+        """Move the pending scalars and a copy of the infos into a snapshot, for a reader in another thread.
 
-        Snapshots share the histories of the hub: settle one after the other, in their order.
+        Snapshots share the histories of the hub, so they must be flushed in the order of their creation.
         """
         pending, self._pending = self._pending, PendingScalars()
         return HubSnapshot(self, pending, dict(self._runtime_info))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the saved part of the hub, as a dict that JSON can hold and that does not grow with the run.
+        """Return the state for checkpoints, as a JSON-serializable dict whose size does not grow with the run.
 
-        The keys marked `resumed=False` are omitted. An info that JSON cannot hold is omitted with a warning; tuples
-        become lists and numpy numbers become Python's.
+        Keys marked `resumed=False` are omitted. Infos that are not JSON-serializable are omitted with a warning; tuples
+        become lists, and NumPy numbers become Python numbers.
         """
         scalars = {key: h.state_dict() for key, h in self.log_scalars.items() if self._resumed[key]}
         infos = {}
         for key, value in self._runtime_info.items():
             if self._resumed[key]:
-                plain = _as_json(value)
+                plain = _to_json(value)
                 if plain is _NOT_JSON:
                     logging.getLogger("jengine").warning(
-                        "info %r is not saved: JSON cannot hold a %s (resumed=False silences this)", key, _kind(value)
+                        "info %r is not saved: %s is not JSON-serializable (resumed=False silences this warning)",
+                        key,
+                        _describe_type(value),
                     )
                 else:
                     infos[key] = plain
         return {"log_scalars": scalars, "runtime_info": infos}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the values of `state_dict`; other keys, and those marked `resumed=False` since, are unchanged.
+        """Restore a result of `state_dict`; other keys, and keys marked `resumed=False` since, are unchanged.
 
         Raises:
           KeyError: `state` lacks 'log_scalars' or 'runtime_info'.
         """
         for part in ("log_scalars", "runtime_info"):
             if part not in state:
-                raise KeyError(f"the state of a message hub has a {part!r}, found only {sorted(state)}")
+                raise KeyError(f"the state of a message hub must have the key {part!r}, got {sorted(state)}")
         self.flush()
         for key, history in state["log_scalars"].items():
             if self._resumed.setdefault(key, True):
@@ -257,13 +252,27 @@ class MessageHub:
             f"{len(self._runtime_info)} infos)"
         )
 
+    def _check_resumed(self, key: str, resumed: bool) -> None:
+        """Record `resumed` for a new key; check that it does not change for a known one."""
+        if self._resumed.setdefault(key, resumed) is not resumed:
+            raise ArgumentError(f"`resumed` of {key!r} must be {not resumed} as in earlier updates, got {resumed}")
+
+    def _move_to_histories(self, pending: PendingScalars, iteration: float) -> None:
+        if pending.size:
+            self.fetches += pending.fetch()
+        for key, values, count in pending.take(iteration):
+            history = self._log_scalars.get(key)
+            if history is None:
+                history = self._log_scalars[key] = HistoryBuffer()
+            history.extend(values, count)
+
 
 class HubSnapshot:
-    """Hold a message hub as it was at one moment, for a reader in another thread.
+    """Hold the scalars and infos of a message hub at one moment, for a reader in another thread.
 
     Args:
-      hub: the hub, whose histories are shared.
-      pending: scalars that are not in the histories yet.
+      hub: the hub, whose histories the snapshot shares.
+      pending: scalars that are not yet in the histories.
       runtime_info: the infos at that moment.
     """
 
@@ -272,46 +281,47 @@ class HubSnapshot:
         self._hub = hub
         self._pending = pending
 
-    def settle(self, iteration: float = math.inf) -> None:
-        """Move the scalars up to and including `iteration` into the histories; fetch those on the device."""
-        self._hub._settle(self._pending, iteration)
+    def flush(self, iteration: float = math.inf) -> None:
+        """Move the scalars up to and including `iteration` into the histories, fetching device arrays."""
+        self._hub._move_to_histories(self._pending, iteration)
 
     @property
     def log_scalars(self) -> dict[str, HistoryBuffer]:
-        """All histories by key, with the scalars that are settled."""
+        """All histories by key, with the scalars moved into them so far."""
         return self._hub._log_scalars
 
     def get_scalar(self, key: str) -> HistoryBuffer:
         """Return the history of the scalar `key`.
 
         Raises:
-          KeyError: no scalar has that name; the message names the closest.
+          KeyError: no scalar has that name; the message suggests one.
         """
-        return _find(self.log_scalars, key)
+        return _get_history(self.log_scalars, key)
 
     def get_info(self, key: str, default: Any = None) -> Any:
-        """Return the info `key`, or `default` where there is none."""
+        """Return the info `key`, or `default` if there is none."""
         return self.runtime_info.get(key, default)
 
 
-def _find(histories: Mapping[str, HistoryBuffer], key: str) -> HistoryBuffer:
+def _get_history(histories: Mapping[str, HistoryBuffer], key: str) -> HistoryBuffer:
     if key not in histories:
         raise UnknownNameError(f"no scalar is called {key!r}{closest(key, histories)}")
     return histories[key]
 
 
-_ARRAY_TYPES: set[type] = set()  # of device arrays: `isinstance(value, jax.Array)` takes longer than an update
+def _check_scalar(key: str, value: Any) -> tuple[Any, bool]:
+    """Return `(value, on_device)`, where a host value is converted to a Python float.
 
-
-def _checked(key: str, value: Any) -> tuple[Any, bool]:
-    """Return `value` as a Python float and False, or as it is and True when it is a device array of one element."""
+    Raises:
+      TypeError: `value` is not a real number, or is traced. ValueError: `value` does not have one element.
+    """
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
-            f"scalar {key!r} is a traced value: update the hub outside the compiled function, with what it returns"
+            f"scalar {key!r} is a traced value: return it from the compiled function and update the hub outside"
         )
     if isinstance(value, jax.Array):
         if value.size != 1:
-            raise ValueError(f"scalar {key!r} must have one element, found shape {value.shape}")
+            raise ValueError(f"scalar {key!r} must have one element, got shape {value.shape}")
         _ARRAY_TYPES.add(type(value))
         return value, True
     try:
@@ -321,24 +331,20 @@ def _checked(key: str, value: Any) -> tuple[Any, bool]:
         raise
 
 
-def _resumed_changed(key: str, resumed: bool) -> str:
-    return f"{key!r} was used with resumed={not resumed} before and cannot change to resumed={resumed}"
-
-
-def _as_json(value: Any) -> Any:
-    """Return `value` in JSON's types, or `_NOT_JSON`."""
+def _to_json(value: Any) -> Any:
+    """Convert `value` to JSON types; return `_NOT_JSON` if that is not possible."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        items = [_as_json(item) for item in value]
+        items = [_to_json(item) for item in value]
         return _NOT_JSON if any(item is _NOT_JSON for item in items) else items
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        plain = {key: _as_json(item) for key, item in value.items()}
+        plain = {key: _to_json(item) for key, item in value.items()}
         return _NOT_JSON if any(item is _NOT_JSON for item in plain.values()) else plain
     return _NOT_JSON
 
 
-def _kind(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     return f"{type(value).__name__} of shape {value.shape}" if hasattr(value, "shape") else type(value).__name__

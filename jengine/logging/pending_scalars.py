@@ -1,4 +1,4 @@
-"""Buffer scalars until a read, so that the training loop never waits for the device."""
+"""Buffer scalars until they are read, so that the training loop never waits for the device."""
 
 import bisect
 import math
@@ -9,67 +9,67 @@ import jax
 import numpy as np
 
 
-class _Column:
-    """Hold values of one scalar, of equally many samples each, with their steps."""
+class _Segment:
+    """Hold consecutive values of one scalar that have the same sample count, with their steps."""
 
-    __slots__ = ("samples", "steps", "taken", "values")
+    __slots__ = ("count", "num_taken", "steps", "values")
 
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
+    def __init__(self, count: int) -> None:
+        self.count = count
         self.steps: list[int] = []
         self.values: list[Any] = []
-        self.taken = 0
+        self.num_taken = 0
 
     def take(self, step: float) -> list[float]:
         """Remove and return the values up to and including `step`."""
-        start, self.taken = self.taken, bisect.bisect_right(self.steps, step, self.taken)
-        return self.values[start : self.taken]
+        start, self.num_taken = self.num_taken, bisect.bisect_right(self.steps, step, self.num_taken)
+        return self.values[start : self.num_taken]
 
 
-# A device array whose elements belong to a column: key, array, column, index of its first value there, and the elements
-# that count (None for an array of one element). A plain tuple, since one is made for each metric of a step.
-_Transfer = tuple[str, Any, _Column, int, Sequence[int] | None]
+# An array to fetch into a segment: key, array, segment, index of its first value in the segment, and the indices of the
+# elements to keep (None for a one-element array). A plain tuple, because each metric of each step creates one.
+_Transfer = tuple[str, Any, _Segment, int, Sequence[int] | None]
 
 
 class PendingScalars:
-    """Buffer scalars, on the host and on the device, in the order in which they were added.
+    """Buffer scalars on the host and on the device, in the order in which they are added.
 
     Attributes:
-      size: number of values that were added and not fetched.
+      size: number of values added since the last `fetch`.
     """
 
     def __init__(self) -> None:
         self.size = 0
-        self._columns: dict[str, list[_Column]] = {}
-        self._newest: dict[str, _Column] = {}
+        self._segments: dict[str, list[_Segment]] = {}
+        self._last_segment: dict[str, _Segment] = {}
         self._transfers: list[_Transfer] = []
 
-    def add(self, key: str, value: Any, step: int, samples: int = 1, on_device: bool = False) -> None:
-        """Append a number, or a device array of one element."""
-        column = self._newest.get(key)
-        if column is None or column.samples != samples:
-            column = self._column(key, samples)
+    def add(self, key: str, value: Any, step: int, count: int = 1, on_device: bool = False) -> None:
+        """Append a number, or a one-element device array; `count` is its number of samples."""
+        segment = self._last_segment.get(key)
+        if segment is None or segment.count != count:
+            segment = self._get_segment(key, count)
         if on_device:
-            self._transfers.append((key, value, column, len(column.values), None))
-        column.values.append(value)
-        column.steps.append(step)
+            self._transfers.append((key, value, segment, len(segment.values), None))
+        segment.values.append(value)
+        segment.steps.append(step)
         self.size += 1
 
     def add_batch(self, key: str, values: Any, first_step: int, reported: np.ndarray | None) -> None:
-        """Append an array real[K] with a value for each step; `reported`: bool[K], which of them count."""
-        column = self._column(key, 1)
-        count = values.shape[0]
-        rows: Sequence[int] = range(count) if reported is None else np.flatnonzero(reported).tolist()
-        self._transfers.append((key, values, column, len(column.values), rows))
-        column.values += [None] * len(rows)
-        column.steps += range(first_step, first_step + count) if reported is None else [first_step + i for i in rows]
-        self.size += len(rows)
+        """Append an array real[K] with one value per step; `reported`, bool[K], selects the values to keep."""
+        segment = self._get_segment(key, 1)
+        num_steps = values.shape[0]
+        indices: Sequence[int] = range(num_steps) if reported is None else np.flatnonzero(reported).tolist()
+        self._transfers.append((key, values, segment, len(segment.values), indices))
+        segment.values += [None] * len(indices)
+        segment.steps += [first_step + i for i in indices]
+        self.size += len(indices)
 
     def fetch(self) -> bool:
-        """Transfer all device arrays to the host at once; wait for those that are not computed yet.
+        """Transfer all device arrays to the host at once, waiting until they are computed.
 
         Returns:
-          True if there were device arrays.
+          True if there were arrays to transfer.
 
         Raises:
           RuntimeError: the device failed, or an array was donated. All pending values are dropped.
@@ -78,42 +78,43 @@ class PendingScalars:
         try:
             fetched = fetch_arrays([transfer[1] for transfer in transfers])
         except RuntimeError as error:
-            self._columns, self._newest = {}, {}
+            self._segments, self._last_segment = {}, {}
             deleted = {key for key, array, *_ in transfers if isinstance(array, jax.Array) and array.is_deleted()}
             if deleted:
-                error.add_note(f"{sorted(deleted)} were logged from donated arrays: log what the step returns instead")
+                error.add_note(f"{sorted(deleted)} were logged from donated arrays: log outputs of the step instead")
             raise
-        for (_, _, column, start, rows), array in zip(transfers, fetched, strict=True):
-            if rows is None:
-                column.values[start] = array.item()
+        for (_, _, segment, start, indices), array in zip(transfers, fetched, strict=True):
+            if indices is None:
+                segment.values[start] = array.item()
             else:
-                chosen = array if isinstance(rows, range) else array[rows]
-                column.values[start : start + len(rows)] = chosen.tolist()
+                selected = array if isinstance(indices, range) else array[indices]
+                segment.values[start : start + len(indices)] = selected.tolist()
         return bool(transfers)
 
     def take(self, step: float) -> Iterator[tuple[str, list[float], int]]:
-        """Remove what was fetched up to and including `step`.
+        """Remove the fetched values up to and including `step`.
 
         Yields:
-          The scalar, values of it in order, and the number of samples in each of them.
+          The key, its values in order, and the number of samples in each value.
         """
-        for key, columns in self._columns.items():
-            for column in columns:
-                if values := column.take(step):
-                    yield key, values, column.samples
+        for key, segments in self._segments.items():
+            for segment in segments:
+                if values := segment.take(step):
+                    yield key, values, segment.count
         if step == math.inf:
-            self._columns, self._newest = {}, {}
+            self._segments, self._last_segment = {}, {}
 
-    def _column(self, key: str, samples: int) -> _Column:
-        columns = self._columns.setdefault(key, [])
-        if not columns or columns[-1].samples != samples:
-            columns.append(_Column(samples))
-        self._newest[key] = columns[-1]
-        return columns[-1]
+    def _get_segment(self, key: str, count: int) -> _Segment:
+        """Return the last segment of the key, or a new one if its sample count differs."""
+        segments = self._segments.setdefault(key, [])
+        if not segments or segments[-1].count != count:
+            segments.append(_Segment(count))
+        self._last_segment[key] = segments[-1]
+        return segments[-1]
 
 
 def fetch_arrays(arrays: list[Any]) -> list[np.ndarray]:
-    """Return the arrays on the host, with one `jax.device_get`, or read in place where their memory is the host's."""
+    """Return the arrays on the host: with one `jax.device_get`, or without a copy if they are on the CPU."""
     on_cpu = all(isinstance(array, np.ndarray) or _is_on_cpu(array) for array in arrays[:1])
     return [np.asarray(array) for array in arrays] if on_cpu else jax.device_get(arrays)
 

@@ -1,4 +1,4 @@
-"""Attribute every second of a run to one named phase."""
+"""Attribute the whole time of a run to named phases."""
 
 import contextlib
 import time
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 
 class PhaseTimer:
-    """Time exactly one phase at each moment, so that the phases add up to the time since `start`.
+    """Time exactly one phase at a time, so that the phases sum to the time since `start`.
 
     Args:
       clock: returns the time in seconds.
 
     Attributes:
-      seconds: time by phase, without that since the last switch.
+      seconds: time by phase, up to the last switch.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -23,7 +23,7 @@ class PhaseTimer:
 
     @property
     def current(self) -> str:
-        """The phase that the clock runs for."""
+        """The phase being timed."""
         return self._phase
 
     def start(self, phase: str) -> None:
@@ -32,26 +32,26 @@ class PhaseTimer:
         self._phase, self._since = phase, self._clock()
 
     def enter(self, phase: str) -> str:
-        """Let the clock run for `phase` from now on; return the phase before."""
-        before, now = self._phase, self._clock()
-        self.seconds[before] = self.seconds.get(before, 0.0) + now - self._since
+        """Switch to `phase`; return the previous phase."""
+        previous, now = self._phase, self._clock()
+        self.seconds[previous] = self.seconds.get(previous, 0.0) + now - self._since
         self._phase, self._since = phase, now
-        return before
+        return previous
 
     def relabel(self, phase: str) -> None:
-        """Attribute the time since the last switch to `phase`, for example after a call that turned out to compile."""
+        """Attribute the time since the last switch to `phase`, for example if a call turned out to compile."""
         self._phase = phase
 
     @contextlib.contextmanager
     def phase(self, phase: str) -> Iterator[None]:
-        """Let the clock run for `phase` inside, and for the phase before afterwards."""
-        before = self.enter(phase)
+        """Time the body as `phase`, then switch back to the previous phase."""
+        previous = self.enter(phase)
         try:
             yield
         finally:
-            self.enter(before)
+            self.enter(previous)
 
     def report(self) -> dict[str, float]:
-        """Return the seconds by phase up to now, the largest first."""
+        """Return the seconds by phase up to now, in decreasing order."""
         self.enter(self._phase)
         return dict(sorted(self.seconds.items(), key=lambda item: -item[1]))

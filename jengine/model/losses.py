@@ -81,8 +81,8 @@ class SwitchedLoss:
         """
         if "loss_index" not in hyperparams:
             raise KeyError(
-                f"SwitchedLoss: `hyperparams` must have 'loss_index', got {sorted(hyperparams)}; use a SwitchRecipeHook "
-                "with `loss` to set it"
+                f"SwitchedLoss: `hyperparams` must have 'loss_index', got {sorted(hyperparams)}; "
+                "use a SwitchRecipeHook with `loss` to set it"
             )
         branches = [lambda loss=loss: call_loss(loss, outputs, batch, hyperparams) for loss in self._losses]
         return jax.lax.switch(jnp.asarray(hyperparams["loss_index"]).astype(jnp.int32), branches)

@@ -1,4 +1,4 @@
-"""Optimizers, parameter groups, optimizer wrappers and parameter schedulers."""
+"""Export optimizers, optimizer wrappers and their constructors."""
 
 from jengine.optim import optimizers as optimizers
 from jengine.optim import schedules as schedules

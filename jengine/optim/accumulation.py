@@ -4,7 +4,7 @@
 class Accumulation:
     """Count iterations and the windows of gradient accumulation.
 
-    A window is `counts` iterations; when the number of iterations is known and not divisible by `counts`, the last
+    A window has `counts` iterations. If the number of iterations is known and not divisible by `counts`, the last
     window is shorter, so that no gradient is lost.
 
     Args:
@@ -14,14 +14,14 @@ class Accumulation:
     def __init__(self, counts: int = 1) -> None:
         self.counts = counts
         self.done = 0
-        self.total = -1  # unknown: then there is no last window
+        self.total = -1  # unknown: no window is shorter
 
     def initialize(self, done: int, total: int) -> None:
-        """Set the position of training: `done` iterations of `total`; -1 for an unknown total."""
+        """Set the progress of training: `done` iterations of `total`; -1 for an unknown total."""
         self.done, self.total = int(done), int(total)
 
     def start_step(self, step: int | None = None) -> bool:
-        """Count one iteration, the one after `step` others; return whether it ends a window."""
+        """Count the iteration after `step` others (None: the next one); return whether it ends a window."""
         self.done = (self.done if step is None else step) + 1
         return self.is_update(self.done)
 
@@ -30,7 +30,7 @@ class Accumulation:
         return count % self.counts == 0 or count == self.total
 
     def window_size(self) -> int:
-        """Return the iterations in the window of the iteration that `start_step` counted last (the first at start)."""
+        """Return the number of iterations in the window of the current iteration (before training, of the first)."""
         index = max(self.done - 1, 0)
-        rest = self.total % self.counts if self.total > 0 else 0
-        return rest if rest and self.total - rest <= index < self.total else self.counts
+        remainder = self.total % self.counts if self.total > 0 else 0
+        return remainder if remainder and self.total - remainder <= index < self.total else self.counts

@@ -1,4 +1,4 @@
-"""Train in mixed precision: the network in a low precision, parameters, targets, loss and optimizer in float32."""
+"""Train in mixed precision: the network in low precision; parameters, targets, loss and optimizer in float32."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -24,28 +24,28 @@ from jengine.registry import OPTIM_WRAPPERS
 
 @OPTIM_WRAPPERS.register_module()
 class AmpOptimWrapper(OptimWrapper):
-    """OptimWrapper with a compute dtype and, for float16, a loss scale.
+    """Add a compute dtype to OptimWrapper and, for float16, a loss scale.
 
-    The network computes in `dtype` where it is called through `autocast`; `LinenModel` and `NnxModel` do that
-    themselves. Parameters, targets, the loss, model state and optimizer state stay in float32. `value_and_grad` raises
-    a ValueError for a loss all of whose matrix products and convolutions would be in float32.
+    A network called through `autocast` computes in `dtype`; `LinenModel` and `NnxModel` call theirs through it.
+    Parameters, targets, the loss, model state and optimizer state stay in float32. `value_and_grad` raises a ValueError
+    for a loss with all of its matrix products and convolutions in float32.
 
-    With a loss scale, `update` takes gradients of the scaled loss, as `value_and_grad` gives them, and unscales them
-    before clipping. An update whose gradients hold an infinity or a NaN is skipped: parameters and optimizer state stay
-    as they are, the scale backs off, and `is_finite(opt_state)` is False.
+    With a loss scale, `update` takes gradients of the scaled loss, as returned by `value_and_grad`, and unscales them
+    before clipping. An update with an infinity or a NaN in the gradients is skipped: parameters and optimizer state do
+    not change, the scale is reduced, and `is_finite(opt_state)` is False.
 
     Args:
-      loss_scale: 'dynamic'; a float, which never moves; a dict of `LossScale` arguments; None for no scaling; or
-        'auto': 'dynamic' for float16, None for all others, whose range is that of float32.
-      dtype: what the network computes in: 'bfloat16' or 'float16'.
-      **kwargs: those of OptimWrapper.
+      loss_scale: 'dynamic'; a float, for a constant scale; a dict of `LossScale` arguments; None for no scaling; or
+        'auto': 'dynamic' for float16, None for other dtypes, which have the range of float32.
+      dtype: the dtype in which the network computes, 'bfloat16' or 'float16'.
+      **kwargs: arguments of OptimWrapper.
 
     Attributes:
       loss_scale: the `LossScale`, or None without scaling.
       dtype: the compute dtype.
 
     Raises:
-      TypeError: a loss_scale of another kind. ValueError: an unknown dtype, or settings outside their range.
+      TypeError: an invalid loss_scale. ValueError: an unknown dtype, or settings outside their range.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class AmpOptimWrapper(OptimWrapper):
 
     @property
     def loss_scaler(self) -> "LossScale | None":
-        """MMEngine's name of `loss_scale`; the scale itself is in the state: `optax.tree.get(state, 'loss_scale')`."""
+        """MMEngine's name for `loss_scale`; the current scale is `optax.tree.get(opt_state, 'loss_scale')`."""
         return self.loss_scale
 
     def autocast(self, apply_fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,14 +76,11 @@ class AmpOptimWrapper(OptimWrapper):
         """
         return autocast(apply_fn, self.dtype)
 
-    def _skipping(self, chain: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    def _add_loss_scaling(self, chain: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
         return chain if self.loss_scale is None else dynamic_loss_scale(chain, *self.loss_scale)
 
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
-        """Return what OptimWrapper saves, and the `loss_scaler` under the key names of PyTorch's GradScaler.
-
-        Without a loss scale there is no `loss_scaler`.
-        """
+        """Return the state dict of OptimWrapper, and with a loss scale `loss_scaler`, with the keys of GradScaler."""
         if self.loss_scale is None:
             return super().state_dict(opt_state)
         scale, tracker = (get_field(opt_state, LossScaleState, name) for name in ("loss_scale", "growth_tracker"))
@@ -99,11 +96,11 @@ class AmpOptimWrapper(OptimWrapper):
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
         """Restore a `state_dict`.
 
-        Without a `loss_scaler` in it, the scale stays as it is in `opt_state`; without a loss scale in this wrapper,
-        its `loss_scaler` is not used.
+        If it has no `loss_scaler`, the scale in `opt_state` is kept; if this wrapper has no loss scale, the
+        `loss_scaler` is ignored.
         """
         if self.loss_scale is None:
-            saved_state = _without_loss_scale(state_dict["state"])
+            saved_state = _remove_loss_scale(state_dict["state"])
             return super().load_state_dict({**state_dict, "state": saved_state}, opt_state)
         scale, tracker = (get_field(opt_state, LossScaleState, name) for name in ("loss_scale", "growth_tracker"))
         if (saved := state_dict.get("loss_scaler")) is not None:
@@ -112,17 +109,17 @@ class AmpOptimWrapper(OptimWrapper):
                 backoff_factor=saved["backoff_factor"],
                 growth_interval=saved["growth_interval"],
             )
-            self.__dict__.pop("tx", None)  # it is built again, with these settings
+            self.__dict__.pop("tx", None)  # rebuild the cached chain with these settings
             scale, tracker = jnp.float32(saved["scale"]), jnp.int32(saved["_growth_tracker"])
-        saved_state = _with_loss_scale(state_dict["state"], opt_state)
+        saved_state = _add_loss_scale(state_dict["state"], opt_state)
         opt_state = super().load_state_dict({**state_dict, "state": saved_state}, opt_state)
         return set_fields(opt_state, LossScaleState, loss_scale=scale, growth_tracker=tracker)
 
     def metrics(self, before: OptState, after: OptState) -> dict[str, jax.Array]:
-        """Return what the log shows of an update, see OptimWrapper.
+        """Return the metrics of an update for the log, see OptimWrapper.
 
         Returns:
-          With a loss scale also `loss_scale`, float32[], that of this update, and `skipped_steps`, float32[]. The
+          With a loss scale also `loss_scale`, float32[], the scale of this update, and `skipped_steps`, float32[]. The
           `grad_norm` of a skipped update is infinite.
         """
         metrics = super().metrics(before, after)
@@ -136,7 +133,7 @@ class AmpOptimWrapper(OptimWrapper):
         return {**metrics, "loss_scale": scale, "skipped_steps": skipped.astype(jnp.float32)}
 
     def is_finite(self, opt_state: OptState) -> jax.Array | None:
-        """Return whether the last update was applied, bool[]; None without a loss scale, where none is skipped."""
+        """Return whether the last update was applied, bool[]; None without a loss scale: no update is skipped."""
         return get_field(opt_state, LossScaleState, "is_finite")
 
     def _scale_loss(self, loss: jax.Array, opt_state: OptState) -> jax.Array:
@@ -144,24 +141,8 @@ class AmpOptimWrapper(OptimWrapper):
             return loss
         return loss.astype(jnp.float32) * get_field(opt_state, LossScaleState, "loss_scale")
 
-    def _call(self, loss_fn: Callable[..., Any], params: Tree, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_loss(self, loss_fn: Callable[..., Any], params: Tree, args: Any, kwargs: dict[str, Any]) -> Any:
         return compute_in(self.dtype, lambda params: loss_fn(params, *args, **kwargs), params)
-
-
-def _with_loss_scale(saved: Any, opt_state: Any) -> Any:
-    """Return a saved state with the loss scale of `opt_state` where it has none of its own."""
-    if isinstance(opt_state, LossScaleState):
-        return saved if isinstance(saved, LossScaleState) else opt_state._replace(inner_state=saved)
-    return saved._replace(inner_state=_with_loss_scale(saved.inner_state, opt_state.inner_state))
-
-
-def _without_loss_scale(saved: Any) -> Any:
-    """Return a saved state without its loss scale, if it has one."""
-    if isinstance(saved, LossScaleState):
-        return saved.inner_state
-    if isinstance(saved, AccumulateState | GroupHyperparamsState):
-        return saved._replace(inner_state=_without_loss_scale(saved.inner_state))
-    return saved
 
 
 class LossScale(NamedTuple):
@@ -176,13 +157,13 @@ class LossScale(NamedTuple):
 
 
 def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
-    """Read the `loss_scale` of an AmpOptimWrapper.
+    """Parse the `loss_scale` of an AmpOptimWrapper.
 
     Args:
-      loss_scale: 'dynamic'; a float, for a constant scale; or a dict of the settings of `dynamic_loss_scale`.
+      loss_scale: 'dynamic'; a float, for a constant scale; or a dict of settings of `dynamic_loss_scale`.
 
     Raises:
-      TypeError: anything else, or an unknown setting. ValueError: a setting outside its range.
+      TypeError: any other value, or an unknown setting. ValueError: a setting outside its range.
     """
     if isinstance(loss_scale, str) and loss_scale == "dynamic":
         settings = LossScale()
@@ -192,9 +173,25 @@ def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
         arguments = dict(loss_scale.items())
         for key in arguments:
             if key not in LossScale._fields:
-                raise TypeError(f"loss_scale has no {key!r}{closest(str(key), LossScale._fields)}")
+                raise TypeError(f"`loss_scale` has no {key!r}{closest(str(key), LossScale._fields)}")
         settings = LossScale(**arguments)
     else:
-        raise TypeError(f"loss_scale must be 'dynamic', a float or a dict, found {loss_scale!r}")
-    dynamic_loss_scale(optax.identity(), *settings)  # checks them
+        raise TypeError(f"`loss_scale` must be 'dynamic', a float or a dict, got {loss_scale!r}")
+    dynamic_loss_scale(optax.identity(), *settings)  # check the ranges
     return settings
+
+
+def _add_loss_scale(saved: Any, opt_state: Any) -> Any:
+    """Return a saved state with the loss scale of `opt_state` if it has none."""
+    if isinstance(opt_state, LossScaleState):
+        return saved if isinstance(saved, LossScaleState) else opt_state._replace(inner_state=saved)
+    return saved._replace(inner_state=_add_loss_scale(saved.inner_state, opt_state.inner_state))
+
+
+def _remove_loss_scale(saved: Any) -> Any:
+    """Return a saved state without its loss scale, if it has one."""
+    if isinstance(saved, LossScaleState):
+        return saved.inner_state
+    if isinstance(saved, AccumulateState | GroupHyperparamsState):
+        return saved._replace(inner_state=_remove_loss_scale(saved.inner_state))
+    return saved

@@ -1,4 +1,4 @@
-"""From the `optim_wrapper` of a config to an optimizer wrapper."""
+"""Build an optimizer wrapper from the `optim_wrapper` of a config."""
 
 import inspect
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import optax
 
 from jengine.config import resolve
 from jengine.errors import config_path
-from jengine.optim.optimizers.build import refuse_trailing_comma
+from jengine.optim.optimizers.build import reject_trailing_comma
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
@@ -22,33 +22,32 @@ def build_optim_wrapper(
 
     Args:
       params_or_model: a pytree of arrays or ShapeDtypeStructs; an `nnx.State` or `nnx.Module`, whose `nnx.Param`s are
-        trained (a module also gives its types); or an object that has parameters as `params` (and perhaps
-        `module_types`). Hand the wrapper trees of the same paths afterwards: the parameters themselves, for a module
-        `nnx.state(module, nnx.Param)`.
-      cfg: an optax gradient transformation or an `Optimizer` for a wrapper with nothing else; or
+        trained (a module also has types); or an object with parameters as `params` (and optionally `module_types`).
+        Pass trees with the same paths to the wrapper: the parameters, for a module `nnx.state(module, nnx.Param)`.
+      cfg: an optax gradient transformation or an `Optimizer`, for a wrapper with default settings; or
         `dict(type='OptimWrapper', optimizer=dict(type=, lr=, ...), clip_grad=, accumulative_counts=,
-        paramwise_cfg=, constructor=)`; only `optimizer` is needed. Or a dict of such by name, for several optimizers
-        (see `MultiOptimWrapperConstructor`). It is left as it was.
-      module_types: dotted module path -> class name, from which rules know norms and convolutions; without it they
-        go by names and shapes.
+        paramwise_cfg=, constructor=)`, of which only `optimizer` is required. Or a dict of these by name, for several
+        optimizers (see `MultiOptimWrapperConstructor`). It is not modified.
+      module_types: dotted module path -> class name, by which rules recognise norms and convolutions; without it they
+        use names and shapes.
 
     Returns:
-      What the constructor returns: an OptimWrapper, or an OptimWrapperDict.
+      The result of the constructor: an OptimWrapper, or an OptimWrapperDict.
 
     Raises:
       TypeError: no parameters are given, such as a Model before its `init`.
-      AssertionError, KeyError, TypeError, ValueError: what is wrong with the config.
+      ArgumentError, KeyError, TypeError, ValueError: an invalid config.
     """
     with config_path("optim_wrapper"):
         return construct(params_or_model, cfg, module_types)
 
 
 def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mapping[str, str] | None) -> Any:
-    """Build like `build_optim_wrapper`, from a config at the current config path.
+    """Build like `build_optim_wrapper`, but at the current config path.
 
-    A config whose entries are all wrappers, or configs of one, describes several optimizers by name.
+    A config whose values are all wrappers or wrapper configs describes several optimizers by name.
     """
-    refuse_trailing_comma(cfg, "an optimizer wrapper")
+    reject_trailing_comma(cfg, "an optimizer wrapper")
     if isinstance(cfg, OptimWrapper | OptimWrapperDict):
         return cfg
     constructor = _build_constructor(cfg)
@@ -61,7 +60,7 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
 def check_optim_wrapper(cfg: Any) -> None:
     """Check the form of an optimizer wrapper's config and its parameter-wise rules, which need no parameters."""
     with config_path("optim_wrapper"):
-        refuse_trailing_comma(cfg, "an optimizer wrapper")
+        reject_trailing_comma(cfg, "an optimizer wrapper")
         if not isinstance(cfg, OptimWrapper | OptimWrapperDict):
             _build_constructor(cfg)
 
@@ -72,20 +71,21 @@ def _build_constructor(cfg: Any) -> Any:
     if callable(cfg):
         name = getattr(cfg, "__name__", "NAME")
         raise TypeError(
-            f"an optimizer wrapper is a dict or an optax gradient transformation, found the function {name}; call it, "
-            f"`{name}(1e-3)`, or write `dict(optimizer=dict(type={name}, learning_rate=1e-3))`"
+            f"an optimizer wrapper must be a dict or an optax gradient transformation, got the function {name}; call "
+            f"it, `{name}(1e-3)`, or write `dict(optimizer=dict(type={name}, learning_rate=1e-3))`"
         )
     if not hasattr(cfg, "items"):
-        raise TypeError(f"an optimizer wrapper is a dict, found {type(cfg).__name__}: {cfg!r}")
-    own = resolve({key: value for key, value in cfg.items() if key != "_delete_"})
-    paramwise_cfg = own.pop("paramwise_cfg", None)
-    several = "optimizer" not in own and own and all(_describes_one(value) for value in own.values())
-    default = "MultiOptimWrapperConstructor" if several else "DefaultOptimWrapperConstructor"
-    name = own.pop("constructor", default)
+        raise TypeError(f"an optimizer wrapper must be a dict, got {type(cfg).__name__}: {cfg!r}")
+    wrapper_cfg = resolve({key: value for key, value in cfg.items() if key != "_delete_"})
+    paramwise_cfg = wrapper_cfg.pop("paramwise_cfg", None)
+    has_several = "optimizer" not in wrapper_cfg and wrapper_cfg and all(map(_is_wrapper, wrapper_cfg.values()))
+    default = "MultiOptimWrapperConstructor" if has_several else "DefaultOptimWrapperConstructor"
+    name = wrapper_cfg.pop("constructor", default)
     with config_path("constructor"):
-        entry = OPTIM_WRAPPER_CONSTRUCTORS.get(name) if isinstance(name, str) else name
-    return entry(optim_wrapper_cfg=own, paramwise_cfg=paramwise_cfg)
+        constructor_type = OPTIM_WRAPPER_CONSTRUCTORS.get(name) if isinstance(name, str) else name
+    return constructor_type(optim_wrapper_cfg=wrapper_cfg, paramwise_cfg=paramwise_cfg)
 
 
-def _describes_one(value: Any) -> bool:
+def _is_wrapper(value: Any) -> bool:
+    """Return whether `value` is an optimizer wrapper or the config of one."""
     return isinstance(value, OptimWrapper) or (hasattr(value, "items") and "optimizer" in value)

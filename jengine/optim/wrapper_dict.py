@@ -1,9 +1,9 @@
-"""Several optimizer wrappers under names, for models whose parts are trained by different optimizers."""
+"""Combine several named optimizer wrappers, for models with parts trained by different optimizers."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from jengine.errors import UnknownNameError, closest
+from jengine.errors import ArgumentError, UnknownNameError, closest
 from jengine.optim.optimizers.common import Tree
 from jengine.optim.param_groups.param_group import ParamGroup
 from jengine.optim.wrapper import OptimWrapper, OptState
@@ -14,27 +14,27 @@ from jengine.registry import OPTIM_WRAPPERS
 class OptimWrapperDict(Mapping[str, OptimWrapper]):
     """Map names to optimizer wrappers, each with its own state.
 
-    What trains decides in which step which wrapper acts, so there is no `update_params`, `backward` or `step` here:
-    take the wrapper by its name.
+    The training loop chooses the wrapper for each step, so this class has no `update_params`, `backward` or `step`:
+    call them on one of its wrappers.
 
     Args:
       **wrappers: OptimWrapper by name.
 
     Raises:
-      AssertionError: a value that is no OptimWrapper.
+      ArgumentError: a value that is not an OptimWrapper.
     """
 
     def __init__(self, **wrappers: OptimWrapper) -> None:
         for name, wrapper in wrappers.items():
             if not isinstance(wrapper, OptimWrapper):
-                raise AssertionError(
-                    f"OptimWrapperDict holds optimizer wrappers, found {type(wrapper).__name__} as {name!r}"
-                )
+                raise ArgumentError(f"`{name}` must be an OptimWrapper, got {type(wrapper).__name__}")
         self.optim_wrappers = wrappers
 
     def __getitem__(self, name: str) -> OptimWrapper:
         if name not in self.optim_wrappers:
-            raise UnknownNameError(f"no optimizer wrapper is called {name!r}{closest(name, self.optim_wrappers)}")
+            raise UnknownNameError(
+                f"`name` must be the name of an optimizer wrapper, got {name!r}{closest(name, self.optim_wrappers)}"
+            )
         return self.optim_wrappers[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -47,17 +47,17 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         return name in self.optim_wrappers
 
     def init(self, params: Tree) -> dict[str, OptState]:
-        """Return the state of every wrapper, by name; each finds its own parameters in `params`."""
+        """Return the state of every wrapper, by name; each selects its own parameters from `params`."""
         return {name: wrapper.init(params) for name, wrapper in self.items()}
 
     @property
     def accumulates(self) -> bool:
-        """False: phases do not accumulate gradients."""
+        """False, because phases do not accumulate gradients."""
         return False
 
     @property
     def hyperparams(self) -> dict[str, dict[str, Any]]:
-        """The numbers of every wrapper, by name."""
+        """The hyperparameters of every wrapper, by name."""
         return {name: wrapper.hyperparams for name, wrapper in self.items()}
 
     @property
@@ -66,39 +66,43 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         return {name: wrapper.param_groups for name, wrapper in self.items()}
 
     def zero_grad(self, opt_state: Mapping[str, OptState]) -> dict[str, OptState]:
-        """Clear the summed gradients of every wrapper."""
+        """Clear the accumulated gradients of every wrapper."""
         return {name: wrapper.zero_grad(opt_state[name]) for name, wrapper in self.items()}
 
     def initialize_count_status(self, init_counts: int, max_counts: int) -> None:
-        """Do nothing: wrappers count their own updates, which are not the iterations of the run."""
+        """Do nothing: each wrapper counts its own updates, not the iterations of the run."""
 
     def start_step(self, step: int | None = None) -> bool:
-        """Return True: all phases of a step update."""
+        """Return True: every phase of a step updates parameters."""
         return True
 
     def get_lr(self) -> dict[str, list[float]]:
-        """Return `<name>.lr`, preceded by `<name>.base_lr` for a wrapper with several groups."""
+        """Return `<name>.lr` for every wrapper, preceded by `<name>.base_lr` for a wrapper with several groups."""
         return {f"{name}.{key}": value for name, wrapper in self.items() for key, value in wrapper.get_lr().items()}
 
     def get_momentum(self) -> dict[str, list[float]]:
-        """Return `<name>.momentum`."""
+        """Return `<name>.momentum` for every wrapper."""
         return {f"{name}.{key}": v for name, wrapper in self.items() for key, v in wrapper.get_momentum().items()}
 
     def group_table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the group tables of all wrappers as one, groups called `<name>.<group>`."""
+        """Return one table of the groups of all wrappers, called `<name>.<group>`."""
         columns: list[str] = []
         rows: list[list[str]] = []
         for name, wrapper in self.items():
-            columns, own = wrapper.group_table()
-            rows += [[f"{name}.{row[0]}", *row[1:]] for row in own]
+            columns, group_rows = wrapper.group_table()
+            rows += [[f"{name}.{row[0]}", *row[1:]] for row in group_rows]
         return columns, rows
 
     def group_state_dict(self) -> dict[str, Any]:
-        """Return the numbers of all groups of every wrapper, by name."""
+        """Return the settings of all groups of every wrapper, by name."""
         return {name: wrapper.group_state_dict() for name, wrapper in self.items()}
 
     def load_group_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the numbers of a `group_state_dict`."""
+        """Restore the settings of a `group_state_dict`.
+
+        Raises:
+          ArgumentError: an unknown name.
+        """
         self._check_names(state_dict)
         for name, saved in state_dict.items():
             self[name].load_group_state_dict(saved)
@@ -111,7 +115,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         """Restore a `state_dict`.
 
         Raises:
-          AssertionError: it has a name that no wrapper has.
+          ArgumentError: an unknown name.
         """
         self._check_names(state_dict)
         return {
@@ -122,25 +126,27 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
     def _check_names(self, state_dict: Mapping[str, Any]) -> None:
         for name in state_dict:
             if name not in self:
-                raise AssertionError(f"no optimizer wrapper is called {name!r}{closest(name, self)}")
+                raise ArgumentError(
+                    f"`state_dict` must have the names of optimizer wrappers, got {name!r}{closest(name, self)}"
+                )
 
     def update_params(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: it is for one wrapper."""
-        self._refuse("update_params")
+        """Raise NotImplementedError: call it on one of the wrappers."""
+        self._reject("update_params")
 
     def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: it is for one wrapper."""
-        self._refuse("backward")
+        """Raise NotImplementedError: call it on one of the wrappers."""
+        self._reject("backward")
 
     def step(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: it is for one wrapper."""
-        self._refuse("step")
+        """Raise NotImplementedError: call it on one of the wrappers."""
+        self._reject("step")
 
     def optim_context(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: it is for one wrapper."""
-        self._refuse("optim_context")
+        """Raise NotImplementedError: call it on one of the wrappers."""
+        self._reject("optim_context")
 
-    def _refuse(self, method: str) -> NoReturn:
+    def _reject(self, method: str) -> NoReturn:
         raise NotImplementedError(
             f"OptimWrapperDict has no {method}: call it on one of its wrappers, {', '.join(self)}"
         )

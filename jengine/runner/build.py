@@ -1,4 +1,4 @@
-"""Build the objects of a run from the sections of a config, each inside `config_path(section)`."""
+"""Build the objects of a run from the sections of a config; errors name the section."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,8 +33,8 @@ def build_model(model: Any, precision: Any) -> Model:
         missing = [name for name in ("init", "loss", "predict") if not callable(getattr(model, name, None))]
         if missing:
             raise TypeError(
-                f"a model must have init, loss and predict; {type(model).__name__} lacks {', '.join(missing)}: wrap "
-                "a Flax module in LinenModel or NnxModel, and plain functions in FunctionalModel"
+                f"a model must have init, loss and predict, got {type(model).__name__} without {', '.join(missing)}; "
+                "wrap a Flax module in LinenModel or NnxModel, and plain functions in FunctionalModel"
             )
     with config_path("precision"):
         policy = get_precision(precision)
@@ -42,7 +42,7 @@ def build_model(model: Any, precision: Any) -> Model:
 
 
 def build_strategy(parallel: Any) -> Any:
-    """Return the strategy, from None (see `default_strategy`), an instance or a config."""
+    """Return the strategy, from an instance, a config, or None (see `default_strategy`)."""
     with config_path("parallel"):
         if parallel is None:
             return default_strategy()
@@ -63,12 +63,12 @@ def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
     """Return the default hooks as changed by the config, followed by the custom ones.
 
     Args:
-      default_hooks: by name: a config or a hook replaces the default of that name or is added; None removes
+      default_hooks: configs or hooks by name; each replaces the default of its name or is added, and None removes
         the default.
       custom_hooks: a list of configs or hooks, or a single one.
 
     Raises:
-      TypeError: not of that form. ValueError: None under a name that is no default hook.
+      TypeError: an argument of another type. ValueError: None for a name that is not a default hook.
     """
     hooks = HookList()
     if default_hooks is not None and not hasattr(default_hooks, "items"):
@@ -79,8 +79,8 @@ def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
             if hook is not None:
                 hooks.register(hook)
             elif name not in DEFAULT_HOOKS:
-                known = ", ".join(DEFAULT_HOOKS)
-                raise ValueError(f"None removes a default hook: its name must be one of {known}, got {name!r}")
+                names = ", ".join(DEFAULT_HOOKS)
+                raise ValueError(f"a default hook to remove must be one of {names}, got {name!r}")
     if isinstance(custom_hooks, str) or hasattr(custom_hooks, "items") or isinstance(custom_hooks, Hook):
         custom_hooks = [custom_hooks]
     if custom_hooks is not None and not isinstance(custom_hooks, list | tuple):
@@ -92,7 +92,7 @@ def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
 
 
 def build_visualizer(visualizer: Any, save_dir: str) -> Any:
-    """Return the visualizer, from None (scalars as JSON lines), an instance or a config."""
+    """Return the visualizer, from an instance, a config, or None for scalars as JSON lines."""
     with config_path("visualizer"):
         visualizer = as_config(visualizer)
         if visualizer is None or hasattr(visualizer, "items"):
@@ -102,7 +102,7 @@ def build_visualizer(visualizer: Any, save_dir: str) -> Any:
 
 
 def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
-    """Return the log processor, from None, an instance or a config; it counts as the training loop does."""
+    """Return the log processor, from an instance, a config, or None; by default it counts as the training loop does."""
     with config_path("log_processor"):
         log_processor = as_config(log_processor)
         if log_processor is None or hasattr(log_processor, "items"):
@@ -111,7 +111,7 @@ def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
 
 
 def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
-    """Return the training loop, chosen by `type`, or by `by_epoch` (default True)."""
+    """Return the training loop, selected by `type`, or by `by_epoch` (default True)."""
     cfg = as_config(cfg)
     if not hasattr(cfg, "items"):
         return cfg
@@ -120,7 +120,7 @@ def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
 
 
 def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: Any) -> Any:
-    """Return the schedulers of `cfg` for the hyperparameters of `optim_wrapper`, over a whole training loop."""
+    """Return the schedulers of `cfg` for the hyperparameters of `optim_wrapper`, over all of training."""
     return build_param_schedulers(
         cfg,
         optim_wrapper,
@@ -141,31 +141,29 @@ def build_eval_loop(runner: Runner, mode: str, cfg: Any, dataloader: Any, evalua
         return LOOPS.build({"type": kind, **dict(cfg)}, runner=runner, dataloader=dataloader, evaluator=evaluator)
 
 
-def map_over(axis_name: str | None, optim_wrapper: Any) -> None:
-    """Set the mapped axis of the strategy's step on every wrapper, if there is one."""
-    for wrapper in optim_wrapper.values() if isinstance(optim_wrapper, Mapping) else [optim_wrapper]:
+def set_axis_name(axis_name: str | None, optim_wrapper: Any) -> None:
+    """Set the mapped axis of the strategy's step, if there is one, on every wrapper."""
+    for wrapper in _list_wrappers(optim_wrapper):
         wrapper.axis_name = axis_name or wrapper.axis_name
 
 
-def warnings_of(optim_wrapper: Any, module_types: Mapping[str, str]) -> list[str]:
-    """Return warnings about the use of this optimizer with this model, to log before training."""
-    if getattr(optim_wrapper, "accumulative_counts", 1) == 1:
-        return []
+def check_accumulation(optim_wrapper: Any, module_types: Mapping[str, str]) -> str:
+    """Return a warning about BatchNorm under gradient accumulation, to log before training; empty without both."""
     norms = [path for path, kind in module_types.items() if "BatchNorm" in kind]
-    if not norms:
-        return []
-    return [
+    if not (optim_wrapper.accumulates and norms):
+        return ""
+    return (
         f"Gradients are accumulated over {optim_wrapper.accumulative_counts} iterations, but BatchNorm "
-        f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) takes its statistics from each "
-        "small batch: the result is not that of the large batch."
-    ]
+        f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) computes its statistics from each "
+        "small batch: the result differs from that of the large batch."
+    )
 
 
 def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
-    """Scale every learning rate by the linear rule: real batch size over the one that the config was made for.
+    """Scale every learning rate by the linear rule: the actual batch size over that of the config's learning rates.
 
     Args:
-      optim_wrapper: its groups are scaled, including the one that holds the base settings.
+      optim_wrapper: its groups are scaled, including the group of base settings.
       auto_scale_lr: None, or `dict(enable=bool, base_batch_size=int)`.
       batch_size: examples per iteration over all devices.
 
@@ -178,13 +176,18 @@ def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
     if not enable:
         return 1.0
     factor = batch_size / base
-    for wrapper in optim_wrapper.values() if isinstance(optim_wrapper, Mapping) else [optim_wrapper]:
+    for wrapper in _list_wrappers(optim_wrapper):
         for group in [*wrapper.param_groups, wrapper.base_param_settings]:
             if group is not None:
                 if "lr" not in group:
-                    raise ConfigError("`auto_scale_lr.enable` must be False where the optimizer has no `lr`, got True")
+                    raise ConfigError("`auto_scale_lr.enable` must be False for an optimizer without `lr`, got True")
                 group["lr"] = group["lr"] * factor
     return factor
+
+
+def _list_wrappers(optim_wrapper: Any) -> list[Any]:
+    """Return the wrappers of all optimizers."""
+    return list(optim_wrapper.values()) if isinstance(optim_wrapper, Mapping) else [optim_wrapper]
 
 
 def read_auto_scale_lr(cfg: Mapping[str, Any]) -> tuple[bool, int]:
@@ -198,11 +201,3 @@ def read_auto_scale_lr(cfg: Mapping[str, Any]) -> tuple[bool, int]:
 
 def _auto_scale_lr(base_batch_size: Count, enable: bool = False) -> tuple[bool, int]:
     return enable, base_batch_size
-
-
-class NoOptimizer:
-    """Replace the optimizer wrapper where no optimizer is needed."""
-
-    def init(self, params: Any) -> None:
-        """Return None: there is no state."""
-        return None

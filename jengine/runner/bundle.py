@@ -1,4 +1,4 @@
-"""Collect what a checkpoint holds of a run, and restore it."""
+"""Collect the contents of a run's checkpoint, and restore a run from it."""
 
 import functools
 import importlib.metadata
@@ -17,31 +17,28 @@ from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks
 
 PyTree = Any
-
-
-class Placement(NamedTuple):
-    """Describe how the hook states of a run match those of a checkpoint."""
-
-    states: dict[str, PyTree]  # of this run, where the checkpoint has them too
-    missing: list[str]  # hooks of this run without a state in the checkpoint
-    left_out: list[str]  # hooks with a state in the checkpoint that this run does not have
-    rename: list[tuple[str, str]]  # stored prefix -> prefix in the training state, where they differ
-    ignore: list[str]  # stored prefixes that this run does not use
-
-
 Bundle = dict[str, Any]
 
-
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+class HookStateMatch(NamedTuple):
+    """Describe how the hook states of a run match those of a checkpoint."""
+
+    states: dict[str, PyTree]  # of this run, restricted to hooks with a state in the checkpoint
+    missing: list[str]  # hooks of this run without a state in the checkpoint
+    unused: list[str]  # hooks with a state in the checkpoint that this run does not have
+    rename: list[tuple[str, str]]  # stored prefix -> prefix in the training state, where they differ
+    ignore: list[str]  # stored prefixes that this run does not use
 
 
 def collect_checkpoint(
     runner: Runner, *, save_optimizer: bool, save_param_scheduler: bool, meta: Mapping[str, Any] | None
 ) -> Bundle:
-    """Return everything that an exact resume needs: `state` (arrays) and the rest (JSON-able)."""
+    """Return everything that an exact resume needs: `state` (arrays) and JSON-serializable entries."""
     from jengine import __version__
 
-    runner.log_writer.flush()  # before the sizes of the scalar files are read
+    runner.log_writer.flush()  # the visualizer records the sizes of the scalar files
     state = runner.state
     arrays = {name: getattr(state, name) for name in TrainState.__dataclass_fields__}
     if not save_optimizer:
@@ -64,7 +61,7 @@ def collect_checkpoint(
         hyperparams={name: float(value) for name, value in runner.hyperparams.items()},
         visualizer=runner.visualizer.state_dict(),
         replicas=runner.strategy.replicas,
-        validations=[[epoch, iteration, _plain(metrics)] for epoch, iteration, metrics in runner.validations],
+        validations=[[epoch, iteration, _select_scalars(metrics)] for epoch, iteration, metrics in runner.validations],
     )
     bundle["meta"].update(meta or {})
     if save_optimizer:
@@ -74,30 +71,25 @@ def collect_checkpoint(
     return bundle
 
 
-@functools.cache
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _PACKAGES}
-
-
 def resume(runner: Runner, path: str) -> None:
-    """Restore the run to the point at which the checkpoint at `path` was written."""
-    from jengine.checkpoint import read_meta, restore, stored_arrays
+    """Restore the run from the checkpoint at `path`, at the iteration at which it was written."""
+    from jengine.checkpoint import list_arrays, read_meta, restore
 
     target = {name: getattr(runner.state, name) for name in TrainState.__dataclass_fields__}
-    found = read_meta(path)
+    saved_meta = read_meta(path)
     fresh = {}
-    if "optimizer" not in found:
+    if "optimizer" not in saved_meta:
         runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
         fresh["opt_state"] = target.pop("opt_state")
-    placed = place_hook_states(target["hook_state"], stored_arrays(path), found.get("exchanged", {}))
-    target["hook_state"] = placed.states
-    replicas = runner.strategy.replicas, found.get("replicas")
-    arrays, rest = restore(path, convert_replica_axis(target, *replicas), rename=placed.rename, ignore=placed.ignore)
-    arrays = _placed_like(convert_replica_axis(arrays, *reversed(replicas)), target)
+    match = match_hook_states(target["hook_state"], list_arrays(path), saved_meta.get("exchanged", {}))
+    target["hook_state"] = match.states
+    replicas = runner.strategy.replicas, saved_meta.get("replicas")
+    arrays, rest = restore(path, convert_replica_axis(target, *replicas), rename=match.rename, ignore=match.ignore)
+    arrays = _put_like(convert_replica_axis(arrays, *reversed(replicas)), target)
     bundle: Bundle = {"state": {**arrays, **fresh}, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     meta = bundle["meta"]
-    runner.state = _with_missing_hooks(runner, TrainState(**bundle["state"]), placed, path)
+    runner.state = _add_missing_hook_states(runner, TrainState(**bundle["state"]), match, path)
     loop = runner.train_loop
     loop.iter, loop.epoch = meta["iter"], meta["epoch"]
     runner.message_hub.load_state_dict(bundle["message_hub"])
@@ -115,59 +107,102 @@ def resume(runner: Runner, path: str) -> None:
     runner.logger.info(f"Resumed from {path}: epoch {loop.epoch}, iteration {loop.iter}.")
 
 
-def load_weights(runner: Runner, source: "LoadFrom") -> None:
-    """Load parameters and model state, and nothing else, from a checkpoint."""
-    from jengine.checkpoint import load_params, read_meta, stored_arrays
+def load_weights(runner: Runner, source: LoadFrom) -> None:
+    """Load only the parameters and the model state from a checkpoint."""
+    from jengine.checkpoint import list_arrays, load_params, read_meta
 
     assert runner.state is not None
     rest = read_meta(source.path)
-    stored = tuple(stored_arrays(source.path))
+    stored = tuple(list_arrays(source.path))
     weights = {}
     for item in ("params", "model_state"):
-        place = rest.get("exchanged", {}).get(item, item) if source.raw else item
-        own = getattr(runner.state, item)
-        below = [path.removeprefix(f"{place}.") for path in stored if path.startswith(f"{place}.")]
-        if not own and not below:
-            weights[item] = own
+        prefix = rest.get("exchanged", {}).get(item, item) if source.raw else item
+        initial = getattr(runner.state, item)
+        paths = [path.removeprefix(f"{prefix}.") for path in stored if path.startswith(f"{prefix}.")]
+        if not initial and not paths:
+            weights[item] = initial
             continue
-        # A part may have no statistics: a rule that fits the parameters need not fit the model state.
+        # A part may have no statistics: a rule that matches the parameters need not match the model state.
         rules = [
             rule
             for rule in source.rename
-            if item == "params" or any(p.startswith((f"{rule[0]}.", rule[0])) for p in below)
+            if item == "params" or any(path.startswith((f"{rule[0]}.", rule[0])) for path in paths)
         ]
-        if not below and not source.strict:
+        if not paths and not source.strict:
             runner.logger.warning(f"{source.path} has no {item}: the model keeps its own.")
-            weights[item] = own
+            weights[item] = initial
             continue
         replicas = runner.strategy.replicas, rest.get("replicas")
-        target = convert_replica_axis({item: own}, *replicas)[item]
-        loaded, report = load_params(source.path, target, strict=source.strict, rename=rules, item=place)
-        weights[item] = _placed_like(convert_replica_axis({item: loaded}, *reversed(replicas))[item], own)
+        target = convert_replica_axis({item: initial}, *replicas)[item]
+        loaded, report = load_params(source.path, target, strict=source.strict, rename=rules, item=prefix)
+        weights[item] = _put_like(convert_replica_axis({item: loaded}, *reversed(replicas))[item], initial)
         if not report.fits:
             runner.logger.warning(f"Not all of {item} was loaded from {source.path} (strict=False): {report}")
     bundle: Bundle = {"state": weights, **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     weights = {item: bundle["state"][item] for item in weights}
-    # Hook states derived from the weights, such as their averages, start from the loaded ones.
-    states = start_hook_states(runner, runner.state.hook_state, **weights)
+    # Hook states derived from the weights, such as averages, start from the loaded weights.
+    states = init_hook_states(runner, runner.state.hook_state, **weights)
     runner.state = runner.state.replace(**weights, hook_state=states)
     averaged = "averaged " if "exchanged" in rest and not source.raw else ""
     runner.logger.info(f"Loaded the {averaged}weights of {source.path}.")
 
 
-def _with_missing_hooks(runner: Runner, state: TrainState, placed: Placement, path: str) -> TrainState:
-    """Return `state` with initial states for the hooks that are missing in the checkpoint."""
-    for name in placed.left_out:
+def match_hook_states(
+    states: Mapping[str, PyTree], stored: Iterable[str], exchanged: Mapping[str, str]
+) -> HookStateMatch:
+    """Match the hook states of a run to the entries of a checkpoint.
+
+    Args:
+      states: the run's traced states by hook.
+      stored: the dotted paths of the checkpoint's arrays.
+      exchanged: items of the state that were swapped with parts of a hook's state when the checkpoint was saved, such
+        as `{'params': 'hook_state.EMAHook.params'}`. They are swapped back; without the hook only the item is restored.
+    """
+    paths = [path for path in stored if path.startswith("hook_state.")]
+    stored_hooks = {_hook_name(path) for path in paths}
+    rename, ignore = [], []
+    for item, source in exchanged.items():
+        rename.append((source, item))
+        if _hook_name(source) in states:
+            rename.append((item, source))
+        else:
+            ignore.append(item)
+    sources = tuple(f"{source}." for source in exchanged.values())
+    ignore += [path for path in paths if _hook_name(path) not in states and not path.startswith(sources)]
+    missing = [name for name, state in states.items() if name not in stored_hooks and jax.tree.leaves(state)]
+    return HookStateMatch(
+        states={name: state for name, state in states.items() if name not in missing},
+        missing=missing,
+        unused=sorted(stored_hooks - set(states)),
+        rename=rename,
+        ignore=ignore,
+    )
+
+
+def init_hook_states(runner: Runner, names: Iterable[str], params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
+    """Return initial states on the device for the hooks with these names, from the given weights."""
+    selected = set(names)
+
+    def init_states(params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
+        states = TracedHooks(runner.hooks).init(params, model_state)
+        return {name: state for name, state in states.items() if name in selected}
+
+    return runner.strategy.compile_init(init_states, params, model_state)(params, model_state) if selected else {}
+
+
+def _add_missing_hook_states(runner: Runner, state: TrainState, match: HookStateMatch, path: str) -> TrainState:
+    """Return `state` with initial states for the hooks that the checkpoint lacks."""
+    for name in match.unused:
         runner.logger.warning(f"{path} has a state of {name}, which is not a hook of this run: it is ignored.")
-    for name in placed.missing:
+    for name in match.missing:
         runner.logger.warning(f"{path} has no state of {name}, which starts from the weights of the checkpoint.")
-    first = start_hook_states(runner, placed.missing, state.params, state.model_state)
-    return state.replace(hook_state={**first, **state.hook_state})
+    initial = init_hook_states(runner, match.missing, state.params, state.model_state)
+    return state.replace(hook_state={**initial, **state.hook_state})
 
 
 def _load_schedulers(runner: Runner, saved: Any) -> None:
-    """Restore the schedules, and log which settings apply where config and checkpoint differ."""
+    """Restore the schedules; if config and checkpoint differ, log which settings are used."""
     loop, choice = runner.train_loop, runner.param_scheduler_on_resume
     differences = load_schedulers_state_dict(
         runner.param_schedulers,
@@ -180,60 +215,24 @@ def _load_schedulers(runner: Runner, saved: Any) -> None:
     if differences:
         listed = "\n  ".join(differences)
         runner.logger.warning(
-            f"The schedules of the config are not those of the checkpoint. Those of the {choice} apply "
+            f"The schedules of the config and of the checkpoint differ. Those of the {choice} are used "
             f"(param_scheduler_on_resume={choice!r}):\n  {listed}"
         )
 
 
-def _placed_like(tree: Any, like: Any) -> Any:
+def _put_like(tree: Any, like: Any) -> Any:
     """Return `tree` with NumPy arrays moved to the devices of `like`."""
-    return jax.tree.map(lambda x, own: jax.device_put(x, own.sharding) if isinstance(x, np.ndarray) else x, tree, like)
+    return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding) if isinstance(x, np.ndarray) else x, tree, like)
 
 
-def _plain(metrics: Mapping[str, Any]) -> dict[str, float]:
+def _select_scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items() if np.ndim(value) == 0}
 
 
-def place_hook_states(own: Mapping[str, PyTree], stored: Iterable[str], exchanged: Mapping[str, str]) -> Placement:
-    """Match the hook states of a run to the entries of a checkpoint.
-
-    Args:
-      own: the run's traced states by hook.
-      stored: the dotted paths of the checkpoint's arrays.
-      exchanged: items of the state that were exchanged for parts of a hook's when the checkpoint was saved, as
-        `{'params': 'hook_state.EMAHook.params'}`. They are exchanged back; without the hook only the item is fetched.
-    """
-    paths = [path for path in stored if path.startswith("hook_state.")]
-    there = {_hook_of(path) for path in paths}
-    rename, ignore = [], []
-    for item, source in exchanged.items():
-        rename.append((source, item))
-        if _hook_of(source) in own:
-            rename.append((item, source))
-        else:
-            ignore.append(item)
-    sources = tuple(f"{source}." for source in exchanged.values())
-    ignore += [path for path in paths if _hook_of(path) not in own and not path.startswith(sources)]
-    missing = [name for name, state in own.items() if name not in there and jax.tree.leaves(state)]
-    return Placement(
-        states={name: state for name, state in own.items() if name not in missing},
-        missing=missing,
-        left_out=sorted(there - set(own)),
-        rename=rename,
-        ignore=ignore,
-    )
+@functools.cache
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
-def start_hook_states(runner: Runner, names: Iterable[str], params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
-    """Return initial states for the hooks called `names`, made from the given weights, on the device."""
-    wanted = set(names)
-
-    def make(params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
-        states = TracedHooks(runner.hooks).init(params, model_state)
-        return {name: state for name, state in states.items() if name in wanted}
-
-    return runner.strategy.compile_init(make, params, model_state)(params, model_state) if wanted else {}
-
-
-def _hook_of(path: str) -> str:
+def _hook_name(path: str) -> str:
     return path.split(".")[1]

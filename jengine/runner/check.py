@@ -82,7 +82,7 @@ def train_loop_config(cfg: Any) -> dict[str, Any]:
     return {"type": "EpochBasedTrainLoop" if by_epoch else "IterBasedTrainLoop", **cfg}
 
 
-def counts_epochs(train_cfg: Any) -> bool:
+def is_epoch_based(train_cfg: Any) -> bool:
     """Return whether the training loop of `train_cfg` counts in epochs; True for a run without training."""
     if train_cfg is not None and _is_config(train_cfg):
         kind = train_loop_config(train_cfg)["type"]
@@ -117,8 +117,8 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
             _check_published_keys(hook)
             if files & hook.file_names:
                 raise ConfigError(
-                    f"`{type(hook).__name__}.out_dir` must differ between two checkpoint hooks with the same file names, "
-                    f"or each removes the checkpoints of the other; got {hook.out_dir!r}"
+                    f"`{type(hook).__name__}.out_dir` must differ between two checkpoint hooks with the same file names, or "
+                    f"each removes the checkpoints of the other; got {hook.out_dir!r}"
                 )
             files |= hook.file_names
 
@@ -184,7 +184,7 @@ def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: Any) -> Sequence[Para
         wrappers if list(wrappers) != [""] else wrappers[""],
         max_epochs=loop.get("max_epochs"),
         max_iters=loop.get("max_iters"),
-        by_epoch_loop=counts_epochs(train_cfg),
+        by_epoch_loop=is_epoch_based(train_cfg),
     )
 
 

@@ -1,4 +1,4 @@
-"""Enable JAX's persistent compilation cache by default: the second start of a run does not compile again."""
+"""Enable JAX's persistent compilation cache by default, so that the second start of a run does not compile again."""
 
 import os
 import pathlib
@@ -7,18 +7,18 @@ import jax
 
 _EVENTS = {"/jax/compilation_cache/cache_hits": "hits", "/jax/compilation_cache/cache_misses": "misses"}
 _counts = {"hits": 0, "misses": 0}
-_listening = False
+_is_listening = False
 
 
 def use_compilation_cache() -> None:
     """Store compiled programs in the user's cache directory, unless JAX is configured otherwise.
 
-    `JAX_COMPILATION_CACHE_DIR` names another directory, `JAX_ENABLE_COMPILATION_CACHE=false` turns it off.
+    `JAX_COMPILATION_CACHE_DIR` selects another directory, `JAX_ENABLE_COMPILATION_CACHE=false` disables the cache.
     """
-    global _listening
-    if not _listening:
-        jax.monitoring.register_event_listener(_count)
-        _listening = True
+    global _is_listening
+    if not _is_listening:
+        jax.monitoring.register_event_listener(_count_event)
+        _is_listening = True
     settings = jax.config.values
     if settings["jax_compilation_cache_dir"] is None and settings["jax_enable_compilation_cache"]:
         root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
@@ -31,6 +31,6 @@ def cache_counts() -> tuple[int, int]:
     return _counts["hits"], _counts["misses"]
 
 
-def _count(event: str, **_: object) -> None:
+def _count_event(event: str, **_: object) -> None:
     if event in _EVENTS:
         _counts[_EVENTS[event]] += 1

@@ -5,21 +5,19 @@ from typing import Any
 
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
-from jengine.hooks.priority import Priority, get_level, get_priority, priority_name, to_priority
+from jengine.hooks.priority import Priority, get_level, get_priority, get_priority_name, to_priority
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS, as_config
 from jengine.train.scanned_step import ChunkMetrics
 
 _ITERATION_STAGES = ("before_train_iter", "after_train_iter")
-
-
 # A hook that defines a stage, its method, and whether it is called only at the steps that `Hook.next_step` returns. A
-# plain tuple, since each call of a stage unpacks one for each hook.
+# plain tuple, because each call of a stage unpacks one for each hook.
 _Listener = tuple[Hook, Callable[..., Any], bool]
 
 
 class HookList:
-    """Sort hooks by priority; among equals the one registered first runs first."""
+    """Sort hooks by priority; hooks of equal priority run in the order of registration."""
 
     def __init__(self) -> None:
         self._hooks: list[tuple[int, Hook]] = []
@@ -32,10 +30,10 @@ class HookList:
         Args:
           hook: an instance, or `dict(type=..., priority=..., **arguments)`, which is not modified. `level`, on the
             scale of iMIX, may replace `priority`.
-          priority: takes precedence over the config's `priority`, which takes precedence over that of the class.
+          priority: overrides the config's `priority`, which overrides that of the class.
 
         Raises:
-          TypeError: neither a hook nor a config of one. ConfigError: both a priority and a level.
+          TypeError: not a hook or its config. ConfigError: both a priority and a level.
         """
         hook = as_config(hook)
         if not isinstance(hook, Hook) and hasattr(hook, "items"):
@@ -44,7 +42,7 @@ class HookList:
             priority = configured if priority is None else priority
             hook = HOOKS.build(cfg)
         if not isinstance(hook, Hook):
-            raise TypeError(f"a hook is an instance of Hook or a config dict, found {hook!r}")
+            raise TypeError(f"a hook must be an instance of Hook or a config dict, got {hook!r}")
         value = get_priority(hook.priority if priority is None else priority)
         index = sum(other <= value for other, _ in self._hooks)
         self._hooks.insert(index, (value, hook))
@@ -57,7 +55,7 @@ class HookList:
 
         An exception keeps its type and traceback; a note names the hook, the stage and the iteration.
         """
-        for hook, method, scheduled in self._get(stage):
+        for hook, method, scheduled in self._get_listeners(stage):
             try:
                 if not scheduled or hook.next_step(runner, step := runner.iter) <= step:
                     method(runner, **arguments)
@@ -66,8 +64,8 @@ class HookList:
                 raise
 
     def call_ahead(self, runner: Runner, stage: str, **arguments: Any) -> None:
-        """Call an iteration stage within a chunk: that of the hooks with `runs_ahead`."""
-        for hook, method, _ in self._get_ahead(stage):
+        """Call an iteration stage within a chunk, of the hooks with `runs_ahead`."""
+        for hook, method, _ in self._get_ahead_listeners(stage):
             try:
                 method(runner, **arguments)
             except Exception as error:
@@ -75,9 +73,9 @@ class HookList:
                 raise
 
     def call_after_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
-        """Call `after_train_chunk` of the hooks that define it, and `after_train_iter` of the others that act."""
+        """Call `after_train_chunk` of the hooks that define it, and `after_train_iter` of the others that are due."""
         step, last = runner.iter, None
-        for hook, method, scheduled in self._get("after_train_iter"):
+        for hook, method, scheduled in self._get_listeners("after_train_iter"):
             try:
                 if hook.is_per_chunk:
                     hook.after_train_chunk(runner, batch_idx=batch_idx, data_batch=data_batch, metrics=metrics)
@@ -90,26 +88,28 @@ class HookList:
                 _add_note(error, hook, "after_train_iter", runner)
                 raise
 
-    def allow_chunk(self, runner: Runner, size: int) -> bool:
-        """Return whether no hook acts between the steps of a chunk of `size` that starts at `runner.iter`."""
+    def allows_chunk(self, runner: Runner, size: int) -> bool:
+        """Return whether no hook acts within a chunk of `size` steps that starts at `runner.iter`."""
         first, last = runner.iter, runner.iter + size - 1
-        before = all(hook.next_step(runner, first + 1) > last for hook in self._cutting("before_train_iter"))
-        return before and all(hook.next_step(runner, first) >= last for hook in self._cutting("after_train_iter"))
+        before = all(hook.next_step(runner, first + 1) > last for hook in self._get_limiting_hooks("before_train_iter"))
+        return before and all(
+            hook.next_step(runner, first) >= last for hook in self._get_limiting_hooks("after_train_iter")
+        )
 
-    def prevent_chunks(self, runner: Runner) -> list[Hook]:
-        """Return the hooks that act at this step and at the next, so that no chunk has more than one step."""
-        hooks = dict.fromkeys(hook for stage in _ITERATION_STAGES for hook in self._cutting(stage))
+    def list_chunk_blockers(self, runner: Runner) -> list[Hook]:
+        """Return the hooks that act at this step and at the next, which limits chunks to one step."""
+        hooks = dict.fromkeys(hook for stage in _ITERATION_STAGES for hook in self._get_limiting_hooks(stage))
         return [h for h in hooks if all(h.next_step(runner, i) == i for i in (runner.iter, runner.iter + 1))]
 
     def describe(self) -> str:
-        """Return the order of calls, stage by stage, as a run prints it."""
-        text = []
+        """Return the order of calls, stage by stage."""
+        sections = []
         hooks = [(value, type(hook).__name__, hook.get_triggered_stages()) for value, hook in self._hooks]
         for stage in Hook.stages:
-            rows = [f"({priority_name(value):<12}) {name:<35}" for value, name, stages in hooks if stage in stages]
-            if rows:
-                text.append("\n".join([f"{stage}:", *rows, " -------------------- "]))
-        return "\n".join(text)
+            lines = [f"({get_priority_name(value):<12}) {name:<35}" for value, name, stages in hooks if stage in stages]
+            if lines:
+                sections.append("\n".join([f"{stage}:", *lines, " -------------------- "]))
+        return "\n".join(sections)
 
     def priority_of(self, hook: Hook) -> int:
         """Return the priority with which `hook` was registered."""
@@ -121,27 +121,27 @@ class HookList:
     def __len__(self) -> int:
         return len(self._hooks)
 
-    def _cutting(self, stage: str) -> list[Hook]:
-        """Return the hooks whose calls of an iteration stage need a chunk to start or end there."""
-        hooks = [hook for hook, _, _ in self._get(stage)]
+    def _get_limiting_hooks(self, stage: str) -> list[Hook]:
+        """Return the hooks whose calls of an iteration stage require a chunk to start or end there."""
+        hooks = [hook for hook, _, _ in self._get_listeners(stage)]
         return [hook for hook in hooks if hook.is_scheduled or not (hook.runs_ahead or hook.is_per_chunk)]
 
-    def _get_ahead(self, stage: str) -> list[_Listener]:
+    def _get_ahead_listeners(self, stage: str) -> list[_Listener]:
         """Return the hooks whose iteration stage is called for each step of a chunk, before the chunk runs."""
         if stage not in self._ahead:
             per_chunk = stage == "after_train_iter"
-            found = [x for x in self._get(stage) if x[0].runs_ahead and not (per_chunk and x[0].is_per_chunk)]
-            self._ahead[stage] = found
+            listeners = self._get_listeners(stage)
+            self._ahead[stage] = [x for x in listeners if x[0].runs_ahead and not (per_chunk and x[0].is_per_chunk)]
         return self._ahead[stage]
 
-    def _get(self, stage: str) -> list[_Listener]:
+    def _get_listeners(self, stage: str) -> list[_Listener]:
         """Return the hooks that define a stage, and their methods, in order."""
         listeners = self._listeners.get(stage)
         if listeners is None:
-            known = stage in Hook.stages
-            acting = [h for h in self if (stage in h.get_triggered_stages() if known else hasattr(h, stage))]
-            timed = stage in _ITERATION_STAGES
-            listeners = [(h, getattr(h, stage), timed and _is_called_when_due(h)) for h in acting]
+            is_known = stage in Hook.stages
+            hooks = [h for h in self if (stage in h.get_triggered_stages() if is_known else hasattr(h, stage))]
+            is_iteration = stage in _ITERATION_STAGES
+            listeners = [(h, getattr(h, stage), is_iteration and _is_called_when_due(h)) for h in hooks]
             self._listeners[stage] = listeners
         return listeners
 
@@ -162,7 +162,7 @@ def _pop_priority(cfg: dict[str, Any]) -> int | str | Priority | None:
         return priority
     if priority is not None:
         raise ConfigError(
-            "a hook has a priority (0 to 100, as in MMEngine) or a level (0 to 60, as in iMIX), found both: "
+            "a hook must have a priority (0 to 100, as in MMEngine) or a level (0 to 60, as in iMIX), got both: "
             f"{priority!r} and {level!r}"
         )
     return to_priority(get_level(level))

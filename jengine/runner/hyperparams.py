@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-_NOTHING = np.empty(0, np.float32)  # an optax transformation may keep all its numbers to itself
+_NO_VALUES = np.empty(0, np.float32)  # for an optax transformation without hyperparameters of the host
 
 
 class Hyperparams(dict[str, np.float32]):
@@ -21,17 +21,17 @@ class Hyperparams(dict[str, np.float32]):
         """Set a scalar.
 
         Raises:
-          TypeError: `value` is not one number.
+          TypeError: `value` is not a number.
         """
         array = np.asarray(value)
         if array.size != 1 or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
-            raise TypeError(f"the hyperparameter {name!r} is one number, found {value!r}")
+            raise TypeError(f"the hyperparameter {name!r} must be a number, got {value!r}")
         super().__setitem__(name, np.float32(array.item()))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Layout:
-    """Describe the structure of hyperparameters, and shape and dtype of each leaf."""
+class _VectorSpec:
+    """Describe the structure of hyperparameters, and the shape and dtype of each leaf."""
 
     treedef: Any
     leaves: tuple[tuple[tuple[int, ...], np.dtype], ...]
@@ -39,56 +39,56 @@ class _Layout:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
-class FlatHyperparams:
-    """Hold the hyperparameters of a step, or of each step of a chunk, as one array: each array costs a transfer a call.
+class HyperparamsVector:
+    """Hold the hyperparameters of a step, or of each step of a chunk, as one array: one transfer for each call.
 
     Attributes:
       vector: float[n]; float[K, n] for a chunk.
-      layout: static; the structure that `unravel` restores.
+      spec: static; the structure that `unravel` restores.
     """
 
     vector: Any
-    layout: _Layout = dataclasses.field(metadata=dict(static=True))
+    spec: _VectorSpec = dataclasses.field(metadata=dict(static=True))
 
     def unravel(self) -> Any:
-        """Return the arrays in their containers, within a compiled step."""
+        """Return the arrays in their original structure, within a compiled step."""
         arrays, start = [], 0
-        for shape, dtype in self.layout.leaves:
+        for shape, dtype in self.spec.leaves:
             stop = start + math.prod(shape)
             arrays.append(self.vector[start:stop].reshape(shape).astype(dtype))
             start = stop
-        return self.layout.treedef.unflatten(arrays)
+        return self.spec.treedef.unflatten(arrays)
 
 
-class Raveler:
-    """Concatenate the hyperparameters of steps; the layout is shared, so that JAX compares it by identity."""
+class HyperparamsRaveler:
+    """Concatenate the hyperparameters of steps; vectors share one spec, so that JAX compares it by identity."""
 
     def __init__(self) -> None:
-        self._layout: _Layout | None = None
+        self._spec: _VectorSpec | None = None
         self._size = 0
 
-    def __call__(self, hyperparams: Mapping[str, Any]) -> FlatHyperparams:
-        """Return the host arrays of a step, by name or in nested containers, as one array."""
+    def ravel(self, hyperparams: Mapping[str, Any]) -> HyperparamsVector:
+        """Return the host arrays of a step, by name or in nested containers, as one vector."""
         leaves, treedef = jax.tree.flatten(hyperparams)
-        vector = np.concatenate(leaves or [_NOTHING], axis=None)
-        if self._layout is None or treedef != self._layout.treedef or vector.size != self._size:
-            self._layout = _Layout(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+        vector = np.concatenate(leaves or [_NO_VALUES], axis=None)
+        if self._spec is None or treedef != self._spec.treedef or vector.size != self._size:
+            self._spec = _VectorSpec(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
             self._size = vector.size
-        return FlatHyperparams(vector, self._layout)
+        return HyperparamsVector(vector, self._spec)
 
-    def stack(self, steps: Sequence[Mapping[str, Any]]) -> FlatHyperparams:
+    def stack(self, steps: Sequence[Mapping[str, Any]]) -> HyperparamsVector:
         """Return the hyperparameters of the steps of a chunk as one array, float[K, n].
 
         Raises:
           ValueError: a name was added or removed between two steps.
         """
-        layout = self(steps[0]).layout
+        spec = self.ravel(steps[0]).spec
         flat = [jax.tree.flatten(hyperparams) for hyperparams in steps]
-        if any(treedef != layout.treedef for _, treedef in flat):
+        if any(treedef != spec.treedef for _, treedef in flat):
             names = sorted({tuple(sorted(hyperparams)) for hyperparams in steps})
             raise ValueError(
-                f"the steps of a chunk need the same hyperparams, found {names}: set new ones before training, or in a "
-                "hook that acts at each step"
+                f"the steps of a chunk must have the same hyperparams, got {names}; set new ones before training, or "
+                "in a hook that acts at each step"
             )
-        rows = np.concatenate([leaf for leaves, _ in flat for leaf in leaves] or [_NOTHING], axis=None)
-        return FlatHyperparams(rows.reshape(len(steps), -1), layout)
+        vectors = np.concatenate([leaf for leaves, _ in flat for leaf in leaves] or [_NO_VALUES], axis=None)
+        return HyperparamsVector(vectors.reshape(len(steps), -1), spec)

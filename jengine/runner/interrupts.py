@@ -1,4 +1,4 @@
-"""End a run between two iterations on a signal, and end all its processes on an error."""
+"""End a run between two iterations on a signal, and all its processes together; share its identity."""
 
 import contextlib
 import dataclasses
@@ -13,18 +13,21 @@ from jengine.distributed.processes import Processes, SingleProcess
 from jengine.runner.workdir import Identity
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts.
+_SHARED_FIELDS = ("log_dir", "timestamp", "experiment_name", "seed", "resume_from")
 
 
 class Interrupts:
     """Record SIGTERM and SIGINT while entered; the loop calls `check` between two iterations.
 
     The first signal is recorded, so that the current iteration finishes and can be saved; a second one of the
-    same kind acts at once. Outside the main thread, where Python allows no handlers, signals act as before.
+    same kind acts at once. Outside the main thread, where Python does not allow handlers, signals act as usual.
 
     Args:
-      consensus: finds where all processes end when one of them gets a signal.
+      consensus: determines the iteration at which all processes end when one of them receives a signal.
 
     Attributes:
+      signum: the signal that this process received; None for none.
       agreed: whether all processes end here, after a signal.
     """
 
@@ -33,28 +36,28 @@ class Interrupts:
         self.agreed = False
         self._waiting = False
         self._consensus = consensus
-        self._before: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
         self.signum, self.agreed = None, False
         self._consensus.__enter__()
         if threading.current_thread() is threading.main_thread():
-            self._before = {signum: signal.signal(signum, self._note) for signum in _SIGNALS}
+            self._previous_handlers = {signum: signal.signal(signum, self._record) for signum in _SIGNALS}
         return self
 
     def __exit__(self, *error: Any) -> None:
-        for signum, handler in self._before.items():
+        for signum, handler in self._previous_handlers.items():
             signal.signal(signum, handler)
-        self._before = {}
+        self._previous_handlers = {}
         self._consensus.__exit__(*error)
 
     def start_waiting(self) -> None:
         """Let a signal end the run at once from now on: the loop waits for data, perhaps forever.
 
-        With several processes it does not, since all of them must end at the same iteration.
+        With several processes signals are still only recorded, since all processes must end at the same iteration.
 
         Raises:
-          KeyboardInterrupt, SystemExit: as `check`, for a signal that came just before.
+          KeyboardInterrupt, SystemExit: as `check`, for a signal that was received just before.
         """
         self._waiting = not self._consensus.is_shared
         if self._waiting and self.signum is not None:
@@ -65,7 +68,7 @@ class Interrupts:
         self._waiting = False
 
     def check(self) -> None:
-        """End the run if a signal came, to this process or another.
+        """End the run if this process or another received a signal.
 
         Raises:
           KeyboardInterrupt: after SIGINT. SystemExit: after SIGTERM, with exit code 143.
@@ -79,21 +82,17 @@ class Interrupts:
             raise KeyboardInterrupt
         raise SystemExit(128 + signum)
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
+    def _record(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
-        signal.signal(signum, self._before[signum])
+        signal.signal(signum, self._previous_handlers[signum])
         if self._waiting:
             self.check()
 
 
-# Clocks, drawn seeds and views of a shared file system differ between hosts.
-_SHARED = ("log_dir", "timestamp", "experiment_name", "seed", "resume_from")
-
-
 def broadcast_identity(identity: Identity, processes: SingleProcess | Processes) -> Identity:
-    """Return the identity of the run as found by process 0."""
-    mine = {name: getattr(identity, name) for name in _SHARED}
-    return dataclasses.replace(identity, **processes.all_gather("the name of the run", mine)[0])
+    """Return the identity of the run with the fields that can differ between hosts taken from process 0."""
+    fields = {name: getattr(identity, name) for name in _SHARED_FIELDS}
+    return dataclasses.replace(identity, **processes.all_gather("the name of the run", fields)[0])
 
 
 @contextlib.contextmanager

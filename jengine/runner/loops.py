@@ -1,10 +1,10 @@
-"""Run the loops: by epochs, by iterations, and over the data of a validation or a test."""
+"""Define the loops: training by epochs, training by iterations, validation and test."""
 
 import bisect
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import jax
 
@@ -22,26 +22,27 @@ PyTree = Any
 
 
 class TrainLoop:
-    """Implement the common part of the training loops: the iterations, and when a validation is due.
+    """Implement the common parts of the training loops: the iterations, and the times of validations.
 
     Args:
       runner: its model is trained.
       dataloader: sized; yields host batches.
-      val_begin: first epoch (or iteration) after which a validation may run; 0 validates before training too.
+      val_begin: first epoch (or iteration) after which a validation may run; 0 also validates before training.
       val_interval: epochs (or iterations) between validations.
       dynamic_intervals: `(milestone, interval)` pairs; from a milestone on its interval replaces `val_interval`.
-      phases: with several optimizers, which act in one iteration, in order, and how often: `[('disc', 2), ('gen', 1)]`.
-      steps_per_call: iterations in a chunk, one call of the compiled step. Where a hook acts between them, at the end
-        of an epoch and before a validation, iterations run one by one. Parameters, logs and checkpoints are the same.
-      on_recompile: 'warn' or 'raise', where arguments of another structure or shape compile a step again; None for
-        the environment variable `JENGINE_ON_RECOMPILE`, 'warn' by default.
+      phases: with several optimizers, the order and the number of their updates in one iteration:
+        `[('disc', 2), ('gen', 1)]`.
+      steps_per_call: iterations in a chunk, one call of the compiled step. If a hook acts between them, at the end of
+        an epoch and before a validation, iterations run one by one. Parameters, logs and checkpoints are the same.
+      on_recompile: 'warn' or 'raise' if arguments of another structure or shape recompile a step; None for the
+        environment variable `JENGINE_ON_RECOMPILE`, 'warn' by default.
 
     Attributes:
       by_epoch: whether the loop counts in epochs.
       stop_training: set it to True to end training after the current iteration.
-      iter: training iterations done; every other count of iterations is derived from it. During the stages and the step
-        of an iteration it is the index of that iteration.
-      epoch: epochs done; 0 throughout in an iteration loop.
+      iter: the number of completed training iterations, from which every other count is derived. During the stages and
+        the step of an iteration it is the index of that iteration.
+      epoch: the number of completed epochs; 0 throughout in an iteration loop.
       is_consistent: False while counters, state and hooks disagree: from the first stage of an iteration to its last,
         and in the stages at the end of an epoch and of a validation.
     """
@@ -88,18 +89,18 @@ class TrainLoop:
         """Train to the end."""
         raise NotImplementedError(f"{type(self).__name__} must define `run()`")
 
-    # ------------------------------------------------------------------ the iterations
+    # --- Iterations. ---
 
     def run_iters(self, batches: BatchStream, batch_idx: int, stop: int) -> int:
         """Train on `batches` up to iteration `stop`.
 
         Args:
-          batches: from `_open`.
+          batches: host batches, or batches on the device from `_stream`.
           batch_idx: index of the next batch.
-          stop: number of iterations done at which to return.
+          stop: number of completed iterations at which to return.
 
         Returns:
-          The number of iterations that ran: fewer where the batches ended, or a hook set `stop_training`.
+          The number of iterations that ran: fewer if the batches ended or a hook set `stop_training`.
         """
         start = self.iter
         while self.iter < stop and not self.stop_training:
@@ -114,7 +115,7 @@ class TrainLoop:
         return self.iter - start
 
     def run_iter(self, batch_idx: int, batch: PyTree) -> None:
-        """Run one iteration: hooks see the state before the step, then the step runs, then hooks see its metrics."""
+        """Run one iteration: the hooks before the step, the step, and the hooks after it with its metrics."""
         runner = self.runner
         self.is_consistent = False
         runner.message_hub.start_iteration(self.iter)
@@ -135,7 +136,7 @@ class TrainLoop:
             if i == 0:
                 runner.message_hub.start_iteration(self.iter)
                 runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
-            else:  # between the steps only the hooks that set hyperparameters are called, all before the first step
+            else:  # between the steps only hooks that set hyperparameters are called, all before the first step
                 hooks.call_ahead(runner, "after_train_iter", batch_idx=batch_idx, data_batch=batches[i - 1])
                 self.iter, batch_idx = self.iter + 1, batch_idx + 1
                 runner.message_hub.iteration = self.iter
@@ -150,13 +151,13 @@ class TrainLoop:
         runner.interrupts.check()
 
     def _chunk_size(self, stop: int) -> int:
-        """Return the number of iterations for the next call: `steps_per_call`, or 1 where a hook acts between."""
+        """Return the number of iterations for the next call: `steps_per_call`, or 1 if a hook acts within the chunk."""
         size = self.steps_per_call
-        fits = self.iter + size <= stop and (size == 1 or self.runner.hook_list.allow_chunk(self.runner, size))
+        fits = self.iter + size <= stop and (size == 1 or self.runner.hook_list.allows_chunk(self.runner, size))
         return size if fits else 1
 
     def _take(self, batches: BatchStream, size: int) -> list[PyTree]:
-        """Take batches of one structure, at most `size`; a signal that comes meanwhile ends training at once."""
+        """Take at most `size` batches of one structure; a signal received meanwhile ends training at once."""
         runner = self.runner
         runner.phase_timer.enter("input")
         try:
@@ -170,7 +171,7 @@ class TrainLoop:
         return taken
 
     def _check_scan(self, batches: Sequence[PyTree]) -> None:
-        """Run single steps from now on, with a warning, where a chunk would be slow on this device."""
+        """Warn and run single steps from now on if a chunk would be slow on this device."""
         runner = self.runner
         self._checked_scan = True
         if runner.programs.is_slow_in_scan(runner.state, batches, runner.step_hyperparams()):
@@ -180,8 +181,8 @@ class TrainLoop:
             )
             self.steps_per_call = 1
 
-    def _open(self, source: Iterable[PyTree]) -> BatchStream:
-        """Return the batches of `source`; those of single steps are sent to the device ahead of their use."""
+    def _stream(self, source: Iterable[PyTree]) -> BatchStream:
+        """Return the batches of `source`; for single steps they are sent to the device ahead of their use."""
         put = self.runner.strategy.put_batch
         if self.steps_per_call > 1:
             self._put = put
@@ -189,43 +190,43 @@ class TrainLoop:
         self._put = lambda batch: batch
         return BatchStream(prefetch_to_device(source, put, self.dataloader.device_prefetch))
 
-    # ------------------------------------------------------------------ validations
+    # --- Validations. ---
 
     def _validate_if_due(self, count: int, end: int) -> None:
         """Validate if it is due after `count` epochs or iterations."""
-        interval = self._interval(count + 1)
-        due = count >= max(self.val_begin, 1) and (count % interval == 0 or count == end)
-        validates = self.runner.val_loop is not None and due
-        if validates:
+        interval = self._get_interval(count + 1)
+        in_turn = count >= max(self.val_begin, 1) and (count % interval == 0 or count == end)
+        is_due = self.runner.val_loop is not None and in_turn
+        if is_due:
             self.runner.val_loop.run()
-        if validates or self.by_epoch:  # not after each iteration: all processes wait for each other here
+        if is_due or self.by_epoch:  # not after each iteration: all processes wait for each other here
             self.stop_training = any(self.runner.processes.all_gather("the end of an epoch", self.stop_training))
 
-    def _interval(self, coming: int) -> int:
-        """Return the validation interval before epoch or iteration number `coming`."""
-        return self._intervals[bisect.bisect(self._milestones, coming) - 1]
+    def _get_interval(self, number: int) -> int:
+        """Return the validation interval at epoch or iteration number `number`, counted from 1."""
+        return self._intervals[bisect.bisect(self._milestones, number) - 1]
 
-    def _validate_before_first(self, count: int, end: int, *, at_border: bool) -> None:
-        """Validate before the first iteration: at the start with `val_begin=0`; after a resume, what was still due.
+    def _validate_before_first(self, count: int, end: int, *, at_boundary: bool) -> None:
+        """Validate before the first iteration: at the start with `val_begin=0`, or if a resumed run is due to validate.
 
-        A checkpoint is written before the validation of the same moment, so that validation runs after a resume.
+        A checkpoint is written before the validation after the same iteration, so a resumed run must validate first.
         """
         runner = self.runner
         if runner.validations and runner.validations[-1][:2] == (self.epoch, self.iter):
             return
-        if self.iter > 0 and at_border:
+        if self.iter > 0 and at_boundary:
             self._validate_if_due(count, end)
         elif self.iter == 0 and self.val_begin == 0 and runner.val_loop is not None:
             runner.val_loop.run()
 
-    def _no_batches(self, epoch: int) -> ConfigError:
-        advice = "its iterator is exhausted: give an iterable that starts a new pass" if epoch else "it is empty"
-        return ConfigError(f"train_dataloader yielded no batch in pass {epoch + 1} over the data: {advice}")
+    def _raise_no_batches(self, epoch: int) -> NoReturn:
+        reason = "its iterator is exhausted: give an iterable that starts a new pass" if epoch else "it is empty"
+        raise ConfigError(f"train_dataloader yielded no batch in pass {epoch + 1} over the data: {reason}")
 
 
 @LOOPS.register_module()
 class EpochBasedTrainLoop(TrainLoop):
-    """Train for a number of epochs. Arguments as in `TrainLoop`, counted in epochs.
+    """Train for a number of epochs. The other arguments are those of `TrainLoop`, counted in epochs.
 
     Args:
       max_epochs: epochs to train for.
@@ -252,10 +253,10 @@ class EpochBasedTrainLoop(TrainLoop):
         self.max_iters = self.max_epochs * len(dataloader)
 
     def run(self) -> None:
-        """Train to the end, with a validation after each epoch for which one is due."""
+        """Train to the end, and validate after each epoch at which it is due."""
         self.runner.call_hook("before_train")
-        at_border = self.iter == self.epoch * len(self.dataloader)
-        self._validate_before_first(self.epoch, self.max_epochs, at_border=at_border)
+        at_boundary = self.iter == self.epoch * len(self.dataloader)
+        self._validate_before_first(self.epoch, self.max_epochs, at_boundary=at_boundary)
         while self.epoch < self.max_epochs and not self.stop_training:
             self.run_epoch()
             self._validate_if_due(self.epoch, self.max_epochs)
@@ -266,20 +267,20 @@ class EpochBasedTrainLoop(TrainLoop):
         runner, loader = self.runner, self.dataloader
         runner.call_hook("before_train_epoch")
         start = self.iter - self.epoch * len(loader)
-        if start:  # resumed within the epoch
+        if start:  # resumed in the middle of the epoch
             loader.set_epoch(loader.epoch, start)
-        with contextlib.closing(self._open(loader)) as batches:
-            done = self.run_iters(batches, start, self.iter + len(loader) - start)
-        if start + done == 0 and not self.stop_training:
-            raise self._no_batches(self.epoch)
-        with _inconsistent(self):
+        with contextlib.closing(self._stream(loader)) as batches:
+            num_iters = self.run_iters(batches, start, self.iter + len(loader) - start)
+        if start + num_iters == 0 and not self.stop_training:
+            self._raise_no_batches(self.epoch)
+        with _mark_inconsistent(self):
             runner.call_hook("after_train_epoch")
             self.epoch += 1
 
 
 @LOOPS.register_module()
 class IterBasedTrainLoop(TrainLoop):
-    """Train for a number of iterations, over the data again and again. Arguments as in `TrainLoop`, in iterations.
+    """Train for a number of iterations, over the data repeatedly. The other arguments are those of `TrainLoop`.
 
     Args:
       max_iters: iterations to train for.
@@ -306,28 +307,28 @@ class IterBasedTrainLoop(TrainLoop):
         self.max_iters = max_iters
 
     def run(self) -> None:
-        """Train to the end, with a validation after each iteration for which one is due."""
+        """Train to the end, and validate after each iteration at which it is due."""
         runner = self.runner
         runner.call_hook("before_train")
-        self._validate_before_first(self.iter, self.max_iters, at_border=True)
+        self._validate_before_first(self.iter, self.max_iters, at_boundary=True)
         runner.call_hook("before_train_epoch")
-        with contextlib.closing(self._open(self._endless())) as batches:
+        with contextlib.closing(self._stream(self._repeat_data())) as batches:
             while self.iter < self.max_iters and not self.stop_training:
-                self.run_iters(batches, self.iter, self._next_border())
+                self.run_iters(batches, self.iter, self._next_stop())
                 self._validate_if_due(self.iter, self.max_iters)
         runner.call_hook("after_train_epoch")
         runner.call_hook("after_train")
 
-    def _next_border(self) -> int:
-        """Return the next number of iterations done after which a validation may run, or training ends."""
+    def _next_stop(self) -> int:
+        """Return the next number of completed iterations at which a validation may run, or training ends."""
         if self.runner.val_loop is None:
             return self.max_iters
-        interval = self._interval(self.iter + 1)
-        borders = [self.max_iters, *(milestone - 1 for milestone in self._milestones)]
-        return min([(self.iter // interval + 1) * interval, *(border for border in borders if border > self.iter)])
+        interval = self._get_interval(self.iter + 1)
+        stops = [self.max_iters, *(milestone - 1 for milestone in self._milestones)]
+        return min([(self.iter // interval + 1) * interval, *(stop for stop in stops if stop > self.iter)])
 
-    def _endless(self) -> Iterator[PyTree]:
-        """Yield the batches from the current iteration on, pass after pass, each in its own order."""
+    def _repeat_data(self) -> Iterator[PyTree]:
+        """Yield the batches of one pass over the data after another, from the current iteration on."""
         epoch, start = divmod(self.iter, len(self.dataloader))
         while True:
             self.dataloader.set_epoch(epoch, start)
@@ -335,16 +336,16 @@ class IterBasedTrainLoop(TrainLoop):
             for batch in self.dataloader:
                 yield batch
             if batch is None:
-                raise self._no_batches(epoch)
+                self._raise_no_batches(epoch)
             epoch, start = epoch + 1, 0
 
 
 class EvalLoop:
-    """Evaluate over the data of a validation or a test once, with the sums of the metrics on the device.
+    """Evaluate the model over the data of a validation or a test, with metrics accumulated on the device.
 
     Args:
       runner: its model is evaluated.
-      dataloader: sized; yields host batches, the last of them padded.
+      dataloader: sized; yields host batches, with the last one padded.
       evaluator: the metrics.
       fp16: predict in float16.
     """
@@ -355,7 +356,7 @@ class EvalLoop:
         self.runner = runner
         self.dataloader = dataloader
         self.evaluator = evaluator
-        if (meta := getattr(dataloader, "metainfo", None)) is not None:
+        if (meta := dataloader.metainfo) is not None:
             evaluator.dataset_meta = meta
         self._fp16 = fp16
         self.predict_with(runner.model)
@@ -387,9 +388,9 @@ class EvalLoop:
         runner.call_hook(f"before_{mode}_epoch")
         metrics: dict[str, float] = {}
         for suffix, (params, model_state) in runner.eval_variables().items():
-            found = self._evaluate(params, model_state)
-            metrics.update({f"{name}{suffix}": value for name, value in found.items()})
-        with _inconsistent(runner.train_loop):  # schedules that follow a metric take a step here
+            values = self._evaluate(params, model_state)
+            metrics.update({f"{name}{suffix}": value for name, value in values.items()})
+        with _mark_inconsistent(runner.train_loop):  # schedulers that follow a metric step here
             runner.call_hook(f"after_{mode}_epoch", metrics=metrics)
             runner.call_hook(f"after_{mode}")
         return metrics
@@ -414,15 +415,15 @@ class EvalLoop:
         """Run the evaluation step and record compile time."""
         timer, compiled = self.runner.phase_timer, compilation_counter.count
         before = timer.enter(self._phase)
-        found = self._step(*args)
+        outputs = self._step(*args)
         if compilation_counter.count != compiled:
             timer.relabel("compile")
             self._traced.check_shardings(*args)
         timer.enter(before)
-        return found
+        return outputs
 
     def _process_host(self, predictions: PyTree, batch: PyTree) -> None:
-        """Pass the rows that this process read to the metrics on the host, if there are any."""
+        """Pass the examples of this process to the metrics on the host, if there are any."""
         if self.evaluator.host_metrics:
             if self.runner.processes.count > 1:
                 predictions, batch = process_local_batch((predictions, batch), batch)
@@ -451,8 +452,8 @@ class TestLoop(EvalLoop):
 
 
 @contextlib.contextmanager
-def _inconsistent(loop: runner_protocol.TrainLoop | None) -> Iterator[None]:
-    """Mark the counters, state and hooks of a training as inconsistent inside, and for good after an error."""
+def _mark_inconsistent(loop: runner_protocol.TrainLoop | None) -> Iterator[None]:
+    """Mark the counters, state and hooks of training as inconsistent inside, and permanently after an error."""
     if loop is None:
         yield
         return

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Mapping
 
-# Dense peaks in TFLOP/s: products of 16-bit numbers, and of float32 as JAX computes them by default, which is in
-# TensorFloat-32 from Ampere on and in bfloat16 on TPUs. GPUs from NVIDIA's data sheets and whitepapers (halved where
-# they are given "with sparsity"), TPUs from https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, whose figures
-# per chip are halved for v2 and v3: there a device is one of two cores. The first pattern found in the kind counts.
+# Dense peaks in TFLOP/s: products in 16 bits, and in float32 as JAX computes them by default, which means
+# TensorFloat-32 from Ampere on and bfloat16 on TPUs. GPUs: NVIDIA's data sheets and whitepapers, halved if given "with
+# sparsity". TPUs: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, with the figures per chip halved for v2
+# and v3, where a device is one of two cores. The first pattern that matches the device kind applies.
 _PEAKS: tuple[tuple[str, float, float], ...] = (
     (r"\bB200\b", 2250.0, 1125.0),
     (r"\bH200 NVL\b", 835.5, 417.5),
@@ -38,15 +38,15 @@ _PEAKS: tuple[tuple[str, float, float], ...] = (
 _WITHOUT_BFLOAT16 = r"\b(V100|T4)\b"
 
 
-def peak_flops(device_kind: str) -> dict[str, float]:
+def get_peak_flops(device_kind: str) -> dict[str, float]:
     """Return the peak operations per second of one device, by operand dtype; {} for an unknown device.
 
     Args:
       device_kind: JAX's name of the device, `jax.Device.device_kind`.
     """
-    for pattern, narrow, single in _PEAKS:
+    for pattern, half, single in _PEAKS:
         if re.search(pattern, device_kind):
-            peaks = {"bfloat16": narrow * 1e12, "float16": narrow * 1e12, "float32": single * 1e12}
+            peaks = {"bfloat16": half * 1e12, "float16": half * 1e12, "float32": single * 1e12}
             if re.search(_WITHOUT_BFLOAT16, device_kind):
                 del peaks["bfloat16"]
             if device_kind.startswith("TPU"):
@@ -55,22 +55,22 @@ def peak_flops(device_kind: str) -> dict[str, float]:
     return {}
 
 
-def utilisation(flops: Mapping[str, float], seconds: float, device_kind: str, devices: int) -> float | None:
-    """Return the share of the devices' peak that a step used: the time that it needs at peak, over its time.
+def compute_utilisation(flops: Mapping[str, float], seconds: float, device_kind: str, devices: int) -> float | None:
+    """Return the fraction of the devices' peak that a step reached: its time at the peak over its actual time.
 
-    The model FLOPs utilisation of PaLM (https://arxiv.org/abs/2204.02311, appendix B), with the operations counted in
-    the step itself. Each kind of product is compared with its own peak.
+    This is the model FLOPs utilisation of PaLM (https://arxiv.org/abs/2204.02311, appendix B), with the operations
+    counted in the step itself. Each dtype is compared with its own peak.
 
     Args:
-      flops: operations of a step over all devices, as `count_flops` gives them.
+      flops: operations of a step over all devices by operand dtype, as returned by `count_flops`.
       seconds: time of a step.
-      device_kind: of the devices.
-      devices: how many there are.
+      device_kind: JAX's name of the devices.
+      devices: number of devices.
 
     Returns:
-      A share of 1; None where there is nothing to count, or a peak is not known.
+      A fraction of 1; None without operations to count or a known peak.
     """
-    peaks = peak_flops(device_kind)
+    peaks = get_peak_flops(device_kind)
     if not flops or not peaks.keys() >= flops.keys():
         return None
     return sum(count / peaks[kind] for kind, count in flops.items()) / devices / seconds

@@ -1,4 +1,4 @@
-"""Compile the programs of training: update, accumulate, and a chunk of both."""
+"""Compile the programs of training: the update, the accumulation, and a chunk of both."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from jengine.data import stack_batches
 from jengine.logging import PhaseTimer
 from jengine.model import Model
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.runner.hyperparams import FlatHyperparams, Raveler
+from jengine.runner.hyperparams import HyperparamsRaveler, HyperparamsVector
 from jengine.sharding import DispatchLimiter, Strategy
 from jengine.train import (
     RecompilationGuard,
@@ -34,9 +34,9 @@ class TrainPrograms:
     Args:
       model: computes the losses.
       optim_wrapper: applies the gradients.
-      hooks: their traced points are compiled in.
+      hooks: their traced points are part of the step.
       strategy: places arrays and compiles.
-      limiter: bounds the number of steps in flight.
+      limiter: limits the number of steps in flight.
       timer: attributes the time of calls to 'step' and 'compile'.
       phases: see `build_train_step`.
       on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
@@ -63,19 +63,19 @@ class TrainPrograms:
 
         update = build_train_step(model, optim_wrapper, hooks, phases=phases)
         accumulate = build_train_step(model, optim_wrapper, hooks, update=False, phases=phases)
-        accumulating = _unraveling(accumulate) if optim_wrapper.accumulates else None
-        scanned = build_scanned_step(_unraveling(update), accumulating)
+        accumulate_vector = _with_hyperparams_vector(accumulate) if optim_wrapper.accumulates else None
+        scanned = build_scanned_step(_with_hyperparams_vector(update), accumulate_vector)
         self.update, self.accumulate = guard(update), guard(accumulate)
         self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
         self._compiled = {
-            self.update: strategy.compile_train_step(_unraveling(self.update)),
-            self.accumulate: strategy.compile_train_step(_unraveling(self.accumulate)),
+            self.update: strategy.compile_train_step(_with_hyperparams_vector(self.update)),
+            self.accumulate: strategy.compile_train_step(_with_hyperparams_vector(self.accumulate)),
             self.chunk: strategy.compile_train_step(self.chunk, chunked=True),
         }
         self._strategy = strategy
         self._limiter = limiter
         self._timer = timer
-        self._ravel = Raveler()
+        self._raveler = HyperparamsRaveler()
 
     def run_step(
         self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool
@@ -92,7 +92,7 @@ class TrainPrograms:
           The new state and the metrics, both pending on the device.
         """
         step = self.update if is_update else self.accumulate
-        new_state, metrics = self._call(step, state, batch, self._ravel(hyperparams))
+        new_state, metrics = self._call(step, state, batch, self._raveler.ravel(hyperparams))
         self._limiter.add(metrics["loss"])
         return new_state, metrics
 
@@ -116,30 +116,30 @@ class TrainPrograms:
         """
         updates = np.asarray(is_update)
         batch = self._strategy.put_batch(stack_batches(batches), chunked=True)
-        new_state, metrics = self._call(self.chunk, state, batch, (self._ravel.stack(hyperparams), updates))
+        new_state, metrics = self._call(self.chunk, state, batch, (self._raveler.stack(hyperparams), updates))
         self._limiter.add(metrics.values["loss"])
         return new_state, ChunkMetrics(metrics.values, updates, metrics.update_only)
 
     def is_slow_in_scan(self, state: TrainState, batches: Sequence[PyTree], hyperparams: Mapping[str, Any]) -> bool:
         """Return whether the step has convolutions, which XLA compiles to slow code within a loop on a CPU."""
         program = self._compiled[self.chunk]
-        if self._strategy.platform != "cpu" or not hasattr(program, "trace"):  # a pmap has none
+        if self._strategy.platform != "cpu" or not hasattr(program, "trace"):  # a pmap cannot be traced
             return False
-        inputs = self._ravel.stack([hyperparams] * len(batches)), np.ones(len(batches), bool)
+        inputs = self._raveler.stack([hyperparams] * len(batches)), np.ones(len(batches), bool)
         batch = self._strategy.put_batch(stack_batches(batches), chunked=True)
         return _SLOW_IN_SCAN in str(program.trace(state, batch, inputs).jaxpr)
 
     def flops(self) -> Flops:
-        """Return the operations of an iteration over all devices, see `count_flops`; {} before the first."""
+        """Return the operations of an iteration over all devices, see `count_flops`; {} before the first iteration."""
         for step, program in self._compiled.items():
-            if step.shapes is not None and hasattr(program, "trace"):  # a pmap has none
+            if step.shapes is not None and hasattr(program, "trace"):  # a pmap cannot be traced
                 flops = count_flops(program.trace(*step.shapes).jaxpr)
                 steps = len(step.shapes[2][1]) if step is self.chunk else 1
                 return {kind: count / steps for kind, count in flops.items()}
         return {}
 
     def _call(self, step: RecompilationGuard, state: TrainState, batch: PyTree, inputs: PyTree) -> Any:
-        """Call a program; the timer runs for 'step' from then on."""
+        """Call a program; the timer runs for 'step' from now on."""
         self._timer.enter("step")
         compiled = compilation_counter.count
         self._limiter.wait()
@@ -150,10 +150,10 @@ class TrainPrograms:
         return new_state, metrics
 
 
-def _unraveling(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the step for hyperparameters that are passed as one array."""
+def _with_hyperparams_vector(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the step with its hyperparameters passed as one array."""
 
-    def run(state: TrainState, batch: PyTree, hyperparams: FlatHyperparams) -> Any:
+    def run(state: TrainState, batch: PyTree, hyperparams: HyperparamsVector) -> Any:
         return step(state, batch, hyperparams.unravel())
 
     return run

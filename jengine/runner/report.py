@@ -1,4 +1,4 @@
-"""Report on a run: the parameter overview, the validation table, and the locations of its files."""
+"""Report on a run: the parameter overview, the validation table, and the paths of its files."""
 
 import math
 import os
@@ -10,13 +10,13 @@ import jax
 from jengine.logging import format_table
 from jengine.paths import flatten
 from jengine.runner.runner_protocol import Runner
-from jengine.runner.speed import speed_of, speed_table
+from jengine.runner.speed import format_speed, measure_speed
 
-_MOST_ROWS = 40
+_MAX_ROWS = 40
 
 
-def introduction(runner: Runner, groups: str) -> str:
-    """Describe the run that starts: the device, the parameters, the groups, the hooks.
+def describe_start(runner: Runner, groups: str) -> str:
+    """Return a description of a run before training: its device, parameters, parameter groups and hooks.
 
     Args:
       runner: about to train.
@@ -35,8 +35,23 @@ def introduction(runner: Runner, groups: str) -> str:
     )
 
 
-def conclude(runner: Runner) -> None:
-    """Log the results of a training, its time by phase, and where its files are; record the numbers in the hub too.
+def warn_if_chunks_are_blocked(runner: Runner) -> None:
+    """Log a warning if hooks limit chunks to one step although `steps_per_call` is larger.
+
+    Args:
+      runner: about to train.
+    """
+    steps_per_call, hooks = runner.train_loop.steps_per_call, runner.hook_list.list_chunk_blockers(runner)
+    if steps_per_call > 1 and hooks:
+        names = ", ".join(type(hook).__name__ for hook in hooks)
+        runner.logger.warning(
+            f"steps_per_call={steps_per_call} has no effect: {names} may act at each step; "
+            "iterations run one by one. To allow chunks, define `next_step`, `runs_ahead` or `after_train_chunk`."
+        )
+
+
+def log_summary(runner: Runner) -> None:
+    """Log the validations of a run, its time by phase, and the paths of its files; record the time in the hub too.
 
     Args:
       runner: after training; its last checkpoint may still be pending.
@@ -47,21 +62,21 @@ def conclude(runner: Runner) -> None:
         runner.checkpointer.wait()
     with runner.phase_timer.phase("logging"):
         runner.log_writer.flush()
-    scalars = speed_of(runner)
+    scalars = measure_speed(runner)
     runner.message_hub.update_scalars(scalars, resumed=False)
     runner.visualizer.add_scalars(scalars, step=runner.iter, file_path=f"{runner.timestamp}.json")
     table = [validation_table(runner.validations)] if runner.validations else []
-    runner.logger.info("\n".join(["Training is done.", *table, speed_table(scalars), closing_lines(runner)]))
+    runner.logger.info("\n".join(["Training is done.", *table, format_speed(scalars), list_files(runner)]))
 
 
 def parameter_overview(params: Any) -> str:
-    """Return a table of every parameter's path, shape, dtype and size; a long table is cut in the middle."""
+    """Return a table of the path, shape, dtype and size of every parameter; a long table is cut in the middle."""
     leaves = flatten(params)
     rows = [
         [path, str(tuple(leaf.shape)), str(leaf.dtype), f"{math.prod(leaf.shape):,}"] for path, leaf in leaves.items()
     ]
-    if len(rows) > _MOST_ROWS:
-        half = _MOST_ROWS // 2
+    if len(rows) > _MAX_ROWS:
+        half = _MAX_ROWS // 2
         rows = [*rows[:half], [f"… {len(rows) - 2 * half} more …", "", "", ""], *rows[-half:]]
     total = sum(math.prod(leaf.shape) for leaf in leaves.values())
     bytes_ = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves.values())
@@ -79,14 +94,14 @@ def validation_table(history: Sequence[tuple[int, int, Mapping[str, float]]]) ->
     """Return a table with a row for each validation: epoch, iteration, and every metric."""
     names = list(dict.fromkeys(name for _, _, metrics in history for name in metrics))
     rows = [
-        [str(epoch), str(iteration), *(_number(metrics.get(name)) for name in names)]
+        [str(epoch), str(iteration), *(_format_number(metrics.get(name)) for name in names)]
         for epoch, iteration, metrics in history
     ]
     return format_table(["epoch", "iter", *names], rows, title="Validations")
 
 
-def closing_lines(runner: Runner) -> str:
-    """Return the locations of checkpoints, logs and TensorBoard files."""
+def list_files(runner: Runner) -> str:
+    """Return the paths of checkpoints, logs and TensorBoard files, one per line."""
     lines = [f"checkpoints:  {runner.work_dir}"]
     last = os.path.join(runner.work_dir, "last_checkpoint")
     if os.path.exists(last):
@@ -100,5 +115,5 @@ def closing_lines(runner: Runner) -> str:
     return "\n".join(lines)
 
 
-def _number(value: Any) -> str:
+def _format_number(value: Any) -> str:
     return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,7 +1,6 @@
-"""Describe the Runner and its training loop as the other modules of this package see them.
+"""Define the protocols of the Runner and its training loop for the other modules of this package.
 
-The Runner imports these modules; they annotate it with the protocols below, which extend those of the hooks by what
-only this package uses.
+The Runner imports these modules. They annotate it with the protocols below, which extend those of the hooks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,20 +21,19 @@ PyTree = Any
 
 
 class TrainLoop(runner_protocol.TrainLoop, Protocol):
-    """Describe the training loop for the code that steps it.
+    """Describe the training loop for this package.
 
     Attributes:
       iter: the number of completed training iterations.
       epoch: the number of completed epochs; 0 throughout in an iteration loop.
       steps_per_call: the number of iterations in a chunk.
       on_recompile: 'warn' or 'raise'.
-      is_consistent: False within an iteration, while counters, state and hooks disagree.
+      is_consistent: False while counters, state and hooks disagree, as within an iteration.
     """
 
     iter: int
     epoch: int
     is_consistent: bool
-
     steps_per_call: int
     on_recompile: str
 
@@ -52,7 +50,7 @@ class Runner(runner_protocol.Runner, Protocol):
         """Return the hooks with their priorities and calls."""
 
     def get_hooks_info(self) -> str:
-        """Return a listing of the hooks of each stage, in order."""
+        """Return a list of the hooks of each stage, in order, as text."""
 
     # --- Processes and devices ---
 
@@ -66,7 +64,7 @@ class Runner(runner_protocol.Runner, Protocol):
 
     @property
     def interrupts(self) -> Interrupts:
-        """Return the handler of signals that end training between two iterations."""
+        """Return the handler of signals, which end training between two iterations."""
 
     # --- Steps ---
 
@@ -75,19 +73,18 @@ class Runner(runner_protocol.Runner, Protocol):
         """Return the compiled programs of training; None before training."""
 
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
-        """Run one training step on a batch that is on its device, and return its metrics, which stay there."""
+        """Run one training step on a batch on its device, and return the metrics, which stay on the device."""
 
     def train_chunk(
         self, batches: Sequence[PyTree], hyperparams: Sequence[Mapping[str, Any]], is_update: Sequence[bool]
     ) -> ChunkMetrics:
-        """Run a training step for each host batch in one call, and return the metrics of all of them."""
+        """Run a training step for each host batch in one call, and return the metrics of all steps."""
 
     def step_hyperparams(self) -> dict[str, Any]:
         """Return all hyperparameters of the step, as host values."""
 
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
-        """Return the variables that validation and test evaluate: suffix of the metric names -> `(params,
-        model_state)`."""
+        """Return the variables to evaluate: suffix of the metric names -> `(params, model_state)`."""
 
     # --- Checkpoints and reports ---
 
@@ -104,4 +101,4 @@ class Runner(runner_protocol.Runner, Protocol):
 
     @property
     def param_scheduler_on_resume(self) -> str:
-        """Return the source of the schedules after a resume where they differ: 'checkpoint' or 'config'."""
+        """Return the source of the schedules after a resume, if they differ: 'checkpoint' or 'config'."""

@@ -5,32 +5,32 @@ from typing import Any
 
 from jengine.logging import format_table
 from jengine.runner.compilation_cache import cache_counts
-from jengine.runner.peak_flops import utilisation
+from jengine.runner.peak_flops import compute_utilisation
 from jengine.runner.runner_protocol import Runner
 
-_TRAINING = ("input", "hooks", "step", "logging")  # without compiling, validation, checkpoints and setup
+_TRAINING_PHASES = ("input", "hooks", "step", "logging")  # without compiling, validation, checkpoints and setup
 
 
-def speed_of(runner: Runner) -> dict[str, float]:
-    """Return the time account of a run up to now, as scalars.
+def measure_speed(runner: Runner) -> dict[str, float]:
+    """Return the time of a run by phase, and its speed, as scalars.
 
     Args:
       runner: after training.
 
     Returns:
-      'seconds/<part>' for each part, which add up to the time since training began; and, over the time of training
-      alone, 'speed/iterations_per_second', 'speed/examples_per_second' where the size of a batch is known,
-      'speed/flops_per_second' over all devices where the step has products to count, and
-      'speed/model_flops_utilisation' where the peak of the devices is known.
+      'seconds/<phase>' for each phase, which add up to the time since training began; and, over the time of training
+      only, 'speed/iterations_per_second', 'speed/examples_per_second' if the size of a batch is known,
+      'speed/flops_per_second' over all devices if the operations of the step can be counted, and
+      'speed/model_flops_utilisation' if the peak of the devices is known.
     """
     seconds = runner.phase_timer.report()
-    scalars = {f"seconds/{part}": took for part, took in seconds.items()}
-    training = sum(seconds.get(part, 0.0) for part in _TRAINING)
+    scalars = {f"seconds/{phase}": duration for phase, duration in seconds.items()}
+    training = sum(seconds.get(phase, 0.0) for phase in _TRAINING_PHASES)
     if runner.iters_this_session == 0 or training == 0.0:
         return scalars
     speed = runner.iters_this_session / training
     scalars["speed/iterations_per_second"] = speed
-    if batch_size := getattr(runner.train_dataloader, "batch_size", None):
+    if batch_size := runner.train_dataloader.batch_size:
         scalars["speed/examples_per_second"] = speed * batch_size * runner.processes.count
     flops = runner.programs.flops()
     if flops:
@@ -38,36 +38,36 @@ def speed_of(runner: Runner) -> dict[str, float]:
     assert runner.state is not None
     devices: set[Any] = runner.state.step.sharding.device_set
     kind = next(iter(devices)).device_kind
-    if (share := utilisation(flops, 1.0 / speed, kind, len(devices))) is not None:
+    if (share := compute_utilisation(flops, 1.0 / speed, kind, len(devices))) is not None:
         scalars["speed/model_flops_utilisation"] = share
     return scalars
 
 
-def speed_table(scalars: Mapping[str, float]) -> str:
-    """Return the time account as a table, with the speed in a line below.
+def format_speed(scalars: Mapping[str, float]) -> str:
+    """Return a table of the time by phase, followed by a line with the speed.
 
     Args:
-      scalars: as returned by `speed_of`.
+      scalars: as returned by `measure_speed`.
     """
-    seconds = {name.removeprefix("seconds/"): took for name, took in scalars.items() if name.startswith("seconds/")}
+    seconds = {name.removeprefix("seconds/"): value for name, value in scalars.items() if name.startswith("seconds/")}
     total = sum(seconds.values())
-    rows = [[part, f"{took:.2f}", f"{took / total:.1%}"] for part, took in seconds.items()]
+    rows = [[phase, f"{value:.2f}", f"{value / total:.1%}"] for phase, value in seconds.items()]
     table = format_table(["part", "seconds", "share"], [*rows, ["all", f"{total:.2f}", "100.0%"]], title="Time")
     hits, misses = cache_counts()
     lines = [table, f"compilation cache: {hits} programs found, {misses} compiled"]
-    forms: dict[str, Callable[[float], str]] = {
+    formats: dict[str, Callable[[float], str]] = {
         "iterations_per_second": "{:,.1f} iterations/s".format,
         "examples_per_second": "{:,.0f} examples/s".format,
-        "flops_per_second": _flops,
+        "flops_per_second": _format_flops,
         "model_flops_utilisation": "{:.1%} of the devices' peak".format,
     }
-    told = [form(scalars[f"speed/{name}"]) for name, form in forms.items() if f"speed/{name}" in scalars]
-    if told:
-        lines.append(f"{', '.join(told)}, without compiling, validation and checkpoints")
+    speeds = [format_(scalars[f"speed/{name}"]) for name, format_ in formats.items() if f"speed/{name}" in scalars]
+    if speeds:
+        lines.append(f"{', '.join(speeds)}, without compiling, validation and checkpoints")
     return "\n".join(lines)
 
 
-def _flops(value: float) -> str:
+def _format_flops(value: float) -> str:
     for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= factor:
             return f"{value / factor:,.1f} {prefix}FLOP/s"

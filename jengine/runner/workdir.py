@@ -1,4 +1,4 @@
-"""Determine the identity of a run: its name, its seed, its directories, and its initial weights."""
+"""Determine the identity of a run: its name, seed, directories and initial weights."""
 
 import dataclasses
 import datetime
@@ -20,9 +20,9 @@ class LoadFrom:
 
     Attributes:
       path: the checkpoint.
-      rename: `(old, new)` prefixes of parameter paths, for a model whose parts have other names.
-      strict: False keeps the model's own values where the checkpoint has none that fit.
-      raw: True loads the raw parameters of a run that saved averages instead.
+      rename: `(old, new)` prefixes of parameter paths, for a model with other names.
+      strict: False keeps the model's own values where the checkpoint has no matching ones.
+      raw: True loads the raw parameters of a run that saved averages.
     """
 
     path: str
@@ -33,16 +33,16 @@ class LoadFrom:
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """Identify a run. A resumed run has name, seed and log directory of the one it continues.
+    """Identify a run. A resumed run has the name, seed and log directory of the run that it continues.
 
     Attributes:
       work_dir: absolute path of the directory of checkpoints.
       log_dir: `<work_dir>/<timestamp>`, the directory of logs.
-      timestamp: when the run began, `20250131_235959`.
+      timestamp: start time of the run, `20250131_235959`.
       experiment_name: name of the run in its logs.
       seed: seed of its random numbers.
-      load_from: the weights it starts from, None for random ones.
-      resume_from: the checkpoint that it continues, None for none.
+      load_from: the weights that it starts from; None for random ones.
+      resume_from: the checkpoint that it continues; None for none.
     """
 
     work_dir: str
@@ -61,7 +61,7 @@ def identify(
     randomness: Mapping[str, Any] | None = None,
     experiment_name: str | None = None,
 ) -> Identity:
-    """Determine the identity of a run; arguments as those of the Runner. Nothing is written.
+    """Determine the identity of a run, without writing anything. The arguments are those of the Runner.
 
     Raises:
       FileNotFoundError: a named checkpoint does not exist. ConfigError: an unknown key in `randomness`.
@@ -85,12 +85,12 @@ def identify(
         timestamp=timestamp,
         experiment_name=earlier.get("experiment_name", fresh_name),
         seed=_choose_seed(randomness, earlier.get("seed")),
-        load_from=_read_load_from(load_from),
+        load_from=_parse_load_from(load_from),
         resume_from=resume_path,
     )
 
 
-def _read_load_from(load_from: Any) -> LoadFrom | None:
+def _parse_load_from(load_from: Any) -> LoadFrom | None:
     """Return the weights to start from, given as a path or as a dict of `LoadFrom`'s fields."""
     from jengine import checkpoint
 
@@ -105,7 +105,7 @@ def _read_load_from(load_from: Any) -> LoadFrom | None:
 
 
 def _new_timestamp(work_dir: str) -> str:
-    """Return the local time, numbered if an earlier run in the same second has taken it."""
+    """Return the local time, with a number if an earlier run started in the same second."""
     timestamp = name = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
     number = 1
     while os.path.exists(os.path.join(work_dir, name)):
@@ -122,22 +122,22 @@ def _choose_seed(randomness: Mapping[str, Any] | None, earlier: int | None) -> i
     return int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
 
 
-def set_aside(work_dir: str) -> str | None:
-    """Move an earlier run's checkpoints into `<work_dir>/earlier_<n>`, before a run starts from scratch.
+def move_earlier_checkpoints(work_dir: str) -> str | None:
+    """Move the checkpoints of an earlier run to `<work_dir>/earlier_<n>`, before a run starts from scratch.
 
     Returns:
-      Their new directory; None when there were none.
+      Their new directory; None if there are no checkpoints.
     """
     from jengine.checkpoint import list_checkpoints
 
-    found = list_checkpoints(work_dir)
-    if not found:
+    checkpoints = list_checkpoints(work_dir)
+    if not checkpoints:
         return None
     number = 1
     while os.path.exists(target := os.path.join(work_dir, f"earlier_{number}")):
         number += 1
     os.makedirs(target)
-    for path in found:
+    for path in checkpoints:
         shutil.move(path, os.path.join(target, os.path.basename(path)))
     pointer = os.path.join(work_dir, "last_checkpoint")
     if os.path.exists(pointer):

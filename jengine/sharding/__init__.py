@@ -1,7 +1,7 @@
-"""Place a run's arrays on its devices and compile its step for them."""
+"""Place the arrays of a run on its devices, and compile its step for them."""
 
 from jengine.sharding.collectives import Collective as Collective
-from jengine.sharding.collectives import collectives as collectives
+from jengine.sharding.collectives import find_collectives as find_collectives
 from jengine.sharding.collectives import traffic as traffic
 from jengine.sharding.data_parallel import DataParallel as DataParallel
 from jengine.sharding.mesh import build_mesh as build_mesh

@@ -1,4 +1,4 @@
-"""What the devices of a compiled program exchange: read from its text, without running it."""
+"""Find the collectives of a compiled program in its HLO text, without running it."""
 
 import math
 import re
@@ -14,68 +14,68 @@ _OPERATION = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*?)\
 _NAME = re.compile(r"%([\w.-]+)")
 _CALLED = re.compile(r"calls=%([\w.-]+)")
 _INDEX = re.compile(r"index=(\d+)")
-_IN_PAIRS = ("all-gather", "collective-permute")  # started, they name what they take and what they give
+_WITH_OPERANDS = ("all-gather", "collective-permute")  # the result of their start contains the operands too
 _SAME_ELEMENTS = ("bitcast", "copy", "convert", "reshape", "transpose", "all-reduce-done")
-_TRIPS = {"all-reduce": 2}  # an all-reduce is a reduce-scatter and an all-gather
+_TRANSFERS = {"all-reduce": 2}  # a reduce-scatter and an all-gather
 
 
 class Collective(NamedTuple):
-    """One exchange between devices."""
+    """Describe one collective operation."""
 
     kind: str  # one of KINDS
-    arrays: int  # arrays in it: XLA joins what does not depend on each other
-    size: int  # bytes of them on one device: of its result, before a reduce-scatter of what it takes
+    arrays: int  # number of arrays: XLA combines independent collectives
+    size: int  # bytes of the result on one device; of the operands for a reduce-scatter
 
     @property
     def traffic(self) -> int:
-        """Bytes that a device sends, on many devices: twice the size of an all-reduce, once that of any other."""
-        return _TRIPS.get(self.kind, 1) * self.size
+        """The bytes that a device sends, for many devices: twice the size of an all-reduce, once that of others."""
+        return _TRANSFERS.get(self.kind, 1) * self.size
 
 
 class _Operation(NamedTuple):
     name: str
     result: tuple[int, ...]  # bytes of each array
-    code: str  # what it does: 'dot', 'all-reduce-start'
+    code: str  # the opcode: 'dot', 'all-reduce-start'
     operands: tuple[str, ...]
-    called: str  # the computation of a fusion, else ''
-    position: int  # of a parameter or of an element of a tuple, else -1
+    called: str  # the computation of a fusion, or ''
+    position: int  # of a parameter or of a tuple element, or -1
 
 
-def collectives(text: str) -> list[Collective]:
-    """The exchanges of a compiled program, in order; those in a loop stand once.
+def find_collectives(text: str) -> list[Collective]:
+    """Return the collectives of a compiled program, in order; a collective in a loop is listed once.
 
-    An all-reduce of which every device uses only a part is a reduce-scatter: XLA divides gradients in this form, and
-    leaves it to each backend to join the two, which CPU does not.
+    An all-reduce of which every device uses only its slice counts as a reduce-scatter: XLA writes sharded gradients in
+    this form, and it depends on the backend whether the two are fused; CPU does not.
 
     Args:
       text: `jax.jit(f).lower(...).compile().as_text()`.
     """
     program = _Program(text)
-    found = []
+    result = []
     for operation in program.operations.values():
         kind = operation.code.removesuffix("-start")
         if kind not in KINDS:
             continue
         sizes = operation.result
-        if kind != operation.code and kind in _IN_PAIRS:
+        if kind != operation.code and kind in _WITH_OPERANDS:
             sizes = sizes[len(sizes) // 2 :] if kind == "all-gather" else sizes[1:2]
         if kind == "reduce-scatter":
-            sizes = program.taken(operation) or sizes
-        divided = program.used_in_parts(operation) if kind == "all-reduce" else [False] * len(sizes)
-        for one_kind, chosen in (("reduce-scatter", True), (kind, False)):
-            these = [size for size, in_parts in zip(sizes, divided, strict=True) if in_parts is chosen]
-            if these:
-                found.append(Collective(one_kind, len(these), sum(these)))
-    return found
+            sizes = program.operand_sizes(operation) or sizes
+        scattered = program.find_scattered(operation) if kind == "all-reduce" else [False] * len(sizes)
+        for effective_kind, flag in (("reduce-scatter", True), (kind, False)):
+            selected = [size for size, is_scattered in zip(sizes, scattered, strict=True) if is_scattered is flag]
+            if selected:
+                result.append(Collective(effective_kind, len(selected), sum(selected)))
+    return result
 
 
-def traffic(exchanges: Iterable[Collective]) -> int:
-    """Bytes that a device sends in all of them."""
-    return sum(one.traffic for one in exchanges)
+def traffic(collectives: Iterable[Collective]) -> int:
+    """Return the bytes that a device sends in all collectives."""
+    return sum(collective.traffic for collective in collectives)
 
 
 class _Program:
-    """The operations of a compiled program by name, and who uses what."""
+    """Parse the operations of a compiled program, and the users of each."""
 
     def __init__(self, text: str) -> None:
         self.operations: dict[str, _Operation] = {}
@@ -88,7 +88,7 @@ class _Program:
             if header := _COMPUTATION.match(line):
                 computation = header[1]
             elif parts := _OPERATION.match(line):
-                operation = _read(*parts.groups())
+                operation = _parse_operation(*parts.groups())
                 self.operations[operation.name] = operation
                 for operand in set(operation.operands):
                     self._users[operand].append(operation)
@@ -98,44 +98,46 @@ class _Program:
                 if operation.called:
                     self._callers[operation.called].append(operation)
 
-    def taken(self, operation: _Operation) -> tuple[int, ...]:
-        """Bytes of each array that an operation takes; none if the text does not tell."""
+    def operand_sizes(self, operation: _Operation) -> tuple[int, ...]:
+        """Return the bytes of each operand; empty if the text does not contain them."""
         return tuple(
             size for name in operation.operands if name in self.operations for size in self.operations[name].result
         )
 
-    def used_in_parts(self, operation: _Operation) -> list[bool]:
-        """Whether of each array of the result a device uses nothing but a part of its own."""
+    def find_scattered(self, operation: _Operation) -> list[bool]:
+        """Return, for each array of the result, whether every device uses only its own slice."""
         count = len(operation.result)
         elements: list[list[str]] = [[] for _ in range(count)]
         for user in self._users[operation.name] if count > 1 else ():
-            if user.code in _SAME_ELEMENTS:  # the end of an operation that was started
-                return self.used_in_parts(user)
+            if user.code in _SAME_ELEMENTS:  # the `done` of an asynchronous operation
+                return self.find_scattered(user)
             if user.code != "get-tuple-element":
                 return [False] * count
             elements[user.position].append(user.name)
         if count == 1:
             elements = [[operation.name]]
-        return [bool(names) and all(map(self._only_sliced, names)) for names in elements]
+        return [bool(names) and all(map(self._is_only_sliced, names)) for names in elements]
 
-    def _only_sliced(self, name: str) -> bool:
+    def _is_only_sliced(self, name: str) -> bool:
         users = self._users[name]
-        return bool(users) and all(self._slices(user, name) for user in users)
+        return bool(users) and all(self._is_sliced_by(user, name) for user in users)
 
-    def _slices(self, user: _Operation, name: str) -> bool:
+    def _is_sliced_by(self, user: _Operation, name: str) -> bool:
         if user.code == "dynamic-slice":
-            return user.operands[0] == name and self._differs(user.operands[1:])
+            return user.operands[0] == name and self._depends_on_device(user.operands[1:])
         if user.code == "fusion":
-            inside = [self._parameters[user.called, i] for i, operand in enumerate(user.operands) if operand == name]
-            return all(map(self._only_sliced, inside))
-        return user.code in _SAME_ELEMENTS and self._only_sliced(user.name)
+            parameters = [
+                self._parameters[user.called, i] for i, operand in enumerate(user.operands) if operand == name
+            ]
+            return all(map(self._is_only_sliced, parameters))
+        return user.code in _SAME_ELEMENTS and self._is_only_sliced(user.name)
 
-    def _differs(self, names: Sequence[str]) -> bool:
-        """Whether values are computed from the number of the device."""
+    def _depends_on_device(self, names: Sequence[str]) -> bool:
+        """Return whether the values depend on the index of the device."""
         seen: set[str] = set()
-        waiting = list(names)
-        while waiting:
-            name = waiting.pop()
+        pending = list(names)
+        while pending:
+            name = pending.pop()
             operation = self.operations.get(name)
             if operation is None or name in seen:
                 continue
@@ -144,19 +146,19 @@ class _Program:
                 return True
             if operation.code == "parameter":
                 callers = self._callers[self._computations[name]]
-                waiting += [caller.operands[operation.position] for caller in callers]
-            waiting += operation.operands
+                pending += [caller.operands[operation.position] for caller in callers]
+            pending += operation.operands
         return False
 
 
-def _read(name: str, result: str, code: str, operands: str, rest: str) -> _Operation:
-    """An operation from the parts of its line."""
+def _parse_operation(name: str, result: str, code: str, operands: str, rest: str) -> _Operation:
+    """Return an operation from the groups of its line."""
     sizes = tuple(_size(bits, shape) for _, bits, shape in _ARRAY.findall(result))
     called, index = _CALLED.search(rest), _INDEX.search(rest)
-    number = int(operands) if code == "parameter" else int(index[1]) if index else -1
-    return _Operation(name, sizes, code, tuple(_NAME.findall(operands)), called[1] if called else "", number)
+    position = int(operands) if code == "parameter" else int(index[1]) if index else -1
+    return _Operation(name, sizes, code, tuple(_NAME.findall(operands)), called[1] if called else "", position)
 
 
 def _size(bits: str, shape: str) -> int:
-    """Bytes of an array; a `pred` has no bits in its name and takes a byte an element."""
+    """Return the bytes of an array; a `pred`, whose name contains no bits, has one byte per element."""
     return math.prod(int(size) for size in shape.split(",") if size) * int(bits or 8) // 8

@@ -1,11 +1,11 @@
-"""Run a program for each replica on its own rows of the batch, and average the gradients.
+"""Run the step on each replica with its own examples of the batch, and average the gradients.
 
-This is the behaviour of PyTorch's DistributedDataParallel: statistics such as those of BatchNorm belong to a replica,
-and replicas exchange only gradients (and losses, for the log), once an update. Parameters and the optimizer's state
-are the same on all replicas; other state has a leading axis, one entry a replica: the model state, the summed
-gradients, and everything that a hook keeps under `model_state` in its own state.
+This is the behaviour of PyTorch's DistributedDataParallel: each replica has its own statistics, for instance of
+BatchNorm, and replicas exchange only gradients (and losses, for the log), once per update. Parameters and optimizer
+state are the same on all replicas. Other state has a leading axis with one entry per replica: the model state, the
+accumulated gradients, and everything that a hook stores under `model_state` in its own state.
 
-A replica is a device, or several among which XLA divides parameters and rows, as it does for `Pjit`.
+A replica is one device, or several over which XLA shards parameters and examples, as it does for `Pjit`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +22,12 @@ from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import build_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
 from jengine.sharding.placement import Axis, Placement
-from jengine.sharding.replica_axis import is_per_replica, per_replica
+from jengine.sharding.replica_axis import is_per_replica, map_per_replica
 
 PyTree = Any
 
 AXIS = "data"
-_EACH = PartitionSpec(AXIS)
+_PER_REPLICA = PartitionSpec(AXIS)
 
 
 @STRATEGIES.register_module(name="Replica")  # its former name, in existing configs
@@ -35,16 +35,16 @@ _EACH = PartitionSpec(AXIS)
 class DataParallel(MeshStrategy):
     """Run the step on every replica separately, under the mapped axis `data`.
 
-    In accumulating iterations replicas exchange nothing; logged losses are then those of the first one.
+    In iterations that only accumulate, replicas exchange nothing, and the losses of the first replica are logged.
 
     Args:
-      impl: 'shard_map', or 'pmap', which JAX keeps for old code and which uses one device a replica.
+      impl: 'shard_map', or 'pmap', which JAX keeps for old code and which requires one device per replica.
       mesh: `data` sets the number of replicas, each over the devices of `fsdp` and `tensor`; see `build_mesh`.
-      rules: how the parameters of a replica are divided over its devices, see `Placement`.
-      logical_axes: logical axis of a Flax model -> axis of the mesh, `data` apart.
-      fsdp_min_size: number of elements from which a parameter is divided over `fsdp` without a rule.
-      strict: a rule that matches nothing is an error, not a warning.
-      devices: number of devices to take; None takes all.
+      rules: how the parameters of a replica are sharded over its devices, see `Placement`.
+      logical_axes: logical axis of a Flax model -> axis of the mesh, except `data`.
+      fsdp_min_size: minimum number of elements of a parameter to be sharded over `fsdp` without a rule.
+      strict: whether a rule that matches nothing is an error instead of a warning.
+      devices: number of devices to use; None for all.
 
     Raises:
       ConfigError: an unknown `impl`, or a mesh that it does not support; see `build_mesh` and `Placement`.
@@ -69,48 +69,50 @@ class DataParallel(MeshStrategy):
             raise ConfigError(f"DataParallel: the mesh must have the axis 'data', got the axes {tuple(sizes)}")
         if impl == "pmap" and sizes[AXIS] < built.size:
             raise ConfigError(
-                f"DataParallel: a pmap must have one device a replica, got the mesh {sizes}; use impl='shard_map'"
+                f"DataParallel: a pmap must have one device per replica, got the mesh {sizes}; use impl='shard_map'"
             )
         if impl == "pmap":  # its results are on a mesh of this axis only; another mesh would cause a trace
             built = Mesh(built.devices.ravel(), (AXIS,))
-        within = [axis for axis in built.axis_names if axis != AXIS]
-        super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict, axes=within))
+        inner_axes = [axis for axis in built.axis_names if axis != AXIS]
+        super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict, axes=inner_axes))
         self.replicas = sizes[AXIS]
-        # XLA divides the program along the remaining axes of a replica; those of size 1 leave nothing to divide.
+        # XLA partitions the program along the other axes, except those of size 1.
         self._mapped = {axis for axis, size in built.shape.items() if axis == AXIS or size == 1}
 
     def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
         """Compile a training step or a chunk; the state, its first argument, is donated."""
 
         def replica(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
-            new, outputs = step(state.replace(rng=self._own_key(state.rng)), batch, hyperparams)
-            return new.replace(rng=state.rng), outputs
+            new_state, metrics = step(state.replace(rng=self._replica_key(state.rng)), batch, hyperparams)
+            return new_state.replace(rng=state.rng), metrics
 
         return self._pmap(replica, chunked) if self.impl == "pmap" else self._shard_map(replica, chunked)
 
     def adapt_for_eval(self, model: Any) -> Any:
-        """Return the model for an evaluation step: each replica predicts its rows with its own model state."""
-        return _EachReplica(model, self.mesh, self._mapped)
+        """Return the model for an evaluation step: each replica predicts its examples with its own model state."""
+        return _ReplicatedModel(model, self.mesh, self._mapped)
 
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
-        """Return the model state with each floating leaf replaced by its mean over replicas; other leaves stay."""
+        """Return the model state with floating leaves replaced by their means over replicas."""
         if self.replicas == 1 or not jax.tree.leaves(model_state):
             return model_state
-        return jax.jit(_means, out_shardings=self.shardings(model_state, under="model_state."))(model_state)
+        return jax.jit(_average_leaves, out_shardings=self.shardings(model_state, under="model_state."))(model_state)
 
     def _shard_map(self, replica: Callable[..., Any], chunked: bool) -> Callable[..., Any]:
-        def one(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
-            new, outputs = replica(per_replica(lambda x: x[0], state), batch, hyperparams)
-            return per_replica(lambda x: x[None], new), outputs
+        def run_replica(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
+            new_state, metrics = replica(map_per_replica(lambda x: x[0], state), batch, hyperparams)
+            return map_per_replica(lambda x: x[None], new_state), metrics
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             """Run the program over the mesh."""
-            specs = paths.map_with_path(lambda path, _: _EACH if is_per_replica(path) else PartitionSpec(), state)
-            # Without the check, which rejects loops in a model whose carry starts as a constant.
+            specs = paths.map_with_path(
+                lambda path, _: _PER_REPLICA if is_per_replica(path) else PartitionSpec(), state
+            )
+            # The check of varying axes would reject loops in a model whose carry starts as a constant.
             mapped = jax.shard_map(
-                one,
+                run_replica,
                 mesh=self.mesh,
-                in_specs=(specs, PartitionSpec(None, AXIS) if chunked else _EACH, PartitionSpec()),
+                in_specs=(specs, PartitionSpec(None, AXIS) if chunked else _PER_REPLICA, PartitionSpec()),
                 out_specs=(specs, PartitionSpec()),
                 axis_names=self._mapped,
                 check_vma=False,
@@ -119,21 +121,21 @@ class DataParallel(MeshStrategy):
 
         if self._state is None:
             return jax.jit(run, donate_argnums=0)
-        # Both shardings are set, so that a state from a dump is not donated to a part of another size.
-        begins, ends = (self._state, None, None), (self._state, self.sharding())
-        return jax.jit(run, donate_argnums=0, in_shardings=begins, out_shardings=ends)
+        # Both shardings are set, so that a state from a dump is not donated to a buffer of another size.
+        in_shardings, out_shardings = (self._state, None, None), (self._state, self.sharding())
+        return jax.jit(run, donate_argnums=0, in_shardings=in_shardings, out_shardings=out_shardings)
 
     def _pmap(self, replica: Callable[..., Any], chunked: bool) -> Callable[..., Any]:
-        """Return the pmap of the step, created once the state is known: it needs axes, not paths."""
+        """Return the pmap of the step, created at the first call: its axes depend on the state."""
         compiled: list[Callable[..., Any]] = []
         parts, axis = self.mesh.size, 1 if chunked else 0
 
         @jax.jit
         def split(batch: PyTree) -> PyTree:
-            def divide(x: jax.Array) -> jax.Array:
+            def split_leaf(x: jax.Array) -> jax.Array:
                 return x.reshape(*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
 
-            return jax.tree.map(divide, batch)
+            return jax.tree.map(split_leaf, batch)
 
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             """Create the pmap at the first call, and call it."""
@@ -153,24 +155,24 @@ class DataParallel(MeshStrategy):
 
         return run
 
-    def _spread(self, state: PyTree) -> PyTree:
+    def _add_replica_axis(self, state: PyTree) -> PyTree:
         """Give all replicas the same initial state."""
-        return per_replica(lambda leaf: jnp.broadcast_to(leaf, (self.replicas, *leaf.shape)), state)
+        return map_per_replica(lambda leaf: jnp.broadcast_to(leaf, (self.replicas, *leaf.shape)), state)
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
         if is_per_replica(path):
             return PartitionSpec(AXIS, *super()._spec(path, shape[1:]))
         return super()._spec(path, shape)
 
-    def _own_key(self, rng: jax.Array) -> jax.Array:
-        """Return a different key for each replica; that of a single device for a single replica."""
+    def _replica_key(self, rng: jax.Array) -> jax.Array:
+        """Return a different key for each replica; for a single replica the key of a single device."""
         if self.replicas == 1:
             return rng
         return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(rng), jax.lax.axis_index(AXIS)))
 
 
-class _EachReplica:
-    """Wrap a model so that every replica predicts its own rows."""
+class _ReplicatedModel:
+    """Wrap a model so that every replica predicts its own examples."""
 
     def __init__(self, model: Any, mesh: Mesh, mapped: set[str]) -> None:
         self._model = model
@@ -178,19 +180,19 @@ class _EachReplica:
         self._mapped = mapped
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-        """Return the predictions for a batch divided over replicas; `model_state` has an entry for each."""
+        """Return the predictions for a batch sharded over replicas; `model_state` has an entry for each."""
 
-        def one(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+        def predict(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
             return self._model.predict(params, jax.tree.map(lambda x: x[0], model_state), batch)
 
-        specs = (PartitionSpec(), _EACH, _EACH)
+        specs = (PartitionSpec(), _PER_REPLICA, _PER_REPLICA)
         mapped = jax.shard_map(
-            one, mesh=self._mesh, in_specs=specs, out_specs=_EACH, axis_names=self._mapped, check_vma=False
+            predict, mesh=self._mesh, in_specs=specs, out_specs=_PER_REPLICA, axis_names=self._mapped, check_vma=False
         )
         return mapped(params, model_state, batch)
 
 
-def _means(tree: PyTree) -> PyTree:
+def _average_leaves(tree: PyTree) -> PyTree:
     def mean(leaf: jax.Array) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf

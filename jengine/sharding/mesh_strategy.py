@@ -1,4 +1,4 @@
-"""Implement the common part of strategies with a mesh: placement of the state, division of batches, and evaluation."""
+"""Implement the common part of strategies with a mesh: shardings of the state, of batches, and evaluation."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +22,13 @@ class MeshStrategy:
     """Run on several devices.
 
     Args:
-      placement: decides how parameters are divided over its mesh.
+      placement: determines how parameters are sharded over its mesh.
 
     Attributes:
       mesh: the `jax.sharding.Mesh`.
-      axis_name: the mapped axis of the step, None where it has none.
-      replicas: number of replicas of the state, None where it has no replica axis.
-      max_in_flight: training steps that may be dispatched and unfinished; 1 on several CPU devices, where more hang.
+      axis_name: the mapped axis of the step, or None.
+      replicas: number of replicas of the state; None if it has no replica axis.
+      max_in_flight: number of dispatched steps that may be unfinished; 1 on several CPU devices, where more hang.
     """
 
     axis_name: str | None = None
@@ -38,7 +38,7 @@ class MeshStrategy:
         self.mesh: Mesh = placement.mesh
         self._placement = placement
         self._specs: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
-        self._state: PyTree = None  # the shardings of the training state, once it was made
+        self._state: PyTree = None  # shardings of the training state, once it has been created
         self.max_in_flight = 1 if self.platform == "cpu" and self.mesh.size > 1 else 2
 
     @property
@@ -47,15 +47,15 @@ class MeshStrategy:
         return self.mesh.devices.flat[0].platform
 
     def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
-        """Compile `make`, to be called once, so that each device makes its own part and none ever holds the whole.
+        """Compile `make`, called once, so that each device creates its own shard and none ever holds the whole state.
 
         Args:
-          make: returns a TrainState; or, from the parameters and the model state of one, the states of hooks.
-          *args: arguments of the later call.
-          model: its `logical_axes` apply.
+          make: returns a TrainState, or the states of hooks.
+          *args: the arguments of the later call.
+          model: the model, whose `logical_axes` are used.
 
         Raises:
-          ValueError: an example batch among `args` that does not divide. ConfigError: see `Placement.place`.
+          ValueError: an example batch among `args` that cannot be divided. ConfigError: see `Placement.place`.
         """
         for arg in args:
             if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arg)):  # the example batch
@@ -63,32 +63,34 @@ class MeshStrategy:
         shapes = jax.eval_shape(make, *args)
         if not hasattr(shapes, "params"):
             return jit_init(make, self.platform, self.shardings(shapes, under="hook_state."))
-        self._place(shapes.params, getattr(model, "logical_axes", None))
+        self._assign_specs(shapes.params, None if model is None else model.logical_axes)
 
-        def made(*args: Any) -> PyTree:
-            return self._spread(make(*args))
+        def make_state(*args: Any) -> PyTree:
+            return self._add_replica_axis(make(*args))
 
-        self._state = self.shardings(jax.eval_shape(made, *args))
-        return jit_init(made, self.platform, self._state)
+        self._state = self.shardings(jax.eval_shape(make_state, *args))
+        return jit_init(make_state, self.platform, self._state)
 
     def shardings(self, tree: PyTree, under: str = "") -> PyTree:
-        """Return the sharding of every leaf of a state: that of the parameter whose path ends its own, else a copy.
+        """Return the sharding of every leaf of a state.
+
+        A leaf is sharded like the parameter with whose path its own path ends; other leaves are replicated.
 
         Args:
           tree: a training state or a part of it.
-          under: the dotted path of that part, and a dot.
+          under: the dotted path of that part, followed by a dot.
         """
         return paths.map_with_path(lambda path, leaf: self.sharding(*self._spec(under + path, leaf.shape)), tree)
 
     def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
-        """Start the transfer of a host batch to the devices, each of which gets its rows.
+        """Start the transfer of a host batch to the devices, each of which gets its examples.
 
         Args:
-          batch: this process's share of the batch; real[B, ...].
-          chunked: the batches of a chunk stacked, real[K, B, ...].
+          batch: the share of this process, real[B, ...].
+          chunked: whether `batch` is the stacked batches of a chunk, real[K, B, ...].
 
         Raises:
-          ValueError: the batch does not divide.
+          ValueError: a batch that cannot be divided.
         """
         axes = batch_axes(self.mesh)
         self.check_batch(jax.tree.map(lambda x: x[0], batch) if chunked else batch)
@@ -98,19 +100,19 @@ class MeshStrategy:
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)
 
     def check_batch(self, batch: PyTree) -> None:
-        """Check that a host batch, this process's share, divides over its devices.
+        """Check that a host batch, the share of this process, can be divided over its devices.
 
         Raises:
-          ValueError: it does not.
+          ValueError: a batch that cannot be divided.
         """
         check_batch(batch, max(batch_parts(self.mesh) // jax.process_count(), 1))
 
     def put_replicated(self, tree: PyTree) -> PyTree:
-        """Copy small values, which all processes have, to every device."""
+        """Copy small values, which are equal on all processes, to every device."""
         sharding = self.sharding()
         if jax.process_count() == 1:
             return jax.device_put(tree, sharding)
-        # not device_put, which would compare the values of all processes by a collective
+        # device_put would compare the values of all processes by a collective
         return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, sharding, np.asarray(x).__getitem__), tree)
 
     def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
@@ -118,28 +120,28 @@ class MeshStrategy:
         raise NotImplementedError(f"{type(self).__name__} must define `compile_train_step(step, chunked)`")
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile an evaluation step; the metrics, its third argument, are donated, and every device has them."""
+        """Compile an evaluation step; the metrics, its third argument, are donated and replicated."""
         return jax.jit(step, donate_argnums=2, out_shardings=(self.sharding(), None))
 
-    def _spread(self, state: PyTree) -> PyTree:
-        """Convert the training state of a single device to the form of this strategy."""
+    def _add_replica_axis(self, state: PyTree) -> PyTree:
+        """Convert the training state of a single device to that of this strategy; without replicas it is unchanged."""
         return state
 
-    def _place(self, params: PyTree, logical_axes: Mapping[str, Sequence[Axis]] | None) -> None:
-        placed = self._placement.place(params, logical_axes)
+    def _assign_specs(self, params: PyTree, logical_axes: Mapping[str, Sequence[Axis]] | None) -> None:
+        assigned = self._placement.place(params, logical_axes)
         shapes = paths.flatten(params)
-        self._specs = {path: (tuple(shapes[path].shape), spec) for path, (spec, _) in placed.items()}
+        self._specs = {path: (tuple(shapes[path].shape), spec) for path, (spec, _) in assigned.items()}
         title = f"Placement on the mesh {dict(self.mesh.shape)}"
-        logger.info("%s", "\n" + format_table(COLUMNS, placement_table(placed, params, self.mesh), title=title))
+        logger.info("%s", "\n" + format_table(COLUMNS, placement_table(assigned, params, self.mesh), title=title))
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
         parts = path.split(".")
         for start in range(len(parts)):
-            found = self._specs.get(".".join(parts[start:]))
-            if found is not None and found[0] == tuple(shape):
-                return found[1]
+            param_shape, spec = self._specs.get(".".join(parts[start:]), (None, None))
+            if spec is not None and param_shape == tuple(shape):
+                return spec
         return PartitionSpec()
 
     def sharding(self, *axes: Any) -> NamedSharding:
-        """Return the sharding that divides array axes over these axes of the mesh; without any, a copy everywhere."""
+        """Return the sharding of array axes over these axes of the mesh; without arguments, replicated."""
         return NamedSharding(self.mesh, PartitionSpec(*axes))

@@ -1,4 +1,4 @@
-"""Run one program over a mesh of devices: the batch divided, parameters divided or copied, collectives from XLA."""
+"""Run one program over a mesh of devices, with sharded batches, sharded or replicated parameters, and collectives."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,19 +18,20 @@ PyTree = Any
 
 @STRATEGIES.register_module()
 class Pjit(MeshStrategy):
-    """Compile the step with `jax.jit` over a mesh (which replaced pjit): the program of one device, on many.
+    """Compile the step with `jax.jit` (which replaced pjit) over a mesh: the program of one device, on many.
 
-    The step computes the same as on one device: losses, norms and statistics are those of the whole batch. The
-    optimizer's state, averages and accumulated gradients are placed as their parameters. For this reason gradients are
-    exchanged in accumulating iterations too; `DataParallel`, with the same mesh and rules, does so once an update.
+    The step computes the same as on one device: losses, norms and statistics are computed over the whole batch.
+    Optimizer state, averages and accumulated gradients are sharded like their parameters. For this reason gradients are
+    also exchanged in iterations that only accumulate; `DataParallel`, with the same mesh and rules, exchanges them once
+    per update.
 
     Args:
-      mesh: devices along `data`, `fsdp` and `tensor`; -1 takes the remaining ones. Or a `jax.sharding.Mesh`.
+      mesh: number of devices along `data`, `fsdp` and `tensor`; -1 for the remaining ones. Or a `jax.sharding.Mesh`.
       rules: `(part of a name, axes)` pairs, see `Placement`.
       logical_axes: logical axis of a Flax model -> axis of the mesh.
-      fsdp_min_size: number of elements from which a parameter is divided over `fsdp` without a rule.
-      strict: a rule that matches nothing is an error, not a warning.
-      devices: number of devices to take; None takes all.
+      fsdp_min_size: minimum number of elements of a parameter to be sharded over `fsdp` without a rule.
+      strict: whether a rule that matches nothing is an error instead of a warning.
+      devices: number of devices to use; None for all.
 
     Raises:
       ConfigError: see `build_mesh` and `Placement`.
@@ -48,7 +49,7 @@ class Pjit(MeshStrategy):
         super().__init__(Placement(build_mesh(mesh, devices), rules, logical_axes, fsdp_min_size, strict))
 
     def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
-        """Compile a training step or a chunk; the state is donated, and its shardings stay the same."""
+        """Compile a training step or a chunk; the state is donated and keeps its shardings."""
         shardings = None if self._state is None else (self._state, self.sharding())
         return jax.jit(step, donate_argnums=0, out_shardings=shardings)
 
@@ -57,14 +58,14 @@ class Pjit(MeshStrategy):
         return model
 
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
-        """Return the model state itself: its statistics are those of the whole batch."""
+        """Return the model state itself, whose statistics are of the whole batch."""
         return model_state
 
 
 def default_strategy() -> Strategy:
-    """Return the strategy of a run without a configured one.
+    """Return the default strategy of a run.
 
-    All devices as `data` of one mesh. On CPU the first device alone, unless there are several processes: XLA's
+    It uses all devices along the axis `data` of one mesh, but on CPU, in a single process, only the first device:
     several CPU devices share the cores that one device uses.
     """
     several = len(jax.devices()) > 1 and jax.devices()[0].platform != "cpu"

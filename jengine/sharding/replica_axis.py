@@ -1,4 +1,4 @@
-"""Convert the state of replicas: the leaves with a leading replica axis, and their values without it."""
+"""Convert states between different numbers of replicas, which are the leading axis of some leaves."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,33 +19,33 @@ def is_per_replica(path: str) -> bool:
     return item == "model_state" or (item == "opt_state" and rest[1:2] in (["accumulated_grads"], ["weight_sum"]))
 
 
-def per_replica(fn: Callable[[Any], Any], state: PyTree) -> PyTree:
+def map_per_replica(fn: Callable[[Any], Any], state: PyTree) -> PyTree:
     """Apply `fn` to the per-replica leaves of `state`, a training state or a dict of its items."""
     return paths.map_with_path(lambda path, leaf: fn(leaf) if is_per_replica(path) else leaf, state)
 
 
 def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -> PyTree:
-    """Convert a state of some number of replicas to one of another number.
+    """Convert a state to another number of replicas.
 
-    Statistics and summed gradients become their mean, as in an update; other values become those of the first replica.
-    Every new replica gets them.
+    Statistics and accumulated gradients are averaged, as in an update; other values are taken from the first replica.
+    Every new replica gets a copy.
 
     Args:
       state: a training state, or a dict of its items.
-      before: its replicas; None for a state without a leading axis.
-      after: the requested replicas; None for no leading axis.
+      before: its number of replicas; None for a state without a replica axis.
+      after: the new number of replicas; None for no replica axis.
 
     Returns:
-      `state` itself where both are the same; else with NumPy arrays for the per-replica leaves.
+      `state` itself if both are equal; otherwise with NumPy arrays for the per-replica leaves.
     """
     if before == after:
         return state
 
-    def one(leaf: Any) -> np.ndarray:
+    def convert(leaf: Any) -> np.ndarray:
         value = np.asarray(leaf)
         if before is not None:
-            floating = jax.numpy.issubdtype(value.dtype, np.floating)
-            value = value.mean(axis=0, dtype=np.float32).astype(value.dtype) if floating else value[0]
+            is_floating = jax.numpy.issubdtype(value.dtype, np.floating)
+            value = value.mean(axis=0, dtype=np.float32).astype(value.dtype) if is_floating else value[0]
         return value if after is None else np.broadcast_to(value, (after, *value.shape))
 
-    return per_replica(one, state)
+    return map_per_replica(convert, state)

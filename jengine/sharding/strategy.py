@@ -1,4 +1,4 @@
-"""Define strategies: the placement of arrays and the compilation of the step."""
+"""Define how a run places its arrays and compiles its step, and implement it for a single device."""
 
 import collections
 from collections.abc import Callable
@@ -11,16 +11,16 @@ from jengine.registry import STRATEGIES
 
 PyTree = Any
 
-_FAST_TO_COMPILE = {"xla_backend_optimization_level": 1}  # of LLVM, for a CPU; the results have the same bits
+_FAST_COMPILATION = {"xla_backend_optimization_level": 1}  # of LLVM, on CPU; the results are bitwise the same
 
 
 class Strategy(Protocol):
     """Define the interface between the Runner and the devices.
 
     Attributes:
-      axis_name: the mapped axis of the step, None where it has none.
-      replicas: number of copies of the per-replica state, None where it has no replica axis.
-      max_in_flight: number of steps that may be dispatched and unfinished before the host waits.
+      axis_name: the mapped axis of the step, or None.
+      replicas: number of replicas of the state; None if it has no replica axis.
+      max_in_flight: number of dispatched steps that may be unfinished; at more, the host waits.
     """
 
     axis_name: str | None
@@ -35,12 +35,12 @@ class Strategy(Protocol):
         """Start the transfer of a host batch to the devices.
 
         Args:
-          batch: this process's share of the batch; real[B, ...].
-          chunked: the batches of a chunk stacked, real[K, B, ...].
+          batch: the share of this process, real[B, ...].
+          chunked: whether `batch` is the stacked batches of a chunk, real[K, B, ...].
         """
 
     def put_replicated(self, tree: PyTree) -> PyTree:
-        """Copy small values, which all processes have, to every device."""
+        """Copy small values, which are equal on all processes, to every device."""
 
     def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
         """Compile a function that is called once with `args` and creates the training state, or states of hooks."""
@@ -50,14 +50,14 @@ class Strategy(Protocol):
 
         Args:
           step: a training step, or a chunk of them.
-          chunked: batches have a leading axis [K].
+          chunked: whether batches have a leading axis [K].
         """
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile `step(params, model_state, metrics, batch) -> (metrics, predictions)`; the metrics are donated."""
 
     def adapt_for_eval(self, model: Any) -> Any:
-        """Return the model as an evaluation step calls it."""
+        """Return the model for use in an evaluation step."""
 
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
         """Return the model state with the mean over replicas in each floating leaf."""
@@ -83,7 +83,7 @@ class SingleDevice:
         if not 0 <= device < len(devices):
             raise ValueError(f"SingleDevice: device must be an index of the {len(devices)} local devices, got {device}")
         self.device = devices[device]
-        self.max_in_flight = 8 if self.platform == "cpu" else 2  # on an accelerator each holds a batch in its memory
+        self.max_in_flight = 8 if self.platform == "cpu" else 2  # on an accelerator each holds a batch in device memory
 
     @property
     def platform(self) -> str:
@@ -92,7 +92,7 @@ class SingleDevice:
 
     @property
     def takes_host_batches(self) -> bool:
-        """True on a CPU, where a compiled step reads host arrays in place, without the cost of `device_put`."""
+        """True on CPU, where a compiled step reads host arrays directly, without the cost of `device_put`."""
         return self.platform == "cpu"
 
     def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
@@ -125,25 +125,25 @@ class SingleDevice:
 
 
 def jit_init(make: Callable[..., Any], platform: str, out_shardings: Any) -> Callable[..., Any]:
-    """Return `jax.jit(make)` for a function that is called once, so that compiling it takes longer than running it.
+    """Return `jax.jit(make)` for a function that is called once, so that compilation dominates its time.
 
-    On a CPU it is compiled with fewer optimizations, which takes a sixth of the time for a small CNN.
+    On CPU it is compiled with fewer optimizations, which is several times faster.
 
     Args:
       make: the function.
-      platform: of the devices that it runs on.
-      out_shardings: of its results.
+      platform: platform of its devices.
+      out_shardings: shardings of its results.
     """
-    options = _FAST_TO_COMPILE if platform == "cpu" else None
+    options = _FAST_COMPILATION if platform == "cpu" else None
     return jax.jit(make, out_shardings=out_shardings, compiler_options=options)
 
 
 class DispatchLimiter:
-    """Keep the host from running ahead: at most `limit` dispatched steps are unfinished.
+    """Limit the number of dispatched steps that are unfinished.
 
-    Waiting for a step costs no transfer. Without a bound the queue of dispatched work, and the memory it holds, grows
-    for as long as the device is slower than the host. At the bound the host waits until half of the steps are
-    finished: fewer wake-ups, each of which steals a core from the running step on a CPU.
+    Without a limit the queue of dispatched steps, and the memory that it holds, grows while the device is slower than
+    the host. At the limit the host waits until half of the steps are finished, so there are fewer wake-ups, each of
+    which takes a core from the running step on CPU. Waiting for a step transfers no data.
 
     Args:
       limit: number of steps.

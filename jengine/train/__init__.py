@@ -1,4 +1,4 @@
-"""Provide the training step: its state, its builders, and the context of traced hooks."""
+"""Build, replay and inspect the training step, and define its state and the context of traced hooks."""
 
 from jengine.train.flops import count_flops as count_flops
 from jengine.train.losses import total_loss as total_loss

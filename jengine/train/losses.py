@@ -1,4 +1,4 @@
-"""Reduce the named losses of a model to the one number that is minimized."""
+"""Reduce the named losses of a model to the total that is minimized."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,38 +9,38 @@ import numpy as np
 
 
 def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Reduce each loss to a scalar and add up those that are minimized.
+    """Reduce each loss to a scalar and add up the losses to minimize.
 
     Args:
       losses: name -> array of any shape (its mean), `(sum, weight)` (their quotient), or a list (the sum of its
-        entries). Where the batch has a `mask` bool[B], an array with B as its first axis is averaged over the
-        examples that are real.
-      batch: the batch that the losses are of.
+        entries). If the batch has a `mask` bool[B], an array whose first axis has the size B is averaged over the real
+        examples.
+      batch: the batch of the losses.
 
     Returns:
-      The total, f32[]: the sum of the entries with 'loss' in their name; and every entry as f32[], the total among
-      them as 'loss'.
+      The total, f32[], which is the sum of the entries with 'loss' in their name; and every entry as f32[], with the
+      total as 'loss'.
 
     Raises:
       ValueError: no entry has 'loss' in its name.
     """
     mask = batch.get("mask") if isinstance(batch, Mapping) else None
     reduced = {name: _reduce(value, mask) for name, value in losses.items()}
-    minimised = [value for name, value in reduced.items() if "loss" in name]
-    if not minimised:
-        raise ValueError(f"nothing to minimize: a loss must have 'loss' in its name, got {sorted(losses)}")
-    total = sum(minimised[1:], start=minimised[0])
+    minimized = [value for name, value in reduced.items() if "loss" in name]
+    if not minimized:
+        raise ValueError(f"a loss must have 'loss' in its name, got {sorted(losses)}; there is nothing to minimize")
+    total = sum(minimized[1:], start=minimized[0])
     return total, {**reduced, "loss": total}
 
 
 def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | None:
     """Return the weight of a batch for averaging its mean losses with those of other batches.
 
-    With it a loss given as `(sum, weight)` is divided once, by the weight of all batches. Other losses count with the
-    same weight.
+    With it a loss given as `(sum, weight)` is divided once, by the weight of all batches. Other losses get the same
+    weight.
 
     Args:
-      losses: as for `total_loss`.
+      losses: see `total_loss`.
       batch: the batch, if padded examples (excluded by its `mask`) should not count.
 
     Returns:
@@ -54,13 +54,13 @@ def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | Non
         for part in value if isinstance(value, list) else [value]:
             if "loss" in name and isinstance(part, tuple):
                 weight = part[1]
-                known = float(weight) if isinstance(weight, int | float | np.generic) else id(weight)
-                weights.setdefault(known, (name, weight))
+                key = float(weight) if isinstance(weight, int | float | np.generic) else id(weight)
+                weights.setdefault(key, (name, weight))
     if len(weights) > 1:
         (one, _), (other, _), *_ = weights.values()
         raise ValueError(
-            f"the losses {one!r} and {other!r} have different weights, so that their gradients cannot be averaged over "
-            "several iterations or replicas in one sum: use the same array as weight of both"
+            f"the losses {one!r} and {other!r} must have the same weight, so that their gradients can be averaged over "
+            "several iterations or replicas in one sum, got different arrays; use one array for both"
         )
     if weights:
         _, weight = next(iter(weights.values()))
@@ -69,11 +69,11 @@ def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | Non
     return None if mask is None else jnp.asarray(mask, jnp.float32).sum()
 
 
-def mean_over_replicas(outputs: dict[str, jax.Array], weight: jax.Array | None, axis_name: str) -> dict[str, jax.Array]:
-    """Return the mean of the losses over the replicas of a mapped axis, weighted as their gradients are."""
+def mean_over_replicas(metrics: dict[str, jax.Array], weight: jax.Array | None, axis_name: str) -> dict[str, jax.Array]:
+    """Return the mean of the losses over the replicas of a mapped axis, with the weights of their gradients."""
     if weight is None:
-        return jax.lax.pmean(outputs, axis_name)
-    sums, total = jax.lax.psum(({name: value * weight for name, value in outputs.items()}, weight), axis_name)
+        return jax.lax.pmean(metrics, axis_name)
+    sums, total = jax.lax.psum(({name: value * weight for name, value in metrics.items()}, weight), axis_name)
     return {name: value / jnp.maximum(total, 1e-12) for name, value in sums.items()}
 
 

@@ -1,4 +1,4 @@
-"""Dump the arguments of a training step, and run it again to find where its numbers become non-finite."""
+"""Dump the arguments of a training step to a file, and replay the step to find its first non-finite values."""
 
 import contextlib
 import os
@@ -18,15 +18,70 @@ from jengine.train.step import build_train_step
 from jengine.train.traced_hooks import StepContext
 
 PyTree = Any
-_MARK = "non-finite elements of "
+_COUNT_PREFIX = "non-finite elements of "
+
+
+def write_dump(path: str | os.PathLike[str], **arguments: PyTree) -> None:
+    """Write pytrees of arrays to a file; every process must call this, and process 0 writes.
+
+    Args:
+      path: the file.
+      **arguments: the pytrees, by name. Typed keys are restored as such.
+    """
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        def fetch(leaf: Any) -> Any:
+            return leaf if _is_local(leaf) else multihost_utils.process_allgather(leaf, tiled=True)
+
+        arguments = jax.tree.map(fetch, arguments)
+    if jax.process_index() == 0:
+        file = pathlib.Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(pickle.dumps(jax.tree.map(_to_host, arguments)))
+
+
+def read_dump(path: str | os.PathLike[str]) -> dict[str, PyTree]:
+    """Return the arguments of `write_dump`. The file is a pickle: read only files that you trust.
+
+    Raises:
+      ValueError: the file is not a dump.
+    """
+    try:
+        arguments = pickle.loads(pathlib.Path(path).read_bytes())
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{path} must be a dump of a training step, got another file") from error
+    return jax.tree.map(
+        lambda x: jax.random.wrap_key_data(jax.numpy.asarray(x.data), impl=x.impl) if isinstance(x, _Key) else x,
+        arguments,
+        is_leaf=lambda x: isinstance(x, _Key),
+    )
+
+
+class _Key:
+    """Represent a typed key in the file."""
+
+    def __init__(self, key: jax.Array) -> None:
+        self.data = np.asarray(jax.random.key_data(key))
+        self.impl = str(jax.random.key_impl(key))
+
+
+def _to_host(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return _Key(leaf)
+    return np.asarray(leaf)
+
+
+def _is_local(leaf: Any) -> bool:
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
 
 
 class Findings(NamedTuple):
     """Hold the results of a replayed step."""
 
-    outputs: dict[str, float]  # metrics of the step
+    metrics: dict[str, float]  # metrics of the step
     non_finite: dict[str, int]  # path -> number of infinite or NaN elements, in the order of the computation
-    operation: str  # the first operation with such a result, and its source line; '' for none
+    operation: str  # the first operation with a non-finite result, and its source line; '' for none
 
 
 def replay_step(
@@ -41,37 +96,40 @@ def replay_step(
     phases: Sequence[tuple[str, int]] | None = None,
     compile_step: Callable[..., Any] = jax.jit,
 ) -> Findings:
-    """Run one training step on its recorded arguments, and check every array on the way.
+    """Run one training step on recorded arguments, and count the non-finite elements of all arrays.
 
     Args:
-      model, optim_wrapper, hooks, update, phases: parts of the step, see `build_train_step`. Hooks that drop
-        steps are left out.
-      state: before the step.
-      batch: its batch.
-      hyperparams: its hyperparameters.
-      compile_step: compiles it; a step with a mapped axis requires that of its strategy.
+      model, optim_wrapper, hooks, update, phases: see `build_train_step`. Hooks that skip steps are not run.
+      state: the state before the step.
+      batch: the batch of the step.
+      hyperparams: the hyperparameters of the step.
+      compile_step: compiles the step; one with a mapped axis requires `compile_train_step` of its strategy.
     """
-    hooks = [hook for hook in hooks if not getattr(hook, "update_on_skipped_steps", False)]
+    hooks = [hook for hook in hooks if not hook.update_on_skipped_steps]
     wrappers = list(optim_wrapper.values()) if isinstance(optim_wrapper, Mapping) else [optim_wrapper]
     axis = wrappers[0].axis_name
-    step = build_train_step(model, optim_wrapper, [*hooks, _Probe(axis)], update=update, phases=phases)
-    _, outputs = compile_step(step)(jax.tree.map(jnp.copy, state), batch, hyperparams)
-    numbers = {name: float(value) for name, value in outputs.items() if not name.startswith(_MARK)}
-    probed = {name.removeprefix(_MARK): int(n) for name, n in outputs.items() if name.startswith(_MARK)}
-    counts: dict[str, Any] = {
-        **_counts("params", state.params),
-        **_counts("model_state", state.model_state),
-        **{path: n for path, n in probed.items() if not path.startswith("grads")},
-        **{name: int(not np.isfinite(value)) for name, value in numbers.items() if "loss" in name},
-        **{path: n for path, n in probed.items() if path.startswith("grads")},
+    step = build_train_step(model, optim_wrapper, [*hooks, _NonFiniteCounter(axis)], update=update, phases=phases)
+    _, metrics = compile_step(step)(jax.tree.map(jnp.copy, state), batch, hyperparams)
+    values = {name: float(value) for name, value in metrics.items() if not name.startswith(_COUNT_PREFIX)}
+    counts = {name.removeprefix(_COUNT_PREFIX): int(n) for name, n in metrics.items() if name.startswith(_COUNT_PREFIX)}
+    ordered: dict[str, Any] = {
+        **_count_non_finite("params", state.params),
+        **_count_non_finite("model_state", state.model_state),
+        **{path: n for path, n in counts.items() if not path.startswith("grads")},
+        **{name: int(not np.isfinite(value)) for name, value in values.items() if "loss" in name},
+        **{path: n for path, n in counts.items() if path.startswith("grads")},
     }
-    found = {path: int(n) for path, n in counts.items() if n}
-    searches = found and axis is None  # JAX's search for the operation never ends in a step with a mapped axis
-    return Findings(numbers, found, _first_operation(compile_step(step), state, batch, hyperparams) if searches else "")
+    non_finite = {path: int(n) for path, n in ordered.items() if n}
+    operation = ""
+    if non_finite and axis is None:  # JAX's search for the operation never ends in a step with a mapped axis
+        operation = _find_operation(compile_step(step), state, batch, hyperparams)
+    return Findings(values, non_finite, operation)
 
 
-class _Probe:
-    """Count the non-finite elements of the batch, as the model receives it, and of the gradients, as a traced hook."""
+class _NonFiniteCounter:
+    """Count the non-finite elements of the batch and of the gradients, as the last traced hook."""
+
+    update_on_skipped_steps = False
 
     def __init__(self, axis: str | None) -> None:
         self._axis = axis
@@ -80,19 +138,19 @@ class _Probe:
         return ["traced_batch", "traced_grads"]
 
     def traced_batch(self, ctx: StepContext) -> StepContext:
-        return self._with_counts(ctx, "batch", ctx.batch)
+        return self._add_counts(ctx, "batch", ctx.batch)
 
     def traced_grads(self, ctx: StepContext) -> StepContext:
-        return self._with_counts(ctx, "grads", ctx.grads)
+        return self._add_counts(ctx, "grads", ctx.grads)
 
-    def _with_counts(self, ctx: StepContext, name: str, tree: PyTree) -> StepContext:
-        counts = {f"{_MARK}{path}": n for path, n in _counts(name, tree).items()}
+    def _add_counts(self, ctx: StepContext, name: str, tree: PyTree) -> StepContext:
+        counts = {f"{_COUNT_PREFIX}{path}": n for path, n in _count_non_finite(name, tree).items()}
         if self._axis is not None:
             counts = jax.lax.psum(counts, self._axis)
         return ctx.replace(metrics={**ctx.metrics, **counts})
 
 
-def _counts(name: str, tree: PyTree) -> dict[str, jax.Array]:
+def _count_non_finite(name: str, tree: PyTree) -> dict[str, jax.Array]:
     """Return the number of non-finite elements of each floating leaf, by path."""
     return {
         f"{name}.{path}" if path else name: jnp.sum(~jnp.isfinite(leaf))
@@ -101,14 +159,14 @@ def _counts(name: str, tree: PyTree) -> dict[str, jax.Array]:
     }
 
 
-def _first_operation(step: Callable[..., Any], *args: Any) -> str:
-    """Return the first operation of `step` with a non-finite result, found by JAX's own search."""
+def _find_operation(step: Callable[..., Any], *args: Any) -> str:
+    """Return the first operation of `step` with a non-finite result, by the search of JAX."""
     try:
-        # JAX prints a line when its search starts
+        # the redirection hides the line that JAX prints when its search starts
         with jax.debug_nans(True), jax.debug_infs(True), contextlib.redirect_stdout(None):
             jax.block_until_ready(step(*args))
     except FloatingPointError as error:
-        # the innermost line of the user: neither JAX's nor one of this package
+        # the innermost line outside of installed packages and of jengine
         frames = [
             f"{frame.filename}:{frame.lineno}: {frame.line}"
             for frame in traceback.extract_tb(error.__traceback__)
@@ -116,58 +174,3 @@ def _first_operation(step: Callable[..., Any], *args: Any) -> str:
         ]
         return "\n  ".join([str(error).splitlines()[0], *frames[-1:]])
     return ""
-
-
-def write_dump(path: str | os.PathLike[str], **arguments: PyTree) -> None:
-    """Writes pytrees of arrays; every process calls it, the first one writes.
-
-    Args:
-      path: the file.
-      **arguments: what to write, by name. Typed keys are kept as such.
-    """
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        def fetch(leaf: Any) -> Any:
-            return leaf if _is_local(leaf) else multihost_utils.process_allgather(leaf, tiled=True)
-
-        arguments = jax.tree.map(fetch, arguments)
-    if jax.process_index() == 0:
-        file = pathlib.Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(pickle.dumps(jax.tree.map(_plain, arguments)))
-
-
-def read_dump(path: str | os.PathLike[str]) -> dict[str, PyTree]:
-    """What `write_dump` wrote, by name. The file is a pickle: read only those of your own runs.
-
-    Raises:
-      ValueError: the file is none of those.
-    """
-    try:
-        arguments = pickle.loads(pathlib.Path(path).read_bytes())
-    except pickle.UnpicklingError as error:
-        raise ValueError(f"{path} is no dump of a training step") from error
-    return jax.tree.map(
-        lambda x: jax.random.wrap_key_data(jax.numpy.asarray(x.data), impl=x.impl) if isinstance(x, _Key) else x,
-        arguments,
-        is_leaf=lambda x: isinstance(x, _Key),
-    )
-
-
-class _Key:
-    """A typed key on its way through the file."""
-
-    def __init__(self, key: jax.Array) -> None:
-        self.data = np.asarray(jax.random.key_data(key))
-        self.impl = str(jax.random.key_impl(key))
-
-
-def _plain(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return _Key(leaf)
-    return np.asarray(leaf)
-
-
-def _is_local(leaf: Any) -> bool:
-    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated

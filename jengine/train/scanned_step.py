@@ -1,4 +1,4 @@
-"""Build a chunk: several training steps in one `lax.scan`, and its metrics."""
+"""Run a chunk of several training steps in one `lax.scan`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -17,11 +17,11 @@ ScannedStep = Callable[[TrainState, PyTree, PyTree, jax.Array], tuple[TrainState
 
 
 class ScannedMetrics(struct.PyTreeNode):
-    """Hold the metrics of the K steps of a chunk.
+    """Hold the result of a compiled chunk of K steps; `ChunkMetrics` adds which of them are updates.
 
     Attributes:
       values: real[K] by name; NaN (0 for integers) where a step does not report the name.
-      update_only: names that only steps that update report.
+      update_only: names that are reported only by steps that update.
     """
 
     values: dict[str, jax.Array]
@@ -31,11 +31,11 @@ class ScannedMetrics(struct.PyTreeNode):
 def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -> ScannedStep:
     """Build `chunk(state, batches, hyperparams, is_update) -> (state, metrics)`, pure and not compiled.
 
-    The steps run in a loop on the device, with the operations, and thus the results, of a call for each step.
+    The steps run in a loop on the device, with the same operations and results as a call for each step.
 
     Args:
       update: the step that updates the parameters.
-      accumulate: the step that only accumulates gradients, for a run that has such steps.
+      accumulate: the step that only accumulates gradients, if the run has such steps.
 
     Returns:
       The chunk. Its arguments are the state, the batches and hyperparameters with a leading axis [K], and
@@ -47,47 +47,48 @@ def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -
     ) -> tuple[TrainState, ScannedMetrics]:
         """Run K steps."""
         first = jax.tree.map(lambda x: x[0], (batches, hyperparams))
-        by_update = jax.eval_shape(update, state, *first)[1]
-        by_accumulate = by_update if accumulate is None else jax.eval_shape(accumulate, state, *first)[1]
-        names = {**by_update, **by_accumulate}
+        update_metrics = jax.eval_shape(update, state, *first)[1]
+        accumulate_metrics = update_metrics if accumulate is None else jax.eval_shape(accumulate, state, *first)[1]
+        all_metrics = {**update_metrics, **accumulate_metrics}
 
         def body(state: TrainState, inputs: tuple[PyTree, PyTree, jax.Array]) -> tuple[TrainState, Metrics]:
-            batch, hyperparams, updates = inputs
+            batch, hyperparams, is_update = inputs
             if accumulate is None:
                 return update(state, batch, hyperparams)
-            branches = _reporting(update, names), _reporting(accumulate, names)
-            return jax.lax.cond(updates, *branches, state, batch, hyperparams)
+            branches = _fill_missing(update, all_metrics), _fill_missing(accumulate, all_metrics)
+            return jax.lax.cond(is_update, *branches, state, batch, hyperparams)
 
         state, values = jax.lax.scan(body, state, (batches, hyperparams, is_update))
-        return state, ScannedMetrics(values, tuple(name for name in by_update if name not in by_accumulate))
+        return state, ScannedMetrics(values, tuple(name for name in update_metrics if name not in accumulate_metrics))
 
     return chunk
 
 
-def _reporting(step: TrainStep, names: Metrics) -> TrainStep:
+def _fill_missing(step: TrainStep, all_metrics: Metrics) -> TrainStep:
     """Return the step with missing metrics filled with NaN, so that both kinds of steps have the same outputs."""
 
     def run(state: TrainState, batch: PyTree, hyperparams: PyTree) -> tuple[TrainState, Metrics]:
         state, metrics = step(state, batch, hyperparams)
         return state, {
-            name: metrics[name] if name in metrics else _missing(like.shape, like.dtype) for name, like in names.items()
+            name: metrics[name] if name in metrics else _missing_value(metric.shape, metric.dtype)
+            for name, metric in all_metrics.items()
         }
 
     return run
 
 
-def _missing(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def _missing_value(shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return jnp.full(shape, jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else 0, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class ChunkMetrics:
-    """Hold the metrics of the K steps of a chunk.
+    """Hold the metrics of a chunk of K steps, as hooks receive them.
 
     Attributes:
       values: real[K] by name, device arrays that may be pending.
-      is_update: bool[K], which steps updated the parameters.
-      update_only: names that only steps that update report; their other values are undefined.
+      is_update: bool[K], True for the steps that updated the parameters.
+      update_only: names that are reported only by steps that update; their values of other steps are undefined.
     """
 
     values: Mapping[str, jax.Array]
@@ -104,6 +105,6 @@ class ChunkMetrics:
         return self.is_update if name in self.update_only else None
 
     def last(self) -> dict[str, jax.Array]:
-        """Return the metrics of the last step, as a call of that step alone returns them."""
+        """Return the metrics of the last step, like a call of that step alone."""
         names = (name for name in self.values if name not in self.update_only or self.is_update[-1])
         return {name: self.values[name][-1] for name in names}

@@ -1,4 +1,4 @@
-"""Define the training state: one donated pytree with everything that the step reads and changes."""
+"""Define the training state, one donated pytree of everything that the step reads and updates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from flax import struct
 
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.optim.optimizers.common import strongly_typed
+from jengine.optim.optimizers.common import strip_weak_types
 from jengine.train.traced_hooks import TracedHooks
 
 PyTree = Any
 
 
 class TrainState(struct.PyTreeNode):
-    """Hold the state of a training run, in this one form from the first step to the checkpoint.
+    """Hold the state of a training run, as it is passed to the step and saved in checkpoints.
 
     Attributes:
       step: int32[], training iterations done (micro-batches under gradient accumulation).
@@ -23,8 +23,8 @@ class TrainState(struct.PyTreeNode):
       model_state: other variables of the model (running statistics), {} for none.
       opt_state: state of the optimizer wrapper, moments in float32.
       hook_state: states of traced hooks, by name of the hook.
-      rng: uint32[2], data of the run's key, which stays the same: each step folds its own number in. (A typed key
-        would be wrapped by Python code at each call.)
+      rng: uint32[2], data of the run's key, which never changes: each step folds its number in. (A typed key would be
+        wrapped by Python code at each call.)
     """
 
     step: jax.Array
@@ -48,13 +48,13 @@ def create_train_state(
     *,
     rng: jax.Array,
 ) -> TrainState:
-    """Create the state before the first iteration, without weak types, which would compile the step twice.
+    """Create the initial state, without weak types, which would compile the step twice.
 
     Args:
-      params: parameters. The state holds these very arrays, and the first step donates them.
+      params: parameters. They are not copied, and the first step donates them.
       model_state: other variables of the model.
       optim_wrapper: initializes the optimizer state.
-      hooks: those with traced state add theirs.
+      hooks: the hooks whose traced state becomes part of the state.
       rng: key<fry>[], the key of the run.
 
     Raises:
@@ -62,7 +62,7 @@ def create_train_state(
     """
     if jax.random.key_impl(rng) != jax.random.key_impl(jax.random.key(0)):
         raise ValueError(f"rng must be a key of JAX's default implementation, got {jax.random.key_impl(rng)}")
-    params, model_state = strongly_typed(params), strongly_typed(model_state)
+    params, model_state = strip_weak_types(params), strip_weak_types(model_state)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,

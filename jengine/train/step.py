@@ -1,4 +1,4 @@
-"""Build the training step and the evaluation step: pure functions, for the caller to compile."""
+"""Build the training step and the evaluation step, pure functions that the caller compiles."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from jengine.errors import closest
 from jengine.model import CastModel, Model, Precision
-from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.optim.optimizers.common import strongly_typed
+from jengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
+from jengine.optim.optimizers.common import strip_weak_types
 from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext, TracedHooks
@@ -24,7 +24,7 @@ EvalStep = Callable[[PyTree, PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 class Phase(NamedTuple):
     """Describe a part of the training step: one optimizer and the loss that it minimizes."""
 
-    name: str  # '' when there is one optimizer alone
+    name: str  # '' for a single optimizer
     optim_wrapper: OptimWrapper
     loss: Callable[..., Any]  # (params, model_state, batch, *, rng, hyperparams) -> (losses, model_state)
 
@@ -39,27 +39,27 @@ def build_train_step(
 ) -> TrainStep:
     """Build `step(state, batch, hyperparams) -> (state, metrics)`.
 
-    The step is pure and not compiled; the Runner calls `jax.jit(step, donate_argnums=0)`. Whatever changes from one
-    iteration to the next is an argument, so that it is traced once.
+    The step is pure and not compiled; the Runner calls `jax.jit(step, donate_argnums=0)`. All values that change from
+    one iteration to the next are arguments, so the step is traced once.
 
     Args:
       model: computes the losses.
-      optim_wrapper: turns gradients into updates; several by name for a model with `phase_loss`.
-      hooks: their traced points are compiled in, in this order.
+      optim_wrapper: turns gradients into updates; several, by name, for a model with `phase_loss`.
+      hooks: hooks whose traced points become part of the step, in this order.
       update: False builds the step of an iteration that only accumulates gradients (see `accumulative_counts`), without
         the optimizer, and with `traced_accumulate` instead of `traced_update`.
-      phases: with several optimizers, which act in one step, in order, and how often: `[('disc', 2), ('gen', 1)]`; by
-        default each once. All use the same batch, each time with a key of its own.
+      phases: for several optimizers, the order in which they act in a step and how often: `[('disc', 2), ('gen', 1)]`;
+        by default each acts once. All use the same batch, each time with a different key.
 
     Returns:
-      The step. Its metrics are scalars f32[] by name: 'loss' (the total), each loss of the model, 'grad_norm' where
+      The step. Its metrics are scalars f32[] by name: 'loss' (the total), each loss of the model, 'grad_norm' if
       gradients are clipped by norm, and the metrics of hooks. With phases, 'loss_<phase>' are their totals.
 
     Raises:
-      ValueError: phases that name no optimizer, or phases for a single one.
+      ValueError: a phase that is not the name of an optimizer, or phases for a single optimizer.
     """
-    traced = TracedHooks(hooks)
-    parts = _plan(model, optim_wrapper, phases)
+    traced_hooks = TracedHooks(hooks)
+    all_phases = _build_phases(model, optim_wrapper, phases)
 
     def step(state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any]) -> tuple[TrainState, Metrics]:
         """Run one iteration."""
@@ -73,68 +73,72 @@ def build_train_step(
             model_state=state.model_state,
             opt_state=state.opt_state,
         )
-        ctx, hook_state = traced.run("traced_batch", ctx, state.hook_state)
-        for i, phase in enumerate(parts):
+        ctx, hook_state = traced_hooks.run("traced_batch", ctx, state.hook_state)
+        for i, phase in enumerate(all_phases):
             model_state = ctx.model_state
-            own_rng = jax.random.fold_in(rng, i) if phase.name else rng
-            ctx = _differentiate(phase, ctx.replace(rng=own_rng), update=update)
-            ctx, hook_state = traced.run("traced_grads", ctx, hook_state)
-            if i + 1 < len(parts):
+            phase_rng = jax.random.fold_in(rng, i) if phase.name else rng
+            ctx = _differentiate(phase, ctx.replace(rng=phase_rng), update=update)
+            ctx, hook_state = traced_hooks.run("traced_grads", ctx, hook_state)
+            if i + 1 < len(all_phases):
                 ctx = _update(phase, ctx, model_state)
 
         def finish(ctx: StepContext, hook_state: Mapping[str, PyTree]) -> tuple[TrainState, Metrics]:
-            ctx = _update(parts[-1], ctx, model_state) if update else _accumulate(parts[-1], ctx)
-            ctx = ctx.replace(rng=rng, metrics=_with_total(ctx.metrics, parts))
-            ctx, hook_state = traced.run("traced_update" if update else "traced_accumulate", ctx, hook_state)
+            ctx = _update(all_phases[-1], ctx, model_state) if update else _accumulate(all_phases[-1], ctx)
+            ctx = ctx.replace(rng=rng, metrics=_add_total(ctx.metrics, all_phases))
+            ctx, hook_state = traced_hooks.run("traced_update" if update else "traced_accumulate", ctx, hook_state)
             return _next_state(state, ctx, hook_state), ctx.metrics
 
         if ctx.apply_update is None:
             return finish(ctx, hook_state)
-        if (axis := parts[-1].optim_wrapper.axis_name) is not None:  # replicas must take the same branch
+        if (axis := all_phases[-1].optim_wrapper.axis_name) is not None:  # replicas must take the same branch
             ctx = ctx.replace(apply_update=jax.lax.pmin(ctx.apply_update.astype(jnp.int32), axis) > 0)
-        hook_state_if_skipped = traced.after_skip(state.hook_state, hook_state)
-        skipped = _skipped_state(state, optim_wrapper if update else None, hook_state_if_skipped)
+        skipped_hook_state = traced_hooks.states_after_skip(state.hook_state, hook_state)
+        skipped = _skipped_state(state, optim_wrapper if update else None, skipped_hook_state)
         return _finish_unless_skipped(finish, ctx, hook_state, skipped)
 
     return step
 
 
-def _plan(model: Model, optim_wrapper: Any, phases: Sequence[tuple[str, int]] | None) -> list[Phase]:
-    """Return the phases of a step, each as often as it acts."""
+def _build_phases(model: Model, optim_wrapper: Any, phases: Sequence[tuple[str, int]] | None) -> list[Phase]:
+    """Return the phases of a step in order; a phase that acts several times is repeated."""
     if not isinstance(optim_wrapper, Mapping):
         if phases is not None:
             raise ValueError(f"phases must be None for a single optimizer, got {list(phases)}")
-        return [Phase("", optim_wrapper, _under_amp(model, optim_wrapper).loss)]
-    plan = []
-    for name, times in [(name, 1) for name in optim_wrapper] if phases is None else phases:
+        return [Phase("", optim_wrapper, _apply_precision(model, optim_wrapper).loss)]
+    built = []
+    for name, count in [(name, 1) for name in optim_wrapper] if phases is None else phases:
         if name not in optim_wrapper:
             raise ValueError(f"phases must name optimizers, got {name!r}{closest(name, optim_wrapper)}")
         if optim_wrapper[name].accumulative_counts > 1:
-            raise ValueError(f"{name!r} accumulates gradients, which several optimizers in one step cannot do")
-        loss = functools.partial(_under_amp(model, optim_wrapper[name]).phase_loss, name)
-        plan += [Phase(name, optim_wrapper[name], loss)] * times
-    return plan
+            raise ValueError(
+                f"accumulative_counts of {name!r} must be 1 with several optimizers in one step, got "
+                f"{optim_wrapper[name].accumulative_counts}"
+            )
+        loss = functools.partial(_apply_precision(model, optim_wrapper[name]).phase_loss, name)
+        built += [Phase(name, optim_wrapper[name], loss)] * count
+    return built
 
 
-def _under_amp(model: Model, optim_wrapper: Any) -> Model:
+def _apply_precision(model: Model, optim_wrapper: Any) -> Model:
     """Return the model in the compute dtype of the wrapper, if it has one."""
-    dtype = getattr(optim_wrapper, "dtype", None)
-    return model if dtype is None else CastModel(model, Precision(compute=dtype))
+    if isinstance(optim_wrapper, AmpOptimWrapper):
+        return CastModel(model, Precision(compute=optim_wrapper.dtype))
+    return model
 
 
 def _differentiate(phase: Phase, ctx: StepContext, *, update: bool) -> StepContext:
-    """Add losses, new model state and gradients to the context."""
+    """Add the losses, the new model state and the gradients to the context."""
     wrapper = phase.optim_wrapper
-    averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None
+    is_averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None
 
     def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree, jax.Array | None]]:
         losses, model_state = phase.loss(params, ctx.model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
         total, metrics = total_loss(losses, ctx.batch)
-        weight = loss_weight(losses, ctx.batch if wrapper.axis_name else None) if averaged else None
+        weight = loss_weight(losses, ctx.batch if wrapper.axis_name else None) if is_averaged else None
         return total, (metrics, model_state, weight)
 
-    own = ctx.opt_state[phase.name] if phase.name else ctx.opt_state
-    (_, (metrics, model_state, weight)), grads = wrapper.value_and_grad(loss_fn, has_aux=True)(ctx.params, own)
+    opt_state = ctx.opt_state[phase.name] if phase.name else ctx.opt_state
+    (_, (metrics, model_state, weight)), grads = wrapper.value_and_grad(loss_fn, has_aux=True)(ctx.params, opt_state)
     if wrapper.axis_name is not None and update:  # a step that only accumulates has no collectives
         metrics = mean_over_replicas(metrics, weight, wrapper.axis_name)
     if phase.name:
@@ -145,27 +149,30 @@ def _differentiate(phase: Phase, ctx: StepContext, *, update: bool) -> StepConte
 def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepContext:
     """Apply the optimizer of the phase to the parameters."""
     name, wrapper = phase.name, phase.optim_wrapper
-    own, hyperparams = (ctx.opt_state[name], ctx.hyperparams[name]) if name else (ctx.opt_state, ctx.hyperparams)
+    opt_state, hyperparams = (ctx.opt_state[name], ctx.hyperparams[name]) if name else (ctx.opt_state, ctx.hyperparams)
     loss = ctx.metrics[f"loss_{name}" if name else "loss"]
-    value_fn = _value_fn(phase, ctx, old_model_state)  # for line searches
-    before = own
-    params, own = wrapper.apply_gradients(
-        ctx.grads, own, ctx.params, hyperparams, ctx.loss_weight, value=loss, grad=ctx.grads, value_fn=value_fn
+    value_fn = _build_value_fn(phase, ctx, old_model_state)  # for line searches
+    params, new_opt_state = wrapper.apply_gradients(
+        ctx.grads, opt_state, ctx.params, hyperparams, ctx.loss_weight, value=loss, grad=ctx.grads, value_fn=value_fn
     )
     model_state = ctx.model_state
-    if (finite := wrapper.is_finite(own)) is not None:  # an overflow leaves the model's state as it was, like all else
+    if (
+        finite := wrapper.is_finite(new_opt_state)
+    ) is not None:  # an overflow changes nothing, so neither the model state
         model_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), model_state, old_model_state)
-    metrics = {f"{key}_{name}" if name else key: value for key, value in wrapper.metrics(before, own).items()}
+    metrics = {
+        f"{key}_{name}" if name else key: value for key, value in wrapper.metrics(opt_state, new_opt_state).items()
+    }
     return ctx.replace(
         params=params,
         model_state=model_state,
-        opt_state={**ctx.opt_state, name: own} if name else own,
+        opt_state={**ctx.opt_state, name: new_opt_state} if name else new_opt_state,
         metrics={**ctx.metrics, **metrics},
     )
 
 
-def _value_fn(phase: Phase, ctx: StepContext, model_state: PyTree) -> Callable[[PyTree], jax.Array]:
-    """Return the loss as a function of the parameters alone."""
+def _build_value_fn(phase: Phase, ctx: StepContext, model_state: PyTree) -> Callable[[PyTree], jax.Array]:
+    """Return the total loss as a function of the parameters alone."""
 
     def value_fn(params: PyTree) -> jax.Array:
         losses, _ = phase.loss(params, model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
@@ -180,7 +187,7 @@ def _value_fn(phase: Phase, ctx: StepContext, model_state: PyTree) -> Callable[[
 
 
 def _accumulate(phase: Phase, ctx: StepContext) -> StepContext:
-    """Add the gradients to those that a later update uses."""
+    """Add the gradients to the accumulator for a later update."""
     return ctx.replace(opt_state=phase.optim_wrapper.accumulate(ctx.grads, ctx.opt_state, ctx.loss_weight))
 
 
@@ -189,15 +196,18 @@ def _next_state(state: TrainState, ctx: StepContext, hook_state: Mapping[str, Py
     return state.replace(
         step=state.step + 1,
         params=ctx.params,
-        model_state=strongly_typed(ctx.model_state),  # a weak type would make the next call trace again
+        model_state=strip_weak_types(ctx.model_state),  # a weak type would make the next call trace again
         opt_state=ctx.opt_state,
-        hook_state=strongly_typed(dict(hook_state)),
+        hook_state=strip_weak_types(dict(hook_state)),
     )
 
 
-def _skipped_state(state: TrainState, updating: Any, hook_state: dict[str, PyTree]) -> TrainState:
-    """Return the state after a skipped iteration; skipping an update clears its accumulated gradients."""
-    opt_state = state.opt_state if updating is None else updating.zero_grad(state.opt_state)
+def _skipped_state(state: TrainState, optim_wrapper: Any, hook_state: dict[str, PyTree]) -> TrainState:
+    """Return the state after a skipped iteration.
+
+    A skipped update also clears the accumulated gradients: `optim_wrapper` is None in iterations without an update.
+    """
+    opt_state = state.opt_state if optim_wrapper is None else optim_wrapper.zero_grad(state.opt_state)
     return state.replace(step=state.step + 1, opt_state=opt_state, hook_state=hook_state)
 
 
@@ -207,21 +217,21 @@ def _finish_unless_skipped(
     hook_state: Mapping[str, PyTree],
     skipped: TrainState,
 ) -> tuple[TrainState, Metrics]:
-    """Return `finish(ctx, hook_state)` where `ctx.apply_update`, else `skipped`, with missing metrics as NaN."""
-    names = jax.eval_shape(finish, ctx, hook_state)[1]
+    """Return `finish(ctx, hook_state)` if `ctx.apply_update`, else `skipped` with missing metrics as NaN."""
+    shapes = jax.eval_shape(finish, ctx, hook_state)[1]
 
     def skip(ctx: StepContext, hook_state: Mapping[str, PyTree]) -> tuple[TrainState, Metrics]:
         return skipped, {
-            name: ctx.metrics.get(name, jnp.full(like.shape, jnp.nan, like.dtype)) for name, like in names.items()
+            name: ctx.metrics.get(name, jnp.full(shape.shape, jnp.nan, shape.dtype)) for name, shape in shapes.items()
         }
 
-    # a branch, not a selection on every leaf: that costs four times the update
+    # a branch, since a selection on every leaf would cost four times the update
     return jax.lax.cond(ctx.apply_update, finish, skip, ctx, hook_state)
 
 
-def _with_total(metrics: Metrics, parts: Sequence[Phase]) -> Metrics:
-    """Return the metrics with 'loss', the sum over the phases, where there are phases."""
-    totals = [metrics[f"loss_{name}"] for name in dict.fromkeys(part.name for part in parts) if name]
+def _add_total(metrics: Metrics, phases: Sequence[Phase]) -> Metrics:
+    """Add 'loss', the sum of the losses of all phases, if there are several optimizers."""
+    totals = [metrics[f"loss_{name}"] for name in dict.fromkeys(phase.name for phase in phases) if name]
     return {**metrics, "loss": sum(totals[1:], start=totals[0])} if totals else metrics
 
 
@@ -230,7 +240,7 @@ def build_eval_step(model: Model, update_metrics: Callable[[PyTree, PyTree, PyTr
 
     Args:
       model: computes the predictions.
-      update_metrics: `(metrics, predictions, batch) -> metrics`, the sums of an evaluator (see `Evaluator.update`).
+      update_metrics: `(metrics, predictions, batch) -> metrics`, adds a batch to sums (see `Evaluator.update`).
     """
 
     def step(params: PyTree, model_state: PyTree, metrics: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:

@@ -1,4 +1,4 @@
-"""Run the traced points of hooks inside the step, each hook with its own state and key."""
+"""Run the traced points of hooks inside the step, each hook with its own state and random key."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -11,22 +11,22 @@ PyTree = Any
 
 
 class StepContext(struct.PyTreeNode):
-    """Hold the values of the current step. Hooks receive one and return one, changed by `ctx.replace(...)`.
+    """Hold the values of the current step. A hook receives a context and returns `ctx.replace(...)`.
 
     Attributes:
       step: int32[], iterations done before this one.
-      rng: key<fry>[], a key for this hook in this iteration (for the model's at `loss`).
-      batch: the batch.
+      rng: key<fry>[], the key of this hook in this iteration.
+      batch: the batch of the step.
       hyperparams: f32 arrays by name, passed by the host.
       params: parameters; before the update at `traced_batch` and `traced_grads`, after it at `traced_update`.
-      model_state: state of the model; the new one after the loss.
+      model_state: state of the model; the new one once the loss is computed.
       opt_state: state of the optimizer wrapper; the new one at `traced_update`.
-      grads: the gradients of the total loss, None before there are any.
+      grads: the gradients of the total loss; None before they are computed.
       loss_weight: f32[], weight of the gradients in a mean over iterations or replicas; None for equal weights.
       metrics: f32[] by name, returned by the step.
-      hook_state: state of the hook that is called, see `Hook.init_traced_state`.
-      apply_update: bool[], or None for True. A hook may set it at `traced_batch` or `traced_grads`; where it is False
-        the step changes nothing but `step` and the states of hooks with `update_on_skipped_steps`.
+      hook_state: state of the current hook, see `Hook.init_traced_state`.
+      apply_update: bool[], or None for True. A hook may set it at `traced_batch` or `traced_grads`. If it is False,
+        the step changes only `step` and the states of hooks with `update_on_skipped_steps`.
     """
 
     step: jax.Array
@@ -47,7 +47,7 @@ POINTS = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")
 
 
 class TracedHooks:
-    """Hold hooks with traced points or state, in the order given, under names that survive a restart.
+    """Run hooks with traced points or state, in the given order, under names that are stable across restarts.
 
     The name of a hook is its class name; the second of a class is called `Name_1`, and so on.
     """
@@ -56,7 +56,7 @@ class TracedHooks:
         self._hooks = hook_names([hook for hook in hooks if hook.get_traced_points() or _has_state(hook)])
 
     def init(self, params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
-        """Return the state of each hook that has one, by name."""
+        """Return the initial states of hooks that have a state, by name."""
         states = {name: hook.init_traced_state(params, model_state) for name, hook in self._hooks.items()}
         return {name: state for name, state in states.items() if state is not None}
 
@@ -80,8 +80,8 @@ class TracedHooks:
         for name, hook in self._hooks.items():
             if point not in hook.get_traced_points():
                 continue
-            own = ctx.replace(hook_state=states.get(name), rng=jax.random.fold_in(rng, zlib.crc32(name.encode())))
-            ctx = getattr(hook, point)(own)
+            hook_ctx = ctx.replace(hook_state=states.get(name), rng=jax.random.fold_in(rng, zlib.crc32(name.encode())))
+            ctx = getattr(hook, point)(hook_ctx)
             if not isinstance(ctx, StepContext):
                 raise TypeError(
                     f"{type(hook).__name__}.{point} must return the context (`return ctx.replace(...)`), "
@@ -91,14 +91,14 @@ class TracedHooks:
                 states = {**states, name: ctx.hook_state}
         return ctx.replace(rng=rng, hook_state=None), states
 
-    def after_skip(self, before: Mapping[str, PyTree], now: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """Return the states after a skipped step: `before`, but `now` for hooks with `update_on_skipped_steps`."""
-        counting = {name for name, hook in self._hooks.items() if getattr(hook, "update_on_skipped_steps", False)}
-        return {name: now[name] if name in counting else state for name, state in before.items()}
+    def states_after_skip(self, before: Mapping[str, PyTree], after: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        """Return the states after a skipped step: `after` for hooks with `update_on_skipped_steps`, else `before`."""
+        updated = {name for name, hook in self._hooks.items() if hook.update_on_skipped_steps}
+        return {name: after[name] if name in updated else state for name, state in before.items()}
 
 
 def hook_names(hooks: Sequence[Any]) -> dict[str, Any]:
-    """Return the hooks by class name, numbered from the second of a class on."""
+    """Return the hooks by class name; from the second hook of a class on, a number is appended."""
     named: dict[str, Any] = {}
     for hook in hooks:
         base = type(hook).__name__

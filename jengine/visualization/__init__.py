@@ -1,4 +1,4 @@
-"""The visualizer: one place to send scalars, images and the config to, and the backends that write them down."""
+"""Send scalars, images and the config to visualization backends through one visualizer."""
 
 from jengine.visualization.backend import BaseVisBackend as BaseVisBackend
 from jengine.visualization.convert import Histogram as Histogram

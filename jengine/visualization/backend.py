@@ -1,4 +1,4 @@
-"""What a visualization backend is."""
+"""Define the interface of visualization backends."""
 
 import abc
 import os
@@ -12,12 +12,12 @@ from jengine.visualization.convert import Histogram
 
 
 class BaseVisBackend(abc.ABC):
-    """Writes what the visualizer gets to one place: files, a server.
+    """Write the output of the visualizer to one destination, such as files or a server.
 
-    A backend opens nothing before it has something to write, and may be written to again after `close`.
+    A backend opens its files or connections at the first write, and can be written to again after `close`.
 
     Args:
-      save_dir: the directory for its files; it need not exist.
+      save_dir: the directory for its files; created when needed.
     """
 
     def __init__(self, save_dir: str | os.PathLike[str]) -> None:
@@ -25,47 +25,47 @@ class BaseVisBackend(abc.ABC):
 
     @abc.abstractmethod
     def add_config(self, config: str) -> None:
-        """Writes the config, the text of a Python file."""
+        """Write the config, given as the text of a Python file."""
 
     @abc.abstractmethod
     def add_graph(self, graph: str) -> None:
-        """Writes the description of the model as text."""
+        """Write the description of the model as text."""
 
     @abc.abstractmethod
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
-        """Writes `image`, uint8[H, W, C] with C of 1, 3 (RGB) or 4 (RGBA)."""
+        """Write `image`, uint8[H, W, C] with C of 1, 3 (RGB) or 4 (RGBA)."""
 
     @abc.abstractmethod
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
-        """Writes several values of one step.
+        """Write several values of one step.
 
         Args:
           scalar_dict: host numbers by name.
-          step: what they are plotted against.
-          file_path: a file below `save_dir` that a backend of files appends them to as well.
+          step: the x-axis value of their plots.
+          file_path: a file below `save_dir` that file backends append the values to as well.
         """
 
     def add_scalar(self, name: str, value: Any, step: int = 0) -> None:
-        """Writes one value of one step."""
+        """Write one value of one step."""
         self.add_scalars({name: value}, step)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
-        """Writes a histogram; where a backend knows none its mean, deviation and range, as scalars."""
+        """Write a histogram. By default, write its mean, standard deviation, minimum and maximum as scalars."""
         low, high = histogram.edges[0], histogram.edges[-1]
-        numbers = dict(mean=histogram.mean, std=histogram.std, min=float(low), max=float(high))
-        self.add_scalars({f"{name}/{key}": value for key, value in numbers.items()}, step)
+        summary = dict(mean=histogram.mean, std=histogram.std, min=float(low), max=float(high))
+        self.add_scalars({f"{name}/{key}": value for key, value in summary.items()}, step)
 
     def state_dict(self) -> dict[str, Any]:
-        """How far this backend has written, as a checkpoint keeps it. Fits JSON."""
+        """Return the write position for a checkpoint, as a JSON-serializable dict."""
         return {}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:  # noqa: B027 - most keep nothing
-        """Takes back what was written after the checkpoint that a run is resumed from.
+    def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:  # noqa: B027 - most keep no state
+        """Discard everything written after the checkpoint that a run resumes from.
 
         Args:
-          state_dict: what `state_dict` gave when the checkpoint was written.
-          step: iterations done by then.
+          state_dict: the result of `state_dict` when the checkpoint was written.
+          step: number of iterations completed at the checkpoint.
         """
 
-    def close(self) -> None:  # noqa: B027 - most backends of files have nothing to close
-        """Finishes what is open. Closing twice is fine."""
+    def close(self) -> None:  # noqa: B027 - most file backends have nothing to close
+        """Flush and close open files and connections. Can be called twice."""

@@ -1,52 +1,35 @@
-"""Convert scalars, histograms, images and models to what backends write."""
+"""Convert scalars, histograms, images and models to the data types that backends write."""
 
 import io
 from typing import Any, NamedTuple
 
 import numpy as np
 
-
-def to_number(value: Any) -> float | None:
-    """A number, or an array of one, as a Python float; None for anything else."""
-    if isinstance(value, bool | int | float):
-        return float(value)
-    if hasattr(value, "__array__"):
-        array = np.asarray(value)
-        if array.size == 1 and array.dtype.kind in "biufV":  # V: bfloat16 and its like
-            return float(array.item())
-    return None
-
-
-def to_plain(value: Any) -> Any:
-    """An array as Python's numbers, in lists unless it has one element; anything else as it is."""
-    if not hasattr(value, "__array__"):
-        return value
-    array = np.asarray(value)
-    return array.item() if array.size == 1 else array.tolist()
+_REAL_KINDS = "biufV"  # V: bfloat16 and other ml_dtypes
 
 
 class Histogram(NamedTuple):
-    """How the elements of an array are distributed; those that are not finite are left out."""
+    """Describe the distribution of the finite elements of an array."""
 
     counts: np.ndarray  # int64[B]
     edges: np.ndarray  # float64[B + 1], ascending
-    mean: float  # of the elements, not of the bins; NaN where there are none
+    mean: float  # over the elements, not the bins; NaN without elements
     std: float
 
 
 def histogram(values: Any, bins: int = 64) -> Histogram:
-    """Bins the elements of an array between the least and the greatest.
+    """Bin the elements of an array between their minimum and maximum; skip NaN and infinity.
 
     Args:
-      values: array of numbers of any shape; one that is on a device is waited for.
+      values: array of numbers of any shape; blocks until a device array is computed.
       bins: number of bins.
 
     Raises:
-      TypeError: `values` holds no real numbers.
+      TypeError: `values` does not contain real numbers.
     """
     array = np.asarray(values)
-    if array.dtype.kind not in "biufV":  # V: bfloat16 and its like
-        raise TypeError(f"a histogram is of numbers, found {array.dtype}")
+    if array.dtype.kind not in _REAL_KINDS:
+        raise TypeError(f"`values` of a histogram must be real numbers, got {array.dtype}")
     array = array.astype(np.float64).ravel()
     array = array[np.isfinite(array)]
     counts, edges = np.histogram(array, bins)
@@ -54,37 +37,58 @@ def histogram(values: Any, bins: int = 64) -> Histogram:
     return Histogram(counts.astype(np.int64), edges, mean, std)
 
 
+def to_number(value: Any) -> float | None:
+    """Return a number or a one-element array as a Python float; None for anything else."""
+    if isinstance(value, bool | int | float):
+        return float(value)
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        if array.size == 1 and array.dtype.kind in _REAL_KINDS:
+            return float(array.item())
+    return None
+
+
+def to_plain(value: Any) -> Any:
+    """Convert an array to a list, or to a Python number if it has one element; return anything else unchanged."""
+    if not hasattr(value, "__array__"):
+        return value
+    array = np.asarray(value)
+    return array.item() if array.size == 1 else array.tolist()
+
+
 def encode_png(image: np.ndarray) -> bytes:
-    """The PNG file of an image.
+    """Encode an image as PNG.
 
     Args:
-      image: uint8[H, W, C]; C is 1 (grey), 3 (RGB) or 4 (RGBA).
+      image: uint8[H, W, C]; C is 1 (gray), 3 (RGB) or 4 (RGBA).
 
     Raises:
-      TypeError: another dtype. ValueError: another shape. ImportError: Pillow is not installed.
+      TypeError: wrong dtype. ValueError: wrong shape. ImportError: Pillow is not installed.
     """
     array = np.asarray(image)
     if array.dtype != np.uint8:
-        raise TypeError(f"an image is uint8 (0 to 255), found {array.dtype}")
+        raise TypeError(f"`image` must be uint8 (0 to 255), got {array.dtype}")
     if array.ndim != 3 or array.shape[-1] not in (1, 3, 4):
-        raise ValueError(f"an image has the shape (height, width, 1 or 3 or 4 channels), found {array.shape}")
+        raise ValueError(
+            f"`image` must have shape [height, width, channels] with 1, 3 or 4 channels, got {array.shape}"
+        )
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("writing images needs Pillow: pip install pillow") from error
+        raise ImportError("writing images requires Pillow: pip install pillow") from error
     buffer = io.BytesIO()
     Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).save(buffer, format="PNG")
     return buffer.getvalue()
 
 
-def graph_text(model: Any, data_batch: Any = None) -> str:
-    """What the visualizer writes as the graph of `model`.
+def format_graph(model: Any, data_batch: Any = None) -> str:
+    """Return the text that the visualizer writes as the graph of `model`.
 
     Args:
       model: the text itself, a function of a batch, or a model with `init(rng, batch)` and
         `predict(params, model_state, batch)`.
-      data_batch: a pytree of arrays. With it the text is the jaxpr of the prediction, traced without computing
-        anything; without it, the repr of `model` (Flax modules list their fields and submodules in it).
+      data_batch: a pytree of arrays. If given, the text is the jaxpr of the prediction, traced without computing
+        anything; otherwise it is the repr of `model` (Flax modules list their fields and submodules in it).
     """
     if isinstance(model, str):
         return model

@@ -1,4 +1,4 @@
-"""Provide the backends of plain files: JSON lines and PNG images, or CSV."""
+"""Write scalars, histograms, images and the config to plain files: JSON lines or CSV, and PNG."""
 
 import csv
 import io
@@ -15,18 +15,20 @@ from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
 from jengine.visualization.convert import Histogram, encode_png, to_plain
 
+_encode_json = json.JSONEncoder(allow_nan=False).encode  # json.dumps creates an encoder for each call
+
 
 class FilesVisBackend(BaseVisBackend):
-    """Writes to files below `save_dir`; how scalars and histograms are written is up to the class derived from it.
+    """Write images, config and graph to files below `save_dir`; subclasses write scalars and histograms.
 
     Args:
       save_dir: the directory for its files.
-      img_save_dir: directory for images below it; an image is `<name>_<step>.png`.
+      img_save_dir: directory for images, relative to `save_dir`; an image is saved as `<name>_<step>.png`.
       config_save_file: file name of the config.
-      scalar_save_file: file name of the scalars; all of them go there.
+      scalar_save_file: file name of all scalars.
 
     Attributes:
-      suffix: of the files that scalars and histograms are appended to.
+      suffix: the suffix of the scalar and histogram files.
 
     Raises:
       ValueError: `scalar_save_file` has another suffix.
@@ -39,74 +41,74 @@ class FilesVisBackend(BaseVisBackend):
     ) -> None:
         super().__init__(save_dir)
         if not scalar_save_file.endswith(self.suffix):
-            raise ValueError(f"scalar_save_file is a {self.suffix} file, found {scalar_save_file!r}")
-        self._images = self.save_dir / img_save_dir
-        self._config = self.save_dir / config_save_file
-        self._scalars = scalar_save_file
-        self._histograms = f"histograms{self.suffix}"
-        self._open: dict[str, BinaryIO] = {}
+            raise ValueError(f"`scalar_save_file` must be a {self.suffix} file, got {scalar_save_file!r}")
+        self._image_dir = self.save_dir / img_save_dir
+        self._config_file = self.save_dir / config_save_file
+        self._scalar_file = scalar_save_file
+        self._histogram_file = f"histograms{self.suffix}"
+        self._open_files: dict[str, BinaryIO] = {}
 
     def add_config(self, config: str) -> None:
-        """Writes the config file; it loads with `load_config`."""
-        write_config(config, self._config)
+        """Write the config file, which `load_config` can read."""
+        write_config(config, self._config_file)
 
     def add_graph(self, graph: str) -> None:
-        """Writes `graph.txt`."""
+        """Write `graph.txt`."""
         self.save_dir.mkdir(parents=True, exist_ok=True)
         (self.save_dir / "graph.txt").write_text(graph, encoding="utf-8")
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
-        """Writes `<img_save_dir>/<name>_<step>.png`; see `encode_png` for what an image is."""
+        """Write `<img_save_dir>/<name>_<step>.png`; arguments and errors as in `encode_png`."""
         png = encode_png(image)
-        path = self._images / f"{name}_{step}.png"
+        path = self._image_dir / f"{name}_{step}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png)
 
+    def append(self, name: str, text: str) -> None:
+        """Append to the file `name` below `save_dir`, complete on disk when the call returns.
+
+        The file stays open until `close`, because opening it costs more than writing a line.
+        """
+        file = self._open_files.get(name)
+        if file is None:
+            path = self.save_dir / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = self._open_files[name] = open(path, "ab")  # noqa: SIM115 - see close
+        file.write(text.encode())
+        file.flush()  # on a full disk a buffered file completes the line or raises; an unbuffered one truncates it
+
     def state_dict(self) -> dict[str, Any]:
-        """The size of each file that is appended to, in bytes."""
+        """Return the size of each appended file in bytes."""
         return {"sizes": {path.name: path.stat().st_size for path in sorted(self.save_dir.glob(f"*{self.suffix}"))}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
-        """Cuts the files off where they ended when the checkpoint was written."""
+        """Truncate the files to their sizes at the checkpoint."""
         for name, size in state_dict.get("sizes", {}).items():
             path = self.save_dir / name
             if path.exists() and path.stat().st_size > size:
                 os.truncate(path, size)
 
-    def append(self, name: str, text: str) -> None:
-        """Appends to the file `name` below `save_dir`, complete on disk when the call returns.
-
-        The file stays open until `close`: opening it costs more than a line.
-        """
-        file = self._open.get(name)
-        if file is None:
-            path = self.save_dir / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = self._open[name] = open(path, "ab")  # noqa: SIM115 - see close
-        file.write(text.encode())
-        file.flush()  # not unbuffered: only a buffer goes on, or raises, where a full disk takes a part of the line
-
     def close(self) -> None:
-        """Closes the files; writing again opens them again."""
-        while self._open:
-            self._open.popitem()[1].close()
+        """Close the files; the next write opens them again."""
+        while self._open_files:
+            self._open_files.popitem()[1].close()
 
 
 @VISBACKENDS.register_module()
 class LocalVisBackend(FilesVisBackend):
-    """Writes to files below `save_dir`.
+    """Write scalars and histograms as JSON lines below `save_dir`, and images as PNG.
 
-    Scalars are lines of JSON, each complete on disk when the call returns. JSON has no NaN and no infinity: they are
-    the strings "NaN", "Infinity" and "-Infinity", which `float()` reads.
+    Each line is complete on disk when the call returns. JSON has no NaN or infinity: they are written as the strings
+    "NaN", "Infinity" and "-Infinity", which `float()` reads.
 
     Args:
       save_dir: the directory for its files.
-      img_save_dir: directory for images below it; an image is `<name>_<step>.png`.
+      img_save_dir: directory for images, relative to `save_dir`; an image is saved as `<name>_<step>.png`.
       config_save_file: file name of the config.
-      scalar_save_file: file name of the scalars; all of them go there.
+      scalar_save_file: file name of all scalars.
 
     Raises:
-      ValueError: `scalar_save_file` is no `.json` file.
+      ValueError: `scalar_save_file` does not end in `.json`.
     """
 
     suffix = ".json"
@@ -121,77 +123,52 @@ class LocalVisBackend(FilesVisBackend):
         super().__init__(save_dir, img_save_dir, config_save_file, scalar_save_file)
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
-        """Appends a line with the values and their `step` to the scalar file, and to `file_path` where given.
+        """Append a line with the values and their `step` to the scalar file, and to `file_path` if given.
 
         Args:
-          scalar_dict: numbers, strings, None, and lists and dicts of those; arrays are written as lists, those of one
-            element as a number. A `step` among them wins over the argument.
-          step: of the line.
+          scalar_dict: numbers, strings, None, and lists and dicts of them; arrays are written as lists, one-element
+            arrays as numbers. A `step` in the dict overrides the argument.
+          step: the step of the line.
           file_path: a `.json` file below `save_dir`.
 
         Raises:
-          TypeError: a value that JSON cannot hold. ValueError: `file_path` is no `.json` file, or the scalar file.
+          TypeError: a value is not JSON-serializable. ValueError: `file_path` does not end in `.json`, or is the
+            scalar file.
         """
         line = _json_line({**scalar_dict, "step": scalar_dict.get("step", step)})
-        files = [self._scalars] if file_path is None else [self._scalars, self._beside(file_path)]
+        files = [self._scalar_file] if file_path is None else [self._scalar_file, self._checked_file_path(file_path)]
         for file in files:
             self.append(file, line)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
-        """Appends a line with the counts and the edges of the bins to `histograms.json`."""
+        """Append a line with the counts and the bin edges to `histograms.json`."""
         line = {"name": name, "step": step, **histogram._asdict()}
-        self.append(self._histograms, _json_line(line))
+        self.append(self._histogram_file, _json_line(line))
 
-    def _beside(self, name: str) -> str:
-        """The name of a further file for scalars, if it may be one."""
-        known = name in self._open and name != self._scalars
-        if not known and (not name.endswith(".json") or self.save_dir / name == self.save_dir / self._scalars):
-            raise ValueError(f"file_path is a .json file other than {self._scalars}, found {name!r}")
+    def _checked_file_path(self, name: str) -> str:
+        """Return `name` if it is a legal `file_path`."""
+        is_open = name in self._open_files and name != self._scalar_file
+        if not is_open and (not name.endswith(".json") or self.save_dir / name == self.save_dir / self._scalar_file):
+            raise ValueError(f"`file_path` must be a .json file other than {self._scalar_file}, got {name!r}")
         return name
-
-
-_encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps makes one for each call
-
-
-def _json_line(values: Mapping[str, Any]) -> str:
-    return _encode(_jsonable(values)) + "\n"
-
-
-def _jsonable(value: Any, name: str = "") -> Any:
-    if type(value) is int or (type(value) is float and math.isfinite(value)):  # as a rule
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _jsonable(item, name or str(key)) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_jsonable(item, name) for item in value]
-    if hasattr(value, "__array__"):
-        array = np.asarray(value)
-        return _jsonable(array.item() if array.size == 1 else array.tolist(), name)
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(
-        f"{name!r} is {type(value).__name__}, which JSON cannot hold; expected a number, a string or a list"
-    )
 
 
 @VISBACKENDS.register_module()
 class CSVVisBackend(FilesVisBackend):
-    """Writes scalars as rows `step,name,value`, one for each number, and histograms as `step,name,low,high,count`.
+    """Write scalars as rows `step,name,value` and histograms as rows `step,name,low,high,count`; images as PNG.
 
-    One row a number, because training and validation have other names and nothing already written has to change when
-    one is added. `pandas.read_csv(...).pivot_table(index='step', columns='name', values='value')` makes columns of the
-    names. Images are PNG files.
+    Each number has its own row, because training and validation log different names: a new name does not change the
+    rows already written. `pandas.read_csv(...).pivot_table(index='step', columns='name', values='value')` turns the
+    names into columns.
 
     Args:
       save_dir: the directory for its files.
-      img_save_dir: directory for images below it; an image is `<name>_<step>.png`.
+      img_save_dir: directory for images, relative to `save_dir`; an image is saved as `<name>_<step>.png`.
       config_save_file: file name of the config.
-      scalar_save_file: file name of the scalars.
+      scalar_save_file: file name of all scalars.
 
     Raises:
-      ValueError: `scalar_save_file` is no `.csv` file.
+      ValueError: `scalar_save_file` does not end in `.csv`.
     """
 
     suffix = ".csv"
@@ -206,15 +183,15 @@ class CSVVisBackend(FilesVisBackend):
         super().__init__(save_dir, img_save_dir, config_save_file, scalar_save_file)
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
-        """Appends a row for each entry but `step`; `file_path` is for JSON and does nothing here."""
+        """Append a row for each entry except `step`; `file_path` is ignored."""
         rows = [(step, name, to_plain(value)) for name, value in scalar_dict.items() if name != "step"]
-        self._append_rows(self._scalars, ("step", "name", "value"), rows)
+        self._append_rows(self._scalar_file, ("step", "name", "value"), rows)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
-        """Appends a row for each bin to `histograms.csv`."""
+        """Append a row for each bin to `histograms.csv`."""
         bins = zip(histogram.edges[:-1].tolist(), histogram.edges[1:].tolist(), histogram.counts.tolist(), strict=True)
         rows = [(step, name, low, high, count) for low, high, count in bins]
-        self._append_rows(self._histograms, ("step", "name", "low", "high", "count"), rows)
+        self._append_rows(self._histogram_file, ("step", "name", "low", "high", "count"), rows)
 
     def _append_rows(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         text = io.StringIO()
@@ -224,3 +201,23 @@ class CSVVisBackend(FilesVisBackend):
             writer.writerow(columns)
         writer.writerows(rows)
         self.append(name, text.getvalue())
+
+
+def _json_line(values: Mapping[str, Any]) -> str:
+    return _encode_json(_to_json(values)) + "\n"
+
+
+def _to_json(value: Any, name: str = "") -> Any:
+    if type(value) is int or (type(value) is float and math.isfinite(value)):  # the most frequent case
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _to_json(item, name or str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(item, name) for item in value]
+    if hasattr(value, "__array__"):
+        return _to_json(to_plain(value), name)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"`{name}` must be JSON-serializable (a number, string, list or dict), got {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""A visualizer that draws: classes of pixels, masks, boxes and labels, ground truth beside prediction."""
+"""Draw samples with pixel classes, masks, boxes and labels, ground truth next to prediction, and write or show them."""
 
 import logging
 import os
@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jengine.annotations import Count, Fraction
@@ -19,27 +20,27 @@ from jengine.visualization.convert import encode_png
 from jengine.visualization.draw import Color
 from jengine.visualization.visualizer import Visualizer
 
-_ENTRIES = tuple(f"{side}_{what}" for side in ("gt", "pred") for what in ("sem_seg", "instances"))
-_INSTANCE_ENTRIES = ("boxes", "labels", "scores", "masks")
+_SAMPLE_KEYS = tuple(f"{side}_{kind}" for side in ("gt", "pred") for kind in ("sem_seg", "instances"))
+_INSTANCE_KEYS = ("boxes", "labels", "scores", "masks")
 
 
 @VISUALIZERS.register_module()
 class LocalVisualizer(Visualizer):
-    """Draws samples with Pillow and hands the pictures to its backends.
+    """Draw samples with Pillow and write the pictures to the backends.
 
     A sample is a dict with any of `gt_sem_seg` and `pred_sem_seg`, int[H, W], and `gt_instances` and `pred_instances`,
-    dicts of `boxes` float[N, 4] (left, top, right, bottom in pixels), `labels` int[N], `scores` float[N] and `masks`
-    bool[N, H, W], all but one of which may be missing.
+    dicts with at least one of `boxes` float[N, 4] (left, top, right, bottom in pixels), `labels` int[N], `scores`
+    float[N] and `masks` bool[N, H, W].
 
     Args:
       vis_backends, save_dir, name: as in Visualizer.
-      classes: names of the classes; by default `classes` of `dataset_meta`, else their numbers.
-      palette: colours of the classes, RGB from 0 to 255; by default `palette` of `dataset_meta`, else the VOC map.
-      alpha: weight of the colours of pixel classes over the image; masks have 0.5.
-      zoom: each pixel is drawn as a square of this many pixels, so that labels can be read on small images.
+      classes: class names; by default `classes` of `dataset_meta`, otherwise the class indices.
+      palette: class colors, RGB from 0 to 255; by default `palette` of `dataset_meta`, otherwise the VOC color map.
+      alpha: weight of the colors of pixel classes over the image; masks have 0.5.
+      zoom: integer factor by which pictures are enlarged, so that labels are readable on small images.
 
     Raises:
-      ValueError: alpha outside [0, 1], or a zoom below 1.
+      ValueError: `alpha` outside [0, 1], or `zoom` below 1.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class LocalVisualizer(Visualizer):
         self.zoom = zoom
         self._classes = classes
         self._palette = palette
-        self._unseen = pathlib.Path(save_dir or ".") / "vis_data" / "vis_image"
-        self._told = False
+        self._fallback_dir = pathlib.Path(save_dir or ".") / "vis_data" / "vis_image"  # without a display
+        self._has_warned = False
 
     def add_datasample(
         self,
@@ -73,32 +74,30 @@ class LocalVisualizer(Visualizer):
         out_file: str | os.PathLike[str] | None = None,
         with_labels: bool = True,
     ) -> None:
-        """Draws a sample; where both are there, the ground truth on the left and the prediction on the right.
+        """Draw a sample, ground truth on the left and prediction on the right if the sample has both.
 
         Args:
-          name: what the picture is called.
-          image: [H, W, C], see `draw.as_rgb`.
-          data_sample: a dict of numpy arrays as the class describes.
-          draw_gt: whether the ground truth is drawn.
-          draw_pred: whether the prediction is drawn.
-          show: open a window instead of writing; without a display the picture goes to a file, and the log says so.
-          wait_time: seconds to wait after a window was opened.
-          step: the iteration it belongs to.
-          out_file: a PNG file to write in the place of the backends.
-          with_labels: whether names of classes are written too.
+          name: the name of the picture.
+          image: [H, W, C], see `draw.to_rgb`.
+          data_sample: a dict of numpy arrays as described for the class.
+          draw_gt: whether to draw the ground truth.
+          draw_pred: whether to draw the prediction.
+          show: open a window instead of writing; without a display, write a file and log its path once.
+          wait_time: seconds to wait after opening the window.
+          step: iteration of the sample.
+          out_file: a PNG file to write instead of writing to the backends.
+          with_labels: whether to draw class names.
 
         Raises:
-          KeyError: an entry of the sample that is not known.
+          KeyError: an unknown entry in the sample.
         """
-        import jax
-
         if jax.process_index() != 0:
             return
         picture = self.draw(image, data_sample or {}, draw_gt=draw_gt, draw_pred=draw_pred, with_labels=with_labels)
         if show and not show_image(picture, name, wait_time):
-            self._write_unseen(name, picture, step)
+            self._write_fallback(name, picture, step)
         if out_file is not None:
-            _write(pathlib.Path(out_file), picture)
+            _write_png(pathlib.Path(out_file), picture)
         elif not show:
             self.add_image(name, picture, step)
 
@@ -111,40 +110,41 @@ class LocalVisualizer(Visualizer):
         draw_pred: bool = True,
         with_labels: bool = True,
     ) -> np.ndarray:
-        """The picture of a sample, uint8[H, W, 3]; arguments as those of `add_datasample`."""
+        """Return the picture of a sample, uint8[H, W, 3]; arguments and errors as in `add_datasample`."""
         for key in data_sample:
-            if key not in _ENTRIES:
-                raise KeyError(f"LocalVisualizer: a sample has no entry {key!r}{closest(str(key), _ENTRIES)}")
+            if key not in _SAMPLE_KEYS:
+                raise KeyError(f"LocalVisualizer: a sample has no entry {key!r}{closest(str(key), _SAMPLE_KEYS)}")
+        canvas = draw.enlarge(draw.to_rgb(image), self.zoom)
         pictures = []
-        for side, wanted in (("gt", draw_gt), ("pred", draw_pred)):
+        for side, is_drawn in (("gt", draw_gt), ("pred", draw_pred)):
             labels, instances = data_sample.get(f"{side}_sem_seg"), data_sample.get(f"{side}_instances")
-            if wanted and (labels is not None or instances is not None):
-                picture = draw.enlarge(draw.as_rgb(image), self.zoom)
+            if is_drawn and (labels is not None or instances is not None):
+                picture = canvas
                 if labels is not None:
                     picture = self._draw_sem_seg(picture, np.asarray(labels), with_labels)
                 if instances is not None:
                     picture = self._draw_instances(picture, instances, with_labels)
                 pictures.append(picture)
-        return np.concatenate(pictures or [draw.enlarge(draw.as_rgb(image), self.zoom)], axis=1)
+        return np.concatenate(pictures or [canvas], axis=1)
 
     def _draw_sem_seg(self, picture: np.ndarray, labels: np.ndarray, with_labels: bool) -> np.ndarray:
-        numbers = [int(number) for number in np.unique(labels) if number >= 0]
-        names, palette = self._meta(numbers)
+        classes = [int(label) for label in np.unique(labels) if label >= 0]
+        names, palette = self._names_and_colors(classes)
         labels = draw.enlarge(labels, self.zoom)
         picture = draw.draw_sem_seg(picture, labels, palette, self.alpha)
         if not with_labels:
             return picture
-        shown = [number for number in numbers if number < len(palette)]
-        places = [_middle(labels == number) for number in shown]
-        return draw.draw_texts(picture, places, [names[n] for n in shown], [palette[n] for n in shown])
+        colored = [label for label in classes if label < len(palette)]
+        positions = [_central_pixel(labels == label) for label in colored]
+        return draw.draw_texts(picture, positions, [names[c] for c in colored], [palette[c] for c in colored])
 
     def _draw_instances(self, picture: np.ndarray, instances: Mapping[str, Any], with_labels: bool) -> np.ndarray:
         for key in instances:
-            if key not in _INSTANCE_ENTRIES:
-                raise KeyError(f"LocalVisualizer: instances have no {key!r}{closest(str(key), _INSTANCE_ENTRIES)}")
+            if key not in _INSTANCE_KEYS:
+                raise KeyError(f"LocalVisualizer: instances have no entry {key!r}{closest(str(key), _INSTANCE_KEYS)}")
         count = len(next(iter(instances.values()), ()))
         labels = [int(label) for label in instances.get("labels", np.zeros(count, int))]
-        names, palette = self._meta(labels)
+        names, palette = self._names_and_colors(labels)
         colors = [palette[label % len(palette)] for label in labels]
         if "masks" in instances:
             masks = np.asarray([draw.enlarge(mask, self.zoom) for mask in np.asarray(instances["masks"], bool)])
@@ -156,63 +156,63 @@ class LocalVisualizer(Visualizer):
             picture = draw.draw_boxes(picture, np.asarray(instances["boxes"]) * self.zoom, colors, texts)
         return picture
 
-    def _meta(self, labels: Sequence[int]) -> tuple[Mapping[int, str], Sequence[Color]]:
-        """The names by class number, and the colours; where the dataset names no classes, as many as the labels need.
+    def _names_and_colors(self, labels: Sequence[int]) -> tuple[Mapping[int, str], Sequence[Color]]:
+        """Return the name of each label and the palette, sized by the labels if the classes are unknown.
 
-        Numbers from the count of classes on (an ignored label of 255) have a name but no colour.
+        Labels beyond the number of classes (such as the ignored label 255) have a name but no color.
         """
         meta = self.dataset_meta or {}
         classes = self._classes or meta.get("classes")
         count = len(classes) if classes else max(labels, default=0) + 1
         palette = self._palette or meta.get("palette") or draw.default_palette(count)
-        given = dict(enumerate(classes or ()))
-        names = {label: str(given.get(label, label)) for label in labels}
+        class_names = dict(enumerate(classes or ()))
+        names = {label: str(class_names.get(label, label)) for label in labels}
         return names, [(int(c[0]), int(c[1]), int(c[2])) for c in palette]
 
-    def _write_unseen(self, name: str, picture: np.ndarray, step: int) -> None:
-        path = self._unseen / f"{name}_{step}.png"
-        _write(path, picture)
-        if not self._told:
-            self._told = True
-            text = f"There is no display to show {name} on: it was written to {path}, and others go there too."
+    def _write_fallback(self, name: str, picture: np.ndarray, step: int) -> None:
+        path = self._fallback_dir / f"{name}_{step}.png"
+        _write_png(path, picture)
+        if not self._has_warned:
+            self._has_warned = True
+            text = f"There is no display to show {name} on: it was written to {path}, as later ones will be."
             print_log(text, logger="current", level=logging.WARNING)
 
 
-def _middle(mask: np.ndarray) -> tuple[float, float]:
-    """The pixel (x, y) of the mask that comes nearest to the middle of all its pixels."""
-    rows, columns = np.nonzero(mask)
-    nearest = np.argmin((rows - rows.mean()) ** 2 + (columns - columns.mean()) ** 2)
-    return float(columns[nearest]), float(rows[nearest])
-
-
-def _write(path: pathlib.Path, picture: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encode_png(picture))
-
-
 def has_display() -> bool:
-    """Whether a window could be seen: on Linux, whether a display server is named."""
+    """Return whether windows can be shown; on Linux, whether a display server is set."""
     return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def show_image(image: np.ndarray, title: str, wait_time: float = 0.0) -> bool:
-    """Opens the system's image viewer.
+    """Open an image in the system's image viewer.
 
     Args:
       image: uint8[H, W, 3].
-      title: what the window is called, where the viewer has titles.
+      title: the title of the window, if the viewer supports titles.
       wait_time: seconds to wait afterwards.
 
     Returns:
-      Whether that was possible.
+      True if a viewer was opened.
     """
     if not has_display():
         return False
     try:
         from PIL import Image, ImageShow
     except ImportError as error:
-        raise ImportError("showing images needs Pillow: pip install 'jengine[draw]'") from error
+        raise ImportError("showing images requires Pillow: pip install 'jengine[draw]'") from error
     if not ImageShow.show(Image.fromarray(image), title):
         return False
     time.sleep(wait_time)
     return True
+
+
+def _central_pixel(mask: np.ndarray) -> tuple[float, float]:
+    """Return the pixel (x, y) of the mask that is closest to the mask's centroid."""
+    rows, columns = np.nonzero(mask)
+    nearest = np.argmin((rows - rows.mean()) ** 2 + (columns - columns.mean()) ** 2)
+    return float(columns[nearest]), float(rows[nearest])
+
+
+def _write_png(path: pathlib.Path, picture: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode_png(picture))

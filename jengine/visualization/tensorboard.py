@@ -1,4 +1,4 @@
-"""The backend of TensorBoard event files, written without TensorFlow and without torch."""
+"""Write TensorBoard event files, without TensorFlow or PyTorch."""
 
 import os
 import time
@@ -12,14 +12,14 @@ from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
 from jengine.visualization.convert import Histogram, encode_png, to_number
 
-_FLUSH_SECONDS = 10  # what a killed run may lose
+_FLUSH_SECONDS = 10  # a killed run loses at most this much
 
 
 @VISBACKENDS.register_module()
 class TensorboardVisBackend(BaseVisBackend):
-    """Writes scalars, images and the config to a TensorBoard event file below `save_dir`.
+    """Write scalars, images and the config to a TensorBoard event file below `save_dir`.
 
-    Values that are no numbers are left out, with one warning for each name.
+    Values that are not numbers are skipped, with one warning per name.
 
     Args:
       save_dir: the directory for the event files.
@@ -41,56 +41,59 @@ class TensorboardVisBackend(BaseVisBackend):
             try:
                 from tensorboard.summary.writer.event_file_writer import EventFileWriter
             except ImportError as error:
-                message = "TensorboardVisBackend needs tensorboard: pip install 'jengine[tensorboard]'"
+                message = "TensorboardVisBackend requires tensorboard: pip install 'jengine[tensorboard]'"
                 raise ImportError(message) from error
             self._writer = EventFileWriter(str(self.save_dir), flush_secs=_FLUSH_SECONDS)
         return self._writer
 
     def add_config(self, config: str) -> None:
-        """Writes the config as text."""
+        """Write the config as text."""
         self._add_text("config", config)
 
     def add_graph(self, graph: str) -> None:
-        """Writes the description of the model as text."""
+        """Write the description of the model as text."""
         self._add_text("graph", graph)
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
-        """Writes `image`, uint8[H, W, C], as PNG; see `encode_png`."""
+        """Write `image`, uint8[H, W, C], as PNG; errors as in `encode_png`."""
         height, width, channels = np.shape(image) if np.ndim(image) == 3 else (0, 0, 0)
         encoded = {"height": height, "width": width, "colorspace": channels, "encoded_image_string": encode_png(image)}
-        self.experiment.add_event(_event(step, tag=name, image=encoded))
+        self.experiment.add_event(_make_event(step, tag=name, image=encoded))
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
-        """Writes the bins of the histogram."""
+        """Write the bins of the histogram."""
         writer = self.experiment
         from tensorboard.compat.proto import summary_pb2
 
-        number = int(histogram.counts.sum())
+        count = int(histogram.counts.sum())
         proto = summary_pb2.HistogramProto(
             min=histogram.edges[0],
             max=histogram.edges[-1],
-            num=number,
-            sum=number * histogram.mean if number else 0.0,
-            sum_squares=number * (histogram.mean**2 + histogram.std**2) if number else 0.0,
+            num=count,
+            sum=count * histogram.mean if count else 0.0,
+            sum_squares=count * (histogram.mean**2 + histogram.std**2) if count else 0.0,
             bucket_limit=histogram.edges[1:].tolist(),
             bucket=histogram.counts.tolist(),
         )
-        writer.add_event(_event(step, tag=name, histo=proto))
+        writer.add_event(_make_event(step, tag=name, histo=proto))
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
-        """Writes each number under its name; `file_path` is for backends of files and does nothing here."""
+        """Write each number under its name; `file_path` is ignored."""
         for name, value in scalar_dict.items():
             if name == "step":
                 continue
             number = to_number(value)
             if number is not None:
-                self.experiment.add_event(_event(step, tag=name, simple_value=number))
+                self.experiment.add_event(_make_event(step, tag=name, simple_value=number))
             elif name not in self._warned:
                 self._warned.add(name)
-                warnings.warn(f"TensorBoard gets no {name!r}: it is no number but {type(value).__name__}", stacklevel=2)
+                warnings.warn(
+                    f"{name!r} is not written to TensorBoard: it must be a number, got {type(value).__name__}",
+                    stacklevel=2,
+                )
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
-        """Tells TensorBoard to forget what earlier event files hold of later steps."""
+        """Write a restart event: TensorBoard then drops later steps of earlier event files."""
         writer = self.experiment
         from tensorboard.compat.proto import event_pb2
 
@@ -98,7 +101,7 @@ class TensorboardVisBackend(BaseVisBackend):
         writer.add_event(event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=restart))
 
     def close(self) -> None:
-        """Writes out and closes the event file; a later call opens another."""
+        """Flush and close the event file; the next write opens a new one."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -108,13 +111,13 @@ class TensorboardVisBackend(BaseVisBackend):
         from tensorboard.plugins.text import metadata
         from tensorboard.util import tensor_util
 
-        markdown = "\n".join(f"    {line}" for line in text.splitlines())  # indented by four is code
+        markdown = "\n".join(f"    {line}" for line in text.splitlines())  # an indent of four spaces marks code
         tensor = tensor_util.make_tensor_proto([markdown.encode()])
         plugin = metadata.create_summary_metadata(display_name=name, description="")
-        writer.add_event(_event(0, tag=name, tensor=tensor, metadata=plugin))
+        writer.add_event(_make_event(0, tag=name, tensor=tensor, metadata=plugin))
 
 
-def _event(step: int, **value: Any) -> Any:
+def _make_event(step: int, **value: Any) -> Any:
     from tensorboard.compat.proto import event_pb2, summary_pb2
 
     summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(**value)])

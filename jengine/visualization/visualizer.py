@@ -1,4 +1,4 @@
-"""The visualizer: hands what it gets to every backend, on the first process alone."""
+"""Forward scalars, images, the config and the graph to every backend, on the first process only."""
 
 import os
 import pathlib
@@ -13,28 +13,28 @@ from jengine.config import dump_config
 from jengine.errors import UnknownNameError, closest, config_path
 from jengine.registry import VISBACKENDS, VISUALIZERS
 from jengine.visualization.backend import BaseVisBackend
-from jengine.visualization.convert import graph_text, histogram
+from jengine.visualization.convert import format_graph, histogram
 
 
 @VISUALIZERS.register_module()
 class Visualizer:
-    """Sends scalars, images, the config and the model's graph to its backends.
+    """Send scalars, images, the config and the model's graph to the backends.
 
-    Only the process with index 0 writes, one of its threads at a time. To draw predictions, subclass it and implement
+    Only the process with index 0 writes, one thread at a time. To draw predictions, subclass it and implement
     `add_datasample`.
 
     Args:
-      vis_backends: a config or a built backend each; a config may carry a `name`, its type's name by default. None
-        stands for one LocalVisBackend (for none at all when there is no `save_dir`).
-      save_dir: backends get `<save_dir>/vis_data` as their `save_dir`, unless they have their own.
-      name: what the visualizer is called.
+      vis_backends: list of backend configs or instances; a config may have a `name`, by default the name of its type.
+        None: one LocalVisBackend if `save_dir` is given, otherwise no backend.
+      save_dir: backends get `<save_dir>/vis_data` as their `save_dir`, unless they set one.
+      name: the name of the visualizer.
 
     Attributes:
       vis_backends: the backends by name.
-      dataset_meta: what the dataset says of itself (class names, palette), for subclasses that draw.
+      dataset_meta: metadata of the dataset (class names, palette), for subclasses that draw.
 
     Raises:
-      RuntimeError: two backends of one name.
+      TypeError: `vis_backends` is not a list. RuntimeError: two backends have the same name.
     """
 
     def __init__(
@@ -46,93 +46,81 @@ class Visualizer:
         self.name = name
         self.dataset_meta: Mapping[str, Any] | None = None
         self.vis_backends: dict[str, BaseVisBackend] = {}
-        self._lock = threading.RLock()  # the log of a run is written in a thread of its own
+        self._lock = threading.RLock()  # log lines are written in a background thread
         if vis_backends is None:
             vis_backends = [] if save_dir is None else [{"type": "LocalVisBackend"}]
         defaults = {} if save_dir is None else {"save_dir": str(pathlib.Path(save_dir) / "vis_data")}
-        for index, cfg in enumerate(vis_backends):
+        for index, backend in enumerate(vis_backends):
             with config_path("vis_backends", index):
-                self._add_backend(cfg, defaults)
-
-    def _add_backend(self, cfg: Any, defaults: dict[str, str]) -> None:
-        name = None
-        backend = cfg
-        if not isinstance(cfg, BaseVisBackend):
-            if hasattr(cfg, "items"):
-                name, cfg = cfg.get("name"), {key: value for key, value in cfg.items() if key != "name"}
-            backend = VISBACKENDS.build(cfg, **defaults)
-        name = name or type(backend).__name__
-        if name in self.vis_backends:
-            raise RuntimeError(f"there are two visualization backends called {name!r}; give one another `name`")
-        self.vis_backends[name] = backend
+                self._add_backend(backend, defaults)
 
     def get_backend(self, name: str) -> BaseVisBackend:
-        """The backend called `name`.
+        """Return the backend called `name`.
 
         Raises:
-          KeyError: there is none; the message names those that there are.
+          KeyError: no backend has that name; the message suggests one.
         """
         if name not in self.vis_backends:
             raise UnknownNameError(f"no visualization backend is called {name!r}{closest(name, self.vis_backends)}")
         return self.vis_backends[name]
 
     def add_config(self, config: Any) -> None:
-        """Writes the config: a ConfigDict, a dict, or the text of a config file."""
+        """Write the config: a ConfigDict, a dict, or the text of a config file."""
         with self._lock:
-            for backend in self._writers():
+            for backend in self._active_backends():
                 backend.add_config(config if isinstance(config, str) else dump_config(config))
 
     def add_graph(self, model: Any, data_batch: Any = None) -> None:
-        """Writes a description of `model`; see `graph_text` for what it may be."""
+        """Write a description of `model`; arguments as in `format_graph`."""
         with self._lock:
-            writers = self._writers()
-            text = graph_text(model, data_batch) if writers else ""
-            for backend in writers:
+            backends = self._active_backends()
+            text = format_graph(model, data_batch) if backends else ""
+            for backend in backends:
                 backend.add_graph(text)
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
-        """Writes an image.
+        """Write an image.
 
         Args:
-          name: what the image is called; images of one name form a series over `step`.
+          name: the name of the image; images with the same name form a series over `step`.
           image: uint8[H, W, C] with C of 1, 3 (RGB) or 4 (RGBA).
-          step: the iteration or epoch it belongs to.
+          step: iteration or epoch of the image.
         """
         with self._lock:
-            for backend in self._writers():
+            for backend in self._active_backends():
                 backend.add_image(name, image, step)
 
     def add_histogram(self, name: str, values: Any, step: int = 0, bins: int = 64) -> None:
-        """Writes how the elements of an array are distributed.
+        """Write a histogram of the elements of an array.
 
         Args:
-          name: what the array is called.
-          values: array of numbers of any shape, the host's: one on a device would make the host wait for it.
-          step: the iteration or epoch it belongs to.
-          bins: number of bins between the least and the greatest element.
+          name: the name of the array.
+          values: host array of numbers of any shape; a device array blocks until it is computed.
+          step: iteration or epoch of the values.
+          bins: number of bins between minimum and maximum.
         """
         with self._lock:
-            if writers := self._writers():
+            if backends := self._active_backends():
                 binned = histogram(values, bins)
-                for backend in writers:
+                for backend in backends:
                     backend.add_histogram(name, binned, step)
 
     def add_scalar(self, name: str, value: Any, step: int = 0) -> None:
-        """Writes one number of the host; a value on a device would make the host wait for it."""
+        """Write one host number; a device array blocks until it is computed."""
         with self._lock:
-            for backend in self._writers():
+            for backend in self._active_backends():
                 backend.add_scalar(name, value, step)
 
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
-        """Writes several numbers of one step.
+        """Write several numbers of one step.
 
         Args:
-          scalar_dict: numbers of the host by name.
-          step: the iteration or epoch they belong to.
-          file_path: a file that backends of files append them to as well, relative to their `save_dir`.
+          scalar_dict: host numbers by name.
+          step: iteration or epoch of the numbers.
+          file_path: a file, relative to `save_dir`, that file backends append the numbers to as well.
         """
         with self._lock:
-            for backend in self._writers():
+            for backend in self._active_backends():
                 backend.add_scalars(scalar_dict, step, file_path)
 
     def add_datasample(
@@ -146,47 +134,64 @@ class Visualizer:
         wait_time: float = 0,
         step: int = 0,
     ) -> None:
-        """Draws a sample; for subclasses, which draw onto a copy of the image and hand it to `add_image`.
+        """Draw a sample. Subclasses draw on a copy of the image and pass it to `add_image`.
 
         Args:
-          name: what the image is called.
+          name: the name of the image.
           image: uint8[H, W, C].
-          data_sample: ground truth and predictions, of whatever type the subclass draws.
-          draw_gt: whether the ground truth is drawn.
-          draw_pred: whether the prediction is drawn.
-          show: whether a window opens.
-          wait_time: how long the window stays, in seconds; 0 is for ever.
-          step: the iteration or epoch it belongs to.
+          data_sample: ground truth and predictions, of any type that the subclass supports.
+          draw_gt: whether to draw the ground truth.
+          draw_pred: whether to draw the prediction.
+          show: whether to open a window.
+          wait_time: seconds to keep the window open; 0 keeps it open until it is closed.
+          step: iteration or epoch of the sample.
+
+        Raises:
+          NotImplementedError: this class does not draw.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} does not know how to draw a {type(data_sample).__name__}: subclass Visualizer, "
-            "implement add_datasample, register it in VISUALIZERS and name it in visualizer=dict(type=...)"
+            f"{type(self).__name__} cannot draw a {type(data_sample).__name__}: subclass Visualizer, implement "
+            "add_datasample, register the class in VISUALIZERS and set visualizer=dict(type=...)"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """How far each backend has written, by its name. Fits JSON."""
+        """Return the write position of each backend, by name, as a JSON-serializable dict."""
         with self._lock:
             return {name: state for name, backend in self.vis_backends.items() if (state := backend.state_dict())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
-        """Takes back what was written after the checkpoint that a run is resumed from.
+        """Discard everything written after the checkpoint that a run resumes from.
 
         Args:
-          state_dict: what `state_dict` gave when the checkpoint was written.
-          step: iterations done by then.
+          state_dict: the result of `state_dict` when the checkpoint was written.
+          step: number of iterations completed at the checkpoint.
         """
         with self._lock:
-            writers = self._writers()
+            backends = self._active_backends()
             for name, backend in self.vis_backends.items():
-                if backend in writers:
+                if backend in backends:
                     backend.load_state_dict(state_dict.get(name, {}), step)
 
     def close(self) -> None:
-        """Closes all backends. Closing twice is fine, and so is writing again afterwards."""
+        """Close all backends. Can be called twice; the next write opens them again."""
         with self._lock:
             for backend in self.vis_backends.values():
                 backend.close()
 
-    def _writers(self) -> list[BaseVisBackend]:
+    def _active_backends(self) -> list[BaseVisBackend]:
         """Return the backends that this process writes to."""
         return list(self.vis_backends.values()) if jax.process_index() == 0 else []
+
+    def _add_backend(self, cfg: Any, defaults: dict[str, str]) -> None:
+        name = None
+        backend = cfg
+        if not isinstance(cfg, BaseVisBackend):
+            if hasattr(cfg, "items"):
+                name, cfg = cfg.get("name"), {key: value for key, value in cfg.items() if key != "name"}
+            backend = VISBACKENDS.build(cfg, **defaults)
+        name = name or type(backend).__name__
+        if name in self.vis_backends:
+            raise RuntimeError(
+                f"names of visualization backends must be unique, got {name!r} twice; set another `name`"
+            )
+        self.vis_backends[name] = backend

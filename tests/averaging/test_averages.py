@@ -92,9 +92,9 @@ def test_the_cosine_weight_goes_from_momentum_to_end_momentum():
 
 
 def test_the_cosine_uses_the_length_of_the_run_unless_total_steps_is_set():
-    assert CosineEMA().for_run(50) == CosineEMA(total_steps=50)
-    assert CosineEMA(total_steps=7).for_run(50) == CosineEMA(total_steps=7)
-    assert ExponentialMovingAverage().for_run(50) == ExponentialMovingAverage()
+    assert CosineEMA().with_total_steps(50) == CosineEMA(total_steps=50)
+    assert CosineEMA(total_steps=7).with_total_steps(50) == CosineEMA(total_steps=7)
+    assert ExponentialMovingAverage().with_total_steps(50) == ExponentialMovingAverage()
     with pytest.raises(ValueError, match="total_steps must be set outside a Runner, got None"):
         CosineEMA().weight(jnp.int32(1))
 

@@ -14,7 +14,7 @@ def checkpointer(tmp_path):
 
 
 def make_state(value=1.0, rng=0):
-    """A small train state with every kind of leaf that a real one has."""
+    """Return a small train state with every kind of leaf of a real one."""
     params = {
         "backbone": {"kernel": jnp.full((8, 4), value), "bias": jnp.zeros(4, jnp.bfloat16)},
         "head": [jnp.full(3, value), jnp.full(2, -value)],

@@ -11,20 +11,20 @@ from jengine.checkpoint import infer_rule, is_better, pick_metric
         ("coco/bbox_mAP", "greater"),
         ("loss", "less"),
         ("val_loss", "less"),
-        ("accuracy_loss", "greater"),  # MMEngine: a part of greater_keys wins over a part of less_keys
+        ("accuracy_loss", "greater"),  # MMEngine: a match in greater_keys wins over one in less_keys
         ("ACC", "greater"),
     ],
 )
-def test_the_rule_follows_from_the_name(key, rule):
+def test_the_rule_is_inferred_from_the_name(key, rule):
     assert infer_rule(key) == rule
 
 
-def test_a_whole_name_wins_over_a_part():
+def test_an_equal_name_wins_over_a_part():
     assert infer_rule("accuracy_loss", less_keys=("accuracy_loss",)) == "less"
 
 
-def test_a_name_that_says_nothing_is_an_error_that_says_what_to_write():
-    with pytest.raises(ValueError, match=r"'val_perplexity' .*give rule='greater' or rule='less'"):
+def test_an_unknown_name_is_an_error_that_names_the_rules_to_pass():
+    with pytest.raises(ValueError, match=r"'val_perplexity' .*pass rule='greater' or rule='less'"):
         infer_rule("val_perplexity")
 
 
@@ -44,7 +44,7 @@ def test_nan_is_never_better():
 def test_a_metric_is_picked_by_name():
     assert pick_metric({"acc": 0.5, "f1": None}, "acc") == 0.5
     assert pick_metric({"acc": 0.5, "f1": None}, "f1") is None
-    with pytest.raises(KeyError, match=r"no metric 'ac'; did you mean 'acc'\? \(found: acc, f1\)"):
+    with pytest.raises(KeyError, match=r"no metric 'ac'; did you mean 'acc'\? \(returned: acc, f1\)"):
         pick_metric({"acc": 0.5, "f1": None}, "ac")
-    with pytest.raises(TypeError, match="'acc' is no number: 'high'"):
+    with pytest.raises(TypeError, match="'acc' must be a number, got 'high'"):
         pick_metric({"acc": "high"}, "acc")

@@ -20,7 +20,7 @@ from .conftest import make_meta
 
 
 class Net(nn.Module):
-    """One module of each kind whose weights lie differently in PyTorch."""
+    """Use each kind of module whose weights have another layout in PyTorch."""
 
     @nn.compact
     def __call__(self, image):
@@ -34,15 +34,15 @@ class Net(nn.Module):
 IMAGE = np.random.default_rng(0).standard_normal((2, 6, 6, 2), np.float32)
 
 
-def numbered(tree):
-    """The same tree with a positive value of its own at each place of each array."""
+def fill_with_noise(tree):
+    """Return the tree with different positive values in each array."""
     rng = np.random.default_rng(1)
     return jax.tree.map(lambda leaf: rng.uniform(0.1, 1, leaf.shape).astype(leaf.dtype), tree)
 
 
 @pytest.fixture(scope="module")
 def variables():
-    return numbered(jax.eval_shape(Net().init, jax.random.key(0), IMAGE))
+    return fill_with_noise(jax.eval_shape(Net().init, jax.random.key(0), IMAGE))
 
 
 @pytest.fixture
@@ -50,19 +50,19 @@ def path(tmp_path):
     return tmp_path / "net.safetensors"
 
 
-def equal(a, b):
+def assert_equal(a, b):
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         assert x.dtype == y.dtype
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
-def test_names_and_shapes_are_those_of_pytorch(variables, path):
-    # Shapes as torch.nn.Conv2d(2, 4, (3, 2), groups=2), BatchNorm2d(4), Conv1d(4, 5, 3), Linear and LayerNorm have them.
+def test_names_and_shapes_match_pytorch(variables, path):
+    # The shapes of torch.nn.Conv2d(2, 4, (3, 2), groups=2), BatchNorm2d(4), Conv1d(4, 5, 3), Linear and LayerNorm.
     written = export_params(variables["params"], path, batch_stats=variables)
-    found = {name: tensor.shape for name, tensor in load_file(path).items()}
-    assert found == {name: tensor.shape for name, tensor in written.items()}
-    assert found == {
+    shapes = {name: tensor.shape for name, tensor in load_file(path).items()}
+    assert shapes == {name: tensor.shape for name, tensor in written.items()}
+    assert shapes == {
         "layers.0.weight": (4, 1, 3, 2), "layers.0.bias": (4,),
         "bn.weight": (4,), "bn.bias": (4,), "bn.running_mean": (4,), "bn.running_var": (4,),
         "line.weight": (5, 4, 3), "line.bias": (5,),
@@ -72,8 +72,8 @@ def test_names_and_shapes_are_those_of_pytorch(variables, path):
     }  # fmt: skip
 
 
-def test_a_net_with_pytorchs_layouts_computes_the_same_from_the_file(variables, path):
-    """The forward pass as PyTorch defines it: NCHW convolutions with OIHW weights, Linear as x Wᵀ + b."""
+def test_a_net_with_pytorchs_layouts_computes_the_same_outputs(variables, path):
+    """Compute the forward pass as PyTorch defines it: NCHW convolutions with OIHW weights, Linear as x Wᵀ + b."""
     export_params(variables["params"], path, batch_stats=variables)
     w = load_file(path)
 
@@ -102,9 +102,9 @@ def test_a_net_with_pytorchs_layouts_computes_the_same_from_the_file(variables, 
 
 def test_a_round_trip_is_bit_exact(variables, path):
     export_params(variables["params"], path, batch_stats=variables)
-    equal(import_params(path, variables["params"]), variables["params"])
-    emptied = {**variables, "batch_stats": jax.tree.map(np.zeros_like, variables["batch_stats"])}
-    equal(import_batch_stats(path, emptied), variables)
+    assert_equal(import_params(path, variables["params"]), variables["params"])
+    zeroed = {**variables, "batch_stats": jax.tree.map(np.zeros_like, variables["batch_stats"])}
+    assert_equal(import_batch_stats(path, zeroed), variables)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8", "bool"])
@@ -116,17 +116,17 @@ def test_a_round_trip_is_bit_exact_for_every_rank_and_dtype(path, shape, dtype):
         "scale": jnp.asarray(values, dtype),
     }
     export_params(params, path)
-    equal(import_params(path, params), params)
+    assert_equal(import_params(path, params), params)
 
 
-def test_parameters_land_where_the_models_are(path):
+def test_parameters_are_put_on_the_devices_of_the_model(path):
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     export_params({"head": {"kernel": np.arange(12, dtype=np.float32).reshape(4, 3)}}, path)
     target = {"head": {"kernel": jax.ShapeDtypeStruct((4, 3), jnp.bfloat16, sharding=sharding)}}
-    found = import_params(path, target)["head"]["kernel"]
-    assert (found.sharding, found.dtype) == (sharding, jnp.bfloat16)
-    np.testing.assert_array_equal(np.asarray(found, np.float32), np.arange(12).reshape(4, 3))
+    kernel = import_params(path, target)["head"]["kernel"]
+    assert (kernel.sharding, kernel.dtype) == (sharding, jnp.bfloat16)
+    np.testing.assert_array_equal(np.asarray(kernel, np.float32), np.arange(12).reshape(4, 3))
 
 
 def test_a_checkpoint_is_exported_without_its_model(variables, checkpointer, tmp_path, path):
@@ -135,12 +135,12 @@ def test_a_checkpoint_is_exported_without_its_model(variables, checkpointer, tmp
     checkpointer.save(tmp_path / "epoch_1", state, make_meta())
     checkpointer.wait()
     export_params(tmp_path, path, batch_stats=True)
-    equal(import_params(path, variables["params"]), variables["params"])
-    equal(import_batch_stats(path, variables["batch_stats"]), variables["batch_stats"])
+    assert_equal(import_params(path, variables["params"]), variables["params"])
+    assert_equal(import_batch_stats(path, variables["batch_stats"]), variables["batch_stats"])
     assert set(os.listdir(tmp_path)) == {"epoch_1", "last_checkpoint", path.name}
     assert path.stat().st_mode & 0o777 == (tmp_path / "last_checkpoint").stat().st_mode & 0o777
     export_params(tmp_path, path, item="ema", batch_stats="model_state")
-    equal(import_params(path, variables["params"]), average)
+    assert_equal(import_params(path, variables["params"]), average)
     with pytest.raises(KeyError, match="has no 'emma'; did you mean 'ema'"):
         export_params(tmp_path, path, item="emma")
     os.remove(tmp_path / "epoch_1" / "manifest.json")
@@ -148,17 +148,17 @@ def test_a_checkpoint_is_exported_without_its_model(variables, checkpointer, tmp
         export_params(tmp_path / "epoch_1", path)
 
 
-def test_a_file_of_a_pytorch_model_is_read(path):
+def test_a_file_of_a_pytorch_model_can_be_imported(path):
     weight = np.arange(6, dtype=np.float32).reshape(2, 3)
     tensors = {"module.head.weight": weight, "module.bn.running_mean": np.ones(2, np.float32),
                "module.bn.num_batches_tracked": np.array(3)}  # fmt: skip
     save_file(tensors, path, metadata={"format": "pt"})
     target = {"head": {"kernel": np.zeros((3, 2), np.float32)}}
-    found = import_params(path, target, rename=[("module", "")])
-    np.testing.assert_array_equal(found["head"]["kernel"], weight.T)
+    params = import_params(path, target, rename=[("module", "")])
+    np.testing.assert_array_equal(params["head"]["kernel"], weight.T)
 
 
-def test_what_does_not_fit_is_refused_with_a_table(variables, path):
+def test_a_mismatch_is_an_error_with_a_table(variables, path):
     params = {name: value for name, value in variables["params"].items() if name in ("head", "norm")}
     export_params(params, path)
     target = {
@@ -179,49 +179,52 @@ def test_what_does_not_fit_is_refused_with_a_table(variables, path):
 
 
 @pytest.mark.parametrize(
-    ("params", "names"),
+    ("params", "message"),
     [
-        ({"a": {"kernel": np.ones((2, 2)), "scale": np.ones(2)}}, "'a.kernel' and 'a.scale' are both 'a.weight'"),
-        ({"a_0": {"bias": np.ones(1)}, "a": [{"bias": np.ones(1)}]}, "'a.0.bias' and 'a_0.bias' are both 'a.0.bias'"),
+        ({"a": {"kernel": np.ones((2, 2)), "scale": np.ones(2)}}, "'a.kernel' and 'a.scale' are both named 'a.weight'"),
+        (
+            {"a_0": {"bias": np.ones(1)}, "a": [{"bias": np.ones(1)}]},
+            "'a.0.bias' and 'a_0.bias' are both named 'a.0.bias'",
+        ),
     ],
 )
-def test_two_parameters_with_one_name_are_refused(params, names, path):
-    with pytest.raises(ValueError, match=names):
+def test_two_parameters_with_one_name_are_refused(params, message, path):
+    with pytest.raises(ValueError, match=message):
         export_params(params, path)
-    with pytest.raises(ValueError, match=names):
+    with pytest.raises(ValueError, match=message):
         import_params(path, params)
     assert not path.exists()
 
 
-def test_a_parameter_and_a_statistic_of_the_same_path_both_go(path):
+def test_a_parameter_and_a_statistic_with_the_same_path_are_both_exported(path):
     tensors = export_params({"bn": {"mean": np.zeros(2)}}, path, batch_stats={"bn": {"mean": np.ones(2)}})
     assert {name: tensor[0] for name, tensor in tensors.items()} == {"bn.mean": 0, "bn.running_mean": 1}
 
 
-def test_attention_is_told_from_other_modules_of_the_same_names(path):
-    lone = {"query": {"kernel": np.zeros((3, 4, 5), np.float32)}}  # a one-dimensional convolution called query
-    assert export_params(lone, path)["query.weight"].shape == (5, 4, 3)
+def test_attention_is_distinguished_from_other_modules_with_the_same_names(path):
+    conv = {"query": {"kernel": np.zeros((3, 4, 5), np.float32)}}  # a one-dimensional convolution called query
+    assert export_params(conv, path)["query.weight"].shape == (5, 4, 3)
     projections = {name: {"kernel": np.zeros((6, 2, 4), np.float32)} for name in ("query", "key", "value")}
     root = {**projections, "out": {"kernel": np.zeros((2, 4, 6), np.float32)}}
     assert {tensor.shape for tensor in export_params(root, path).values()} == {(8, 6), (6, 8)}
-    equal(import_params(path, root), root)
+    assert_equal(import_params(path, root), root)
     grouped = {**root, "key": {"kernel": np.zeros((6, 1, 4), np.float32)}}  # fewer heads for keys
     assert export_params(grouped, path)["key.weight"].shape == (4, 6)
 
 
 def test_bad_input_is_refused(path):
     params = {"head": {"kernel": jnp.ones((2, 2))}}
-    with pytest.raises(TypeError, match="give the model state as batch_stats"):
+    with pytest.raises(TypeError, match="`batch_stats` must be the model state .*, got True"):
         export_params(params, path, batch_stats=True)
     with pytest.raises(ValueError, match="has no running statistics"):
         export_params(params, path, batch_stats={})
-    with pytest.raises(ValueError, match="a.kernel is float8_e4m3fn, which a safetensors file cannot hold"):
+    with pytest.raises(ValueError, match="`a.kernel` must have a dtype that safetensors supports, got float8_e4m3fn"):
         export_params({"a": {"kernel": jnp.ones(2, jnp.float8_e4m3fn)}}, path)
     with pytest.raises(FileNotFoundError):
         import_params(path, params)
     export_params(params, path)
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(ValueError, match=r"net\.safetensors is not a whole safetensors file"):
+    with pytest.raises(ValueError, match=r"net\.safetensors is not a complete safetensors file"):
         import_params(path, params)
 
 

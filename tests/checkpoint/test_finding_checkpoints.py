@@ -10,7 +10,7 @@ from .conftest import make_meta, make_state
 
 @pytest.fixture
 def run(checkpointer, tmp_path):
-    """A work dir with epoch_1 and epoch_2, whose parameters are their numbers."""
+    """Create a work dir with epoch_1 and epoch_2, whose parameters are 1 and 2."""
     for number in (1, 2):
         checkpointer.save(tmp_path / f"epoch_{number}", make_state(float(number)), make_meta(10 * number))
     checkpointer.wait()
@@ -18,24 +18,24 @@ def run(checkpointer, tmp_path):
 
 
 def truncate(path):
-    """Cuts the largest file of a checkpoint in half."""
+    """Cut the largest file of a checkpoint in half."""
     files = [os.path.join(root, name) for root, _, names in os.walk(path) for name in names if name != "manifest.json"]
     largest = max(files, key=os.path.getsize)
     os.truncate(largest, os.path.getsize(largest) // 2)
 
 
-def test_the_pointer_names_the_latest(run):
+def test_the_pointer_determines_the_latest(run):
     assert find_latest(run) == str(run / "epoch_2")
     (run / "last_checkpoint").write_text(str(run / "epoch_1"))
     assert find_latest(run) == str(run / "epoch_1")
 
 
-def test_nothing_is_found_where_nothing_is(tmp_path):
+def test_an_empty_or_missing_directory_has_no_latest(tmp_path):
     assert find_latest(tmp_path) is None
-    assert find_latest(tmp_path / "never_was") is None
+    assert find_latest(tmp_path / "missing") is None
 
 
-def test_without_a_pointer_the_one_with_most_iterations_is_found(run):
+def test_without_a_pointer_the_checkpoint_with_the_most_iterations_is_the_latest(run):
     (run / "last_checkpoint").unlink()
     os.rename(run / "epoch_2", run / "a_name_that_sorts_first")
     assert find_latest(run) == str(run / "a_name_that_sorts_first")
@@ -55,7 +55,7 @@ def test_a_moved_work_dir_finds_its_checkpoints(run, caplog):
 
 
 @pytest.mark.parametrize(
-    "tear",
+    "corrupt",
     [
         truncate,
         lambda path: os.remove(path / "meta.json"),
@@ -66,8 +66,8 @@ def test_a_moved_work_dir_finds_its_checkpoints(run, caplog):
     ],
     ids=["truncated", "no meta", "no manifest", "cut manifest", "no state", "gone"],
 )
-def test_a_torn_checkpoint_is_skipped_with_a_warning(run, caplog, tear):
-    tear(run / "epoch_2")
+def test_a_corrupt_checkpoint_is_skipped_with_a_warning(run, caplog, corrupt):
+    corrupt(run / "epoch_2")
     with caplog.at_level("WARNING", logger="jengine"):
         assert find_latest(run) == str(run / "epoch_1")
     assert len(caplog.records) == 1
@@ -75,22 +75,22 @@ def test_a_torn_checkpoint_is_skipped_with_a_warning(run, caplog, tear):
     assert "skipped" in caplog.text
 
 
-def test_a_torn_checkpoint_that_is_asked_for_is_refused_with_the_reason(run):
+def test_loading_a_corrupt_checkpoint_is_an_error_with_the_reason(run):
     truncate(run / "epoch_2")
-    with pytest.raises(CorruptCheckpointError, match=r"epoch_2 is not whole: state/.* has \d+ bytes of \d+"):
+    with pytest.raises(CorruptCheckpointError, match=r"epoch_2 is corrupt: state/.* has \d+ bytes of \d+"):
         load(run / "epoch_2")
 
 
-def test_a_process_that_died_while_writing_leaves_the_earlier_one(run, checkpointer):
+def test_a_process_killed_while_writing_leaves_the_earlier_checkpoint(run, checkpointer):
     shutil.copytree(run / "epoch_2", run / "epoch_3.incoming")
     os.remove(run / "epoch_3.incoming" / "manifest.json")
     assert find_latest(run) == str(run / "epoch_2")
-    checkpointer.save(run / "epoch_3", make_state(3.0), make_meta(30))  # the next save clears up
+    checkpointer.save(run / "epoch_3", make_state(3.0), make_meta(30))  # the next save cleans up
     checkpointer.wait()
     assert sorted(os.listdir(run)) == ["epoch_1", "epoch_2", "epoch_3", "last_checkpoint"]
 
 
-def test_a_process_that_died_between_the_renames_of_a_replacement_loses_nothing(run, checkpointer):
+def test_a_process_killed_between_the_renames_of_a_replacement_loses_nothing(run, checkpointer):
     os.rename(run / "epoch_2", run / "epoch_2.incoming")
     shutil.copytree(run / "epoch_1", run / "epoch_2.outgoing")
     assert find_latest(run) == str(run / "epoch_2.incoming")
@@ -102,14 +102,14 @@ def test_a_process_that_died_between_the_renames_of_a_replacement_loses_nothing(
     assert load(run / "epoch_2").params["head"][0][0] == 2.0
 
 
-def test_a_work_dir_stands_for_its_newest_checkpoint(run):
+def test_a_work_dir_resolves_to_its_newest_checkpoint(run):
     assert resolve(run) == str(run / "epoch_2")
     assert load(run).params["head"][0][0] == 2.0
 
 
-def test_a_missing_path_is_refused_with_what_is_there(run):
+def test_a_missing_path_is_an_error_with_the_contents_of_its_parent(run):
     with pytest.raises(
-        FileNotFoundError, match=r"there is no checkpoint .*epoch_9; .* holds epoch_1/, epoch_2/, last_"
+        FileNotFoundError, match=r"there is no checkpoint .*epoch_9; .* contains epoch_1/, epoch_2/, last_"
     ):
         resolve(run / "epoch_9")
     with pytest.raises(FileNotFoundError, match=r"directory .*/nowhere does not exist either"):
@@ -121,13 +121,13 @@ def test_a_directory_without_checkpoints_is_refused(tmp_path):
         resolve(tmp_path)
 
 
-def test_a_file_is_no_checkpoint(tmp_path):
+def test_a_file_is_not_a_checkpoint(tmp_path):
     (tmp_path / "epoch_1.pth").write_text("")
-    with pytest.raises(FileNotFoundError, match=r"epoch_1\.pth is a file; a checkpoint is a directory"):
+    with pytest.raises(FileNotFoundError, match=r"a checkpoint must be a directory .*, got the file .*epoch_1\.pth"):
         resolve(tmp_path / "epoch_1.pth")
 
 
-def test_listing_tells_checkpoints_from_other_directories(run):
+def test_listing_leaves_out_other_directories(run):
     (run / "20250131_120000").mkdir()
     assert list_checkpoints(run) == [str(run / "epoch_1"), str(run / "epoch_2")]
-    assert list_checkpoints(run / "never_was") == []
+    assert list_checkpoints(run / "missing") == []

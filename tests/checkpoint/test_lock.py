@@ -28,27 +28,27 @@ sys.stdin.read()
 
 @pytest.fixture
 def start_holder(tmp_path):
-    """Starts a process that holds the lock of `tmp_path` until its input ends."""
-    started = []
+    """Start a process that holds the lock of `tmp_path` until its stdin is closed."""
+    processes = []
 
     def start(*arguments):
         process = subprocess.Popen(
             [sys.executable, "-c", HOLDER, str(tmp_path), *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=pathlib.Path(__file__).parents[2],
         )  # fmt: skip
-        started.append(process)
+        processes.append(process)
         assert process.stdout.readline() == "held\n"
         return process
 
     yield start
-    for process in started:
+    for process in processes:
         process.kill()
         process.stdin.close()
         process.wait()
         process.stdout.close()
 
 
-def test_a_second_process_is_refused_with_the_first_ones_pid_and_host(tmp_path, start_holder):
+def test_a_second_process_is_refused_with_the_pid_and_host_of_the_first(tmp_path, start_holder):
     process = start_holder()
     assert is_locked(tmp_path)
     with pytest.raises(WorkDirLockedError, match=f"process {process.pid} on host .*another work_dir") as error:
@@ -61,15 +61,15 @@ def test_a_second_process_is_refused_with_the_first_ones_pid_and_host(tmp_path, 
     WorkDirLock(tmp_path).acquire()
 
 
-def test_a_killed_run_blocks_nothing_and_is_warned_about(tmp_path, start_holder, caplog):
+def test_a_killed_run_blocks_nothing_and_is_mentioned_in_a_warning(tmp_path, start_holder, caplog):
     process = start_holder("fork")
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     assert not is_locked(tmp_path)
     lock = WorkDirLock(tmp_path)
     lock.acquire()
-    assert f"the run of process {process.pid} on host" in caplog.text
-    assert "ended without a release; taking over" in caplog.text
+    assert f"the previous run (process {process.pid} on host" in caplog.text
+    assert "ended without releasing its lock; taking over" in caplog.text
     assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
     lock.release()
 
@@ -98,7 +98,7 @@ def test_release_leaves_nothing_behind_and_can_be_repeated(tmp_path):
     lock.release()
 
 
-def test_a_lock_file_cut_short_by_a_kill_is_taken_over(tmp_path, caplog):
+def test_a_truncated_lock_file_of_a_killed_run_is_taken_over(tmp_path, caplog):
     (tmp_path / LOCK).write_text('{"pid": 1')
     lock = WorkDirLock(tmp_path)
     lock.acquire()
@@ -121,7 +121,7 @@ def test_a_file_removed_between_opening_and_locking_is_not_mistaken_for_the_lock
     lock.release()
 
 
-def test_where_files_cannot_be_locked_the_run_goes_on_with_a_warning(tmp_path, monkeypatch, caplog):
+def test_without_file_locks_the_run_continues_with_a_warning(tmp_path, monkeypatch, caplog):
     def refuse(file, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 

@@ -9,29 +9,29 @@ from .conftest import make_meta, make_state
 
 @pytest.fixture
 def path(checkpointer, tmp_path):
-    saved_to = checkpointer.save(tmp_path / "epoch_1", make_state(2.0), make_meta(hooks={}, message_hub={"lr": 0.1}))
+    path = checkpointer.save(tmp_path / "epoch_1", make_state(2.0), make_meta(hooks={}, message_hub={"lr": 0.1}))
     checkpointer.wait()
-    return saved_to
+    return path
 
 
-def test_a_published_copy_holds_the_keys_asked_for_and_is_named_after_its_content(path):
+def test_a_published_copy_has_the_given_keys_and_is_named_after_its_content(path):
     copy, removed = publish(path, ["state_dict", "meta"])
     name, _, digest = os.path.basename(copy).rpartition("-")
     assert name == "epoch_1"
     assert len(digest) == 8
     assert int(digest, 16) >= 0
     assert removed == ["hook_state", "hooks", "message_hub", "opt_state", "rng", "step"]
-    found = load(copy)
-    assert list(found.state) == ["model_state", "params"]
-    assert found.params["head"][0][0] == 2.0
-    assert found.meta == {"meta": {"iter": 3, "epoch": 1}}
+    published = load(copy)
+    assert list(published.state) == ["model_state", "params"]
+    assert published.params["head"][0][0] == 2.0
+    assert published.meta == {"meta": {"iter": 3, "epoch": 1}}
 
 
 def test_the_name_depends_on_the_arrays_alone(path, checkpointer, tmp_path):
-    again = checkpointer.save(tmp_path / "epoch_2", make_state(2.0), make_meta(99))
+    same = checkpointer.save(tmp_path / "epoch_2", make_state(2.0), make_meta(99))
     other = checkpointer.save(tmp_path / "epoch_3", make_state(3.0), make_meta(99))
     checkpointer.wait()
-    first, second, third = (publish(p, ["params"])[0].rpartition("-")[2] for p in (path, again, other))
+    first, second, third = (publish(p, ["params"])[0].rpartition("-")[2] for p in (path, same, other))
     assert first == second != third
 
 
@@ -47,5 +47,5 @@ def test_an_unknown_key_is_refused_with_the_closest(path):
 
 
 def test_keys_without_arrays_are_refused(path):
-    with pytest.raises(ValueError, match=r"nothing to publish .*name an item of the state"):
+    with pytest.raises(ValueError, match=r"`keys` must include an item of the state .*, got \['meta'\]"):
         publish(path, ["meta"])

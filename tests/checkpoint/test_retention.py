@@ -7,20 +7,25 @@ from jengine.checkpoint.retention import keep_best, keep_regular
 
 
 @pytest.mark.parametrize(
-    ("numbers", "latest", "every", "stay"),
+    ("numbers", "latest", "every", "kept"),
     [
         ([5, 10, 15, 20], 2, -1, [15, 20]),
         ([5, 10], 2, -1, [5, 10]),
         ([1, 2, 3, 4, 5, 6, 7], 2, 3, [3, 6, 7]),
         ([3, 5, 7, 8], 1, 4, [8]),
-        ([10, 20, 7], 1, 10, [10, 20, 7]),  # a run that went back: the newest is the last saved, not the greatest
+        (
+            [10, 20, 7],
+            1,
+            10,
+            [10, 20, 7],
+        ),  # a run that was resumed earlier: the newest is the last one saved, not the greatest
         ([7], 1, 5, [7]),
         ([], 1, 5, []),
         ([1, 2, 3], -1, -1, [1, 2, 3]),
     ],
 )
-def test_the_newest_and_the_multiples_stay(numbers, latest, every, stay):
-    assert list(keep_regular(numbers, latest=latest, every=every)) == stay
+def test_the_newest_and_the_multiples_are_kept(numbers, latest, every, kept):
+    assert list(keep_regular(numbers, latest=latest, every=every)) == kept
 
 
 @pytest.mark.parametrize("latest", [1, 2, 5])
@@ -32,7 +37,7 @@ def test_the_latest_is_never_lost_however_a_run_prunes(latest, every):
         assert kept[-1] == number
 
 
-def test_every_reason_is_told():
+def test_all_reasons_are_returned():
     assert keep_regular([4, 5, 6, 8], latest=2, every=4, unit="iterations") == {
         4: "every 4 iterations",
         6: "one of the latest 2",
@@ -42,7 +47,7 @@ def test_every_reason_is_told():
 
 
 @pytest.mark.parametrize(
-    ("scores", "count", "rule", "stay"),
+    ("scores", "count", "rule", "kept"),
     [
         ([0.5, 0.9, 0.7], 1, "greater", [1]),
         ([0.5, 0.9, 0.7], 2, "greater", [1, 2]),
@@ -53,11 +58,11 @@ def test_every_reason_is_told():
         ([], 1, "less", []),
     ],
 )
-def test_the_best_stay_and_come_first(scores, count, rule, stay):
-    assert keep_best(scores, count=count, rule=rule) == stay
+def test_the_best_are_kept_and_come_first(scores, count, rule, kept):
+    assert keep_best(scores, count=count, rule=rule) == kept
 
 
-def test_keeping_all_loads_no_orbax():
+def test_keeping_all_does_not_import_orbax():
     code = (
         "import sys; from jengine.checkpoint.retention import keep_regular\n"
         "keep_regular([1, 2], latest=-1); print('orbax.checkpoint' in sys.modules)"

@@ -15,56 +15,56 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jengine.checkpoint import CheckpointMismatchError, arrays, load, read_meta, restore, stored_arrays
+from jengine.checkpoint import CheckpointMismatchError, arrays, list_arrays, load, read_meta, restore
 from jengine.checkpoint.layout import write_manifest
 
 from .conftest import make_meta, make_state
 
 
-def assert_same(one, other):
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+def assert_equal(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
-def mesh_of(devices):
+def make_mesh(devices):
     return jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
 
 
-def test_a_restored_state_is_the_saved_one_bit_for_bit(checkpointer, tmp_path):
+def test_a_restored_state_equals_the_saved_one_bit_for_bit(checkpointer, tmp_path):
     state = make_state(0.1)
     path = checkpointer.save(tmp_path / "epoch_1", state, make_meta(3, schedule=[0.1, np.float32(0.3)]))
     checkpointer.wait()
     restored, meta = restore(path, state)
-    assert_same(restored, state)
+    assert_equal(restored, state)
     assert isinstance(restored["opt_state"][1][0], optax.ScaleByAdamState)
     assert meta == {"meta": {"iter": 3, "epoch": 1}, "schedule": [0.1, float(np.float32(0.3))]}
 
 
-def test_a_state_of_nnx_is_stored_as_its_arrays(checkpointer, tmp_path):
+def test_an_nnx_state_is_stored_as_its_arrays(checkpointer, tmp_path):
     params = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Param)
     path = checkpointer.save(tmp_path / "epoch_1", {"params": params}, make_meta())
     checkpointer.wait()
-    assert sorted(stored_arrays(path)) == ["params.bias", "params.kernel"]
-    assert_same(restore(path, {"params": params})[0], {"params": params})
+    assert sorted(list_arrays(path)) == ["params.bias", "params.kernel"]
+    assert_equal(restore(path, {"params": params})[0], {"params": params})
     plain = nnx.to_pure_dict(params)
-    assert_same(restore(path, {"params": plain})[0], {"params": plain})
+    assert_equal(restore(path, {"params": plain})[0], {"params": plain})
 
 
-def test_the_random_stream_goes_on_where_it_was(checkpointer, tmp_path):
+def test_the_random_stream_continues(checkpointer, tmp_path):
     state = {"rng": jax.random.split(jax.random.key(5, impl="rbg"))[0]}
     path = checkpointer.save(tmp_path / "iter_1", state, make_meta())
     checkpointer.wait()
     shapes = jax.eval_shape(lambda: state)
     restored, _ = restore(path, shapes)
-    expected, found = jax.random.normal(state["rng"], (4,)), jax.random.normal(restored["rng"], (4,))
-    np.testing.assert_array_equal(found, expected)
+    expected, actual = jax.random.normal(state["rng"], (4,)), jax.random.normal(restored["rng"], (4,))
+    np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("size", [10_000, 2_000_000])  # of which Orbax is given copies, and which go as they are
+@pytest.mark.parametrize("size", [10_000, 2_000_000])  # written as NumPy arrays, written as JAX arrays
 def test_the_state_may_be_donated_as_soon_as_save_returns(checkpointer, tmp_path, size):
     state = {"params": jnp.arange(size, dtype=jnp.float32)}
     expected = np.arange(size, dtype=np.float32)
@@ -84,7 +84,9 @@ def test_the_next_step_reuses_the_memory_of_a_state_that_is_being_saved(checkpoi
     assert step(state)["params"].unsafe_buffer_pointer() == address
 
 
-@pytest.mark.parametrize("size", [3, 2_000_001])  # an odd number of bfloat16: what follows is not aligned by itself
+@pytest.mark.parametrize(
+    "size", [3, 2_000_001]
+)  # an odd number of bfloat16 values, so that the next array would not be aligned
 def test_every_dtype_of_a_small_and_a_large_state_is_restored(checkpointer, tmp_path, size):
     noise = np.random.default_rng(0).standard_normal(size)
     state = {
@@ -100,7 +102,7 @@ def test_every_dtype_of_a_small_and_a_large_state_is_restored(checkpointer, tmp_
     path = checkpointer.save(tmp_path / "iter_1", state, make_meta())
     checkpointer.wait()
     restored, _ = restore(path, state)
-    assert_same(restored, state)
+    assert_equal(restored, state)
 
 
 @pytest.mark.parametrize("size", [10, 2_000_000])
@@ -120,7 +122,7 @@ def test_a_checkpoint_with_compressed_arrays_is_readable(checkpointer, tmp_path,
     (path / "manifest.json").unlink()
     write_manifest(path, latest=True, iteration=3)
     restored, _ = restore(path, state)
-    assert_same(restored, state)
+    assert_equal(restored, state)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_a_checkpoint_with_compressed_arrays_is_readable(checkpointer, tmp_path,
     [
         (lambda: jnp.ones(3), []),
         (lambda: jnp.ones(2**20), ["bias", "other"]),
-        (lambda: jax.device_put(np.ones(8), NamedSharding(mesh_of(8), PartitionSpec("data"))), ["bias", "other"]),
+        (lambda: jax.device_put(np.ones(8), NamedSharding(make_mesh(8), PartitionSpec("data"))), ["bias", "other"]),
     ],
     ids=["small", "large", "several devices"],
 )
@@ -144,10 +146,10 @@ def test_a_small_state_of_one_device_is_written_without_shardings(checkpointer, 
 def test_a_state_saved_on_eight_devices_restores_on_fewer(checkpointer, tmp_path, devices):
     spec = PartitionSpec("data")
     value = np.arange(32, dtype=np.float32).reshape(8, 4)
-    saved = jax.device_put(value, NamedSharding(mesh_of(8), spec))
+    saved = jax.device_put(value, NamedSharding(make_mesh(8), spec))
     path = checkpointer.save(tmp_path / "iter_1", {"params": {"kernel": saved}}, make_meta())
     checkpointer.wait()
-    sharding = NamedSharding(mesh_of(devices), spec)
+    sharding = NamedSharding(make_mesh(devices), spec)
     target = {"params": {"kernel": jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=sharding)}}
     restored, _ = restore(path, target)
     assert restored["params"]["kernel"].sharding == sharding
@@ -155,7 +157,7 @@ def test_a_state_saved_on_eight_devices_restores_on_fewer(checkpointer, tmp_path
 
 
 def test_another_process_reads_a_checkpoint_without_config_or_devices(checkpointer, tmp_path):
-    sharding = NamedSharding(mesh_of(8), PartitionSpec())
+    sharding = NamedSharding(make_mesh(8), PartitionSpec())
     checkpointer.save(tmp_path / "epoch_1", jax.device_put(make_state(2.0), sharding), make_meta())
     checkpointer.wait()
     code = (
@@ -165,20 +167,20 @@ def test_another_process_reads_a_checkpoint_without_config_or_devices(checkpoint
         " type(found.state['step']).__name__)"
     )
     env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=env, capture_output=True, text=True)
-    assert done.stdout == "-2.0 bfloat16 3 ndarray\n", done.stderr
-    assert done.stderr == ""
+    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=env, capture_output=True, text=True)
+    assert result.stdout == "-2.0 bfloat16 3 ndarray\n", result.stderr
+    assert result.stderr == ""
 
 
-def test_stored_arrays_are_known_by_path_before_they_are_read(checkpointer, tmp_path):
+def test_shapes_and_dtypes_are_listed_by_path(checkpointer, tmp_path):
     path = checkpointer.save(tmp_path / "epoch_1", make_state(), make_meta())
     checkpointer.wait()
-    known = stored_arrays(path)
-    assert (known["params.backbone.kernel"].shape, known["params.backbone.kernel"].dtype) == ((8, 4), jnp.float32)
-    assert known["hook_state.EMAHook.params.head.1"].shape == (2,)
+    structs = list_arrays(path)
+    assert (structs["params.backbone.kernel"].shape, structs["params.backbone.kernel"].dtype) == ((8, 4), jnp.float32)
+    assert structs["hook_state.EMAHook.params.head.1"].shape == (2,)
 
 
-def test_a_checkpoint_is_replaced_by_a_newer_one_of_its_name(checkpointer, tmp_path):
+def test_a_checkpoint_is_replaced_by_a_newer_one_with_the_same_name(checkpointer, tmp_path):
     for value in (1.0, 2.0):
         path = checkpointer.save(tmp_path / "best", make_state(value), make_meta(int(value)))
     checkpointer.wait()
@@ -187,24 +189,24 @@ def test_a_checkpoint_is_replaced_by_a_newer_one_of_its_name(checkpointer, tmp_p
     assert sorted(os.listdir(tmp_path)) == ["best", "last_checkpoint"]
 
 
-def test_only_the_latest_is_pointed_to_and_only_what_was_asked_for_goes(checkpointer, tmp_path):
+def test_a_best_checkpoint_is_not_pointed_to_and_evicts_only_what_is_given(checkpointer, tmp_path):
     for number in (1, 2):
         checkpointer.save(tmp_path / f"epoch_{number}", make_state(), make_meta(number))
-    evict = [tmp_path / "epoch_1", tmp_path / "never_was"]
+    evict = [tmp_path / "epoch_1", tmp_path / "missing"]
     checkpointer.save(tmp_path / "out" / "best_acc", make_state(), make_meta(2), latest=False, evict=evict)
     checkpointer.wait()
     assert sorted(os.listdir(tmp_path)) == ["epoch_2", "last_checkpoint", "out"]
     assert (tmp_path / "last_checkpoint").read_text() == str(tmp_path / "epoch_2")
 
 
-def test_deleting_waits_for_the_save_under_way(checkpointer, tmp_path):
+def test_deleting_waits_for_the_save_in_progress(checkpointer, tmp_path):
     path = checkpointer.save(tmp_path / "epoch_1", make_state(), make_meta())
     checkpointer.delete(path)
-    checkpointer.delete(path)  # gone already: nothing to do
+    checkpointer.delete(path)  # already deleted: nothing to do
     assert os.listdir(tmp_path) == ["last_checkpoint"]
 
 
-def test_a_target_of_other_shape_is_refused_with_a_table_of_paths(checkpointer, tmp_path, state):
+def test_a_target_with_other_shapes_is_refused_with_a_table_of_paths(checkpointer, tmp_path, state):
     path = checkpointer.save(tmp_path / "epoch_1", state, make_meta())
     checkpointer.wait()
     other = make_state()
@@ -227,14 +229,14 @@ def test_a_target_of_other_shape_is_refused_with_a_table_of_paths(checkpointer, 
         assert line in str(caught.value)
 
 
-def test_items_that_the_target_does_not_name_are_left_alone(checkpointer, tmp_path, state):
+def test_items_that_are_not_in_the_target_are_ignored(checkpointer, tmp_path, state):
     path = checkpointer.save(tmp_path / "epoch_1", state, make_meta())
     checkpointer.wait()
     restored, _ = restore(path, {"params": state["params"]})
-    assert_same(restored, {"params": state["params"]})
+    assert_equal(restored, {"params": state["params"]})
 
 
-def test_saving_says_nothing_on_the_console(checkpointer, tmp_path, state, caplog, capfd):
+def test_saving_prints_and_logs_nothing(checkpointer, tmp_path, state, caplog, capfd):
     with caplog.at_level(logging.DEBUG, logger="absl"):
         path = checkpointer.save(tmp_path / "epoch_1", state, make_meta())
         checkpointer.wait()
@@ -243,7 +245,7 @@ def test_saving_says_nothing_on_the_console(checkpointer, tmp_path, state, caplo
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_rest_of_a_checkpoint_is_plain_json(checkpointer, tmp_path, state):
+def test_the_metadata_of_a_checkpoint_is_plain_json(checkpointer, tmp_path, state):
     path = checkpointer.save(tmp_path / "epoch_1", state, make_meta(7, best=float("-inf"), ids=(1, 2)))
     checkpointer.wait()
     with open(os.path.join(path, "meta.json")) as file:

@@ -19,14 +19,14 @@ jax.distributed.initialize(address, 2, process)
 mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
 value = np.arange(8, dtype=np.float32)
 
-def place(spec):
+def put(spec):
     return jax.make_array_from_callback(value.shape, NamedSharding(mesh, spec), lambda index: value[index])
 
-def collective(name):  # in the thread that saves, it would meet those of the steps in any order
+def fail(name):  # in the thread that saves, a collective would run in a different order on each process
     raise AssertionError("a save waits for devices: " + name)
 
-multihost_utils.sync_global_devices = collective
-state = {"params": {"split": place(PartitionSpec("data")), "copied": place(PartitionSpec())}, "rng": jax.random.key(1)}
+multihost_utils.sync_global_devices = fail
+state = {"params": {"split": put(PartitionSpec("data")), "copied": put(PartitionSpec())}, "rng": jax.random.key(1)}
 checkpointer = Checkpointer(work_dir)
 for number in (1, 2):
     evict = [f"{work_dir}/epoch_{number - 1}"]
@@ -34,8 +34,8 @@ for number in (1, 2):
 checkpointer.close()
 restored, meta = restore(path, state)
 print("shard", restored["params"]["split"].addressable_shards[0].data.tolist(), meta["meta"]["iter"])
-if process == 1:  # one process may read alone
-    print("whole", load(path).params["split"].tolist())
+if process == 1:  # a single process can read
+    print("full", load(path).params["split"].tolist())
 """
 
 
@@ -57,10 +57,10 @@ def test_two_processes_write_one_checkpoint_and_read_their_parts_back(tmp_path, 
     finally:
         for worker in workers:
             worker.kill()
-    lines = [[line for line in out.splitlines() if line.startswith(("shard", "whole"))] for out, _ in outputs]
+    lines = [[line for line in out.splitlines() if line.startswith(("shard", "full"))] for out, _ in outputs]
     assert lines == [
         ["shard [0.0, 1.0, 2.0, 3.0] 2"],
-        ["shard [4.0, 5.0, 6.0, 7.0] 2", "whole [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]"],
+        ["shard [4.0, 5.0, 6.0, 7.0] 2", "full [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]"],
     ], outputs
     assert sorted(os.listdir(tmp_path)) == ["epoch_2", "last_checkpoint"]
     assert (tmp_path / "last_checkpoint").read_text() == str(tmp_path / "epoch_2")

@@ -62,7 +62,7 @@ def get_config():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The work dir of a run of five epochs, two iterations each, with averages."""
+    """Train for five epochs of two iterations each, with averages; return the work dir."""
     directory = tmp_path_factory.mktemp("line")
     (directory / "line.py").write_text(CONFIG)
     work_dir = directory / "work"
@@ -72,27 +72,27 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def run(trained, tmp_path, capsys):
-    """A copy of it to do harm to."""
+    """Return a copy of the work dir that a test may damage."""
     shutil.copytree(trained, tmp_path / "work")
     (tmp_path / "work" / "last_checkpoint").write_text(str(tmp_path / "work" / "epoch_5"))
     capsys.readouterr()
     return tmp_path / "work"
 
 
-def cells(out):
-    """The rows of the table in `out`, by their first cell."""
+def read_table(out):
+    """Return the rows of the table in `out` by their first cell."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("|")]
     return {row[0]: row[1:] for row in rows}
 
 
-def test_ls_tells_what_there_is_and_why_each_is_kept(run, capsys):
+def test_ls_lists_checkpoints_with_reasons(run, capsys):
     os.remove(run / "epoch_4" / "meta.json")
     assert main(["ckpt", "ls", str(run)]) == 0
     out = capsys.readouterr().out
-    rows = cells(out)
+    rows = read_table(out)
     assert list(rows) == ["checkpoint", "epoch_4", "epoch_2", "best_loss_epoch_5", "epoch_5"]
-    epoch, iteration, saved, size, validation, why, state = rows["epoch_2"]
-    assert (epoch, iteration, why, state) == ("2", "4", "every 2 epochs", "whole")
+    epoch, iteration, saved, size, validation, reason, state = rows["epoch_2"]
+    assert (epoch, iteration, reason, state) == ("2", "4", "every 2 epochs", "complete")
     assert saved == load(run / "epoch_2").meta["meta"]["time"]
     assert size.endswith("KiB")
     metrics = {entry[0]: entry[2] for entry in load(run / "best_loss_epoch_5").meta["validations"]}
@@ -101,20 +101,20 @@ def test_ls_tells_what_there_is_and_why_each_is_kept(run, capsys):
     assert rows["epoch_5"][4].startswith("loss 0.")
     assert rows["best_loss_epoch_5"][5].startswith("best by loss (0.")
     assert rows["epoch_4"][:3] == ["", "", ""]
-    assert rows["epoch_4"][4:] == ["", "", "torn: meta.json is missing"]
+    assert rows["epoch_4"][4:] == ["", "", "corrupt: meta.json is missing"]
     assert "4 checkpoints, " in out
     assert "training" not in out
 
 
-def test_ls_sorts_those_of_one_iteration_by_name_whichever_was_saved_first(run, capsys):
+def test_ls_sorts_checkpoints_of_the_same_iteration_by_name(run, capsys):
     meta = run / "epoch_5" / "meta.json"
     time = load(run / "epoch_5").meta["meta"]["time"]
     meta.write_text(meta.read_text().replace(time, "2001" + time[4:]))
     assert main(["ckpt", "ls", str(run)]) == 0
-    assert list(cells(capsys.readouterr().out))[-2:] == ["best_loss_epoch_5", "epoch_5"]
+    assert list(read_table(capsys.readouterr().out))[-2:] == ["best_loss_epoch_5", "epoch_5"]
 
 
-def test_ls_says_what_is_published_being_saved_and_that_a_run_is_training(run, capsys):
+def test_ls_shows_published_copies_saves_in_progress_and_a_training_run(run, capsys):
     manifest = json.loads((run / "epoch_2" / "manifest.json").read_text())
     shutil.copytree(run / "epoch_2", run / "epoch_2-0123abcd")
     (run / "epoch_2-0123abcd" / "manifest.json").write_text(json.dumps({**manifest, "iter": None}))
@@ -127,7 +127,7 @@ def test_ls_says_what_is_published_being_saved_and_that_a_run_is_training(run, c
     assert main(["ckpt", "rm", str(run), "epoch_6.incoming"]) == 2
     lock.release()
     out, err = capsys.readouterr()
-    rows = cells(out)
+    rows = read_table(out)
     assert rows["epoch_2-0123abcd"][5] == "published"
     assert rows["epoch_2"][5] == "every 2 epochs"
     assert rows["epoch_6.incoming"][6] == "being saved"
@@ -136,18 +136,18 @@ def test_ls_says_what_is_published_being_saved_and_that_a_run_is_training(run, c
     assert main(["ckpt", "rm", str(run), "epoch_6.incoming"]) == 0
 
 
-def test_ls_of_an_empty_directory_and_of_none(tmp_path, capsys):
+def test_ls_of_an_empty_and_of_a_missing_directory(tmp_path, capsys):
     assert main(["ckpt", "ls", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"no checkpoints in {tmp_path}\n"
-    assert main(["ckpt", "ls", str(tmp_path / "nowhere")]) == 2
-    assert f"there is no work dir {tmp_path / 'nowhere'}" in capsys.readouterr().err
+    assert main(["ckpt", "ls", str(tmp_path / "missing")]) == 2
+    assert f"there is no work dir {tmp_path / 'missing'}" in capsys.readouterr().err
 
 
-def test_a_link_shows_a_run_once_and_a_copy_leaves_the_run_alone(run, tmp_path, capsys):
+def test_a_link_lists_each_checkpoint_once_and_a_copy_leaves_the_original_unchanged(run, tmp_path, capsys):
     os.symlink(run, tmp_path / "link")
     assert main(["ckpt", "ls", str(tmp_path / "link")]) == 0
     assert "4 checkpoints, " in capsys.readouterr().out
-    copy = shutil.copytree(run, tmp_path / "copy")  # its last_checkpoint names that of the run
+    copy = shutil.copytree(run, tmp_path / "copy")  # its last_checkpoint points to the original
     assert main(["ckpt", "rm", str(copy), "epoch_5"]) == 2
     assert main(["ckpt", "rm", str(copy), "epoch_5", "--force"]) == 0
     assert (run / "epoch_5").exists()
@@ -159,7 +159,7 @@ def test_checkpoints_in_an_out_dir_belong_to_the_run(tmp_path, capsys):
     checkpointer.save(tmp_path / "out" / "work" / "iter_3", {"params": {"a": np.ones(2)}}, {"meta": {"iter": 3}})
     checkpointer.close()
     assert main(["ckpt", "ls", str(tmp_path / "work")]) == 0
-    assert cells(capsys.readouterr().out)["iter_3"][5] == "the latest"
+    assert read_table(capsys.readouterr().out)["iter_3"][5] == "the latest"
     checkpointer = Checkpointer(tmp_path / "work")
     checkpointer.save(tmp_path / "out" / "work" / "iter_6", {"params": {"a": np.ones(2)}}, {"meta": {"iter": 6}})
     checkpointer.close()
@@ -167,7 +167,7 @@ def test_checkpoints_in_an_out_dir_belong_to_the_run(tmp_path, capsys):
     assert find_latest(tmp_path / "work") == str(tmp_path / "out" / "work" / "iter_3")
 
 
-def test_show_tells_what_is_in_a_checkpoint(run, capsys):
+def test_show_prints_the_contents_of_a_checkpoint(run, capsys):
     assert main(["ckpt", "show", str(run)]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{run / 'epoch_5'}\n")
@@ -175,14 +175,14 @@ def test_show_tells_what_is_in_a_checkpoint(run, capsys):
     assert "jax 0." in out
     assert "the state of CheckpointHook" in out
     assert "the config (" in out
-    assert "params are averages; those that were trained lie in hook_state.EMAHook.params" in out
-    rows = cells(out)
+    assert "params contains averages; the trained values are in hook_state.EMAHook.params" in out
+    rows = read_table(out)
     assert rows["params.head.kernel"] == ["float32[1,2]", "8 B"]
     assert rows["rng"][0].startswith("uint32[")
     assert f"{len(rows) - 1} arrays: " in out
 
 
-def test_rm_removes_and_says_what_it_freed(run, capsys):
+def test_rm_removes_checkpoints_and_prints_the_freed_size(run, capsys):
     assert main(["ckpt", "rm", str(run), "epoch_2", "best_loss_epoch_5"]) == 0
     out = capsys.readouterr().out
     assert f"removed {run / 'epoch_2'}\n" in out
@@ -191,7 +191,7 @@ def test_rm_removes_and_says_what_it_freed(run, capsys):
     assert find_latest(run) == str(run / "epoch_5")
 
 
-def test_rm_refuses_the_latest_unless_forced(run, capsys):
+def test_rm_refuses_the_latest_without_force(run, capsys):
     assert main(["ckpt", "rm", str(run), "epoch_4", "epoch_5"]) == 2
     assert "epoch_5 is the latest checkpoint, from which the run would resume" in capsys.readouterr().err
     assert (run / "epoch_4").exists()
@@ -201,13 +201,13 @@ def test_rm_refuses_the_latest_unless_forced(run, capsys):
     assert not (run / "last_checkpoint").exists()
 
 
-def test_rm_names_the_closest_of_an_unknown_one(run, capsys):
+def test_rm_suggests_the_closest_name(run, capsys):
     assert main(["ckpt", "rm", str(run), "epoch_4", "best_los_epoch_5"]) == 2
     assert "has no checkpoint 'best_los_epoch_5'; did you mean 'best_loss_epoch_5'" in capsys.readouterr().err
     assert (run / "epoch_4").exists()
 
 
-def test_export_writes_the_averages_or_what_was_trained(run, tmp_path, capsys):
+def test_export_writes_the_averaged_or_the_trained_parameters(run, tmp_path, capsys):
     checkpoint = load(run)
     raw = checkpoint.state["hook_state"]["EMAHook"]["params"]["head"]["kernel"]
     averaged = checkpoint.params["head"]["kernel"]
@@ -221,22 +221,22 @@ def test_export_writes_the_averages_or_what_was_trained(run, tmp_path, capsys):
     assert out[2].startswith("parameters of ")
 
 
-def test_mistakes_of_an_export_are_one_line_and_exit_code_2(run, tmp_path, capsys, monkeypatch):
+def test_export_errors_are_one_line_and_exit_code_2(run, tmp_path, capsys, monkeypatch):
     checkpointer = Checkpointer(tmp_path)
     checkpointer.save(tmp_path / "plain", {"params": {"a": np.ones(2)}}, {"meta": {"iter": 1}})
     checkpointer.close()
     file = str(tmp_path / "x.safetensors")
     assert main(["ckpt", "export", str(tmp_path / "plain"), file, "--ema"]) == 2
-    assert "has no averaged parameters: the run had no EMAHook; leave --ema out" in capsys.readouterr().err
+    assert "has no averaged parameters: the run had no EMAHook; leave out --ema" in capsys.readouterr().err
     assert main(["ckpt", "export", str(tmp_path / "plain"), file, "--batch-stats"]) == 2
     assert "has no 'model_state'" in capsys.readouterr().err
     os.remove(run / "epoch_5" / "meta.json")
     assert main(["ckpt", "export", str(run / "epoch_5"), file]) == 2
-    assert "epoch_5 is not whole: meta.json is missing" in capsys.readouterr().err
+    assert "epoch_5 is corrupt: meta.json is missing" in capsys.readouterr().err
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["ckpt", "export", str(tmp_path / "plain"), file]) == 2
     assert capsys.readouterr().err == (
-        "jengine: ImportError: safetensors files need the package safetensors: pip install 'jengine[safetensors]'\n"
+        "jengine: ImportError: safetensors files require the package safetensors: pip install 'jengine[safetensors]'\n"
     )
 
 
@@ -245,18 +245,18 @@ def test_mistakes_of_an_export_are_one_line_and_exit_code_2(run, tmp_path, capsy
     [
         (["ls", "x", "--forse"], "unknown argument --forse; expected one of: --help, --traceback, -h"),
         (["rm", "x", "y", "--forse"], "did you mean '--force'"),
-        (["ls", "x", "--config.a=1"], "ckpt reads no config: there is nothing for --config.a=1 to change"),
+        (["ls", "x", "--config.a=1"], "ckpt has no config to override, got --config.a=1"),
         (["export", "x", "y", "--ema", "--raw"], "not allowed with argument --ema"),
         (["rm", "x"], "NAME"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_told(arguments, message, capsys):
+def test_a_mistake_on_the_command_line_is_reported(arguments, message, capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["ckpt", *arguments])
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_the_traceback_is_there_on_demand(tmp_path):
+def test_the_traceback_is_shown_on_demand(tmp_path):
     with pytest.raises(FileNotFoundError):
         main(["ckpt", "show", str(tmp_path), "--traceback"])

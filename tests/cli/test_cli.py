@@ -68,7 +68,7 @@ def test_train_test_and_resume(config, tmp_path, capsys):
     assert main(["train", config, "--config.train_cfg.max_epochs=1"]) == 0
     work_dir = tmp_path / "work_dirs" / "line"
     out = capsys.readouterr().out
-    for shown in (
+    for text in (
         "Parameters",
         "Parameter groups",
         "Hooks will be executed",
@@ -76,7 +76,7 @@ def test_train_test_and_resume(config, tmp_path, capsys):
         "Validations",
         "checkpoints:",
     ):
-        assert shown in out
+        assert text in out
     written = (work_dir / "config.py").read_text()
     assert "max_epochs" in written
     assert read_meta(work_dir)["meta"]["cfg"] == written
@@ -87,13 +87,13 @@ def test_train_test_and_resume(config, tmp_path, capsys):
     assert "Epoch(test) [1/1]" in capsys.readouterr().out
 
 
-def test_the_written_config_is_one_that_runs(config, tmp_path, capsys):
+def test_the_written_config_runs(config, tmp_path, capsys):
     assert main(["train", config, "--work-dir", "first", "--config.optim_wrapper.optimizer.lr=0.05"]) == 0
     assert main(["config", "first/config.py"]) == 0
     assert "'lr': 0.05" in capsys.readouterr().out.replace('"', "'")
 
 
-def test_config_prints_what_will_be_used_with_overrides_into_lists(config, capsys):
+def test_config_prints_the_config_with_overrides(config, capsys):
     assert main(["config", config, "--config.custom_hooks[0].block=True", "--config.train_cfg.max_epochs=7"]) == 0
     scope = {}
     exec(capsys.readouterr().out, scope)
@@ -102,7 +102,7 @@ def test_config_prints_what_will_be_used_with_overrides_into_lists(config, capsy
     assert cfg["train_cfg"]["max_epochs"] == 7
 
 
-def test_groups_prints_the_table_and_leaves_nothing_behind(config, tmp_path, capsys):
+def test_groups_prints_the_table_and_leaves_no_files(config, tmp_path, capsys):
     override = "--config.optim_wrapper.paramwise_cfg={'custom_keys': {'.a': {'lr_mult': 0.5}}}"
     assert main(["groups", config, override]) == 0
     out = capsys.readouterr().out
@@ -112,33 +112,33 @@ def test_groups_prints_the_table_and_leaves_nothing_behind(config, tmp_path, cap
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message", "place"),
+    ("arguments", "message", "path"),
     [
         (["--config.optim_wraper.optimizer.lr=1"], "did you mean 'optim_wrapper'", ""),
         (["--config.optim_wrapper.optimizer.lrr=1"], "did you mean 'lr'", "optim_wrapper.optimizer"),
         (["--config.optim_wrapper.optimizer.type=SDG"], "did you mean 'SGD'", "optim_wrapper.optimizer.type"),
         (["--config.custom_hooks[0].type=ItrTimerHook"], "did you mean 'IterTimerHook'", "custom_hooks[0].type"),
-        (["--config.custom_hooks[0].priority=101"], "between 0 and 100, found 101", "custom_hooks[0]"),
+        (["--config.custom_hooks[0].priority=101"], "between 0 and 100, got 101", "custom_hooks[0]"),
         (["--config.custom_hooks[3].block=1"], "custom_hooks", ""),
         (["--resume", "nowhere"], "nowhere", "resume"),
     ],
 )
-def test_a_mistake_in_the_config_is_three_lines_and_exit_code_2(config, tmp_path, capsys, arguments, message, place):
+def test_a_mistake_in_the_config_is_three_lines_and_exit_code_2(config, tmp_path, capsys, arguments, message, path):
     assert main(["train", config, *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("jengine: ")
     assert message in error
-    assert f"in the config at `{place}`" in error or not place
+    assert f"in the config at `{path}`" in error or not path
     assert "Traceback" not in error
     assert not (tmp_path / "work_dirs" / "line").exists() or "optim" in arguments[0]
 
 
-def test_a_missing_config_names_what_is_there(config, capsys):
+def test_a_missing_config_is_an_error_with_similar_files(config, capsys):
     assert main(["train", config.replace("line.py", "lines.py")]) == 2
     assert "line.py" in capsys.readouterr().err
 
 
-def test_the_traceback_is_there_on_demand(config):
+def test_the_traceback_is_shown_on_demand(config):
     with pytest.raises(KeyError, match="SGD"):
         main(["train", config, "--traceback", "--config.optim_wrapper.optimizer.type=SDG"])
 
@@ -146,16 +146,16 @@ def test_the_traceback_is_there_on_demand(config):
 def test_an_error_in_a_hook_keeps_its_traceback(config, tmp_path, monkeypatch):
     from jengine.hooks import IterTimerHook
 
-    def broken(self, runner, **arguments):
-        raise ZeroDivisionError("mine")
+    def fail(self, runner, **arguments):
+        raise ZeroDivisionError("in the hook")
 
-    monkeypatch.setattr(IterTimerHook, "before_train", broken)
-    with pytest.raises(ZeroDivisionError, match="mine"):
+    monkeypatch.setattr(IterTimerHook, "before_train", fail)
+    with pytest.raises(ZeroDivisionError, match="in the hook"):
         main(["train", config])
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("arguments", "suggestion"),
     [
         (["train_cfg.max_epochs=2"], "--config.train_cfg.max_epochs=2"),
         (["--optim_wrapper.optimizer.lr=0.1"], "--config.optim_wrapper.optimizer.lr=0.1"),
@@ -167,21 +167,21 @@ def test_an_error_in_a_hook_keeps_its_traceback(config, tmp_path, monkeypatch):
         (["--resumee", "seed=3"], "'--resume'"),
     ],
 )
-def test_an_override_without_its_prefix_is_told_with_it(config, capsys, typed, meant):
+def test_an_override_without_its_prefix_is_suggested_with_it(config, capsys, arguments, suggestion):
     with pytest.raises(SystemExit) as exit_:
-        main(["train", config, *typed])
+        main(["train", config, *arguments])
     assert exit_.value.code == 2
-    assert f"unknown argument {typed[0]}; did you mean {meant}?" in capsys.readouterr().err
+    assert f"unknown argument {arguments[0]}; did you mean {suggestion}?" in capsys.readouterr().err
 
 
-def test_an_unknown_option_gets_the_closest(config, capsys):
+def test_the_closest_option_is_suggested(config, capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["train", config, "--workdir", "x"])
     assert exit_.value.code == 2
     assert "did you mean '--work-dir'" in capsys.readouterr().err
 
 
-def test_help_imports_no_heavy_library():
+def test_help_imports_no_heavy_libraries():
     code = (
         "import sys, json; from jengine.cli import main\n"
         "try: main(['--help'])\n"

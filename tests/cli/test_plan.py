@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from jengine.cli import main
-from jengine.cli.plan import on_devices, plan, read_mesh
+from jengine.cli.plan import parse_mesh, plan, set_devices
 from jengine.config import load_config, resolve
 from jengine.errors import ConfigError
 from jengine.runner import Runner
@@ -20,7 +20,7 @@ from jengine.registry import DATASETS, MODELS
 
 
 @DATASETS.register_module(force=True)
-class PlanRows(ArrayDataset):
+class PlanDataset(ArrayDataset):
     def __init__(self, size):
         super().__init__(dict(x=np.ones((size, 64), np.float32)))
 
@@ -39,14 +39,14 @@ class PlanModel(FunctionalModel):
 def get_config():
     return dict(
         model=dict(type="PlanModel"),
-        train_dataloader=dict(batch_size=8, dataset=dict(type="PlanRows", size=64)),
+        train_dataloader=dict(batch_size=8, dataset=dict(type="PlanDataset", size=64)),
         train_cfg=dict(max_epochs=2),
         optim_wrapper=dict(optimizer=dict(type="Adam", lr=0.1)),
         parallel=dict(type="Pjit", fsdp_min_size=1024),
     )
 """
 UP = 64 * 256 * 4  # bytes of the one large parameter
-REST = 256 * 4 + 4
+REST = 256 * 4 + 4  # of the two small ones
 
 
 @pytest.fixture
@@ -56,57 +56,57 @@ def config(tmp_path):
     return path
 
 
-def test_the_command_plans_for_devices_that_are_not_there(config, tmp_path):
+def test_the_command_plans_for_devices_that_do_not_exist(config, tmp_path):
     command = "import sys; from jengine.cli import main; sys.exit(main())"
     arguments = ["plan", str(config), "--devices", "4", "--mesh", "data=2,fsdp=2"]
-    done = subprocess.run([sys.executable, "-c", command, *arguments], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    out = done.stdout
-    assert out.startswith("4 devices, mesh {'data': 2, 'fsdp': 2, 'tensor': 1}, 8 rows a step\n")
+    result = subprocess.run([sys.executable, "-c", command, *arguments], capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    out = result.stdout
+    assert out.startswith("4 devices, mesh {'data': 2, 'fsdp': 2, 'tensor': 1}, 8 examples per step\n")
     assert re.search(r"\| up +\| \(64, 256\) +\| \(None, 'fsdp'\) +\| \(64, 128\) +\| 32.00 KiB ", out), out
-    assert re.search(rf"\| 2 with a copy on every device +\|.*\| {REST / 1024:.2f} KiB ", out), out
-    # Parameters and Adam's two moments: half of the large one thrice, the small ones thrice; the batch, 2 of its 8 rows.
-    found = float(re.search(r"state, batch and numbers +\| ([\d.]+) KiB", out)[1])
+    assert re.search(rf"\| 2 replicated +\|.*\| {REST / 1024:.2f} KiB ", out), out
+    # Parameters and Adam's two moments: three times half of the large one and all of the small ones; 2 of the 8 examples.
+    size = float(re.search(r"state, batch and hyperparameters +\| ([\d.]+) KiB", out)[1])
     expected = (3 * (UP / 2 + REST) + 2 * 64 * 4) / 1024
-    assert expected <= found < expected + 0.5
-    assert re.search(r"[\d.e+]+ FLOPs on a device, [\d.e+]+ in all", out)
+    assert expected <= size < expected + 0.5
+    assert re.search(r"[\d.e+]+ FLOPs per device, [\d.e+]+ in total", out)
     assert re.search(r"\| all-reduce +\| \d", out), out
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["planned.py"]
 
 
-def test_replicas_that_accumulate_exchange_nothing_until_they_update(config):
+def test_data_parallel_accumulation_has_no_collectives_before_the_update(config):
     cfg = resolve(load_config(config, ["--config.optim_wrapper.accumulative_counts=2"]))
-    text = plan(on_devices({**cfg, "parallel": dict(type="DataParallel", impl="pmap")}, 2))
-    assert "No exchange between devices (accumulate)." in text
-    update = text[text.index("Exchanges (update") :]
+    text = plan(set_devices({**cfg, "parallel": dict(type="DataParallel", impl="pmap")}, 2))
+    assert "No collectives (accumulate)." in text
+    update = text[text.index("Collectives (update") :]
     size = int(re.search(r"\| all-reduce +\| 1 +\| \d +\| ([\d.]+) KiB", update)[1].split(".")[0])
     assert size == (UP + REST) // 1024  # the gradients once, with the loss
 
 
-def test_replicas_of_several_devices_exchange_only_within_until_they_update(config):
+def test_accumulation_on_data_and_tensor_axes_has_only_tensor_collectives(config):
     cfg = resolve(load_config(config, ["--config.optim_wrapper.accumulative_counts=2"]))
     cfg = {**cfg, "parallel": dict(type="DataParallel", rules=[("up", (None, "tensor")), ("down", ("tensor",))])}
-    text = plan(on_devices(cfg, 4, {"data": 2, "tensor": 2}))
+    text = plan(set_devices(cfg, 4, {"data": 2, "tensor": 2}))
     assert re.search(r"\| up +\| \(64, 256\) +\| \(None, 'tensor'\) +\| \(64, 128\) +\| 32.00 KiB ", text), text
-    update, accumulate = text[text.index("Exchanges (update") :].split("Program: accumulate")
+    update, accumulate = text[text.index("Collectives (update") :].split("Program: accumulate")
     sizes = [re.search(r"\| all-reduce +\| \d +\| \d +\| ([\d.]+) (B|KiB)", part) for part in (update, accumulate)]
     assert (sizes[0][2], int(sizes[0][1].split(".")[0])) == (
         "KiB",
         (UP + 4 * 256) // 2 // 1024,
     )  # half of each gradient
-    assert sizes[1][2] == "B"  # the output of 4 rows
+    assert sizes[1][2] == "B"  # the output of 4 examples
 
 
 def test_several_processes_read_a_batch_each(config):
     cfg = resolve(load_config(config))
-    planned = on_devices(cfg, 4, {"data": 4}, processes=4)
+    planned = set_devices(cfg, 4, {"data": 4}, processes=4)
     assert planned["train_dataloader"]["batch_size"] == 32
     assert planned["parallel"] == {"type": "Pjit", "fsdp_min_size": 1024, "mesh": {"data": 4}, "devices": 4}
     assert cfg["train_dataloader"]["batch_size"] == 8
 
 
-def test_the_state_is_only_described(config, tmp_path):
-    cfg = on_devices(resolve(load_config(config)), 2)
+def test_the_state_is_abstract(config, tmp_path):
+    cfg = set_devices(resolve(load_config(config)), 2)
     runner = Runner.from_cfg({**cfg, "work_dir": str(tmp_path / "run")})
     runner.prepare_training(abstract=True)
     assert {type(leaf) for leaf in jax.tree.leaves(runner.state)} == {jax.ShapeDtypeStruct}
@@ -114,29 +114,31 @@ def test_the_state_is_only_described(config, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["data", "data=x", "data=2,=,", "data=2=3"])
-def test_a_mesh_that_is_none_is_refused(text):
-    with pytest.raises(ConfigError, match="--mesh is a list of axes with their sizes, data=32,fsdp=8; found"):
-        read_mesh(text)
+def test_a_malformed_mesh_is_refused(text):
+    with pytest.raises(
+        ConfigError, match="--mesh must be a list of axes with their sizes, such as data=32,fsdp=8, got"
+    ):
+        parse_mesh(text)
 
 
-def test_a_mesh_is_read():
-    assert read_mesh("data=-1,fsdp=8") == {"data": -1, "fsdp": 8}
-    assert read_mesh(None) is None
+def test_a_mesh_is_parsed():
+    assert parse_mesh("data=-1,fsdp=8") == {"data": -1, "fsdp": 8}
+    assert parse_mesh(None) is None
 
 
 @pytest.mark.parametrize(
     ("changes", "mesh", "message"),
     [
-        (dict(train_cfg=None), None, "nothing to plan: the config needs train_cfg"),
+        (dict(train_cfg=None), None, "nothing to plan: the config must have train_cfg"),
         (dict(train_dataloader=[1, 2]), None, "nothing to plan"),
-        (dict(parallel=dict(type="SingleDevice")), None, "plan is for Pjit or DataParallel"),
+        (dict(parallel=dict(type="SingleDevice")), None, "must be Pjit or DataParallel, got SingleDevice"),
     ],
 )
 def test_a_config_that_cannot_be_planned_is_refused(config, changes, mesh, message):
     with pytest.raises(ConfigError, match=message):
-        on_devices({**resolve(load_config(config)), **changes}, 2, mesh)
+        set_devices({**resolve(load_config(config)), **changes}, 2, mesh)
 
 
-def test_numbers_below_one_are_refused_before_anything_is_touched(config, capsys):
+def test_numbers_below_one_are_refused(config, capsys):
     assert main(["plan", str(config), "--devices", "0"]) == 2
-    assert "--devices and --processes are at least 1, found 0 and 1" in capsys.readouterr().err
+    assert "--devices and --processes must be at least 1, got 0 and 1" in capsys.readouterr().err

@@ -37,16 +37,16 @@ def get_config():
 """
 
 
-def test_the_command_of_the_error_finds_the_operation(tmp_path, monkeypatch, capsys):
+def test_the_command_in_the_error_finds_the_operation(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "falling.py").write_text(textwrap.dedent(CONFIG))
-    # 2.5, then 2.5 - 4 / 2.5 = 0.9, then 0.9 - 4 / 0.9 < 0, whose logarithm is no number
+    # 2.5, then 2.5 - 4 / 2.5 = 0.9, then 0.9 - 4 / 0.9 < 0, whose logarithm is NaN
     with pytest.raises(FloatingPointError, match="jengine replay CONFIG .*/work_dirs/falling/numerics_iter_3.dump"):
         main(["train", "falling.py"])
     capsys.readouterr()
     assert main(["replay", "falling.py", "work_dirs/falling/numerics_iter_3.dump"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("the step of iteration 3:\n  loss: nan\n")
-    assert "not finite, in the order of the computation:\n  loss: 1 element\n" in printed
-    assert "encountered in log" in printed
-    assert 'jnp.log(params["w"])' in printed
+    out = capsys.readouterr().out
+    assert out.startswith("the step of iteration 3:\n  loss: nan\n")
+    assert "not finite, in the order of the computation:\n  loss: 1 element\n" in out
+    assert "encountered in log" in out
+    assert 'jnp.log(params["w"])' in out

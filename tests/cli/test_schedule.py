@@ -20,20 +20,20 @@ def config(tmp_path):
     return str(path)
 
 
-def test_what_moves_is_drawn_and_the_rest_is_named(config, capsys):
+def test_varying_values_are_drawn_and_constant_ones_listed(config, capsys):
     assert main(["schedule", config]) == 0
     out = capsys.readouterr().out
     assert out.startswith("lr: 0.1 to 0.2, between 0.1 and 0.2\n")
     assert "constant: weight_decay 0.1, beta1 0.9, beta2 0.999" in out
 
 
-def test_a_picture_is_drawn_on_demand(config, tmp_path, capsys):
+def test_a_png_is_saved_on_demand(config, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert main(["schedule", config, "--png", str(tmp_path / "s.png")]) == 0
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_curve_in_characters():
+def test_a_curve_is_drawn_as_text():
     assert plot([0.0, 1.0, 2.0, 1.0], "x", height=3) == (
         "x: 0 to 1, between 0 and 2\n"
         "2 |  *\n"

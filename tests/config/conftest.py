@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def write(tmp_path: pathlib.Path) -> Callable[[str, str], pathlib.Path]:
-    """Writes a file below the test's own directory and returns its path."""
+    """Return a function that writes a file in the directory of the test and returns its path."""
 
     def write_file(name: str, text: str) -> pathlib.Path:
         path = tmp_path / name

@@ -8,7 +8,7 @@ from jengine.config import load_config, resolve
 from jengine.errors import ConfigError
 
 
-def test_a_dict_and_a_config_dict_load_alike(write):
+def test_a_dict_and_a_config_dict_load_equally(write):
     plain = write("a.py", "def get_config():\n    return dict(lr=0.1, opt=dict(type='SGD'))")
     typed = write(
         "b.py",
@@ -32,7 +32,7 @@ def test_keys_with_dots_and_the_order_of_a_dict_are_kept(write):
     assert cfg.custom_keys["backbone.layer0"].lr_mult == 0.1
 
 
-def test_a_key_with_a_dot_in_a_config_dict_is_an_error_that_shows_the_list_of_pairs(write):
+def test_a_key_with_a_dot_in_a_config_dict_is_an_error_with_the_alternatives(write):
     path = write(
         "a.py",
         """
@@ -84,7 +84,7 @@ def test_an_override_reaches_everything_that_refers_to_the_value(write):
     assert changed == {"batch": 16, "lr": 8.0, "loaders": [{"batch_size": 16}]}
 
 
-def test_what_follows_the_colon_is_the_argument(write):
+def test_the_text_after_the_colon_is_the_argument(write):
     path = write("a.py", "def get_config(size='s'):\n    return dict(size=size)")
     assert load_config(f"{path}:large").size == "large"
     assert load_config(path).size == "s"
@@ -95,7 +95,7 @@ def test_an_argument_must_fit_get_config(write):
     with pytest.raises(ConfigError, match=r"get_config\(\) of .*takes no argument"):
         load_config(f"{without}:large")
     needing = write("b.py", "def get_config(size):\n    return {}")
-    with pytest.raises(ConfigError, match=r"needs an argument: write b\.py:argument"):
+    with pytest.raises(ConfigError, match=r"requires an argument; write b\.py:argument"):
         load_config(needing)
 
 
@@ -107,25 +107,25 @@ def test_a_config_imports_from_its_own_directory_and_only_while_it_loads(write):
     assert sys.path == before
 
 
-def test_siblings_of_equal_name_are_told_apart_and_run_once(write):
+def test_modules_with_equal_names_in_two_directories_are_distinct_and_run_once(write):
     text = "from part import values\ndef get_config():\n    values.append(1)\n    return dict(values=list(values))"
     one, two = write("one/config.py", text), write("two/config.py", text)
     write("one/part.py", "values = [10]")
     write("two/part.py", "values = [20]")
     assert load_config(one)["values"] == [10, 1]
     assert load_config(two)["values"] == [20, 1]
-    # The module of the first directory comes back as it was: it has not run again.
+    # The module of the first directory is the same object: it did not run again.
     assert load_config(one)["values"] == [10, 1, 1]
 
 
-def test_a_list_of_an_imported_module_is_not_changed_by_an_override(write):
+def test_an_override_does_not_change_a_list_of_an_imported_module(write):
     path = write("c/config.py", "from pipe import steps\ndef get_config():\n    return dict(steps=steps)")
     write("c/pipe.py", "steps = [dict(size=32)]")
     assert load_config(path, ["steps[0].size=64"]).steps[0]["size"] == 64
     assert load_config(path).steps[0]["size"] == 32
 
 
-def test_a_missing_file_is_named_with_the_closest_that_exists(write):
+def test_a_missing_file_is_an_error_with_the_closest_existing_one(write):
     path = write("configs/resnet50.py", "def get_config():\n    return {}")
     with pytest.raises(FileNotFoundError, match=r"resnet5\.py'; did you mean '.*configs/resnet50\.py'"):
         load_config(path.with_name("resnet5.py"))
@@ -133,12 +133,12 @@ def test_a_missing_file_is_named_with_the_closest_that_exists(write):
         load_config(path.parent.parent / "config" / "resnet50.py")
 
 
-def test_files_that_are_no_configs_are_refused(write):
+def test_files_that_are_not_configs_are_refused(write):
     with pytest.raises(ConfigError, match="has no function `get_config"):
         load_config(write("a.py", "config = {}"))
-    with pytest.raises(ConfigError, match="returned list, not a ConfigDict or a dict"):
+    with pytest.raises(ConfigError, match="must return a ConfigDict or a dict, got list"):
         load_config(write("b.py", "def get_config():\n    return []"))
-    with pytest.raises(ConfigError, match="a config is a Python file"):
+    with pytest.raises(ConfigError, match="a config must be a Python file"):
         load_config(write("c.yaml", "lr: 1"))
 
 

@@ -22,7 +22,7 @@ def test_dicts_merge_and_lists_are_replaced(kind):
 
 
 @pytest.mark.parametrize("kind", [dict, ConfigDict])
-def test_delete_replaces_a_dict_at_its_level_and_is_itself_dropped(kind):
+def test_delete_replaces_a_dict_and_is_removed(kind):
     override = kind({"optim_wrapper": {"optimizer": {"_delete_": True, "type": "AdamW", "lr": 1e-3}}})
     result = resolve(merge(kind(BASE), override))
     assert result["optim_wrapper"] == {"type": "OptimWrapper", "optimizer": {"type": "AdamW", "lr": 1e-3}}
@@ -38,13 +38,13 @@ def test_the_result_shares_no_container_with_the_base():
     assert BASE["optim_wrapper"]["optimizer"]["lr"] == 0.1
 
 
-def test_keys_with_dots_pass_through_a_config_dict():
+def test_keys_with_dots_are_kept_in_a_config_dict():
     base = ConfigDict({"custom_keys": {"a.b": {"lr_mult": 1.0}}}, allow_dotted_keys=True)
     result = merge(base, {"custom_keys": {"c.d": {"lr_mult": 2.0}}})
     assert resolve(result) == {"custom_keys": {"a.b": {"lr_mult": 1.0}, "c.d": {"lr_mult": 2.0}}}
 
 
-def test_references_of_the_base_follow_what_is_overridden_now_and_later():
+def test_references_of_the_base_follow_overrides_now_and_later():
     base = ConfigDict({"lr": 1.0})
     base.warmup = base.get_ref("lr") * 0.5
     result = merge(base, {"lr": 2.0})
@@ -53,14 +53,14 @@ def test_references_of_the_base_follow_what_is_overridden_now_and_later():
     assert resolve(base) == {"lr": 1.0, "warmup": 0.5}
 
 
-def test_a_dict_takes_the_place_of_none_but_not_of_a_value():
+def test_a_dict_replaces_none_but_not_another_value():
     assert merge({"clip_grad": None}, {"clip_grad": {"max_norm": 1}}) == {"clip_grad": {"max_norm": 1}}
-    with pytest.raises(TypeError, match="'lr' is float in the base config and a dict in the one that inherits"):
+    with pytest.raises(TypeError, match="'lr' must be a dict in the base config to merge with a dict, got float"):
         merge({"lr": 0.1}, {"lr": {"type": "Cosine"}})
 
 
-def test_what_is_no_config_is_refused():
-    with pytest.raises(TypeError, match="a config is a ConfigDict or a dict, found list"):
+def test_arguments_that_are_not_configs_are_refused():
+    with pytest.raises(TypeError, match="a config must be a ConfigDict or a dict, got list"):
         merge({}, [("a", 1)])
-    with pytest.raises(TypeError, match="a config is a ConfigDict or a dict, found NoneType"):
+    with pytest.raises(TypeError, match="a config must be a ConfigDict or a dict, got NoneType"):
         merge(None, {})

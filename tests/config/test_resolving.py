@@ -12,7 +12,7 @@ def test_references_are_resolved_everywhere():
     ref = FieldReference(3)
     cfg = ConfigDict({"a": ref, "items": [ref, (ref + 1, {"b": ref})], "c": ConfigDict({"d": ref * 2})})
     assert resolve(cfg) == {"a": 3, "items": [3, (4, {"b": 3})], "c": {"d": 6}}
-    assert isinstance(cfg["items"][0], FieldReference)  # the argument is left as it was
+    assert isinstance(cfg["items"][0], FieldReference)  # the argument is not modified
 
 
 def test_config_dicts_inside_lists_become_dicts():
@@ -22,7 +22,7 @@ def test_config_dicts_inside_lists_become_dicts():
     assert type(result["f"]) is dict
 
 
-def test_objects_stay_the_same_objects():
+def test_objects_are_not_copied():
     pair = collections.namedtuple("pair", "init update")(print, len)
     cfg = {"type": dict, "fn": len, "array": np.arange(3), "pair": pair, "nested": [object]}
     result = resolve(cfg)
@@ -39,19 +39,19 @@ def test_containers_are_new():
     assert cfg == {"hooks": [{"a": 1}]}
 
 
-def test_the_order_of_keys_is_kept_where_it_is_known():
+def test_the_order_of_keys_is_kept():
     assert list(resolve({"b": 1, "a": {"z": 1, "y": 2}})) == ["b", "a"]
     assert list(resolve(ConfigDict({"b": 1, "a": 2}, sort_keys=False))) == ["b", "a"]
 
 
-def test_an_empty_required_placeholder_names_its_place():
+def test_an_empty_required_placeholder_is_an_error_with_its_path():
     cfg = ConfigDict({"model": {"num_classes": config_dict.required_placeholder(int)}})
     with pytest.raises(config_dict.RequiredValueError) as caught:
         resolve(cfg)
     assert caught.value.__notes__ == ["in the config at `model.num_classes`"]
 
 
-def test_an_unknown_key_is_refused_with_the_closest():
+def test_an_unknown_key_is_an_error_with_the_closest():
     known = ("optim_wrapper", "train_cfg", "vars")
     check_keys(ConfigDict({"train_cfg": {}, "vars": {"mine": 1}}), known)
     with pytest.raises(ConfigError) as caught:

@@ -1,8 +1,8 @@
-"""Trains a small model with everything that a restart could lose: dropout, accumulation, an average, a schedule.
+"""Train a small model with every state that a restart could lose: dropout, accumulation, an average, a schedule.
 
     python tests/crash/job.py WORK_DIR [ITERATIONS]
 
-Continues from the newest checkpoint of WORK_DIR. Whoever calls it may kill it at any moment and call it again.
+The job continues from the newest checkpoint of WORK_DIR. It may be killed and restarted at any moment.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Kills the job of `job.py` at random moments and holds what it ends with against a run that was left alone."""
+"""Kill the job of `job.py` at random moments and compare its results with those of an uninterrupted run."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from jengine import checkpoint
 
 JOB = pathlib.Path(__file__).parent / "job.py"
 ROOT = JOB.parent.parent.parent
-PATIENCE = 120.0  # seconds that a job may be silent
+TIMEOUT = 120.0  # seconds
 
 
 def start(work_dir, iterations):
@@ -29,67 +29,73 @@ def start(work_dir, iterations):
         return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env={**cache, **os.environ})
 
 
-def lines(work_dir):
-    """What the run has logged, but for the times. A job killed before its first checkpoint is not continued but
-    begun anew, with logs of its own: those count."""
+def read_log(work_dir):
+    """Return the logged values without the times.
+
+    A job that was killed before its first checkpoint starts from scratch with a new log: only the newest log counts.
+    """
     newest = max(work_dir.glob("*/vis_data/scalars.json"), default=None)
-    found = [json.loads(line) for line in newest.open()] if newest else []
-    account = [line for line in found if "seconds/setup" in line]  # of the time of the run, at its end
-    return [{k: v for k, v in line.items() if "time" not in k} for line in found if line not in account]
+    lines = [json.loads(line) for line in newest.open()] if newest else []
+    lines = [line for line in lines if "seconds/setup" not in line]  # the report of times at the end of the run
+    return [{name: value for name, value in line.items() if "time" not in name} for line in lines]
+
+
+def last_iteration(work_dir):
+    return max((line.get("iter", 0) for line in read_log(work_dir)), default=0)
 
 
 def finish(work_dir, iterations):
-    """Lets the job run to its end."""
-    code = start(work_dir, iterations).wait(PATIENCE)
+    """Run the job to its end."""
+    code = start(work_dir, iterations).wait(TIMEOUT)
     assert code == 0, work_dir.with_suffix(".out").read_text()[-3000:]
 
 
 def interrupt(work_dir, iterations, signum, rng):
-    """Starts the job and sends it a signal after a random number of iterations and a random while.
+    """Start the job and send it a signal after a random number of iterations and a random pause.
 
     Returns:
-      Whether the signal came before the end.
+      Whether the signal interrupted it before its end.
     """
-    before = max((line.get("iter", 0) for line in lines(work_dir)), default=0)
+    before = last_iteration(work_dir)
     goal, pause = rng.randint(1, max(1, (iterations - before) // 2)), rng.uniform(0.0, 0.08)
-    job, begun = start(work_dir, iterations), time.monotonic()
-    first = None
+    job, start_time = start(work_dir, iterations), time.monotonic()
+    first_size = None
     while job.poll() is None:
         size = sum(path.stat().st_size for path in work_dir.glob("*/vis_data/scalars.json"))
-        first = size if first is None else first
-        written = max((line.get("iter", 0) for line in lines(work_dir)), default=0) if size != first else before
-        if written >= before + goal:
+        first_size = size if first_size is None else first_size
+        logged = last_iteration(work_dir) if size != first_size else before
+        if logged >= before + goal:
             time.sleep(pause)
             job.send_signal(signum)
             break
-        assert time.monotonic() - begun < PATIENCE, work_dir.with_suffix(".out").read_text()[-3000:]
+        assert time.monotonic() - start_time < TIMEOUT, work_dir.with_suffix(".out").read_text()[-3000:]
         time.sleep(0.002)
-    code = job.wait(PATIENCE)
-    if signum == signal.SIGTERM and code not in (0, 143):
-        raise AssertionError(f"exit code {code}: {work_dir.with_suffix('.out').read_text()[-3000:]}")
+    code = job.wait(TIMEOUT)
+    output = work_dir.with_suffix(".out").read_text()[-3000:]
+    assert signum != signal.SIGTERM or code in (0, 143), f"exit code {code}: {output}"
     return code != 0
 
 
-def same_end(work_dir, whole):
-    """Holds the last checkpoint and the log of two runs against each other, bit for bit."""
-    ours, theirs = (checkpoint.load(d) for d in (work_dir, whole))
-    assert ours.meta["meta"]["iter"] == theirs.meta["meta"]["iter"]
-    jax.tree.map(np.testing.assert_array_equal, ours.state, theirs.state)
-    assert ours.meta["hooks"]["CheckpointHook"] == theirs.meta["hooks"]["CheckpointHook"]
-    assert lines(work_dir) == lines(whole)
+def assert_equal_results(work_dir, reference_dir):
+    """Compare the last checkpoints and the logs of two runs, bit for bit."""
+    actual, expected = checkpoint.load(work_dir), checkpoint.load(reference_dir)
+    assert actual.meta["meta"]["iter"] == expected.meta["meta"]["iter"]
+    jax.tree.map(np.testing.assert_array_equal, actual.state, expected.state)
+    assert actual.meta["hooks"]["CheckpointHook"] == expected.meta["hooks"]["CheckpointHook"]
+    assert read_log(work_dir) == read_log(reference_dir)
 
 
 def run(directory, kills, seed, signum=signal.SIGKILL, iterations=40):
-    """Interrupts a run `kills` times, lets it end, and compares it with one that was left alone.
+    """Interrupt a run `kills` times, let it finish, and compare it with an uninterrupted one.
 
     Returns:
-      How often the signal came in time.
+      How many of the signals interrupted it before its end.
     """
     rng, directory = random.Random(seed), pathlib.Path(directory)
-    whole, broken = directory / "whole", directory / f"broken_{signum}_{seed}"
-    if not whole.exists():
-        finish(whole, iterations)
-    came = sum(interrupt(broken, iterations, signum, rng) for _ in range(kills))
-    finish(broken, iterations)
-    same_end(broken, whole)
-    return came
+    reference_dir, work_dir = directory / "reference", directory / f"interrupted_{signum}_{seed}"
+    if not reference_dir.exists():
+        finish(reference_dir, iterations)
+    interruptions = sum(interrupt(work_dir, iterations, signum, rng) for _ in range(kills))
+    finish(work_dir, iterations)
+    assert_equal_results(work_dir, reference_dir)
+    return interruptions

@@ -1,4 +1,4 @@
-"""A run that is killed and started again ends as if nothing had happened. The long version is benchmarks/crash.py."""
+"""Kill and restart runs: their results equal those of an uninterrupted run. benchmarks/crash.py repeats this more often."""
 
 import importlib.util
 import pathlib
@@ -20,9 +20,9 @@ def directory(tmp_path_factory):
     return tmp_path_factory.mktemp("crash")
 
 
-def test_killed_runs_end_with_the_same_bits(kills, directory):
+def test_killed_runs_are_bit_identical(kills, directory):
     assert kills.run(directory, kills=3, seed=0) >= 1
 
 
-def test_terminated_runs_end_with_the_same_bits(kills, directory):
+def test_terminated_runs_are_bit_identical(kills, directory):
     assert kills.run(directory, kills=1, seed=1, signum=signal.SIGTERM) == 1

@@ -1,4 +1,4 @@
-"""Batches are taken several at a time where they are alike, and an error of the source comes after those before it."""
+"""Test that BatchStream takes several batches of the same shapes at a time, and raises errors in order."""
 
 import numpy as np
 import pytest
@@ -6,26 +6,26 @@ import pytest
 from jengine.data import BatchStream
 
 
-def batch(value, rows=2, dtype=np.float32):
-    return {"x": np.full(rows, value, dtype)}
+def batch(value, size=2, dtype=np.float32):
+    return {"x": np.full(size, value, dtype)}
 
 
 def values(batches):
-    return [int(one["x"][0]) for one in batches]
+    return [int(batch["x"][0]) for batch in batches]
 
 
-def test_batches_come_in_order_and_fewer_at_the_end():
+def test_batches_are_in_order_with_fewer_at_the_end():
     stream = BatchStream(batch(i) for i in range(5))
     assert [values(stream.take(2)) for _ in range(4)] == [[0, 1], [2, 3], [4], []]
 
 
-def test_batches_of_another_shape_dtype_or_key_are_taken_apart():
-    others = [batch(2, rows=3), batch(3, dtype=np.int32), {"x": np.zeros(2, np.int32), "y": np.zeros(2)}]
+def test_batches_of_another_shape_dtype_or_key_are_taken_separately():
+    others = [batch(2, size=3), batch(3, dtype=np.int32), {"x": np.zeros(2, np.int32), "y": np.zeros(2)}]
     stream = BatchStream([batch(0), batch(1), *others])
     assert [len(stream.take(4)) for _ in range(5)] == [2, 1, 1, 1, 0]
 
 
-def test_an_error_of_the_source_comes_after_the_batches_before_it():
+def test_an_error_of_the_source_is_raised_after_the_batches_before_it():
     def source():
         yield batch(0)
         yield batch(1)

@@ -16,7 +16,7 @@ def notes(info):
     return getattr(info.value, "__notes__", [])
 
 
-def test_training_data_are_shuffled_and_whole_evaluation_data_in_order_and_padded(cfg):
+def test_training_data_are_shuffled_and_evaluation_data_in_order_and_padded(cfg):
     before = copy.deepcopy(cfg)
     train = build_dataloader(cfg, train=True, seed=7)
     val = build_dataloader(cfg, train=False, seed=7)
@@ -36,14 +36,14 @@ def test_the_sampler_of_the_config_gets_the_shared_seed_and_the_shard(cfg):
     assert next(iter(loader))["x"].tolist() == [1, 3, 5, 7]
 
 
-def test_a_seed_in_the_config_wins_and_none_is_no_seed(cfg):
+def test_a_seed_in_the_config_takes_precedence_unless_none(cfg):
     cfg["sampler"] = {"type": "DefaultSampler", "seed": 3}
     assert build_dataloader(cfg, train=True, seed=7).sampler.seed == 3
     cfg["sampler"]["seed"] = None
     assert build_dataloader(cfg, train=True, seed=7).sampler.seed == 7
 
 
-def test_a_sampler_of_ones_own_is_asked_for_no_more_than_it_takes(cfg):
+def test_a_custom_sampler_gets_only_the_arguments_that_it_takes(cfg):
     @DATA_SAMPLERS.register_module("EvenTest", force=True)
     class Even:
         def __init__(self, dataset):
@@ -59,7 +59,7 @@ def test_a_sampler_of_ones_own_is_asked_for_no_more_than_it_takes(cfg):
     assert next(iter(build_dataloader(cfg, train=True)))["x"].tolist() == [0, 2, 4, 6]
 
 
-def test_what_is_built_already_is_taken_as_it_is(cfg):
+def test_existing_objects_are_used_unchanged(cfg):
     dataset = ArrayDataset({"x": np.arange(4)})
     sampler = DefaultSampler(dataset, shuffle=False)
     loader = build_dataloader({"dataset": dataset, "batch_size": 2, "sampler": sampler}, train=True)
@@ -81,14 +81,14 @@ def test_a_missing_dataset_is_named():
         build_dataloader({"batch_size": 2}, train=True)
 
 
-def test_an_unknown_dataset_is_named_with_its_place(cfg):
+def test_an_unknown_dataset_is_named_with_its_config_path(cfg):
     cfg["dataset"]["type"] = "ArrayDatset"
     with pytest.raises(KeyError, match="did you mean 'ArrayDataset'") as info:
         build_dataloader(cfg, train=True)
     assert notes(info) == ["in the config at `dataset.type`"]
 
 
-def test_an_unknown_sampler_is_named_with_its_place(cfg):
+def test_an_unknown_sampler_is_named_with_its_config_path(cfg):
     cfg["sampler"] = {"type": "DefaultSampelr"}
     with pytest.raises(KeyError, match="did you mean 'DefaultSampler'") as info:
         build_dataloader(cfg, train=True)
@@ -96,12 +96,12 @@ def test_an_unknown_sampler_is_named_with_its_place(cfg):
 
 
 @pytest.mark.parametrize("key", ["persistent_workers", "pin_memory", "batch_sampler"])
-def test_settings_that_have_nothing_to_set_say_why(cfg, key):
-    with pytest.raises(TypeError, match=f"a dataloader has no argument '{key}': .*; remove it"):
+def test_unsupported_settings_are_refused_with_the_reason(cfg, key):
+    with pytest.raises(TypeError, match=f"a dataloader must not have the argument '{key}': .*; remove it"):
         build_dataloader({**cfg, key: True}, train=True)
 
 
-def test_the_digits_are_split_once_and_for_all():
+def test_the_split_of_the_digits_is_fixed():
     train, test = DATASETS.build({"type": "Digits"}), DATASETS.build({"type": "Digits", "split": "test", "flat": True})
     assert (len(train), len(test)) == (1438, 359)  # 1,797 images, a fifth held out
     assert train[0]["image"].shape == (8, 8, 1)

@@ -7,7 +7,7 @@ from jengine.data import ArrayDataset, IterableLoader
 
 
 class Tensor:
-    """As much of a torch tensor as an adapter may rely on."""
+    """The part of a torch tensor that an adapter may use."""
 
     def __init__(self, values):
         self.values = values
@@ -22,25 +22,27 @@ class Tensor:
         return np.asarray(self.values, dtype)
 
 
-class Epochs:
+class EpochRecorder:
+    """Record the epochs that are set."""
+
     def __init__(self):
-        self.told = []
+        self.epochs = []
 
     def set_epoch(self, epoch):
-        self.told.append(epoch)
+        self.epochs.append(epoch)
 
     def __len__(self):
         return 5
 
 
 class TorchLike:
-    """As much of a torch DataLoader as an adapter may rely on."""
+    """The part of a torch DataLoader that an adapter may use."""
 
     drop_last = False
 
     def __init__(self, batch_size, size=5):
         self.batch_size = batch_size
-        self.sampler = Epochs()
+        self.sampler = EpochRecorder()
         self.dataset = np.arange(size, dtype=np.float32)
 
     def __len__(self):
@@ -51,8 +53,8 @@ class TorchLike:
             yield {"x": Tensor(self.dataset[k * self.batch_size : (k + 1) * self.batch_size])}
 
 
-class Unpeekable:
-    """Sized, and silent about the size of its last batch."""
+class SizedBatches:
+    """Has a length, but no information about the size of its last batch."""
 
     def __init__(self, *sizes):
         self.sizes = sizes
@@ -75,17 +77,17 @@ def test_tensors_become_numpy_arrays():
 
 
 @pytest.mark.parametrize("make", [lambda: TorchLike(2), lambda: [{"x": np.zeros(n)} for n in (2, 2, 1)]])
-def test_a_smaller_last_batch_is_left_out_of_training_and_of_the_length_from_the_start(make):
+def test_a_smaller_last_batch_is_dropped_in_training_and_not_counted_from_the_start(make):
     with pytest.warns(UserWarning, match="the last of 3 batches is smaller"):
         loader = IterableLoader(make(), train=True)
     assert len(loader) == 2
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # said once
+        warnings.simplefilter("error")  # warned once
         assert sizes(loader) == sizes(loader) == [2, 2]
 
 
-def test_a_smaller_last_batch_that_shows_only_at_the_end_is_left_out_with_one_warning():
-    loader = IterableLoader(Unpeekable(2, 2, 1), train=True)
+def test_a_smaller_last_batch_that_is_detected_at_the_end_is_dropped_with_one_warning():
+    loader = IterableLoader(SizedBatches(2, 2, 1), train=True)
     assert len(loader) == 3
     with pytest.warns(UserWarning, match="the last of 3 batches is smaller"):
         assert sizes(loader) == [2, 2]
@@ -95,8 +97,8 @@ def test_a_smaller_last_batch_that_shows_only_at_the_end_is_left_out_with_one_wa
     assert len(loader) == 2
 
 
-@pytest.mark.parametrize("make", [lambda: TorchLike(2), lambda: Unpeekable(2, 2, 1)])
-def test_in_evaluation_the_last_batch_is_padded_and_all_have_a_mask(make):
+@pytest.mark.parametrize("make", [lambda: TorchLike(2), lambda: SizedBatches(2, 2, 1)])
+def test_in_evaluation_the_last_batch_is_padded_and_all_batches_have_a_mask(make):
     loader = IterableLoader(make(), train=False)
     batches = list(loader)
     assert len(loader) == 3
@@ -105,7 +107,7 @@ def test_in_evaluation_the_last_batch_is_padded_and_all_have_a_mask(make):
     assert batches[2]["x"][1] == batches[2]["x"][0]
 
 
-def test_evaluation_batches_that_are_no_dict_pass_when_all_are_full():
+def test_evaluation_batches_need_not_be_dicts_if_all_are_full():
     batches = [(np.zeros(2), np.ones(2))] * 2
     assert len(list(IterableLoader(batches, train=False))) == 2
     with pytest.raises(TypeError, match="a batch that may be padded must be a dict"):
@@ -113,12 +115,12 @@ def test_evaluation_batches_that_are_no_dict_pass_when_all_are_full():
 
 
 def test_a_batch_of_another_size_in_the_middle_is_refused():
-    with pytest.raises(ValueError, match="the first has 2 rows, number 1 1"):
-        list(IterableLoader(Unpeekable(2, 1, 2), train=True))
+    with pytest.raises(ValueError, match="batches must have the same size, got 2 examples in batch 0 and 1 in batch 1"):
+        list(IterableLoader(SizedBatches(2, 1, 2), train=True))
 
 
-def test_starting_in_the_middle_skips_and_keeps_the_size_of_the_first():
-    loader = IterableLoader(Unpeekable(2, 2, 1), train=False)
+def test_a_start_in_the_middle_skips_batches_and_keeps_the_size_of_the_first():
+    loader = IterableLoader(SizedBatches(2, 2, 1), train=False)
     loader.set_epoch(0, start=2)
     (batch,) = loader
     assert batch["x"].tolist() == [2, 2]
@@ -127,8 +129,8 @@ def test_starting_in_the_middle_skips_and_keeps_the_size_of_the_first():
     assert len(list(loader)) == 3
 
 
-def test_the_saved_position_is_continued():
-    loader = IterableLoader(Unpeekable(1, 1, 1), train=True)
+def test_iteration_continues_at_the_saved_position():
+    loader = IterableLoader(SizedBatches(1, 1, 1), train=True)
     loader.set_epoch(4)
     next(iter(loader))
     state = loader.state_dict()
@@ -137,28 +139,28 @@ def test_the_saved_position_is_continued():
     assert [batch["x"].tolist() for batch in loader] == [[1], [2]]
 
 
-def test_the_epoch_reaches_whoever_shuffles():
+def test_the_epoch_is_passed_to_the_sampler():
     sampled = TorchLike(5)
     IterableLoader(sampled, train=True).set_epoch(3)
-    assert sampled.sampler.told == [3]
+    assert sampled.sampler.epochs == [3]
 
-    nested = Unpeekable(1)
-    nested.batch_sampler = Epochs()
-    nested.batch_sampler.sampler = Epochs()
+    nested = SizedBatches(1)
+    nested.batch_sampler = EpochRecorder()
+    nested.batch_sampler.sampler = EpochRecorder()
     IterableLoader(nested, train=True).set_epoch(4)
-    assert nested.batch_sampler.sampler.told == [4]
+    assert nested.batch_sampler.sampler.epochs == [4]
 
-    own = Unpeekable(1)
-    own.told = []
-    own.set_epoch = own.told.append
+    own = SizedBatches(1)
+    own.epochs = []
+    own.set_epoch = own.epochs.append
     IterableLoader(own, train=True).set_epoch(5)
-    assert own.told == [5]
+    assert own.epochs == [5]
 
-    IterableLoader(Unpeekable(1), train=True).set_epoch(6)  # nobody to tell: no error
+    IterableLoader(SizedBatches(1), train=True).set_epoch(6)  # no set_epoch: no error
 
 
-def test_the_epoch_can_be_cut_short():
-    loader = IterableLoader(Unpeekable(2, 2, 2), train=True, num_batch_per_epoch=2)
+def test_the_number_of_batches_per_epoch_can_be_limited():
+    loader = IterableLoader(SizedBatches(2, 2, 2), train=True, num_batch_per_epoch=2)
     assert len(loader) == 2
     assert sizes(loader) == [2, 2]
 
@@ -166,11 +168,11 @@ def test_the_epoch_can_be_cut_short():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ((batch for batch in []), "generator allows only one pass: give an object with __len__"),
-        (map(int, []), "map allows only one pass"),
-        (ArrayDataset({"x": np.zeros(2)}), r"ArrayDataset is a dataset; use dict\(dataset=..., batch_size=...\)"),
+        ((batch for batch in []), "must allow several passes, got generator; pass an object with __len__"),
+        (map(int, []), "must allow several passes, got map"),
+        (ArrayDataset({"x": np.zeros(2)}), r"got the dataset ArrayDataset; use dict\(dataset=..., batch_size=...\)"),
         (3, "a dataloader must be a config dict or an iterable of batches, got int"),
-        (type("Endless", (), {"__iter__": lambda self: iter(())})(), "Endless has no length: give an object"),
+        (type("Endless", (), {"__iter__": lambda self: iter(())})(), "must have a length, got Endless; pass an object"),
     ],
 )
 def test_data_without_a_length_are_refused_with_advice(data, message):
@@ -178,12 +180,12 @@ def test_data_without_a_length_are_refused_with_advice(data, message):
         IterableLoader(data, train=True)
 
 
-def test_no_batches_are_refused():
+def test_an_empty_list_of_batches_is_refused():
     with pytest.raises(ValueError, match="the data must have at least one whole batch"):
         IterableLoader([], train=True)
 
 
-def test_the_dataset_behind_the_loader_is_found():
+def test_the_dataset_and_the_batch_size_of_the_loader_are_available():
     source = TorchLike(5)
     assert IterableLoader(source, train=True).dataset is source.dataset
     assert IterableLoader(source, train=True).batch_size == 5
@@ -195,14 +197,14 @@ def test_the_dataset_behind_the_loader_is_found():
     assert loader.batch_size == 2
 
 
-def test_a_look_aside_is_a_pass_of_its_own_where_the_source_allows_it():
+def test_a_copy_is_an_independent_pass_if_the_source_allows_it():
     source = TorchLike(batch_size=1)
     loader = IterableLoader(source, train=True)
-    found = iter(loader)
-    first = next(found)["x"].tolist()
+    batches = iter(loader)
+    first = next(batches)["x"].tolist()
     assert [batch["x"].tolist() for batch in loader.copy_at_epoch(3)] == [[0], [1], [2], [3], [4]]
-    assert source.sampler.told == [3]
-    assert [first, next(found)["x"].tolist()] == [[0], [1]]
+    assert source.sampler.epochs == [3]
+    assert [first, next(batches)["x"].tolist()] == [[0], [1]]
     source.persistent_workers = True
-    with pytest.raises(ValueError, match="TorchLike with persistent_workers=True allows one pass at a time"):
+    with pytest.raises(ValueError, match="TorchLike must not have persistent_workers=True, which allows only one pass"):
         loader.copy_at_epoch(0)

@@ -9,53 +9,53 @@ import pytest
 from jengine.data import ArrayDataset, DataLoader, DefaultSampler, InfiniteSampler
 
 
-def rows(size):
+def make_dataset(size):
     return ArrayDataset({"x": np.arange(size, dtype=np.int32)})
 
 
 class Samples:
-    """A dataset that is asked for one sample at a time, and notes for which."""
+    """A dataset that returns one sample at a time, and records the indices."""
 
     def __init__(self, size):
         self.size = size
-        self.asked = []
+        self.indices = []
 
     def __len__(self):
         return self.size
 
     def __getitem__(self, index):
-        self.asked.append(index)
+        self.indices.append(index)
         return {"x": np.float32(index), "pair": (index, [np.full(2, index)])}
 
 
-def epoch_of(loader, epoch, start=0):
+def load_epoch(loader, epoch, start=0):
     loader.set_epoch(epoch, start)
     return [batch["x"].tolist() for batch in loader]
 
 
-def test_dropping_the_last_batch_leaves_whole_batches_without_a_mask():
-    loader = DataLoader(rows(10), 4, drop_last=True)
+def test_drop_last_yields_full_batches_without_a_mask():
+    loader = DataLoader(make_dataset(10), 4, drop_last=True)
     assert len(loader) == 2
-    assert epoch_of(loader, 0) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert load_epoch(loader, 0) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [set(batch) for batch in loader] == [{"x"}, {"x"}]
 
 
-def test_the_padded_last_batch_repeats_real_rows_and_every_batch_has_a_mask():
-    batches = list(DataLoader(rows(6), 4))
+def test_the_padded_last_batch_repeats_real_examples_and_every_batch_has_a_mask():
+    batches = list(DataLoader(make_dataset(6), 4))
     assert [b["x"].tolist() for b in batches] == [[0, 1, 2, 3], [4, 5, 0, 0]]
     assert [b["mask"].tolist() for b in batches] == [[True] * 4, [True, True, False, False]]
     assert batches[0]["mask"].dtype == bool
 
 
 def test_a_dataset_smaller_than_one_batch_is_padded_for_evaluation():
-    (batch,) = DataLoader(rows(2), 4)
+    (batch,) = DataLoader(make_dataset(2), 4)
     assert batch["x"].shape == (4,)
     assert batch["mask"].tolist() == [True, True, False, False]
 
 
-def test_over_all_processes_each_sample_is_real_exactly_once_and_batch_counts_are_equal():
+def test_each_sample_is_real_on_exactly_one_process_and_batch_counts_are_equal():
     loaders = [
-        DataLoader(rows(11), 2, DefaultSampler(11, seed=1, round_up=up, process_index=p, process_count=4))
+        DataLoader(make_dataset(11), 2, DefaultSampler(11, seed=1, round_up=up, process_index=p, process_count=4))
         for up in (True, False)
         for p in range(4)
     ]
@@ -65,66 +65,66 @@ def test_over_all_processes_each_sample_is_real_exactly_once_and_batch_counts_ar
         assert sorted(real) == list(range(11))
 
 
-def test_samples_are_stacked_over_the_whole_structure():
+def test_all_leaves_of_samples_are_stacked():
     batch = next(iter(DataLoader(Samples(5), 3, drop_last=True)))
     assert batch["x"].dtype == np.float32
     assert batch["pair"][0].tolist() == [0, 1, 2]
     assert batch["pair"][1][0].shape == (3, 2)
 
 
-def test_an_epoch_starts_anywhere_without_reading_what_came_before():
+def test_an_epoch_starts_at_any_position_without_reading_the_samples_before():
     dataset = Samples(1000)
     loader = DataLoader(dataset, 10, DefaultSampler(1000, seed=5), drop_last=True)
-    whole = epoch_of(loader, 3)
-    dataset.asked.clear()
-    assert epoch_of(loader, 3, start=98) == whole[98:]
-    assert len(dataset.asked) == 20
+    batches = load_epoch(loader, 3)
+    dataset.indices.clear()
+    assert load_epoch(loader, 3, start=98) == batches[98:]
+    assert len(dataset.indices) == 20
 
 
-def test_the_start_counts_for_one_iteration_only():
-    loader = DataLoader(rows(8), 2, drop_last=True)
-    assert len(epoch_of(loader, 0, start=3)) == 1
+def test_the_start_applies_to_one_iteration_only():
+    loader = DataLoader(make_dataset(8), 2, drop_last=True)
+    assert len(load_epoch(loader, 0, start=3)) == 1
     assert len(list(loader)) == 4
 
 
 def test_epochs_differ_and_resuming_at_an_epoch_equals_reaching_it():
-    def fresh():
-        return DataLoader(rows(12), 4, DefaultSampler(12, seed=2), drop_last=True)
+    def make_loader():
+        return DataLoader(make_dataset(12), 4, DefaultSampler(12, seed=2), drop_last=True)
 
-    loader = fresh()
-    first, second = epoch_of(loader, 0), epoch_of(loader, 1)
+    loader = make_loader()
+    first, second = load_epoch(loader, 0), load_epoch(loader, 1)
     assert first != second
-    assert epoch_of(fresh(), 1) == second
+    assert load_epoch(make_loader(), 1) == second
 
 
-def test_the_saved_position_continues_after_the_last_batch_handed_out():
-    loader = DataLoader(rows(12), 4, DefaultSampler(12, seed=2), drop_last=True)
-    whole = epoch_of(loader, 1)
+def test_the_saved_position_is_after_the_last_yielded_batch():
+    loader = DataLoader(make_dataset(12), 4, DefaultSampler(12, seed=2), drop_last=True)
+    batches = load_epoch(loader, 1)
     loader.set_epoch(1)
     next(iter(loader))
     assert loader.state_dict() == {"epoch": 1, "position": 1}
-    resumed = DataLoader(rows(12), 4, DefaultSampler(12, seed=2), drop_last=True)
+    resumed = DataLoader(make_dataset(12), 4, DefaultSampler(12, seed=2), drop_last=True)
     resumed.load_state_dict(loader.state_dict())
-    assert [batch["x"].tolist() for batch in resumed] == whole[1:]
+    assert [batch["x"].tolist() for batch in resumed] == batches[1:]
     assert resumed.state_dict() == {"epoch": 2, "position": 0}
 
 
-def test_an_epoch_set_on_the_sampler_itself_counts():
-    loader = DataLoader(rows(12), 4, DefaultSampler(12, seed=2), drop_last=True)
-    second = epoch_of(loader, 1)
+def test_an_epoch_set_on_the_sampler_is_used():
+    loader = DataLoader(make_dataset(12), 4, DefaultSampler(12, seed=2), drop_last=True)
+    second = load_epoch(loader, 1)
     loader.set_epoch(0)
     loader.sampler.set_epoch(1)
     assert [batch["x"].tolist() for batch in loader] == second
 
 
-def test_batches_of_the_infinite_sampler_run_across_the_borders_of_permutations():
-    loader = DataLoader(rows(10), 4, InfiniteSampler(10, seed=1), drop_last=True)
+def test_batches_of_the_infinite_sampler_cross_the_boundaries_of_permutations():
+    loader = DataLoader(make_dataset(10), 4, InfiniteSampler(10, seed=1), drop_last=True)
     assert len(loader) == 2
-    stream = [x for epoch in range(5) for batch in epoch_of(loader, epoch) for x in batch]
+    stream = [x for epoch in range(5) for batch in load_epoch(loader, epoch) for x in batch]
     assert [sorted(stream[k : k + 10]) for k in range(0, 40, 10)] == [list(range(10))] * 4
 
 
-def test_a_foreign_sampler_gives_the_order_and_is_told_the_epoch():
+def test_a_foreign_sampler_determines_the_order_and_gets_the_epoch():
     class Backwards:
         def __init__(self):
             self.epoch = 0
@@ -138,16 +138,16 @@ def test_a_foreign_sampler_gives_the_order_and_is_told_the_epoch():
         def __iter__(self):
             return iter([3 + self.epoch, 2, 1, 0])
 
-    loader = DataLoader(rows(8), 2, Backwards(), drop_last=True)
-    assert epoch_of(loader, 0) == [[3, 2], [1, 0]]
-    assert epoch_of(loader, 4) == [[7, 2], [1, 0]]
+    loader = DataLoader(make_dataset(8), 2, Backwards(), drop_last=True)
+    assert load_epoch(loader, 0) == [[3, 2], [1, 0]]
+    assert load_epoch(loader, 4) == [[7, 2], [1, 0]]
     loader.sampler.set_epoch(1)
     assert [batch["x"].tolist() for batch in loader] == [[4, 2], [1, 0]]
 
 
-def test_a_sampler_without_set_epoch_is_no_error():
-    loader = DataLoader(rows(4), 2, [2, 0, 3, 1], drop_last=True)
-    assert epoch_of(loader, 7) == [[2, 0], [3, 1]]
+def test_a_sampler_may_have_no_set_epoch():
+    loader = DataLoader(make_dataset(4), 2, [2, 0, 3, 1], drop_last=True)
+    assert load_epoch(loader, 7) == [[2, 0], [3, 1]]
 
 
 def test_fetching_a_whole_batch_at_once_may_return_a_list_of_samples():
@@ -156,61 +156,61 @@ def test_fetching_a_whole_batch_at_once_may_return_a_list_of_samples():
             return [{"x": np.float32(index)} for index in indices]
 
     loader = DataLoader(Listed(4), 2, drop_last=True)
-    assert epoch_of(loader, 0) == [[0.0, 1.0], [2.0, 3.0]]
+    assert load_epoch(loader, 0) == [[0.0, 1.0], [2.0, 3.0]]
 
 
-def test_a_collate_function_makes_the_batch():
+def test_a_collate_function_builds_the_batch():
     loader = DataLoader(Samples(4), 2, drop_last=True, collate_fn=lambda samples: {"x": np.array(len(samples))})
-    assert epoch_of(loader, 0) == [2, 2]
+    assert load_epoch(loader, 0) == [2, 2]
 
 
-def test_the_epoch_can_be_cut_short():
-    loader = DataLoader(rows(100), 4, drop_last=True, num_batch_per_epoch=3)
+def test_the_number_of_batches_per_epoch_can_be_limited():
+    loader = DataLoader(make_dataset(100), 4, drop_last=True, num_batch_per_epoch=3)
     assert len(loader) == 3
     assert len(list(loader)) == 3
 
 
-def test_nothing_is_started_without_workers_or_threads():
+def test_no_thread_is_started_by_default():
     before = threading.active_count()
-    assert len(list(DataLoader(rows(100), 4))) == 25
+    assert len(list(DataLoader(make_dataset(100), 4))) == 25
     assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("kind", [{"num_threads": 2}, {"num_workers": 1}])
-def test_reading_ahead_yields_the_same_batches_and_goes_on_from_epoch_to_epoch(kind):
-    plain = DataLoader(rows(10), 4, DefaultSampler(10, seed=1))
-    ahead = DataLoader(rows(10), 4, DefaultSampler(10, seed=1), **kind)
-    assert epoch_of(ahead, 0) == epoch_of(plain, 0)
-    running = ahead._ahead
-    assert epoch_of(ahead, 1) == epoch_of(plain, 1)
-    assert ahead._ahead is running
+def test_prefetching_yields_the_same_batches_and_continues_across_epochs(kind):
+    plain = DataLoader(make_dataset(10), 4, DefaultSampler(10, seed=1))
+    prefetching = DataLoader(make_dataset(10), 4, DefaultSampler(10, seed=1), **kind)
+    assert load_epoch(prefetching, 0) == load_epoch(plain, 0)
+    running = prefetching._prefetcher
+    assert load_epoch(prefetching, 1) == load_epoch(plain, 1)
+    assert prefetching._prefetcher is running
     if "num_threads" in kind:  # a second start of workers would take seconds
-        assert epoch_of(ahead, 5, start=1) == epoch_of(plain, 5, start=1)
-        assert ahead._ahead is not running
-    ahead.close()
-    assert ahead._ahead is None
+        assert load_epoch(prefetching, 5, start=1) == load_epoch(plain, 5, start=1)
+        assert prefetching._prefetcher is not running
+    prefetching.close()
+    assert prefetching._prefetcher is None
 
 
-def test_an_unshuffled_pass_can_be_repeated_by_the_same_threads():
-    loader = DataLoader(rows(4), 2, num_threads=1)
-    first = epoch_of(loader, 0)
-    running = loader._ahead
-    assert epoch_of(loader, 0) == first == [[0, 1], [2, 3]]
-    assert loader._ahead is running
+def test_the_same_threads_repeat_an_unshuffled_pass():
+    loader = DataLoader(make_dataset(4), 2, num_threads=1)
+    first = load_epoch(loader, 0)
+    running = loader._prefetcher
+    assert load_epoch(loader, 0) == first == [[0, 1], [2, 3]]
+    assert loader._prefetcher is running
     loader.close()
 
 
-def test_reading_ahead_of_a_foreign_sampler_takes_its_order_anew_each_epoch():
+def test_prefetching_from_a_foreign_sampler_reads_its_order_in_each_epoch():
     order = [0, 1, 2, 3]
-    loader = DataLoader(rows(4), 2, order, drop_last=True, num_threads=1)
-    assert epoch_of(loader, 0) == [[0, 1], [2, 3]]
+    loader = DataLoader(make_dataset(4), 2, order, drop_last=True, num_threads=1)
+    assert load_epoch(loader, 0) == [[0, 1], [2, 3]]
     order.reverse()
-    assert epoch_of(loader, 1) == [[3, 2], [1, 0]]
+    assert load_epoch(loader, 1) == [[3, 2], [1, 0]]
     loader.close()
 
 
 @pytest.mark.parametrize("num_threads", [0, 1])
-def test_an_error_of_the_dataset_reaches_the_consumer_and_the_next_pass_reads_anew(num_threads):
+def test_an_error_of_the_dataset_is_raised_and_the_next_pass_reads_again(num_threads):
     class Flaky(Samples):
         broken = True
 
@@ -224,11 +224,11 @@ def test_an_error_of_the_dataset_reaches_the_consumer_and_the_next_pass_reads_an
         list(loader)
     assert loader.state_dict() == {"epoch": 0, "position": 0}
     loader.dataset.broken = False
-    assert epoch_of(loader, 0) == [[0.0, 1.0], [2.0, 3.0]]
+    assert load_epoch(loader, 0) == [[0.0, 1.0], [2.0, 3.0]]
     loader.close()
 
 
-def test_a_script_that_leaves_its_workers_running_ends_quietly(tmp_path):
+def test_a_script_with_running_workers_exits_without_output(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import numpy as np\n"
@@ -237,14 +237,14 @@ def test_a_script_that_leaves_its_workers_running_ends_quietly(tmp_path):
         "    loader = DataLoader(ArrayDataset({'x': np.arange(8)}), 2, num_workers=1)\n"
         "    print(next(iter(loader))['x'])\n"
     )
-    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
-    assert (ended.stdout, ended.stderr) == ("[0 1]\n", "")
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
+    assert (result.stdout, result.stderr) == ("[0 1]\n", "")
 
 
 def test_samplers_and_datasets_pickle_for_worker_processes():
-    loader = DataLoader(rows(4), 2, DefaultSampler(rows(4), seed=1))
+    loader = DataLoader(make_dataset(4), 2, DefaultSampler(make_dataset(4), seed=1))
     copy = pickle.loads(pickle.dumps(loader))
-    assert epoch_of(copy, 2) == epoch_of(loader, 2)
+    assert load_epoch(copy, 2) == load_epoch(loader, 2)
 
 
 @pytest.mark.parametrize(
@@ -253,19 +253,19 @@ def test_samplers_and_datasets_pickle_for_worker_processes():
         ({"batch_size": 0}, ValueError, "batch_size` must be an integer of at least 1, got 0"),
         ({"batch_size": 2.5}, TypeError, "batch_size` must be an integer of at least 1, got 2.5"),
         ({"batch_size": 2, "num_workers": -1}, ValueError, "num_workers` must be an integer of at least 0, got -1"),
-        ({"batch_size": 9, "drop_last": True}, ValueError, "smaller than one batch: 8 samples .* batch_size 9"),
+        ({"batch_size": 9, "drop_last": True}, ValueError, "at least one batch: got 8 samples .* batch_size 9"),
         (
             {"batch_size": 2, "num_batch_per_epoch": 0},
             ValueError,
             "num_batch_per_epoch` must be an integer of at least 1",
         ),
         ({"batch_size": 2, "collate_fn": {"type": "x"}}, TypeError, "collate_fn` must be a function"),
-        ({"batch_size": 2, "sampler": 3}, TypeError, "a sampler is an iterable of indices with a length, found int"),
+        ({"batch_size": 2, "sampler": 3}, TypeError, "a sampler must be an iterable of indices with a length, got int"),
     ],
 )
-def test_bad_settings_say_what_was_found(arguments, error, message):
+def test_illegal_settings_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
-        DataLoader(rows(8), **arguments)
+        DataLoader(make_dataset(8), **arguments)
 
 
 def test_a_dataset_without_length_is_refused():
@@ -273,17 +273,17 @@ def test_a_dataset_without_length_is_refused():
         DataLoader((i for i in range(3)), 2)
 
 
-def test_a_place_outside_the_epoch_is_refused():
-    with pytest.raises(ValueError, match="start must be a batch of the epoch, 0 to 2, got 3"):
-        DataLoader(rows(4), 2).set_epoch(0, start=3)
+def test_a_start_outside_the_epoch_is_refused():
+    with pytest.raises(ValueError, match="start must be a position in the epoch, 0 to 2, got 3"):
+        DataLoader(make_dataset(4), 2).set_epoch(0, start=3)
 
 
-def test_a_batch_that_is_no_dict_cannot_be_padded():
-    with pytest.raises(TypeError, match="got tuple: return a dict, or use drop_last=True"):
+def test_a_batch_that_is_not_a_dict_cannot_be_padded():
+    with pytest.raises(TypeError, match="got tuple; return a dict, or use drop_last=True"):
         next(iter(DataLoader(ArrayDataset((np.zeros(4), np.zeros(4))), 2)))
 
 
-def test_a_batch_with_a_mask_of_its_own_is_refused():
+def test_a_batch_that_already_has_a_mask_is_refused():
     with pytest.raises(ValueError, match="must not have an entry 'mask'"):
         next(iter(DataLoader(ArrayDataset({"mask": np.zeros(4)}), 2)))
 
@@ -293,7 +293,7 @@ def test_samples_of_different_shapes_name_the_leaf():
         def __getitem__(self, index):
             return {"image": np.zeros(index + 1)}
 
-    with pytest.raises(ValueError, match=r"'image' is \(1,\) in the first and \(2,\) in sample 1"):
+    with pytest.raises(ValueError, match=r"got 'image' of \(1,\) in sample 0 and of \(2,\) in sample 1"):
         next(iter(DataLoader(Ragged(4), 2)))
 
 
@@ -307,16 +307,16 @@ def test_samples_of_different_structure_are_refused():
 
 
 @pytest.mark.parametrize("num_threads", [0, 1])
-def test_a_look_aside_leaves_a_loader_where_it_is(num_threads):
-    dataset = rows(12)
+def test_a_copy_does_not_change_the_position_of_its_loader(num_threads):
+    dataset = make_dataset(12)
     loader = DataLoader(dataset, 4, sampler=DefaultSampler(dataset, seed=3), num_threads=num_threads)
-    orders = [epoch_of(loader, epoch) for epoch in (0, 1)]
+    orders = [load_epoch(loader, epoch) for epoch in (0, 1)]
     loader.set_epoch(1)
-    found = iter(loader)
-    first = next(found)["x"].tolist()
-    aside = loader.copy_at_epoch(0)
-    assert [batch["x"].tolist() for batch in aside] == orders[0]
-    aside.close()
+    batches = iter(loader)
+    first = next(batches)["x"].tolist()
+    other = loader.copy_at_epoch(0)
+    assert [batch["x"].tolist() for batch in other] == orders[0]
+    other.close()
     assert (loader.epoch, loader.state_dict()) == (1, {"epoch": 1, "position": 1})
-    assert [first, *(batch["x"].tolist() for batch in found)] == orders[1]
+    assert [first, *(batch["x"].tolist() for batch in batches)] == orders[1]
     loader.close()

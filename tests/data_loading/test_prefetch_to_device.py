@@ -11,53 +11,53 @@ class Source:
     def __init__(self, size, fail_at=None):
         self.size = size
         self.fail_at = fail_at
-        self.given = 0
+        self.yielded = 0
         self.closed = False
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        if self.given == self.fail_at:
+        if self.yielded == self.fail_at:
             raise RuntimeError("broken file")
-        if self.given == self.size:
+        if self.yielded == self.size:
             raise StopIteration
-        self.given += 1
-        return {"x": np.full(2, self.given)}
+        self.yielded += 1
+        return {"x": np.full(2, self.yielded)}
 
     def close(self):
         self.closed = True
 
 
 def test_batches_arrive_on_the_device_in_order():
-    got = list(prefetch_to_device(Source(4)))
-    assert all(isinstance(batch["x"], jax.Array) for batch in got)
-    assert [int(batch["x"][0]) for batch in got] == [1, 2, 3, 4]
+    batches = list(prefetch_to_device(Source(4)))
+    assert all(isinstance(batch["x"], jax.Array) for batch in batches)
+    assert [int(batch["x"][0]) for batch in batches] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_depth_batches_are_under_way_beside_the_consumers(depth):
+def test_depth_batches_are_sent_ahead_of_the_current_one(depth):
     source = Source(10)
     batches = prefetch_to_device(source, depth=depth)
-    assert source.given == 0
+    assert source.yielded == 0
     next(batches)
-    assert source.given == depth + 1
+    assert source.yielded == depth + 1
     next(batches)
-    assert source.given == depth + 2
+    assert source.yielded == depth + 2
 
 
-def test_fewer_batches_than_the_depth_all_arrive():
+def test_all_batches_arrive_if_there_are_fewer_than_the_depth():
     assert len(list(prefetch_to_device(Source(1), depth=3))) == 1
     assert list(prefetch_to_device([], depth=3)) == []
 
 
-def test_put_gets_the_whole_batch_once():
+def test_put_is_called_once_with_the_whole_batch():
     seen = []
     list(prefetch_to_device(Source(3), put=lambda batch: seen.append(set(batch))))
     assert seen == [{"x"}] * 3
 
 
-def test_an_exception_of_the_source_comes_after_the_batches_before_it_with_its_traceback():
+def test_an_exception_of_the_source_is_raised_after_the_batches_before_it_with_its_traceback():
     batches = prefetch_to_device(Source(9, fail_at=3), depth=2)
     assert [int(next(batches)["x"][0]) for _ in range(3)] == [1, 2, 3]
     with pytest.raises(RuntimeError, match="broken file") as info:
@@ -73,6 +73,6 @@ def test_closing_the_generator_closes_the_source():
     assert source.closed
 
 
-def test_a_negative_depth_is_refused_at_once():
+def test_a_negative_depth_is_refused():
     with pytest.raises(ValueError, match="depth must be 0 or more batches, got -1"):
         prefetch_to_device([], depth=-1)

@@ -3,7 +3,7 @@ import sys
 import jax
 import pytest
 
-from jengine.distributed.launch import Settings, find_settings, launch
+from jengine.distributed.launch import LaunchSettings, find_settings, launch
 from jengine.errors import ConfigError
 
 SLURM = dict(SLURM_JOB_ID="7", SLURM_STEP_NODELIST="n1,n2", SLURM_NTASKS="2", SLURM_PROCID="1", SLURM_LOCALID="0")
@@ -12,13 +12,15 @@ ORTE = dict(OMPI_MCA_orte_hnp_uri="1531576320.0;tcp://10.96.0.1:34911")
 MPICH = dict(PMI_SIZE="2", PMI_RANK="1")
 
 
-def test_nothing_given_is_a_run_of_one_process():
+def test_a_run_without_flags_has_one_process():
     assert find_settings("none", {}) is None
     assert find_settings("none", SLURM) is None  # a job of one process within a SLURM job
 
 
 def test_flags_alone_describe_a_process():
-    assert find_settings("none", {}, "10.0.0.1:1234", 2, 1) == Settings("10.0.0.1:1234", 2, 1, method="deactivate")
+    assert find_settings("none", {}, "10.0.0.1:1234", 2, 1) == LaunchSettings(
+        "10.0.0.1:1234", 2, 1, method="deactivate"
+    )
 
 
 @pytest.mark.parametrize(
@@ -29,8 +31,8 @@ def test_flags_alone_describe_a_process():
         (dict(coordinator="a:1", num_processes=2), "--process-id"),
     ],
 )
-def test_incomplete_flags_are_refused_by_what_is_missing(given, missing):
-    with pytest.raises(ConfigError, match=f"need {missing} too"):
+def test_incomplete_flags_are_refused_with_the_missing_ones(given, missing):
+    with pytest.raises(ConfigError, match=f"several processes also require {missing}"):
         find_settings("none", {}, **given)
 
 
@@ -39,74 +41,74 @@ def test_incomplete_flags_are_refused_by_what_is_missing(given, missing):
     [
         (
             dict(coordinator="host", num_processes=2, process_id=0),
-            "--coordinator is HOST:PORT of process 0, found 'host'",
+            "--coordinator must be HOST:PORT of process 0, got 'host'",
         ),
-        (dict(coordinator="a:b", num_processes=2, process_id=0), "--coordinator is HOST:PORT"),
-        (dict(coordinator="a:1", num_processes=0, process_id=0), "--num-processes is at least 1, found 0"),
-        (dict(coordinator="a:1", num_processes=2, process_id=2), "--process-id counts from 0 to 1, found 2"),
-        (dict(coordinator="a:1", num_processes=2, process_id=-1), "--process-id counts from 0 to 1, found -1"),
+        (dict(coordinator="a:b", num_processes=2, process_id=0), "--coordinator must be HOST:PORT"),
+        (dict(coordinator="a:1", num_processes=0, process_id=0), "--num-processes must be at least 1, got 0"),
+        (dict(coordinator="a:1", num_processes=2, process_id=2), "--process-id must be 0 to 1, got 2"),
+        (dict(coordinator="a:1", num_processes=2, process_id=-1), "--process-id must be 0 to 1, got -1"),
     ],
 )
-def test_flags_that_make_no_sense_are_refused(given, message):
+def test_illegal_flags_are_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         find_settings("none", {}, **given)
 
 
 def test_an_unknown_launcher_is_refused_with_the_closest():
-    with pytest.raises(ConfigError, match="no launcher is called 'slrum'; did you mean 'slurm'"):
+    with pytest.raises(ConfigError, match="--launcher must be one of .*, got 'slrum'; did you mean 'slurm'"):
         find_settings("slrum", {})
 
 
-def test_slurm_is_left_to_jax_once_its_variables_are_there():
-    assert find_settings("slurm", SLURM) == Settings(method="slurm")
-    assert find_settings("slurm", SLURM, coordinator="n1:99") == Settings("n1:99", method="slurm")
+def test_slurm_is_left_to_jax_if_its_variables_are_set():
+    assert find_settings("slurm", SLURM) == LaunchSettings(method="slurm")
+    assert find_settings("slurm", SLURM, coordinator="n1:99") == LaunchSettings("n1:99", method="slurm")
 
 
-def test_slurm_outside_a_task_names_the_variables_that_are_missing():
-    partly = {name: value for name, value in SLURM.items() if name not in ("SLURM_PROCID", "SLURM_LOCALID")}
-    with pytest.raises(ConfigError, match="has no SLURM_PROCID, SLURM_LOCALID; start with srun"):
-        find_settings("slurm", partly)
+def test_slurm_outside_a_task_is_refused_with_the_missing_variables():
+    environ = {name: value for name, value in SLURM.items() if name not in ("SLURM_PROCID", "SLURM_LOCALID")}
+    with pytest.raises(ConfigError, match="must have SLURM_PROCID, SLURM_LOCALID; start with srun"):
+        find_settings("slurm", environ)
 
 
-def test_open_mpi_tells_everything():
-    expected = Settings(num_processes=4, process_id=3, local_device_ids=[1], method="ompi")
+def test_open_mpi_provides_all_settings():
+    expected = LaunchSettings(num_processes=4, process_id=3, local_device_ids=[1], method="ompi")
     assert find_settings("mpi", {**OPEN_MPI, **ORTE}) == expected
 
 
 @pytest.mark.parametrize("environ", [OPEN_MPI, MPICH])
-def test_an_mpi_that_does_not_tell_where_process_0_is_needs_the_coordinator(environ):
-    with pytest.raises(ConfigError, match="does not tell where process 0 runs; give --coordinator HOST:PORT"):
+def test_an_mpi_without_the_host_of_process_0_requires_the_coordinator(environ):
+    with pytest.raises(ConfigError, match="does not provide the host of process 0; give --coordinator HOST:PORT"):
         find_settings("mpi", environ)
 
 
-def test_mpich_with_a_coordinator():
-    assert find_settings("mpi", MPICH, coordinator="n1:99") == Settings("n1:99", 2, 1, method="deactivate")
+def test_mpich_takes_a_coordinator():
+    assert find_settings("mpi", MPICH, coordinator="n1:99") == LaunchSettings("n1:99", 2, 1, method="deactivate")
 
 
 def test_mpi_outside_mpirun_is_refused():
-    with pytest.raises(ConfigError, match="neither OMPI_COMM_WORLD_SIZE nor PMI_SIZE; start with mpirun"):
+    with pytest.raises(ConfigError, match="must have OMPI_COMM_WORLD_SIZE or PMI_SIZE; start with mpirun"):
         find_settings("mpi", {})
 
 
 def test_kubernetes_outside_a_pod_is_refused():
-    with pytest.raises(ConfigError, match="no KUBERNETES_SERVICE_HOST"):
+    with pytest.raises(ConfigError, match="must have KUBERNETES_SERVICE_HOST"):
         find_settings("kubernetes", {})
 
 
 def test_auto_and_tpu_leave_everything_to_jax():
-    assert find_settings("auto", {}) == find_settings("tpu", {}) == Settings()
+    assert find_settings("auto", {}) == find_settings("tpu", {}) == LaunchSettings()
 
 
 @pytest.fixture
 def initialized(monkeypatch):
-    """What JAX is called with, instead of connecting."""
+    """The arguments of each call of `jax.distributed.initialize`, which does not connect."""
     calls = []
-    monkeypatch.setattr(sys.modules["jengine.distributed.launch"], "meet", lambda *settings: None)
+    monkeypatch.setattr(sys.modules["jengine.distributed.launch"], "wait_for_all", lambda *settings: None)
     monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: calls.append(arguments))
     return calls
 
 
-def test_what_is_found_is_handed_to_jax(initialized):
+def test_jax_is_initialized_with_the_settings(initialized):
     launch()
     assert initialized == []
     launch("none", "127.0.0.1:99", 2, 0, timeout=20)
@@ -119,16 +121,16 @@ def test_what_is_found_is_handed_to_jax(initialized):
     ]  # fmt: skip
 
 
-def test_what_slurm_tells_is_found_out_before_jax_is_called(initialized, monkeypatch):
+def test_slurm_is_detected_before_jax_is_initialized(initialized, monkeypatch):
     for name, value in {**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "node[3-4]"}.items():
         monkeypatch.setenv(name, value)
     launch("slurm")
     (call,) = initialized
-    # JAX's port for a job: one of the last 4096, by the number of the job
+    # JAX computes the port from the job id: one of the last 4096
     assert call["coordinator_address"] == f"node3:{65536 - 4096 + 7}"
     assert (call["num_processes"], call["process_id"], call["local_device_ids"]) == (2, 0, [0])
 
 
-def test_an_environment_that_tells_jax_nothing_is_refused():
-    with pytest.raises(ConfigError, match="--launcher auto: JAX cannot tell .*give --coordinator HOST:PORT"):
+def test_an_environment_in_which_jax_detects_nothing_is_refused():
+    with pytest.raises(ConfigError, match="--launcher auto: JAX cannot detect .*give --coordinator HOST:PORT"):
         launch("auto")

@@ -1,4 +1,4 @@
-"""`jengine train` under what starts processes; scripts stand in for it that set the variables that the real ones set."""
+"""Test `jengine train` under each launcher, with scripts that set the variables of the real launcher."""
 
 import pathlib
 import subprocess
@@ -16,9 +16,9 @@ from tests.distributed.test_processes import PATIENCE, address, environment, fre
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 ENTRY = "import sys; from jengine.cli import main; sys.exit(main())"
-HALF = ["--config.train_dataloader.batch_size=4", "--config.val_dataloader.batch_size=4"]
+HALF_BATCH = ["--config.train_dataloader.batch_size=4", "--config.val_dataloader.batch_size=4"]
 
-# The port is one of the last 4096, which JAX computes from the number of the job.
+# JAX computes the port from the job id: one of the last 4096.
 SRUN = """
 def variables(task, tasks, port):
     return dict(
@@ -37,19 +37,19 @@ MPIEXEC = """
 def variables(task, tasks, port):
     return dict(PMI_SIZE=tasks, PMI_RANK=task)
 """
-BY_HAND = """
+MANUAL = """
 def variables(task, tasks, port):
     return {}
 """
 START = """
 import os, subprocess, sys
 port, tasks, *command = sys.argv[1:]
-jobs = []
+processes = []
 for task in range(int(tasks)):
-    told = {name: str(value) for name, value in variables(task, tasks, int(port)).items()}
-    own = [argument.replace("TASK", str(task)) for argument in command]
-    jobs.append(subprocess.Popen(own, env={**os.environ, **told}))
-sys.exit(max(abs(job.wait()) for job in jobs))
+    environ = {name: str(value) for name, value in variables(task, tasks, int(port)).items()}
+    arguments = [argument.replace("TASK", str(task)) for argument in command]
+    processes.append(subprocess.Popen(arguments, env={**os.environ, **environ}))
+sys.exit(max(abs(process.wait()) for process in processes))
 """
 
 
@@ -62,25 +62,35 @@ def config(tmp_path):
 
 @pytest.fixture
 def start(tmp_path, config):
-    """Trains with two processes that a script starts, and returns their output."""
-    jobs = []
+    """Train with two processes that a script starts, and return their output."""
+    launchers = []
 
     def run(script, *options):
-        launcher = tmp_path / "launcher.py"
-        launcher.write_text(script + START)
-        command = [sys.executable, "-c", ENTRY, "train", config, "--work-dir", str(tmp_path / "run"), *options, *HALF]
-        job = subprocess.Popen(
-            [sys.executable, str(launcher), str(free_port(61440, 65536)), "2", *command],
+        path = tmp_path / "launcher.py"
+        path.write_text(script + START)
+        command = [
+            sys.executable,
+            "-c",
+            ENTRY,
+            "train",
+            config,
+            "--work-dir",
+            str(tmp_path / "run"),
+            *options,
+            *HALF_BATCH,
+        ]
+        launcher = subprocess.Popen(
+            [sys.executable, str(path), str(free_port(61440, 65536)), "2", *command],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(1), cwd=ROOT,
         )  # fmt: skip
-        jobs.append(job)
-        output, _ = job.communicate(timeout=PATIENCE)
-        assert job.returncode == 0, output
+        launchers.append(launcher)
+        output, _ = launcher.communicate(timeout=PATIENCE)
+        assert launcher.returncode == 0, output
         return output
 
     yield run
-    for job in jobs:
-        job.kill()
+    for launcher in launchers:
+        launcher.kill()
 
 
 @pytest.mark.parametrize(
@@ -89,11 +99,11 @@ def start(tmp_path, config):
         (SRUN, ["--launcher", "slurm"]),
         (MPIRUN, ["--launcher", "mpi"]),
         (MPIEXEC, ["--launcher", "mpi", "--coordinator", "ADDRESS"]),
-        (BY_HAND, ["--coordinator", "ADDRESS", "--num-processes", "2", "--process-id", "TASK"]),
+        (MANUAL, ["--coordinator", "ADDRESS", "--num-processes", "2", "--process-id", "TASK"]),
     ],
-    ids=["srun", "mpirun", "mpiexec", "by hand"],
+    ids=["srun", "mpirun", "mpiexec", "manual"],
 )
-def test_processes_that_a_launcher_starts_train_as_one(script, options, start, config, tmp_path):
+def test_processes_of_a_launcher_train_like_one_process(script, options, start, config, tmp_path):
     start(script, *(address() if option == "ADDRESS" else option for option in options))
     assert main(["train", config, "--work-dir", str(tmp_path / "one")]) == 0
     found, expected = (checkpoint.load(tmp_path / name).params for name in ("run", "one"))

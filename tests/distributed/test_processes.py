@@ -1,4 +1,4 @@
-"""Two processes on this machine, as two hosts would be."""
+"""Test runs of two processes on this machine."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from jengine import checkpoint
-from tests.distributed import job
+from tests.distributed import train_script
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-PATIENCE = 180.0  # seconds; on a machine that does nothing else all of it takes less than ten
+PATIENCE = 180.0  # seconds; on an idle machine every wait takes less than ten
 
 
 def free_port(start=20000, stop=32000):
-    """A port that no system hands out by itself, as it might to something else before it is used."""
+    """Return a free port outside the ephemeral range, so that no other program gets it before it is used."""
     while True:
         port = random.SystemRandom().randrange(start, stop)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -33,32 +33,32 @@ def address():
 
 
 def environment(devices):
-    """Return the environment of a process with so many fake devices; XLA takes the last count in its flags."""
+    """Return the environment of a process with `devices` fake devices; XLA uses the last count in its flags."""
     return {**os.environ, "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"}
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs the job as some processes: exit code and output of each."""
-    jobs = []
+    """Run the script as several processes and return the exit code and output of each."""
+    processes = []
 
-    def start(count, *options, devices=1, own=None, work_dir="run"):
-        env, where = environment(devices), address()
+    def start(count, *options, devices=1, own_options=None, work_dir="run"):
+        env, coordinator = environment(devices), address()
         for index in range(count):
-            mine = (own or {}).get(index, [])
-            arguments = [f"count={count}", f"index={index}", f"address={where}", f"save={tmp_path}", *options, *mine]
+            own = (own_options or {}).get(index, [])
+            arguments = [f"count={count}", f"index={index}", f"address={coordinator}", f"save={tmp_path}"]
             out = open(tmp_path / f"{work_dir}_{index}.out", "w")  # noqa: SIM115
-            command = [sys.executable, job.__file__, str(tmp_path / work_dir), *arguments]
-            jobs.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=ROOT))
-        codes = [process.wait(PATIENCE) for process in jobs[-count:]]
+            command = [sys.executable, train_script.__file__, str(tmp_path / work_dir), *arguments, *options, *own]
+            processes.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=ROOT))
+        codes = [process.wait(PATIENCE) for process in processes[-count:]]
         return [(code, (tmp_path / f"{work_dir}_{index}.out").read_text()) for index, code in enumerate(codes)]
 
     yield start
-    for process in jobs:
+    for process in processes:
         process.kill()
 
 
-def found(tmp_path, index, count):
+def load_results(tmp_path, index, count):
     return dict(np.load(tmp_path / f"process_{index}_of_{count}.npz"))
 
 
@@ -67,11 +67,11 @@ def ended_at(output):
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_two_processes_train_and_validate_as_one_with_as_many_devices(run, tmp_path, devices):
-    job.main(tmp_path / "one", "seed=3", f"devices={2 * devices}", f"save={tmp_path}")
+def test_two_processes_train_and_validate_like_one_with_as_many_devices(run, tmp_path, devices):
+    train_script.main(tmp_path / "one", "seed=3", f"devices={2 * devices}", f"save={tmp_path}")
     for code, output in run(2, "seed=3", devices=devices):
         assert code == 0, output
-    expected, first, second = found(tmp_path, 0, 1), found(tmp_path, 0, 2), found(tmp_path, 1, 2)
+    expected, first, second = (load_results(tmp_path, *case) for case in [(0, 1), (0, 2), (1, 2)])
     assert np.abs(expected["w"]).max() > 0.3
     assert expected["samples"] == 11
     for name, value in expected.items():
@@ -83,11 +83,11 @@ def test_two_processes_train_and_validate_as_one_with_as_many_devices(run, tmp_p
     assert len(lines) == len(next((tmp_path / "one").glob("*/vis_data/scalars.json")).read_text().splitlines())
 
 
-def test_a_signal_to_one_ends_both_at_the_same_iteration_and_one_process_goes_on(run, tmp_path):
-    outputs = run(2, "epochs=200", own={1: ["do=terminate", "process=1", "iteration=6"]})
+def test_a_signal_to_one_ends_both_at_the_same_iteration_and_one_process_resumes(run, tmp_path):
+    outputs = run(2, "epochs=200", own_options={1: ["action=terminate", "process=1", "iteration=6"]})
     assert [code for code, _ in outputs] == [143, 143], outputs
     ends = [ended_at(output) for _, output in outputs]
-    assert ends[0] == ends[1]  # the drawn seed too is that of process 0
+    assert ends[0] == ends[1]  # both also have the seed that process 0 has drawn
     iteration, seed = map(int, re.findall(r"\d+", ends[0][0]))
     assert 7 <= iteration < 400
     assert checkpoint.read_meta(checkpoint.find_latest(tmp_path / "run"))["meta"]["iter"] == iteration
@@ -96,49 +96,49 @@ def test_a_signal_to_one_ends_both_at_the_same_iteration_and_one_process_goes_on
     assert ended_at(output) == [f"ended at {4 * (iteration // 4 + 1)} seed {seed}"]
 
 
-def test_an_error_on_one_ends_the_other_with_its_name_and_reason(run):
-    (first, one), (second, two) = run(2, "epochs=200", own={1: ["do=fail", "process=1", "iteration=6"]})
+def test_an_error_on_one_process_ends_the_other_with_a_message_that_names_it(run):
+    (first, one), (second, two) = run(2, "epochs=200", own_options={1: ["action=fail", "process=1", "iteration=6"]})
     assert (first, second) == (1, 1)
-    # both name the same iteration, wherever the other was by then
+    # both report the iteration of the error, whichever the other has reached
     assert re.search(
         r"process 1 \(pid \d+ on host .*\) failed: KeyError: 'colour' \(in \w+\.\w+ at iteration 6 ", one
     ), one
     assert re.search(r"in \w+\.\w+ at iteration 6 ", two), two
     assert "KeyError: 'colour'" in two
-    assert "in fail" in two  # with its own traceback
+    assert "in raise_error" in two  # with the traceback
 
 
-def test_an_error_on_process_0_which_the_others_depend_on_is_named_too(run):
-    (first, one), (second, two) = run(2, "epochs=200", own={0: ["do=fail", "process=0", "iteration=6"]})
+def test_an_error_on_process_0_ends_the_other_with_a_message_that_names_it(run):
+    (first, one), (second, two) = run(2, "epochs=200", own_options={0: ["action=fail", "process=0", "iteration=6"]})
     assert (first, second) == (1, 1)
     assert "KeyError: 'colour'" in one
     assert re.search(r"ProcessError: process 0 \(pid \d+ on host .*\) failed: KeyError: 'colour'", two), two
 
 
 def test_a_process_that_is_killed_is_named_by_the_other(run):
-    (first, one), (second, _) = run(2, "epochs=200", own={1: ["do=kill", "process=1", "iteration=6"]})
+    (first, one), (second, _) = run(2, "epochs=200", own_options={1: ["action=kill", "process=1", "iteration=6"]})
     assert (first, second) == (1, -9)
     assert re.search(r"ProcessError: process 1 \(pid \d+ on host .*\) is gone: no answer for 5 s", one), one
 
 
-def test_process_0_killed_with_the_service_is_named_by_the_other_before_jax_can_end_it(run):
-    (first, _), (second, two) = run(2, "epochs=200", own={0: ["do=kill", "process=0", "iteration=6"]})
+def test_process_0_killed_with_the_service_is_named_before_jax_ends_the_other(run):
+    (first, _), (second, two) = run(2, "epochs=200", own_options={0: ["action=kill", "process=0", "iteration=6"]})
     assert (first, second) == (-9, 1)
     assert re.search(r"ProcessError: process 0 \(pid \d+ on host .*\) is gone: the connection to it broke", two), two
     assert "Terminating process because the JAX distributed service" not in two
 
 
-def test_one_that_wants_to_stop_early_stops_both_after_the_validation(run):
-    outputs = run(2, "seed=3", own={0: ["stop=0"]})
+def test_early_stopping_on_one_process_stops_both_after_the_validation(run):
+    outputs = run(2, "seed=3", own_options={0: ["stop=0"]})
     for code, output in outputs:
         assert code == 0, output
         assert ended_at(output) == ["ended at 4 seed 3"]
 
 
 def test_different_configs_end_both_with_the_first_difference(run):
-    for code, output in run(2, own={1: ["lr=0.5"]}):
+    for code, output in run(2, own_options={1: ["lr=0.5"]}):
         assert code == 1
         assert (
-            "ProcessMismatchError: the processes differ at `config.optim_wrapper.lr`: "
-            "0.1 on process 0, 0.5 on process 1"
+            "ProcessMismatchError: `config.optim_wrapper.lr` must be the same on all processes, "
+            "got 0.1 on process 0 and 0.5 on process 1"
         ) in output

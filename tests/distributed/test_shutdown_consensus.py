@@ -1,4 +1,4 @@
-"""The processes are threads here, and the store of the coordination service is a dict."""
+"""Test exchanges and consensus, with threads as processes and a dict as the store of the coordination service."""
 
 import concurrent.futures
 import threading
@@ -47,20 +47,19 @@ class DictStore:
 
 @pytest.fixture
 def run():
-    """Calls a function for each of some processes, in threads, and returns what they returned or raised."""
+    """Call a function for each process, in threads, and return the results or exceptions."""
     detectors = []
 
-    def call(function, count=3, came=None, timeout=30.0):
+    def call(function, count=3, arrived=None, timeout=30.0):
         store = DictStore()
-        came = range(count) if came is None else came
-        made = []
-        for index in came:
+        processes = []
+        for index in range(count) if arrived is None else arrived:
             detector = FailureDetector(store, index, count, poll=0.002, grace=30.0)
             detectors.append(detector)
             detector.start()
-            made.append(Processes(store, index, count, timeout, detector))
+            processes.append(Processes(store, index, count, timeout, detector))
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
-            futures = [pool.submit(function, processes) for processes in made]
+            futures = [pool.submit(function, process) for process in processes]
             return [future.exception() or future.result() for future in futures]
 
     yield call
@@ -68,37 +67,37 @@ def run():
         detector.stop_thread()
 
 
-def test_an_exchange_gives_everyone_the_values_of_all(run):
-    def talk(processes):
+def test_all_gather_returns_the_values_of_all_processes(run):
+    def work(processes):
         return [processes.all_gather("numbers", [processes.index, round_]) for round_ in range(4)]
 
     expected = [[[process, round_] for process in range(3)] for round_ in range(4)]
-    assert run(talk) == [expected] * 3
+    assert run(work) == [expected] * 3
 
 
-def test_lists_of_any_size_are_gathered_by_process(run, monkeypatch):
-    monkeypatch.setattr(gather, "_CHUNK", 16)
+def test_lists_of_any_size_are_gathered_in_the_order_of_processes(run, monkeypatch):
+    monkeypatch.setattr(gather, "_CHUNK_SIZE", 16)
     found = run(lambda processes: all_gather_objects([(processes.index, "x" * 9 * processes.index)], processes))
     assert found == [[(0, ""), (1, "x" * 9), (2, "x" * 18)]] * 3
     assert all_gather_objects([1, 2], SingleProcess()) == [1, 2]
 
 
-def test_an_exchange_names_the_processes_that_did_not_come(run):
-    (error,) = run(lambda processes: processes.all_gather("the start", 1), count=3, came=[1], timeout=0.05)
+def test_all_gather_names_the_missing_processes(run):
+    (error,) = run(lambda processes: processes.all_gather("the start", 1), count=3, arrived=[1], timeout=0.05)
     assert isinstance(error, ProcessError)
     assert error.processes == [0, 2]
-    assert str(error) == "process 0, process 2 did not come to 'the start' within 0.05 s; 1 of 3 processes did"
+    assert str(error) == "process 0, process 2 did not reach 'the start' within 0.05 s; 1 of 3 processes did"
 
 
-def test_a_failure_ends_the_wait_of_the_others_and_is_named(run):
+def test_a_failure_ends_the_wait_of_the_others_with_its_message(run):
     def work(processes):
         if processes.index == 1:
             processes.fail(KeyError("colour"))
-            return "told"
+            return "failed"
         return processes.all_gather("the start", 1)
 
     first, second, third = run(work)
-    assert second == "told"
+    assert second == "failed"
     for error in (first, third):
         assert isinstance(error, ProcessError)
         assert error.processes == [1]
@@ -106,7 +105,7 @@ def test_a_failure_ends_the_wait_of_the_others_and_is_named(run):
         assert str(error).endswith("failed: KeyError: 'colour'")
 
 
-def test_a_broken_collective_is_explained_by_the_process_that_is_gone():
+def test_a_broken_collective_is_explained_by_a_missing_process():
     store = DictStore()
     detector = FailureDetector(store, 0, 2, poll=0.002, grace=0.05)
     detector.start()
@@ -118,40 +117,40 @@ def test_a_broken_collective_is_explained_by_the_process_that_is_gone():
     detector.stop_thread()
 
 
-def test_an_error_of_the_runtime_stays_when_all_answer(run):
+def test_a_runtime_error_is_kept_if_all_processes_answer(run):
     def work(processes):
         if processes.index == 0:
-            processes.fail(RuntimeError("INTERNAL: out of luck"))  # raises where another process is the reason
-        return "well"
+            processes.fail(RuntimeError("INTERNAL: out of luck"))  # would raise if another process were the cause
+        return "kept"
 
-    assert run(work, count=2) == ["well", "well"]
+    assert run(work, count=2) == ["kept", "kept"]
 
 
-def pass_points(consensus, asked_at, count, pause=0.001):
-    """Passes points as a loop does until all end: the point and the request; None if they do not."""
+def pass_points(consensus, requested_at, count, pause=0.001):
+    """Pass points like a loop until all end; return the point and the request, or None if they do not end."""
     clock = threading.Event()
     for point in range(1, count + 1):
-        request = consensus.check(15 if asked_at is not None and point >= asked_at else None)
+        request = consensus.check(15 if requested_at is not None and point >= requested_at else None)
         if request is not None:
             return point, request
         clock.wait(pause)
     return None
 
 
-@pytest.mark.parametrize("asked_at", [[5, None, None], [5, 40, 3], [None, 1, None]])
-def test_all_end_at_the_same_point_though_one_was_asked_and_speeds_differ(run, asked_at):
+@pytest.mark.parametrize("requested_at", [[5, None, None], [5, 40, 3], [None, 1, None]])
+def test_all_end_at_the_same_point_despite_different_requests_and_speeds(run, requested_at):
     def work(processes):
         with ShutdownConsensus(processes) as consensus:
-            return pass_points(consensus, asked_at[processes.index], 3000, pause=0.001 * (1 + processes.index))
+            return pass_points(consensus, requested_at[processes.index], 3000, pause=0.001 * (1 + processes.index))
 
     found = run(work)
     assert len(set(found)) == 1, found
     point, request = found[0]
-    assert min(at for at in asked_at if at) <= point
+    assert min(at for at in requested_at if at) <= point
     assert request == 15
 
 
-def test_a_request_that_comes_after_the_last_point_ends_nothing(run):
+def test_a_request_after_the_last_point_is_ignored(run):
     def work(processes):
         with ShutdownConsensus(processes) as consensus:
             for point in range(3):
@@ -161,12 +160,12 @@ def test_a_request_that_comes_after_the_last_point_ends_nothing(run):
     assert run(work) == ["done"] * 3
 
 
-def test_a_second_agreement_knows_nothing_of_the_first(run):
+def test_a_second_consensus_is_independent_of_the_first(run):
     def work(processes):
         ends = []
-        for asked_at in (3, None):
+        for requested_at in (3, None):
             with ShutdownConsensus(processes) as consensus:
-                ends.append(pass_points(consensus, asked_at, 1000 if asked_at else 20))
+                ends.append(pass_points(consensus, requested_at, 1000 if requested_at else 20))
         return ends
 
     found = run(work, count=2)
@@ -175,14 +174,14 @@ def test_a_second_agreement_knows_nothing_of_the_first(run):
     assert found[0][1] is None
 
 
-def test_one_process_alone_agrees_with_itself_at_once():
+def test_a_single_process_ends_at_once():
     with ShutdownConsensus(SingleProcess()) as consensus:
         assert consensus.check(None) is None
         assert consensus.check(15) == 15
     assert SingleProcess().all_gather("anything", 3) == [3]
 
 
-def test_different_configs_are_an_error_on_every_process_that_names_the_first_difference(run):
+def test_different_configs_are_an_error_on_every_process_with_the_first_difference(run):
     def start(processes):
         lr = 0.2 if processes.index == 2 else 0.1
         assert_equal_across_processes(
@@ -192,11 +191,12 @@ def test_different_configs_are_an_error_on_every_process_that_names_the_first_di
     for error in run(start):
         assert isinstance(error, ProcessMismatchError)
         assert str(error).startswith(
-            "the processes differ at `config.optim_wrapper.optimizer.lr`: 0.1 on process 0, 0.2 on process 2"
+            "`config.optim_wrapper.optimizer.lr` must be the same on all processes, got 0.1 on process 0 and 0.2 on "
+            "process 2"
         )
 
 
-def test_equal_configs_pass_also_with_objects_and_nan(run):
+def test_equal_configs_with_objects_and_nan_pass(run):
     def start(processes):
         return (
             assert_equal_across_processes(

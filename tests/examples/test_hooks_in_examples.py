@@ -100,8 +100,8 @@ def test_hyperparameters_reach_the_step(many_hooks):
     switched = {name: runner.hyperparams[name] for name in ("smoothing", "loss_index", "augment_index")}
     assert switched == dict(smoothing=0.0, loss_index=1, augment_index=0)
     assert runner.train_dataloader.dataset.pipeline.transforms == []
-    assert "SwitchRecipeHook: from epoch 3 on another hyperparams, loss, batch_augments" in log
-    assert "PipelineSwitchHook: from epoch 2 on" in log
+    assert "SwitchRecipeHook: changed hyperparams, loss, batch_augments from epoch 3 on" in log
+    assert "PipelineSwitchHook: changed the pipeline from epoch 2 on" in log
     losses = [row["loss_label"] for row in rows]
     assert max(losses[:4]) > math.log(10) * 0.8  # cross entropy at first; the Brier score is at most 2
     assert losses[-1] < 2

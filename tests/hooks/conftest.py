@@ -7,7 +7,7 @@ from jengine.logging import MessageHub, PhaseTimer
 
 @pytest.fixture
 def fake_runner():
-    """A stand-in for a Runner: what the small hooks read and write, and nothing that computes."""
+    """Return a fake Runner with the attributes that small hooks use, which computes nothing."""
     loop = types.SimpleNamespace(dataloader=range(10), by_epoch=True)
     return types.SimpleNamespace(
         message_hub=MessageHub("fake"), iter=0, epoch=0, max_iters=10, max_epochs=1, param_schedulers=None,

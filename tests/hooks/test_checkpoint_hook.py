@@ -12,7 +12,7 @@ from jengine.registry import HOOKS
 
 
 class FakeCheckpointer:
-    """Keeps a set of names in place of directories."""
+    """Keep a list of paths instead of directories."""
 
     def __init__(self, work_dir):
         self.paths = []
@@ -33,7 +33,7 @@ class FakeHub(dict):
 
 
 class FakeRunner:
-    """Counts epochs and iterations and calls a hook where the Runner would."""
+    """Count epochs and iterations, and call a hook at the same points as the Runner."""
 
     def __init__(self, work_dir, hook, max_epochs=20, epoch_length=4, writer=FakeCheckpointer, by_epoch=True):
         self.work_dir = str(work_dir)
@@ -57,7 +57,7 @@ class FakeRunner:
         self.checkpointer.save(os.path.join(out_dir, filename), state, bundle, latest=latest, evict=evict)
 
     def train(self, scores=(), key="acc", stop_after=None):
-        """Trains to `max_epochs`, with one validation score an epoch, or stops early after so many iterations."""
+        """Train to `max_epochs`, with one validation score for each epoch, or stop early after `stop_after` iterations."""
         self.hook.before_train(self)
         while self.epoch < self.max_epochs:
             for batch_idx in range(self.epoch_length):
@@ -78,7 +78,7 @@ class FakeRunner:
         return [os.path.basename(path) for path in self.checkpointer.paths]
 
 
-def trained(*, max_epochs, epoch_length=1, scores=(), key="acc", stop_after=None, **settings):
+def train(*, max_epochs, epoch_length=1, scores=(), key="acc", stop_after=None, **settings):
     runner = FakeRunner("/w/exp", CheckpointHook(**settings), max_epochs, epoch_length)
     runner.train(scores, key, stop_after)
     return runner
@@ -100,13 +100,13 @@ def trained(*, max_epochs, epoch_length=1, scores=(), key="acc", stop_after=None
     ],
 )
 def test_epochs_are_saved_at_the_interval_and_at_the_end(settings, epochs, saved):
-    runner = trained(max_epochs=epochs, **settings)
+    runner = train(max_epochs=epochs, **settings)
     assert runner.names == [f"epoch_{number}" for number in saved]
     assert [save["meta"] for save in runner.saves] == [{"epoch": number, "iter": number} for number in saved]
 
 
 def test_iterations_are_saved_at_the_interval_and_at_the_end():
-    runner = trained(max_epochs=3, epoch_length=4, interval=5, by_epoch=False)
+    runner = train(max_epochs=3, epoch_length=4, interval=5, by_epoch=False)
     assert runner.names == ["iter_5", "iter_10", "iter_12"]
     assert [save["meta"] for save in runner.saves] == [
         {"epoch": 1, "iter": 5},
@@ -116,8 +116,8 @@ def test_iterations_are_saved_at_the_interval_and_at_the_end():
 
 
 def test_the_newest_are_kept():
-    assert trained(max_epochs=15, interval=5, max_keep_ckpts=2).names == ["epoch_10", "epoch_15"]
-    runner = trained(max_epochs=20, interval=5, max_keep_ckpts=2)
+    assert train(max_epochs=15, interval=5, max_keep_ckpts=2).names == ["epoch_10", "epoch_15"]
+    runner = train(max_epochs=20, interval=5, max_keep_ckpts=2)
     assert runner.names == ["epoch_15", "epoch_20"]
     assert runner.message_hub["keep_ckpt_ids"] == [15, 20]
     assert runner.message_hub["last_ckpt"] == "/w/exp/epoch_20"
@@ -133,8 +133,8 @@ def test_a_resumed_run_prunes_to_a_smaller_number():
     assert runner.message_hub["keep_ckpt_ids"] == [10, 15]
 
 
-def test_multiples_are_kept_for_good_beside_the_newest():
-    runner = trained(max_epochs=12, interval=1, max_keep_ckpts=2, keep_every=5)
+def test_multiples_of_keep_every_are_kept_in_addition_to_the_newest():
+    runner = train(max_epochs=12, interval=1, max_keep_ckpts=2, keep_every=5)
     assert runner.names == ["epoch_5", "epoch_10", "epoch_11", "epoch_12"]
     assert runner.message_hub["keep_ckpt_ids"] == [5, 10, 11, 12]
     assert runner.hook.state_dict()["reasons"] == {
@@ -143,11 +143,11 @@ def test_multiples_are_kept_for_good_beside_the_newest():
         "epoch_11": "one of the latest 2",
         "epoch_12": "the latest",
     }
-    runner = trained(max_epochs=3, epoch_length=4, interval=2, by_epoch=False, max_keep_ckpts=1, keep_every=4)
+    runner = train(max_epochs=3, epoch_length=4, interval=2, by_epoch=False, max_keep_ckpts=1, keep_every=4)
     assert runner.names == ["iter_4", "iter_8", "iter_12"]
 
 
-def test_a_resumed_run_with_a_wider_step_removes_what_it_no_longer_keeps():
+def test_a_resumed_run_with_a_larger_keep_every_removes_surplus_checkpoints():
     hook = CheckpointHook(interval=1, max_keep_ckpts=1, keep_every=10, save_best="acc", keep_best=1)
     best = [{"score": 0.9, "name": "best_acc_epoch_6"}, {"score": 0.8, "name": "best_acc_epoch_3"}]
     hook.load_state_dict({"kept": [5, 10, 11], "last": "epoch_11", "best": {"acc": best}, "evicting": []})
@@ -158,9 +158,9 @@ def test_a_resumed_run_with_a_wider_step_removes_what_it_no_longer_keeps():
     assert runner.names == ["epoch_10", "epoch_11", "best_acc_epoch_6"]
 
 
-def test_a_run_that_died_between_saving_and_removing_removes_when_resumed():
-    runner = trained(max_epochs=3, interval=1, max_keep_ckpts=2)
-    state = runner.saves[-1]["hooks"]["CheckpointHook"]  # as epoch_3 has it: epoch_1 is about to go
+def test_a_run_killed_before_removing_a_checkpoint_removes_it_when_resumed():
+    runner = train(max_epochs=3, interval=1, max_keep_ckpts=2)
+    state = runner.saves[-1]["hooks"]["CheckpointHook"]  # as saved in epoch_3: epoch_1 is about to be removed
     hook = CheckpointHook(interval=1, max_keep_ckpts=2)
     hook.load_state_dict(state)
     resumed = FakeRunner("/w/exp", hook, max_epochs=3, epoch_length=1)
@@ -170,12 +170,12 @@ def test_a_run_that_died_between_saving_and_removing_removes_when_resumed():
     assert resumed.names == ["epoch_2", "epoch_3"]
 
 
-def test_training_that_ends_early_is_saved_where_it_ended():
-    assert trained(max_epochs=20, stop_after=3).names == ["epoch_3"]
-    assert trained(max_epochs=20, stop_after=3, save_last=False).names == []
-    assert trained(max_epochs=20, epoch_length=4, stop_after=10, interval=1).names == ["epoch_1", "epoch_2", "iter_10"]
-    assert trained(max_epochs=20, epoch_length=4, stop_after=8, interval=1).names == ["epoch_1", "epoch_2"]
-    runner = trained(max_epochs=20, epoch_length=4, stop_after=6, interval=5, by_epoch=False)
+def test_the_last_iteration_is_saved_when_training_ends_early():
+    assert train(max_epochs=20, stop_after=3).names == ["epoch_3"]
+    assert train(max_epochs=20, stop_after=3, save_last=False).names == []
+    assert train(max_epochs=20, epoch_length=4, stop_after=10, interval=1).names == ["epoch_1", "epoch_2", "iter_10"]
+    assert train(max_epochs=20, epoch_length=4, stop_after=8, interval=1).names == ["epoch_1", "epoch_2"]
+    runner = train(max_epochs=20, epoch_length=4, stop_after=6, interval=5, by_epoch=False)
     assert runner.names == ["iter_5", "iter_6"]
     assert runner.saves[-1]["meta"] == {"epoch": 1, "iter": 6}
 
@@ -194,42 +194,42 @@ def test_the_directory_is_named_after_the_work_dir():
 
 
 def test_names_follow_the_template():
-    runner = trained(max_epochs=2, interval=1, filename_tmpl="x_{}", scores=[0.1], save_best="acc")
+    runner = train(max_epochs=2, interval=1, filename_tmpl="x_{}", scores=[0.1], save_best="acc")
     assert runner.names == ["x_1", "best_acc_x_1", "x_2"]
 
 
-def test_what_is_left_out_is_passed_on():
-    runner = trained(max_epochs=1, interval=1, save_optimizer=False, save_param_scheduler=False)
+def test_options_of_saving_are_passed_on():
+    runner = train(max_epochs=1, interval=1, save_optimizer=False, save_param_scheduler=False)
     assert (runner.saves[0]["optimizer"], runner.saves[0]["scheduler"]) == (False, False)
 
 
 # --- Best checkpoints. ---
 
 
-def test_the_best_is_kept_beside_the_newest():
-    runner = trained(max_epochs=4, interval=1, max_keep_ckpts=2, scores=[0.1, 0.5, 0.3, 0.6], save_best="auto")
+def test_the_best_is_kept_in_addition_to_the_newest():
+    runner = train(max_epochs=4, interval=1, max_keep_ckpts=2, scores=[0.1, 0.5, 0.3, 0.6], save_best="auto")
     assert sorted(runner.names) == ["best_acc_epoch_4", "epoch_3", "epoch_4"]
     assert runner.checkpointer.pointer == "/w/exp/epoch_4"
     assert runner.message_hub["best_score"] == 0.6
     assert runner.message_hub["best_ckpt"] == "/w/exp/best_acc_epoch_4"
 
 
-def test_a_new_best_writes_no_regular_checkpoint_beside_it():
+def test_a_new_best_writes_no_additional_regular_checkpoint():
     # MMEngine would leave epoch_6 and epoch_7 here: it saves epoch_6 off the interval, which pushes epoch_4 out.
     scores = [0.1, 0.2, 0.3, 0.4, 0.5, 0.9, 0.6]
-    runner = trained(max_epochs=7, interval=4, max_keep_ckpts=2, scores=scores, save_best="acc")
+    runner = train(max_epochs=7, interval=4, max_keep_ckpts=2, scores=scores, save_best="acc")
     assert sorted(runner.names) == ["best_acc_epoch_6", "epoch_4", "epoch_7"]
 
 
 def test_an_equal_score_a_nan_and_a_none_do_not_replace_the_best():
-    runner = trained(max_epochs=5, scores=[0.5, 0.5, float("nan"), None, 0.4], save_best="acc", save_last=False)
+    runner = train(max_epochs=5, scores=[0.5, 0.5, float("nan"), None, 0.4], save_best="acc", save_last=False)
     assert runner.names == ["best_acc_epoch_1"]
 
 
-def test_several_best_ones_are_kept_on_demand(caplog):
+def test_several_best_checkpoints_are_kept_if_requested(caplog):
     scores = [0.5, 0.9, 0.7, 0.7, 0.4, float("nan"), 0.8]
     with caplog.at_level("INFO"):
-        runner = trained(max_epochs=7, scores=scores, save_best="acc", keep_best=2, save_last=False)
+        runner = train(max_epochs=7, scores=scores, save_best="acc", keep_best=2, save_last=False)
     saved = [save["name"] for save in runner.saves]
     assert saved == [f"best_acc_epoch_{epoch}" for epoch in (1, 2, 3, 7)]  # the second 0.7 only equals the first
     assert sorted(runner.names) == ["best_acc_epoch_2", "best_acc_epoch_7"]
@@ -241,9 +241,9 @@ def test_several_best_ones_are_kept_on_demand(caplog):
     assert "Checkpoint number 2 of the best with 0.8000 acc at 7 epoch" in caplog.text
 
 
-def test_less_is_better_where_the_rule_says_so():
-    assert trained(max_epochs=3, scores=[3.0, 1.0, 2.0], key="loss", save_best="loss").names[0] == "best_loss_epoch_2"
-    runner = trained(max_epochs=3, scores=[3.0, 1.0, 2.0], key="FID", save_best="FID", rule="less")
+def test_less_is_better_under_the_rule_less():
+    assert train(max_epochs=3, scores=[3.0, 1.0, 2.0], key="loss", save_best="loss").names[0] == "best_loss_epoch_2"
+    runner = train(max_epochs=3, scores=[3.0, 1.0, 2.0], key="FID", save_best="FID", rule="less")
     assert runner.names[0] == "best_FID_epoch_2"
 
 
@@ -259,12 +259,12 @@ def test_each_of_several_metrics_has_its_own_best():
 
 
 def test_a_slash_in_a_metric_does_not_make_a_directory():
-    runner = trained(max_epochs=1, scores=[0.5], key="coco/bbox_mAP", save_best="auto")
+    runner = train(max_epochs=1, scores=[0.5], key="coco/bbox_mAP", save_best="auto")
     assert "best_coco_bbox_mAP_epoch_1" in runner.names
 
 
-def test_a_best_is_numbered_by_iterations_where_the_hook_or_the_loop_counts_them():
-    runner = trained(max_epochs=1, epoch_length=4, scores=[0.5], save_best="acc", by_epoch=False)
+def test_a_best_is_numbered_by_iterations_if_the_hook_or_the_loop_counts_them():
+    runner = train(max_epochs=1, epoch_length=4, scores=[0.5], save_best="acc", by_epoch=False)
     assert "best_acc_iter_4" in runner.names
     hook = CheckpointHook(interval=1, save_best="acc")
     runner = FakeRunner("/w/exp", hook, by_epoch=False)
@@ -275,7 +275,7 @@ def test_a_best_is_numbered_by_iterations_where_the_hook_or_the_loop_counts_them
 
 
 def test_the_best_score_survives_a_restart():
-    first = trained(max_epochs=2, interval=1, scores=[0.2, 0.8], save_best="auto")
+    first = train(max_epochs=2, interval=1, scores=[0.2, 0.8], save_best="auto")
     hook = CheckpointHook(interval=1, save_best="auto")
     hook.load_state_dict(first.hook.state_dict())
     runner = FakeRunner("/w/exp", hook, max_epochs=4, epoch_length=1)
@@ -285,7 +285,7 @@ def test_the_best_score_survives_a_restart():
     assert runner.message_hub["best_score"] == 0.9
 
 
-def test_auto_stays_with_its_metric_after_a_restart():
+def test_auto_keeps_its_metric_after_a_restart():
     hook = CheckpointHook(save_best="auto", rule="less")
     hook.load_state_dict({"kept": [], "last": None, "best": {"err": [{"score": 2.0, "name": "x"}]}, "evicting": []})
     runner = FakeRunner("/w/exp", hook)
@@ -307,11 +307,11 @@ def test_a_validation_without_metrics_is_reported(caplog):
     assert "returned no metrics" in caplog.text
 
 
-def test_a_metric_that_is_not_there_is_an_error_that_names_those_that_are():
-    with pytest.raises(KeyError, match=r"no metric 'top-1'.*found: acc"):
-        trained(max_epochs=1, scores=[0.5], save_best="top-1")
-    with pytest.raises(ValueError, match="'perplexity' is better cannot be told from its name; give rule='greater'"):
-        trained(max_epochs=1, scores=[0.5], key="perplexity", save_best="auto")
+def test_an_unknown_metric_is_an_error_that_lists_the_known_ones():
+    with pytest.raises(KeyError, match=r"no metric 'top-1'.*returned: acc"):
+        train(max_epochs=1, scores=[0.5], save_best="top-1")
+    with pytest.raises(ValueError, match="cannot infer from the name 'perplexity' whether .*; pass rule='greater'"):
+        train(max_epochs=1, scores=[0.5], key="perplexity", save_best="auto")
 
 
 # --- Settings and messages. ---
@@ -340,27 +340,27 @@ def test_a_metric_that_is_not_there_is_an_error_that_names_those_that_are():
         ({"save_best": ["acc", "acc"]}, AssertionError, "must have different metrics"),
         ({"save_best": ["auto", "acc"]}, AssertionError, "must have 'auto' alone or metrics"),
         ({"save_best": 3}, TypeError, "save_best` must be a string or a list or None, got 3"),
-        ({"save_best": "val_perplexity"}, ValueError, "cannot be told from its name"),
+        ({"save_best": "val_perplexity"}, ValueError, "cannot infer from the name 'val_perplexity'"),
         ({"save_best": "acc", "rule": "greter"}, KeyError, "did you mean 'greater'"),
         ({"save_best": ["a", "b", "c"], "rule": ["less", "less"]}, ValueError, "one for each of the 3 metrics"),
         ({"backend_args": {"backend": "s3"}}, ValueError, "storage backends are not supported"),
         ({"out_dir": "s3://bucket"}, ValueError, "directory of a file system, got 's3://bucket'"),
     ],
 )
-def test_a_bad_setting_is_refused_at_construction(settings, error, message):
+def test_an_invalid_argument_is_refused_at_construction(settings, error, message):
     with pytest.raises(error, match=message):
         CheckpointHook(**settings)
 
 
 def test_inference_lists_can_be_given():
-    runner = trained(max_epochs=2, scores=[1.0, 2.0], key="perplexity", save_best="auto", less_keys="perplexity")
+    runner = train(max_epochs=2, scores=[1.0, 2.0], key="perplexity", save_best="auto", less_keys="perplexity")
     assert runner.names[0] == "best_perplexity_epoch_1"
 
 
-def test_the_log_says_what_is_saved(caplog):
+def test_each_save_is_logged(caplog):
     with caplog.at_level("INFO"):
-        trained(max_epochs=2, interval=2, scores=[0.1, 0.2], save_best="acc")
-        trained(max_epochs=1, interval=1, by_epoch=False)
+        train(max_epochs=2, interval=2, scores=[0.1, 0.2], save_best="acc")
+        train(max_epochs=1, interval=1, by_epoch=False)
     assert caplog.messages == [
         "Checkpoints will be saved to /w/exp.",
         "The best checkpoint with 0.1000 acc at 1 epoch is saved to best_acc_epoch_1.",
@@ -372,7 +372,7 @@ def test_the_log_says_what_is_saved(caplog):
     ]
 
 
-def test_an_epoch_interval_under_an_iteration_loop_is_warned_about(caplog):
+def test_an_epoch_interval_in_an_iteration_loop_logs_a_warning(caplog):
     hook = CheckpointHook(interval=1)
     hook.before_train(FakeRunner("/w/exp", hook, by_epoch=False))
     assert "set by_epoch=False" in caplog.text
@@ -381,7 +381,7 @@ def test_an_epoch_interval_under_an_iteration_loop_is_warned_about(caplog):
 # --- With files. ---
 
 
-def test_files_on_disk_follow_the_rules(tmp_path):
+def test_the_files_on_disk_are_those_to_keep(tmp_path):
     hook = HOOKS.build(
         {"type": "CheckpointHook", "interval": 1, "max_keep_ckpts": 1, "save_best": "acc", "published_keys": "params"}
     )

@@ -6,7 +6,7 @@ from jengine.hooks import Hook, Priority, get_priority
 from jengine.runner.hook_list import HookList
 
 
-def at(epoch=0, iter=0, max_epochs=2, max_iters=8):
+def runner_at(epoch=0, iter=0, max_epochs=2, max_iters=8):
     return types.SimpleNamespace(epoch=epoch, iter=iter, max_epochs=max_epochs, max_iters=max_iters)
 
 
@@ -21,39 +21,39 @@ def test_priorities_have_the_values_of_mmengine():
 @pytest.mark.parametrize(
     ("priority", "error", "message"),
     [
-        (101, ValueError, "between 0 and 100, found 101"),
-        (-1, ValueError, "found -1"),
-        ("foo", KeyError, "no priority is called 'foo'"),
+        (101, ValueError, "between 0 and 100, got 101"),
+        (-1, ValueError, "got -1"),
+        ("foo", KeyError, "must be the name of a level, got 'foo'"),
         ("NORMEL", KeyError, "did you mean 'NORMAL'"),
-        (1.5, TypeError, "found 1.5"),
+        (1.5, TypeError, "got 1.5"),
     ],
 )
-def test_a_bad_priority_says_what_is_expected(priority, error, message):
+def test_an_invalid_priority_is_refused_with_the_legal_values(priority, error, message):
     with pytest.raises(error, match=message):
         get_priority(priority)
 
 
-def test_every_n_epochs_counts_from_one_and_fires_at_its_start():
+def test_every_n_epochs_counts_from_one_and_includes_its_start():
     hook = Hook()
-    assert [e + 1 for e in range(20) if hook.every_n_epochs(at(epoch=e), 5)] == [5, 10, 15, 20]
-    assert [e + 1 for e in range(10) if hook.every_n_epochs(at(epoch=e), 2, start=3)] == [3, 5, 7, 9]
-    assert not any(hook.every_n_epochs(at(epoch=e), n) for e in range(9) for n in (0, -1))
+    assert [e + 1 for e in range(20) if hook.every_n_epochs(runner_at(epoch=e), 5)] == [5, 10, 15, 20]
+    assert [e + 1 for e in range(10) if hook.every_n_epochs(runner_at(epoch=e), 2, start=3)] == [3, 5, 7, 9]
+    assert not any(hook.every_n_epochs(runner_at(epoch=e), n) for e in range(9) for n in (0, -1))
 
 
-def test_every_n_iters_and_the_ends():
+def test_every_n_iterations_and_the_last_iteration():
     hook = Hook()
-    assert [i for i in range(10) if hook.every_n_train_iters(at(iter=i), 4)] == [3, 7]
-    assert [i for i in range(10) if hook.every_n_train_iters(at(iter=i), 3, start=2)] == [1, 4, 7]
+    assert [i for i in range(10) if hook.every_n_train_iters(runner_at(iter=i), 4)] == [3, 7]
+    assert [i for i in range(10) if hook.every_n_train_iters(runner_at(iter=i), 3, start=2)] == [1, 4, 7]
     assert [i for i in range(10) if hook.every_n_inner_iters(i, 5)] == [4, 9]
     assert not hook.every_n_inner_iters(4, 0)
     assert hook.end_of_epoch([0, 1, 2], 2)
     assert not hook.end_of_epoch([0, 1, 2], 1)
-    assert hook.is_last_train_epoch(at(epoch=1))
-    assert hook.is_last_train_iter(at(iter=7))
-    assert not hook.is_last_train_iter(at(iter=6))
+    assert hook.is_last_train_epoch(runner_at(epoch=1))
+    assert hook.is_last_train_iter(runner_at(iter=7))
+    assert not hook.is_last_train_iter(runner_at(iter=6))
 
 
-def test_a_grouped_method_stands_for_three_stages_in_order():
+def test_a_shared_method_defines_three_stages_in_order():
     class Both(Hook):
         def _after_iter(self, runner, batch_idx, data_batch=None, outputs=None, mode="train"):
             pass
@@ -65,7 +65,7 @@ def test_a_grouped_method_stands_for_three_stages_in_order():
     assert Hook().get_triggered_stages() == []
 
 
-def test_grouped_methods_get_the_mode_and_every_argument():
+def test_shared_methods_receive_the_mode_and_every_argument():
     seen = []
 
     class Grouped(Hook):
@@ -91,7 +91,7 @@ def test_hooks_of_equal_priority_run_in_the_order_of_registration():
     hooks = HookList()
     for name, priority in (("normal", None), ("ln", "LOWEST"), ("vh", "VERY_HIGH"), ("45", 45), ("n2", "normal")):
         hooks.register(make(name), priority)
-    hooks.call(at(), "before_train_iter", dict(batch_idx=0))
+    hooks.call(runner_at(), "before_train_iter", dict(batch_idx=0))
     assert calls == ["vh", "45", "normal", "n2", "ln"]
 
 
@@ -107,7 +107,7 @@ def test_priority_comes_from_the_argument_then_the_config_then_the_class():
     assert cfg == dict(type=Early, priority="LOW")
 
 
-def test_a_config_gives_the_constructor_its_arguments_and_stays_as_it_was():
+def test_a_config_passes_its_arguments_to_the_constructor_and_is_not_modified():
     class Two(Hook):
         def __init__(self, a, b):
             self.a, self.b = a, b
@@ -118,12 +118,12 @@ def test_a_config_gives_the_constructor_its_arguments_and_stays_as_it_was():
     assert cfg == dict(type=Two, a=1, b=2, priority="NORMAL")
 
 
-def test_what_is_no_hook_is_refused():
-    with pytest.raises(TypeError, match="an instance of Hook or a config dict, found 3"):
+def test_anything_but_a_hook_is_refused():
+    with pytest.raises(TypeError, match="must be an instance of Hook or a config dict, got 3"):
         HookList().register(3)
 
 
-def test_a_stage_of_a_users_own_loop_is_called_where_it_is_defined():
+def test_a_stage_of_a_custom_loop_is_called_on_hooks_that_define_it():
     calls = []
 
     class WarmUp(Hook):
@@ -133,12 +133,12 @@ def test_a_stage_of_a_users_own_loop_is_called_where_it_is_defined():
     hooks = HookList()
     hooks.register(Hook())
     hooks.register(WarmUp())
-    hooks.call(at(), "before_warmup_iter", dict(factor=0.5))
-    hooks.call(at(), "no_such_stage", {})
+    hooks.call(runner_at(), "before_warmup_iter", dict(factor=0.5))
+    hooks.call(runner_at(), "no_such_stage", {})
     assert calls == [0.5]
 
 
-def test_an_error_in_a_hook_keeps_its_type_and_says_where_it_happened():
+def test_an_error_in_a_hook_keeps_its_type_and_gets_a_note():
     class Broken(Hook):
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
             {}["missing"]
@@ -146,7 +146,7 @@ def test_an_error_in_a_hook_keeps_its_type_and_says_where_it_happened():
     hooks = HookList()
     hooks.register(Broken())
     with pytest.raises(KeyError, match="missing") as error:
-        hooks.call(at(iter=7, epoch=1), "after_train_iter", dict(batch_idx=3))
+        hooks.call(runner_at(iter=7, epoch=1), "after_train_iter", dict(batch_idx=3))
     assert error.value.__notes__ == ["in Broken.after_train_iter at iteration 7 (epoch 1)"]
     assert error.traceback[-1].name == "after_train_iter"
 

@@ -5,7 +5,7 @@ from jengine.hooks import IterTimerHook
 
 
 class Clock:
-    """Gives the times that it was told."""
+    """Return the given times, one per call."""
 
     def __init__(self, *times):
         self.times = list(times)
@@ -22,7 +22,7 @@ def run(runner, hook, start, iters, mode="train"):
         getattr(hook, f"after_{mode}_iter")(runner, batch_idx=i, outputs={})
 
 
-def test_remaining_time_is_the_mean_time_times_what_is_left(fake_runner):
+def test_the_remaining_time_is_the_mean_time_times_the_remaining_iterations(fake_runner):
     # three iterations of 0.5, 1.0 and 1.5 s: 3.0 s / 3 * 7 left
     hook = IterTimerHook(clock=Clock(0.0, 0.1, 0.5, 0.6, 1.5, 1.6, 3.0))
     hook.before_train(fake_runner)
@@ -42,14 +42,14 @@ def test_a_resumed_run_estimates_from_its_own_iterations(fake_runner):
     assert fake_runner.message_hub.get_info("eta") == pytest.approx(3.0)  # 2.0 s / 2 * 3 left
 
 
-def test_validation_estimates_within_its_own_pass(fake_runner):
+def test_validation_estimates_its_own_remaining_time(fake_runner):
     hook = IterTimerHook(clock=Clock(0.0, 0.0, 0.2, 0.2, 0.4, 0.4, 0.6))
     hook.before_val_epoch(fake_runner)
     run(fake_runner, hook, 0, 3, mode="val")
     assert fake_runner.message_hub.get_info("eta") == pytest.approx(1.4)  # 0.6 s / 3 * 7 left
 
 
-def test_the_time_of_a_validation_is_not_the_next_iterations(fake_runner):
+def test_the_time_of_a_validation_does_not_count_for_the_next_iteration(fake_runner):
     hook = IterTimerHook(clock=Clock(0.0, 0.0, 1.0, 1.0, 50.0, 100.0, 100.5, 101.0))
     hook.before_train(fake_runner)
     hook.before_train_epoch(fake_runner)

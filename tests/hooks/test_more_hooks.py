@@ -23,8 +23,8 @@ from jengine.registry import HOOKS
 from jengine.train import StepContext
 
 
-def stages_of_two_epochs(hook, runner):
-    """Two epochs of four iterations, each followed by a validation of four."""
+def run_two_epochs(hook, runner):
+    """Call the stages of two epochs of four iterations, each followed by a validation of four."""
     for _ in range(2):
         for mode in ("train", "val"):
             getattr(hook, f"before_{mode}_epoch")(runner)
@@ -43,15 +43,15 @@ def stages_of_two_epochs(hook, runner):
         (dict(before_epoch=True, after_iter=True), 24),
     ],
 )
-def test_garbage_is_collected_at_the_moments_asked_for(monkeypatch, fake_runner, arguments, calls):
+def test_garbage_is_collected_at_the_configured_stages(monkeypatch, fake_runner, arguments, calls):
     counted = []
     monkeypatch.setattr(gc, "collect", lambda: counted.append("gc"))
     monkeypatch.setattr(jax, "clear_caches", lambda: counted.append("clear"))
-    stages_of_two_epochs(EmptyCacheHook(**arguments), fake_runner)
+    run_two_epochs(EmptyCacheHook(**arguments), fake_runner)
     assert counted == ["gc"] * calls
 
 
-def test_compiled_functions_are_forgotten_only_if_asked(monkeypatch, fake_runner):
+def test_compiled_functions_are_dropped_only_with_clear_caches(monkeypatch, fake_runner):
     cleared = []
     monkeypatch.setattr(jax, "clear_caches", lambda: cleared.append(True))
     EmptyCacheHook(clear_caches=True).after_train_epoch(fake_runner)
@@ -61,19 +61,20 @@ def test_compiled_functions_are_forgotten_only_if_asked(monkeypatch, fake_runner
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_the_loss_is_looked_at_every_so_many_iterations(fake_runner, bad, caplog):
+def test_the_loss_is_checked_at_the_interval(fake_runner, bad, caplog):
     fake_runner.logger = logging.getLogger("test_more_hooks")
     hook = CheckInvalidLossHook(interval=50)
     for fake_runner.iter in range(49):
         hook.after_train_iter(fake_runner, 0, outputs={"loss": bad if fake_runner.iter >= 10 else 1.0})
     fake_runner.iter = 49
     hook.after_train_iter(fake_runner, 0, outputs={"loss": 1.0})
-    with pytest.raises(AssertionError, match=f"the loss is {float(bad)} in iteration 49"):
+    with pytest.raises(AssertionError, match=f"the loss must be finite, got {float(bad)} in iteration 49") as caught:
         hook.after_train_iter(fake_runner, 0, outputs={"loss": bad})
+    assert isinstance(caught.value, FloatingPointError)
     assert "the loss became infinite or NaN!" in caplog.text
 
 
-def test_memory_is_logged_every_so_many_iterations_of_each_mode(fake_runner, caplog):
+def test_memory_is_logged_at_the_interval_in_each_mode(fake_runner, caplog):
     fake_runner.logger = logging.getLogger("test_more_hooks")
     caplog.set_level("INFO")
     hook = MemoryProfilerHook(interval=2)
@@ -95,7 +96,7 @@ def test_without_psutil_the_memory_of_the_process_is_logged(fake_runner, caplog,
     assert caplog.records[0].getMessage().startswith("Memory process_peak: ")
 
 
-def test_devices_that_keep_count_are_logged(fake_runner, caplog, monkeypatch):
+def test_devices_that_report_their_memory_are_logged(fake_runner, caplog, monkeypatch):
     stats = {"bytes_in_use": 5 * 2**20, "peak_bytes_in_use": 7 * 2**20}
     device = types.SimpleNamespace(platform="gpu", id=3, memory_stats=lambda: stats)
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
@@ -105,37 +106,37 @@ def test_devices_that_keep_count_are_logged(fake_runner, caplog, monkeypatch):
     assert "gpu:3: 5 MB (peak 7 MB)" in caplog.text
 
 
-def classes_of(names, model):
+def runner_with_classes(names, model):
     loader = types.SimpleNamespace(metainfo=None if names is None else dict(classes=names))
     return types.SimpleNamespace(model=model, train_dataloader=loader, val_dataloader=loader, test_dataloader=loader)
 
 
-def test_the_number_of_classes_is_held_to_that_of_the_data():
+def test_the_number_of_classes_must_be_that_of_the_data():
     model = LinenModel(SmallCNN(num_classes=3), loss=lambda outputs, batch: outputs)
     hook = ClassNumCheckHook()
     for stage in ("before_train", "before_val", "before_test"):
-        getattr(hook, stage)(classes_of(("a", "b", "c"), model))
-        with pytest.raises(ValueError, match=r"model\.module\.num_classes is 3, and the \w+ data have 2 classes"):
-            getattr(hook, stage)(classes_of(("a", "b"), model))
+        getattr(hook, stage)(runner_with_classes(("a", "b", "c"), model))
+        with pytest.raises(ValueError, match=r"model\.module\.num_classes must be 2, .* the \w+ data, got 3"):
+            getattr(hook, stage)(runner_with_classes(("a", "b"), model))
     with pytest.warns(UserWarning, match="the train data have no `classes`"):
-        hook.before_train(classes_of(None, model))
-    with pytest.raises(TypeError, match=r"found the string 'cat': \('cat',\)"):
-        hook.before_train(classes_of("cat", model))
+        hook.before_train(runner_with_classes(None, model))
+    with pytest.raises(TypeError, match=r"got 'cat'; did you mean \('cat',\)\?"):
+        hook.before_train(runner_with_classes("cat", model))
 
 
 def test_the_heads_of_a_list_are_checked_and_a_proposal_head_is_not():
     head = types.SimpleNamespace(num_classes=7)
     model = types.SimpleNamespace(heads=[head], rpn_head=types.SimpleNamespace(num_classes=1))
-    model.itself = model  # a cycle is no endless search
-    ClassNumCheckHook().before_train(classes_of(tuple("abcdefg"), model))
-    with pytest.raises(ValueError, match=r"model\.heads\[0\]\.num_classes is 7"):
-        ClassNumCheckHook().before_train(classes_of(("a",), model))
-    with pytest.raises(ValueError, match=r"model\.rpn_head\.num_classes is 1"):
-        ClassNumCheckHook(skip=()).before_train(classes_of(tuple("abcdefg"), model))
+    model.itself = model  # a cycle does not make the search endless
+    ClassNumCheckHook().before_train(runner_with_classes(tuple("abcdefg"), model))
+    with pytest.raises(ValueError, match=r"model\.heads\[0\]\.num_classes must be 1, .* got 7"):
+        ClassNumCheckHook().before_train(runner_with_classes(("a",), model))
+    with pytest.raises(ValueError, match=r"model\.rpn_head\.num_classes must be 7, .* got 1"):
+        ClassNumCheckHook(skip=()).before_train(runner_with_classes(tuple("abcdefg"), model))
 
 
-def teachers(hook, weights):
-    """The teacher's weight that the loss sees in each step, and that after it; the weights are those after the steps."""
+def train_teacher(hook, weights):
+    """Return the teacher's weight before and after each step, and its last state; `weights` are the model's after the steps."""
     state = hook.init_traced_state({"w": jnp.float32(0)}, {"mean": jnp.float32(0)})
     seen, after, before = [], [], 0.0
     for i, weight in enumerate(weights):
@@ -153,23 +154,23 @@ def teachers(hook, weights):
     return seen, after, state
 
 
-def test_the_teacher_follows_and_the_loss_sees_it():
+def test_the_teacher_follows_the_model_and_reaches_the_loss():
     # 0, then half of the way to each weight
-    seen, after, state = teachers(MeanTeacherHook(momentum=0.5), [8.0, 8.0, 16.0])
+    seen, after, state = train_teacher(MeanTeacherHook(momentum=0.5), [8.0, 8.0, 16.0])
     assert after == [4.0, 6.0, 11.0]
     assert seen == [0.0, 4.0, 6.0]
     assert state.model_state is None
 
 
-def test_the_teacher_moves_every_so_many_iterations_and_with_its_state():
+def test_the_teacher_and_its_model_state_are_updated_at_the_interval():
     hook = MeanTeacherHook(momentum=0.5, interval=2, skip_buffer=False)
-    _, after, state = teachers(hook, [8.0, 8.0, 8.0, 8.0])
+    _, after, state = train_teacher(hook, [8.0, 8.0, 8.0, 8.0])
     assert after == [0.0, 4.0, 4.0, 6.0]
     assert float(state.model_state["mean"]) == 6.0
 
 
 @pytest.mark.parametrize(("evaluates", "expected"), [(True, 5.0), (False, 1.0)])
-def test_the_teacher_is_what_is_evaluated_unless_told_otherwise(evaluates, expected):
+def test_the_teacher_is_evaluated_if_configured(evaluates, expected):
     hook = MeanTeacherHook(evaluate_on_teacher=evaluates)
     own = hook.init_traced_state({"w": jnp.float32(5.0)}, {})
     runner = types.SimpleNamespace(state=types.SimpleNamespace(hook_state={"MeanTeacherHook": own}))
@@ -177,8 +178,8 @@ def test_the_teacher_is_what_is_evaluated_unless_told_otherwise(evaluates, expec
     assert float(found[""][0]["w"]) == expected
 
 
-class Drawn:
-    """Stands for a visualizer."""
+class FakeVisualizer:
+    """Record the calls of a visualizer."""
 
     def __init__(self):
         self.graphs, self.samples = [], []
@@ -190,9 +191,9 @@ class Drawn:
         self.samples.append((name, image, data_sample, draw_gt, draw_pred, step))
 
 
-def drawing(hook, batches, files=None):
+def run_test(hook, batches, files=None):
     loader = types.SimpleNamespace(metainfo=None if files is None else dict(img_path=files))
-    runner = types.SimpleNamespace(visualizer=Drawn(), test_dataloader=loader, iter=7, model="the model")
+    runner = types.SimpleNamespace(visualizer=FakeVisualizer(), test_dataloader=loader, iter=7, model="the model")
     hook.before_train(runner)
     hook.before_test_epoch(runner)
     for i, batch in enumerate(batches):
@@ -200,11 +201,11 @@ def drawing(hook, batches, files=None):
     return runner.visualizer
 
 
-def test_every_second_batch_is_drawn_by_the_names_of_its_files():
+def test_every_second_batch_is_drawn_under_the_names_of_its_files():
     hook = NaiveVisualizationHook(interval=2, draw_gt=False)
     batches = [{"image": np.full((3, 2, 2, 3), i, np.uint8)} for i in range(5)]
     files = [f"data/img/{i}.jpg" for i in range(15)]
-    drawn = drawing(hook, batches, files)
+    drawn = run_test(hook, batches, files)
     assert [name for name, *_ in drawn.samples] == ["3.jpg", "4.jpg", "5.jpg", "9.jpg", "10.jpg", "11.jpg"]
     assert {(gt, pred, step) for *_, gt, pred, step in drawn.samples} == {(False, True, 7)}
     assert [sample["pred"] for _, _, sample, *_ in drawn.samples] == [10, 11, 12, 30, 31, 32]
@@ -212,7 +213,7 @@ def test_every_second_batch_is_drawn_by_the_names_of_its_files():
     assert NaiveVisualizationHook.priority == "LOWEST"
 
 
-def test_an_image_is_brought_back_to_what_it_was():
+def test_the_preprocessing_of_an_image_is_reverted():
     original = np.array([[[10, 20, 30], [40, 50, 60]]], np.uint8)  # 1 high, 2 wide
     padded = np.zeros((1, 2, 4, 3), np.float32)
     padded[0, :1, :2] = (original - 100.0) / 50.0
@@ -221,7 +222,7 @@ def test_an_image_is_brought_back_to_what_it_was():
         "sample_idx": np.array([6]),
     }  # fmt: skip
     hook = NaiveVisualizationHook(img_norm_cfg=dict(mean=[100.0] * 3, std=[50.0] * 3))
-    (name, image, *_), = drawing(hook, [batch]).samples  # fmt: skip
+    (name, image, *_), = run_test(hook, [batch]).samples  # fmt: skip
     assert name == "sample_6"
     assert image.shape == (2, 4, 3)
     np.testing.assert_array_equal(image[0, [0, 3]], original[0])
@@ -229,24 +230,24 @@ def test_an_image_is_brought_back_to_what_it_was():
 
 def test_padding_of_a_batch_is_not_drawn():
     batch = {"image": np.zeros((3, 1, 1, 3), np.uint8), "mask": np.array([True, True, False])}
-    assert [name for name, *_ in drawing(NaiveVisualizationHook(), [batch]).samples] == ["sample_0", "sample_1"]
+    assert [name for name, *_ in run_test(NaiveVisualizationHook(), [batch]).samples] == ["sample_0", "sample_1"]
 
 
-def test_a_batch_without_images_is_an_error_that_says_which():
-    with pytest.raises(ValueError, match=r"draws the batch entry 'image', found \['x'\]"):
+def test_a_batch_without_images_is_an_error_that_names_the_entry():
+    with pytest.raises(ValueError, match=r"a batch must have the entry 'image', got \['x'\]"):
         NaiveVisualizationHook().after_test_iter(None, 0, data_batch={"x": 1})
 
 
 @pytest.fixture
-def tracing(monkeypatch):
-    """What `jax.profiler` is told."""
+def trace_calls(monkeypatch):
+    """Record the calls of `jax.profiler`."""
     calls = []
     monkeypatch.setattr(jax.profiler, "start_trace", lambda path: calls.append(path.rsplit("/", 1)[1]))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))
     return calls
 
 
-def profiled(hook, iters=12, length=4, tmp="/logs"):
+def run_profiled(hook, iters=12, length=4, tmp="/logs"):
     loop = types.SimpleNamespace(dataloader=range(length))
     runner = types.SimpleNamespace(
         iter=0, log_dir=tmp, train_loop=loop, logger=logging.getLogger("test_more_hooks"), state=None,
@@ -276,9 +277,9 @@ def profiled(hook, iters=12, length=4, tmp="/logs"):
         ),
     ],
 )
-def test_iterations_are_traced_by_a_schedule(tracing, arguments, calls):
-    profiled(ProfilerHook(**arguments))
-    assert tracing == calls
+def test_iterations_are_traced_according_to_the_schedule(trace_calls, arguments, calls):
+    run_profiled(ProfilerHook(**arguments))
+    assert trace_calls == calls
 
 
 @pytest.mark.parametrize(
@@ -288,20 +289,21 @@ def test_iterations_are_traced_by_a_schedule(tracing, arguments, calls):
         (dict(skip_first=3, active=2), [3, 3, 3, 3, 4, *[math.inf] * 7]),
         (dict(wait=1, warmup=1, active=2, repeat=2), [2, 2, 2, 3, 6, 6, 6, 7, *[math.inf] * 4]),
         (dict(wait=1, active=2, repeat=0), [1, 1, 2, 4, 4, 5, 7, 7, 8, 10, 10, 11]),
-        (dict(wait=10**9, active=1), [10**9] * 12),  # found at once
+        (dict(wait=10**9, active=1), [10**9] * 12),  # without a search step by step
     ],
 )
-def test_the_profiler_says_when_it_traces_next(schedule, first):
+def test_the_profiler_returns_the_next_step_to_trace(schedule, first):
     hook = ProfilerHook(by_epoch=False, profile_times=2, schedule=schedule)
     assert [hook.next_step(None, i) for i in range(12)] == first
 
 
-def test_each_trace_is_handed_over(tracing):
+def test_the_path_of_each_trace_is_passed_on(trace_calls, caplog):
+    caplog.set_level("INFO")
     paths = []
-    profiled(ProfilerHook(on_trace_ready=paths.append))
+    run_profiled(ProfilerHook(on_trace_ready=paths.append))
     assert paths == ["/logs/tf_tracing_logs/iter_0"]
-    hook = ProfilerHook(on_trace_ready=dict(type="tb_trace", dir_name="/elsewhere"))
-    assert hook._dir_name == "/elsewhere"
+    run_profiled(ProfilerHook(on_trace_ready=dict(type="tb_trace", dir_name="/elsewhere")))
+    assert "ProfilerHook: wrote the trace /elsewhere/iter_0" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -321,14 +323,14 @@ def test_each_trace_is_handed_over(tracing):
         (dict(with_stack=True), TypeError, "with_stack"),
     ],
 )
-def test_bad_settings_of_the_profiler_are_refused(arguments, error, message):
+def test_invalid_arguments_of_the_profiler_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         HOOKS.build(dict(type="ProfilerHook", **arguments))
 
 
 def test_a_profile_longer_than_the_run_is_refused():
     with pytest.raises(ValueError, match="at most the 12 iterations of the run, got 13"):
-        profiled(ProfilerHook(by_epoch=False, profile_times=13))
+        run_profiled(ProfilerHook(by_epoch=False, profile_times=13))
 
 
 @pytest.mark.parametrize(
@@ -336,27 +338,27 @@ def test_a_profile_longer_than_the_run_is_refused():
     [
         (dict(type="WarmupParamHook", param_name="a", value=1.0, warmup_epochs=0), ValueError, "warmup_epochs` must be a number above 0, got 0"),
         (dict(type="PreciseBNHook", num_samples=0), ValueError, "num_samples` must be an integer of at least 1"),
-        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=0)]), ValueError, "action_epoch is an integer of at least 1"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=0)]), ValueError, "action_epoch must be an integer of at least 1"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, los=1)]), ValueError, "did you mean 'loss'"),
-        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, loss=1)] * 2), ValueError, "two changes have the action_epoch 2"),
-        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, hyperparams=dict(mixup=0))]), ValueError, "'mixup' changes in epoch 2 and has no value before"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, loss=1)] * 2), ValueError, "each action_epoch must occur once, got 2 twice"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, hyperparams=dict(mixup=0))]), ValueError, "a first value in a change with action_epoch=1, got 'mixup' first in epoch 2"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=dict(augment=[]))]), ValueError, "did you mean 'augments'"),
-        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=dict(augments=[]))]), ValueError, "a list of augmentations, found \\[\\]"),
-        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=dict(augments=[max], probs=[2]))]), ValueError, "a sum of at most 1; found \\[2\\]"),
-        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=3)]), TypeError, "an augmentation is a function"),
-        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, train_pipeline="Flip")]), TypeError, "a pipeline is a list of transforms"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=dict(augments=[]))]), ValueError, "a list of augmentations, got \\[\\]"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=dict(augments=[max], probs=[2]))]), ValueError, "a sum of at most 1, one for each augmentation, got \\[2\\]"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=3)]), TypeError, "an augmentation must be a function"),
+        (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, train_pipeline="Flip")]), TypeError, "a pipeline must be a list of transforms"),
         (dict(type="PipelineSwitchHook", switch_epoch=-1, switch_pipeline=[]), ValueError, "switch_epoch` must be an integer of at least 0, got -1"),
-        (dict(type="PipelineSwitchHook", switch_epoch=1, switch_pipeline=[3]), TypeError, "a transform is a function of a sample"),
+        (dict(type="PipelineSwitchHook", switch_epoch=1, switch_pipeline=[3]), TypeError, "a transform must be a function of a sample"),
         (dict(type="NaiveVisualizationHook", interval=0), ValueError, "interval` must be an integer of at least 1"),
         (dict(type="MeanTeacherHook", momentum=2.0), AssertionError, "momentum"),
     ],
 )  # fmt: skip
-def test_bad_settings_say_what_is_expected(cfg, error, message):
+def test_invalid_arguments_are_refused_with_the_legal_values(cfg, error, message):
     with pytest.raises(error, match=message):
         HOOKS.build(cfg)
 
 
-def test_a_switched_loss_says_who_sets_its_index():
+def test_a_switched_loss_names_the_hook_that_sets_its_index():
     loss = SwitchedLoss([lambda outputs, batch: outputs, lambda outputs, batch: 2 * outputs])
     with pytest.raises(
         KeyError, match="`hyperparams` must have 'loss_index', got \\[\\]; use a SwitchRecipeHook with `loss`"
@@ -366,7 +368,7 @@ def test_a_switched_loss_says_who_sets_its_index():
         SwitchedLoss([lambda outputs, batch: outputs])
 
 
-def test_class_priorities_are_those_of_the_documents():
+def test_class_priorities_are_those_of_the_documentation():
     expected = dict(
         RuntimeInfoHook=10, IterTimerHook=50, DistSamplerSeedHook=50, LoggerHook=60, ParamSchedulerHook=70, CheckpointHook=90,
         EMAHook=50, EmptyCacheHook=50, NaiveVisualizationHook=100, ProfilerHook=90, EarlyStoppingHook=100, PreciseBNHook=40,

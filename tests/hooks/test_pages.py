@@ -1,4 +1,4 @@
-"""The pages on segmentation and on iMIX run from top to bottom."""
+"""Run the pages on segmentation and on iMIX from top to bottom."""
 
 import pathlib
 import re
@@ -14,8 +14,8 @@ DOCS = pathlib.Path(__file__).parent.parent.parent / "docs"
 def test_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
-    assert "HookBase" not in HOOKS  # looked up once, the registry is filled
-    monkeypatch.setattr(HOOKS, "_entries", dict(HOOKS._entries))  # what a page registers is gone afterwards
+    assert "HookBase" not in HOOKS  # the first lookup fills the registry
+    monkeypatch.setattr(HOOKS, "_entries", dict(HOOKS._entries))  # removes the registrations of a page afterwards
     names = {}
     for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL):
         if not block.startswith("config."):  # a part of a config file

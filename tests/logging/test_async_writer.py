@@ -1,4 +1,4 @@
-"""The writer of logs in the background: order, bound and errors."""
+"""Test the background writer: order, bound and errors."""
 
 import threading
 
@@ -23,18 +23,18 @@ def test_jobs_run_in_order_in_another_thread(writer):
     assert threading.current_thread() not in [thread for _, thread in done]
 
 
-def test_a_full_queue_makes_submit_wait(writer):
-    done, started, go = [], threading.Event(), threading.Event()
-    writer.submit(lambda: (started.set(), go.wait(60)))
+def test_submit_blocks_while_the_queue_is_full(writer):
+    done, started, release = [], threading.Event(), threading.Event()
+    writer.submit(lambda: (started.set(), release.wait(60)))
     assert started.wait(60)
     for _ in range(256):
         writer.submit(done.append, 1)
-    other = threading.Thread(target=writer.submit, args=(done.append, 2))
-    other.start()
-    other.join(0.2)
-    assert other.is_alive()
-    go.set()
-    other.join(60)
+    submitter = threading.Thread(target=writer.submit, args=(done.append, 2))
+    submitter.start()
+    submitter.join(0.2)
+    assert submitter.is_alive()
+    release.set()
+    submitter.join(60)
     writer.flush()
     assert done == [1] * 256 + [2]
 
@@ -47,7 +47,7 @@ def test_a_job_may_flush(writer):
     assert done == [1, 2]
 
 
-def test_an_error_of_a_job_is_raised_once_by_the_next_call_and_later_jobs_run(writer):
+def test_error_of_a_job_is_raised_once_by_the_next_call_and_later_jobs_run(writer):
     done, submitted = [], threading.Event()
     writer.submit(lambda: (submitted.wait(60), 1 / 0))
     writer.submit(done.append, 1)
@@ -63,7 +63,7 @@ def test_an_error_of_a_job_is_raised_once_by_the_next_call_and_later_jobs_run(wr
         writer.submit(done.append, 2)
 
 
-def test_a_closed_writer_starts_again(writer):
+def test_closed_writer_can_be_used_again(writer):
     done = []
     writer.submit(done.append, 1)
     writer.close()

@@ -1,4 +1,4 @@
-"""The run's logger: formats, files, who prints, and a terminal that leaves text alone."""
+"""Test the logger of a run: formats, files, processes, and verbatim output on the terminal."""
 
 import io
 import logging
@@ -12,11 +12,11 @@ from jengine.logging import build_logger, console, current_logger, print_log
 
 
 @pytest.fixture(autouse=True)
-def loggers(monkeypatch):
-    """Takes down what a test builds."""
-    monkeypatch.setattr(console, "_built", {})
+def remove_loggers(monkeypatch):
+    """Remove the loggers that a test builds."""
+    monkeypatch.setattr(console, "_loggers", {})
     yield
-    for name in console._built:
+    for name in console._loggers:
         logger = logging.getLogger(name)
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
@@ -26,15 +26,15 @@ def loggers(monkeypatch):
 
 
 @pytest.fixture
-def a_terminal(monkeypatch):
-    """A terminal of 40 columns."""
+def tty(monkeypatch):
+    """Replace the terminal with a TTY of 40 columns."""
     out = io.StringIO()
     fake = Console(file=out, force_terminal=True, width=40, color_system="standard", highlight=False)
     monkeypatch.setattr(console, "terminal", fake)
     return out
 
 
-def test_the_two_formats(tmp_path, capsys):
+def test_terminal_and_file_formats(tmp_path, capsys):
     path = tmp_path / "new" / "run.log"
     build_logger("engine", str(path)).info("Epoch(train) [1][2/4]")
     assert re.fullmatch(
@@ -45,35 +45,35 @@ def test_the_two_formats(tmp_path, capsys):
     )
 
 
-def test_a_pipe_gets_the_line_as_it_is(capsys):
+def test_pipes_receive_the_line_verbatim(capsys):
     text = "[bold]x[/bold] :smile: [1, 2]\tloss: " + "9" * 500 + "  "
     build_logger("engine").warning(text)
     assert capsys.readouterr().out.endswith(f" - WARNING - {text}\n")
 
 
-def test_a_terminal_gets_one_unwrapped_line_with_its_brackets(a_terminal):
+def test_terminals_receive_one_unwrapped_line_without_markup(tty):
     text = "[bold]x[/bold] :smile: " + "9" * 500
     build_logger("engine").info(text)
-    assert a_terminal.getvalue().endswith(f"engine - INFO - {text}\n")
-    assert a_terminal.getvalue().count("\n") == 1
+    assert tty.getvalue().endswith(f"engine - INFO - {text}\n")
+    assert tty.getvalue().count("\n") == 1
 
 
-def test_a_terminal_shows_the_level_of_a_problem_in_colour(a_terminal):
+def test_terminals_show_errors_in_color(tty):
     build_logger("engine").error("broken")
-    assert "\x1b[1;31mERROR\x1b[0m - broken" in a_terminal.getvalue()
+    assert "\x1b[1;31mERROR\x1b[0m - broken" in tty.getvalue()
 
 
-def test_log_lines_and_a_progress_bar_share_the_terminal(a_terminal):
+def test_log_lines_and_a_progress_bar_share_the_terminal(tty):
     logger = build_logger("engine")
     with Progress(console=console.terminal, auto_refresh=False) as progress:
         progress.add_task("epoch", total=2)
         progress.refresh()
         logger.info("a line")
-    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", line) for line in a_terminal.getvalue().splitlines()]
-    assert any(line.endswith("- engine - INFO - a line") for line in lines)  # whole, not in the middle of the bar
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", line) for line in tty.getvalue().splitlines()]
+    assert any(line.endswith("- engine - INFO - a line") for line in lines)  # on its own line, not inside the bar
 
 
-def test_a_file_is_appended_to(tmp_path):
+def test_log_file_is_appended_to(tmp_path):
     path = tmp_path / "run.log"
     path.write_text("before\n")
     build_logger("engine", str(path)).info("after")
@@ -81,7 +81,7 @@ def test_a_file_is_appended_to(tmp_path):
     assert path.read_text().endswith("after\n")
 
 
-def test_building_twice_prints_once_and_moves_to_the_new_file(tmp_path, capsys):
+def test_building_twice_prints_once_and_switches_to_the_new_file(tmp_path, capsys):
     build_logger("engine", str(tmp_path / "1.log"))
     logger = build_logger("engine", str(tmp_path / "2.log"))
     logger.info("hello")
@@ -90,18 +90,18 @@ def test_building_twice_prints_once_and_moves_to_the_new_file(tmp_path, capsys):
     assert (tmp_path / "2.log").read_text().count("hello") == 1
 
 
-def test_a_handler_of_the_user_stays(tmp_path):
-    own = logging.NullHandler()
-    logging.getLogger("engine").addHandler(own)
-    assert own in build_logger("engine").handlers
+def test_handlers_of_the_user_are_kept(tmp_path):
+    handler = logging.NullHandler()
+    logging.getLogger("engine").addHandler(handler)
+    assert handler in build_logger("engine").handlers
 
 
-def test_records_stay_out_of_the_root_logger(caplog):
+def test_records_do_not_propagate_to_the_root_logger(caplog):
     build_logger("engine").error("only here")
     assert caplog.records == []
 
 
-def test_modules_log_through_the_run_logger(capsys):
+def test_child_loggers_log_through_the_run_logger(capsys):
     build_logger("engine")
     logging.getLogger("engine.hooks").info("from a module")
     assert "- engine.hooks - INFO - from a module" in capsys.readouterr().out
@@ -118,15 +118,15 @@ def test_repeated_warnings_are_printed_once(tmp_path, capsys):
         assert (text.count("careful 1"), text.count("careful 2"), text.count("again")) == (1, 1, 3)
 
 
-def test_memory_of_warnings_is_bounded():
-    seen = console._RepeatedWarnings()
+def test_number_of_remembered_warnings_is_bounded():
+    warning_filter = console._RepeatedWarningFilter()
     for number in range(2500):
         record = logging.LogRecord("x", logging.WARNING, "", 0, f"at {number}", None, None)
-        assert seen.filter(record)
-    assert len(seen._seen) <= 1000
+        assert warning_filter.filter(record)
+    assert len(warning_filter._seen) <= 1000
 
 
-def test_other_processes_print_errors_only(monkeypatch, capsys):
+def test_processes_other_than_the_first_print_only_errors(monkeypatch, capsys):
     monkeypatch.setattr(console, "_process_index", lambda: 1)
     logger = build_logger("engine")
     logger.info("quiet")
@@ -137,7 +137,7 @@ def test_other_processes_print_errors_only(monkeypatch, capsys):
     assert "loud" in out
 
 
-def test_the_level_is_a_name_or_a_number(capsys):
+def test_level_can_be_a_name_or_a_number(capsys):
     build_logger("engine", level="warning").info("no")
     build_logger("engine", level=logging.DEBUG).debug("yes")
     assert capsys.readouterr().out.endswith("engine - DEBUG - yes\n")
@@ -145,7 +145,7 @@ def test_the_level_is_a_name_or_a_number(capsys):
         build_logger("engine", level="INFOO")
 
 
-def test_the_current_logger_is_the_one_built_last():
+def test_current_logger_is_the_one_built_last():
     assert current_logger() is logging.getLogger("jengine")
     first, second = build_logger("first"), build_logger("second")
     assert current_logger() is second
@@ -153,7 +153,7 @@ def test_the_current_logger_is_the_one_built_last():
     assert current_logger() is first
 
 
-def test_print_log_reaches_each_of_its_targets(capsys):
+def test_print_log_writes_to_each_target(capsys):
     logger = build_logger("engine")
     print_log("plain [x]")
     assert capsys.readouterr().out == "plain [x]\n"
@@ -164,7 +164,7 @@ def test_print_log_reaches_each_of_its_targets(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_print_log_refuses_unknown_targets():
+def test_print_log_rejects_unknown_targets():
     build_logger("engine")
     with pytest.raises(ValueError, match="no logger called 'engin' was built; did you mean 'engine'"):
         print_log("x", logger="engin")

@@ -1,6 +1,6 @@
-"""Log lines: MMEngine's formats, statistics and windows, what goes into the tag, errors.
+"""Test log lines: MMEngine's formats, statistics and windows, tags, errors.
 
-The expected lines are those that MMEngine prints for the same numbers.
+The expected lines are the output of MMEngine for the same numbers.
 """
 
 import re
@@ -15,16 +15,16 @@ from jengine.logging import HistoryBuffer, LogProcessor, MessageHub
 from jengine.registry import LOG_PROCESSORS
 
 
-def loop(size):
+def make_loop(size):
     return types.SimpleNamespace(dataloader=[None] * size)
 
 
 def make_runner(train=4, val=4, test=5, epoch=0, max_epochs=3, iteration=1, max_iters=12):
     return types.SimpleNamespace(
         message_hub=MessageHub("test"),
-        train_loop=None if train is None else loop(train),
-        val_loop=loop(val),
-        test_loop=loop(test),
+        train_loop=None if train is None else make_loop(train),
+        val_loop=make_loop(val),
+        test_loop=make_loop(test),
         epoch=epoch,
         max_epochs=max_epochs,
         iter=iteration,
@@ -38,7 +38,7 @@ def log_training(runner, **scalars):
     runner.message_hub.update_info("eta", 0.4)
 
 
-def test_the_training_line():
+def test_training_line():
     runner = make_runner()
     log_training(runner)
     tag, line = LogProcessor().get_log_after_iter(runner, 1, "train")
@@ -46,7 +46,7 @@ def test_the_training_line():
     assert tag == {"lr": 0.1, "data_time": 0.0088, "loss": 0.0166, "time": 0.025, "epoch": 1, "iter": 2}
 
 
-def test_further_scalars_follow_in_the_order_they_came():
+def test_other_scalars_follow_in_order_of_their_first_update():
     runner = make_runner(max_epochs=9)
     log_training(runner, loss_reg=0.3645, aux_acc=0.5)
     runner.message_hub.update_scalar("train/base_lr", 0.01)
@@ -65,13 +65,13 @@ def test_further_scalars_follow_in_the_order_they_came():
         (8, 100, 8, 1000, "Epoch(train)   [9][   9/1000]  "),
     ],
 )
-def test_headers_by_epoch_are_aligned(epoch, max_epochs, batch, size, header):
+def test_epoch_headers_are_aligned(epoch, max_epochs, batch, size, header):
     runner = make_runner(train=size, epoch=epoch, max_epochs=max_epochs)
     log_training(runner)
     assert LogProcessor().get_log_after_iter(runner, batch, "train")[1].startswith(header + "lr: ")
 
 
-def test_the_line_by_iteration():
+def test_training_line_by_iteration():
     runner = make_runner(iteration=19, max_iters=1000)
     log_training(runner)
     tag, line = LogProcessor(by_epoch=False).get_log_after_iter(runner, 3, "train")
@@ -80,21 +80,21 @@ def test_the_line_by_iteration():
     assert "epoch" not in tag
 
 
-def test_long_etas_are_days_and_hours():
+def test_long_etas_are_shown_in_days_and_hours():
     runner = make_runner()
     log_training(runner)
     runner.message_hub.update_info("eta", 86400 + 3661.9)
     assert "  eta: 1 day, 1:01:01  " in LogProcessor().get_log_after_iter(runner, 1, "train")[1]
 
 
-def test_without_an_eta_the_times_are_scalars_like_others():
+def test_without_an_eta_times_are_shown_like_other_scalars():
     runner = make_runner()
     runner.message_hub.update_scalars({"train/lr": 0.1, "train/time": 0.5, "train/data_time": 0.25})
     line = LogProcessor().get_log_after_iter(runner, 1, "train")[1]
     assert line == "Epoch(train) [1][2/4]  lr: 1.0000e-01  time: 0.5000  data_time: 0.2500"
 
 
-def test_losses_are_means_over_the_window_and_the_rest_is_current():
+def test_losses_are_averaged_over_the_window_and_other_scalars_are_current():
     runner = make_runner()
     for value in range(1, 11):
         log_training(runner, loss=value, lr=1 / value, acc=value)
@@ -106,7 +106,7 @@ def test_losses_are_means_over_the_window_and_the_rest_is_current():
     assert LogProcessor(window_size=4).get_log_after_iter(runner, 1, "train")[0]["loss"] == 8.5  # (7+8+9+10) / 4
 
 
-def test_the_mean_pattern_chooses_what_is_averaged():
+def test_mean_pattern_selects_averaged_scalars():
     runner = make_runner()
     for value in (1.0, 3.0):
         log_training(runner, loss=value, acc=value)
@@ -123,7 +123,7 @@ def test_the_mean_pattern_chooses_what_is_averaged():
         (False, "test", "Iter(test) [ 2/10]    "),
     ],
 )
-def test_lines_of_validation_and_test_iterations_show_times_alone(by_epoch, mode, expected):
+def test_lines_of_validation_and_test_iterations_show_only_times(by_epoch, mode, expected):
     runner = make_runner(val=10, test=10, epoch=1, iteration=3)
     runner.message_hub.update_scalars({f"{mode}/data_time": 0.5, f"{mode}/time": 1.0, f"{mode}/acc": 0.9})
     runner.message_hub.update_info("eta", 40)
@@ -132,13 +132,13 @@ def test_lines_of_validation_and_test_iterations_show_times_alone(by_epoch, mode
     assert tag["iter"] == 4
 
 
-def test_validation_iterations_do_not_show_the_metrics_of_the_pass_before():
+def test_validation_iterations_do_not_show_metrics_of_the_previous_pass():
     runner = make_runner(epoch=1)
     runner.message_hub.update_scalars({"val/loss": 0.5, "val/acc": 1.0})
     assert LogProcessor().get_log_after_iter(runner, 1, "val")[1] == "Epoch(val) [1][2/4]    "
 
 
-def test_a_metric_of_a_validation_is_never_averaged_over_passes():
+def test_validation_metrics_are_not_averaged_over_passes():
     runner = make_runner(epoch=1)
     for loss in (4.0, 2.0):
         runner.message_hub.update_scalars({"val/loss": loss})
@@ -147,7 +147,7 @@ def test_a_metric_of_a_validation_is_never_averaged_over_passes():
     assert line == "Epoch(val) [1][4/4]    loss: 2.0000"
 
 
-def test_the_line_after_validation_has_the_times_last():
+def test_line_after_validation_ends_with_the_times():
     runner = make_runner(epoch=1)
     for batch in range(4):
         runner.message_hub.update_scalars({"val/data_time": 0.001 * batch, "val/time": 0.002 * batch})
@@ -158,7 +158,7 @@ def test_the_line_after_validation_has_the_times_last():
     assert tag == pytest.approx({"acc": 0.1, "data_time": 0.0015, "time": 0.003})  # (0 + 1 + 2 + 3) / 4 thousandths
 
 
-def test_times_after_validation_are_those_of_this_pass():
+def test_times_after_validation_are_averaged_over_this_pass_only():
     runner = make_runner(val=2, epoch=2)
     runner.message_hub.update_scalar("val/time", 100.0)
     for _ in range(2):
@@ -176,7 +176,7 @@ def test_times_after_validation_are_those_of_this_pass():
         (False, "test", "Iter(test) [5/5]    "),
     ],
 )
-def test_the_line_after_a_pass_shows_infos_too(by_epoch, mode, header):
+def test_line_after_a_pass_includes_infos(by_epoch, mode, header):
     runner = make_runner(val=10, epoch=1)
     hub = runner.message_hub
     hub.update_scalars({f"{mode}/accuracy": 0.9, f"{mode}/data_time": 1.0})
@@ -198,13 +198,13 @@ def test_without_training_the_epoch_is_0():
     assert LogProcessor().get_log_after_epoch(runner, 3, "val")[1] == "Epoch(val) [0][4/4]    acc: 0.5000"
 
 
-def test_a_loop_shows_its_own_scalars_only():
+def test_lines_only_show_scalars_of_their_loop():
     runner = make_runner(epoch=1)
     runner.message_hub.update_scalars({"val/acc": 0.5, "validity": 1.0, "values/x": 2.0, "train/loss": 3.0})
     assert LogProcessor().get_log_after_epoch(runner, 3, "val")[0] == {"acc": 0.5}
 
 
-def test_with_hierarchy_the_tag_keeps_the_loop():
+def test_with_hierarchy_tag_names_include_the_loop():
     runner = make_runner(epoch=1)
     log_training(runner)
     runner.message_hub.update_scalars({"val/acc": 0.5, "val/time": 1.0})
@@ -221,7 +221,7 @@ def test_with_hierarchy_the_tag_keeps_the_loop():
     assert line == "Epoch(val) [1][4/4]    val/acc: 0.5000  val/cm: x  val/time: 1.0000"
 
 
-def test_custom_statistics_replace_or_add():
+def test_custom_statistics_replace_or_extend_the_defaults():
     runner = make_runner(iteration=9)
     for value in range(10):
         log_training(runner, loss=value, acc=value)
@@ -229,17 +229,17 @@ def test_custom_statistics_replace_or_add():
         {"data_src": "loss", "method_name": "mean", "window_size": "global"},
         {"data_src": "loss", "method_name": "max", "window_size": 3, "log_name": "loss_max"},
         {"data_src": "train/acc", "method_name": "mean", "window_size": "epoch", "log_name": "acc_epoch"},
-        {"data_src": "elsewhere", "method_name": "min"},
+        {"data_src": "unlogged", "method_name": "min"},
     ]
     tag, line = LogProcessor(custom_cfg=cfg).get_log_after_iter(runner, 1, "train")
     assert tag["loss"] == 4.5  # (0 + ... + 9) / 10
     assert tag["loss_max"] == 9
     assert tag["acc_epoch"] == 8.5  # the two batches of this epoch: (8 + 9) / 2
-    assert "elsewhere" not in tag
+    assert "unlogged" not in tag
     assert line.endswith("loss: 4.5000  acc: 9.0000  loss_max: 9.0000  acc_epoch: 8.5000")
 
 
-def test_the_global_window_reaches_beyond_the_ring():
+def test_global_window_covers_values_beyond_the_ring():
     runner = make_runner()
     history = runner.message_hub.log_scalars["train/loss"] = HistoryBuffer(capacity=4)
     for value in range(11):
@@ -257,7 +257,7 @@ def test_custom_times_after_validation_replace_the_mean():
     assert tag == {"data_time": 3.0, "time": 5.0}
 
 
-def test_a_line_costs_one_transfer():
+def test_one_line_requires_one_transfer():
     runner = make_runner()
     for step in range(10):
         log_training(runner, loss=jnp.float32(step), acc=jnp.float32(step), grad_norm=jnp.float32(1))
@@ -267,12 +267,12 @@ def test_a_line_costs_one_transfer():
         log_training(runner, loss=jnp.float32(0))
 
 
-def test_memory_is_shown_where_devices_report_it(monkeypatch):
-    def device(stats):
+def test_memory_is_shown_if_devices_report_it(monkeypatch):
+    def make_device(stats):
         return types.SimpleNamespace(memory_stats=lambda: stats)
 
     peaks = [{"peak_bytes_in_use": 3 * 1024**2}, {"peak_bytes_in_use": 100 * 1024**2 + 5}, None]
-    monkeypatch.setattr(jax, "local_devices", lambda: [device(stats) for stats in peaks])
+    monkeypatch.setattr(jax, "local_devices", lambda: [make_device(stats) for stats in peaks])
     runner = make_runner()
     log_training(runner)
     tag, line = LogProcessor().get_log_after_iter(runner, 1, "train")
@@ -280,12 +280,12 @@ def test_memory_is_shown_where_devices_report_it(monkeypatch):
     assert "  data_time: 0.0088  memory: 100  loss: 0.0166" in line
 
 
-def test_it_is_built_from_a_config():
+def test_it_can_be_built_from_a_config():
     processor = LOG_PROCESSORS.build({"type": "LogProcessor", "window_size": 50, "by_epoch": False})
     assert (processor.window_size, processor.by_epoch, processor.custom_cfg) == (50, False, [])
 
 
-def test_its_config_is_left_as_it_was():
+def test_custom_cfg_is_not_modified():
     cfg = [{"data_src": "loss", "method_name": "max", "window_size": "global"}]
     runner = make_runner()
     log_training(runner)
@@ -298,16 +298,26 @@ def test_its_config_is_left_as_it_was():
 @pytest.mark.parametrize(
     ("entries", "by_epoch", "error", "message"),
     [
-        ([{"data_src": "a", "method_name": "max"}] * 2, True, AssertionError, "the result 'a'"),
+        (
+            [{"data_src": "a", "method_name": "max"}] * 2,
+            True,
+            AssertionError,
+            "result names must be unique, got 'a' twice",
+        ),
         ([{"data_src": "a", "log_name": "c"}, {"data_src": "b", "log_name": "c"}], True, KeyError, "'method_name'"),
         (
             [{"data_src": source, "log_name": "c", "method_name": "max"} for source in "ab"],
             True,
             AssertionError,
-            "the result 'c'",
+            "result names must be unique, got 'c' twice",
         ),
-        ([{"method_name": "max"}], True, AssertionError, "needs 'data_src'"),
-        ([{"data_src": "a", "window_size": "epoch"}], False, AssertionError, "window_size='epoch' needs by_epoch=True"),
+        ([{"method_name": "max"}], True, AssertionError, "must have the key 'data_src'"),
+        (
+            [{"data_src": "a", "window_size": "epoch"}],
+            False,
+            AssertionError,
+            "`window_size` must be an int or 'global' when by_epoch=False, got 'epoch'",
+        ),
         ([{"data_src": "a", "method_name": "max"}], False, KeyError, "'window_size' when by_epoch=False"),
         (
             [{"data_src": "a", "method_name": "max", "window_size": []}],
@@ -326,20 +336,20 @@ def test_its_config_is_left_as_it_was():
         ),
     ],
 )
-def test_a_bad_config_fails_at_once_and_names_its_place(entries, by_epoch, error, message):
+def test_invalid_custom_cfg_is_rejected_with_its_config_path(entries, by_epoch, error, message):
     with pytest.raises(error, match=re.escape(message)) as caught:
         LogProcessor(by_epoch=by_epoch, custom_cfg=entries)
     assert re.search(r"custom_cfg\[[01]\]", caught.value.__notes__[0])
 
 
 @pytest.mark.parametrize(("window", "error"), [(0, ValueError), ("epoch", TypeError), (2.5, TypeError)])
-def test_the_window_is_a_positive_int(window, error):
+def test_window_size_must_be_a_positive_int(window, error):
     with pytest.raises(error, match="window_size` must be"):
         LogProcessor(window_size=window)
 
 
-def test_a_mode_that_does_not_exist_is_refused():
-    with pytest.raises(AssertionError, match="mode must be one of 'train', 'val', 'test', found 'eval'"):
+def test_unknown_modes_are_rejected():
+    with pytest.raises(AssertionError, match="`mode` must be one of 'train', 'val', 'test', got 'eval'"):
         LogProcessor().get_log_after_iter(make_runner(), 0, "eval")
-    with pytest.raises(AssertionError, match="mode must be one of 'val', 'test', found 'train'"):
+    with pytest.raises(AssertionError, match="`mode` must be one of 'val', 'test', got 'train'"):
         LogProcessor().get_log_after_epoch(make_runner(), 0, "train")

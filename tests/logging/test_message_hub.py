@@ -1,4 +1,4 @@
-"""The message hub: named hubs, scalars that wait on the device, infos, saving."""
+"""Test the message hub: named hubs, pending device scalars, infos, saving."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ def hub():
 
 @pytest.fixture
 def transfers(monkeypatch):
-    """The arrays of each transfer."""
+    """Record the arrays of each transfer."""
     calls = []
     fetch = pending_scalars.fetch_arrays
     monkeypatch.setattr(
@@ -35,7 +35,7 @@ def no_instances(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_instances")
-def test_a_name_stands_for_one_hub():
+def test_each_name_has_one_hub():
     first = MessageHub.get_instance("first")
     second = MessageHub.get_instance("second")
     assert MessageHub.get_instance("first") is first
@@ -45,24 +45,24 @@ def test_a_name_stands_for_one_hub():
 
 
 @pytest.mark.usefixtures("no_instances")
-def test_the_current_hub_exists_without_any_run():
+def test_current_hub_exists_without_a_run():
     assert MessageHub.get_current_instance() is MessageHub.get_instance("jengine")
 
 
-def test_a_scalar_keeps_its_history(hub):
+def test_scalars_keep_their_history(hub):
     for value in range(1, 11):
         hub.update_scalar("train/loss", value)
     assert hub.get_scalar("train/loss").mean(4) == 8.5  # (7 + 8 + 9 + 10) / 4
     assert hub.get_scalar("train/loss").current() == 10
 
 
-def test_an_unknown_scalar_names_the_closest(hub):
+def test_error_for_an_unknown_scalar_suggests_the_closest(hub):
     hub.update_scalar("train/loss", 1)
     with pytest.raises(KeyError, match="no scalar is called 'train/los'; did you mean 'train/loss'"):
         hub.get_scalar("train/los")
 
 
-def test_device_values_wait_and_come_in_one_transfer(hub, transfers):
+def test_pending_device_values_are_fetched_in_one_transfer(hub, transfers):
     for step in range(40):
         hub.update_scalars({"train/loss": jnp.float32(step), "train/acc": jnp.float32(-step)})
         hub.update_scalar("train/time", 0.5)
@@ -74,21 +74,21 @@ def test_device_values_wait_and_come_in_one_transfer(hub, transfers):
     assert len(transfers) == hub.fetches == 1
 
 
-def test_updates_pass_where_transfers_to_the_host_are_forbidden(hub):
+def test_updates_do_not_transfer_to_the_host(hub):
     value = jax.jit(lambda x: x + 1)(jnp.float32(1))
     with jax.transfer_guard_device_to_host("disallow_explicit"):
         hub.update_scalar("train/loss", value)
     assert hub.get_scalar("train/loss").current() == 2
 
 
-def test_host_numbers_cost_no_transfer(hub, transfers):
+def test_host_numbers_need_no_transfer(hub, transfers):
     hub.update_scalars({"a": 1.0, "b": np.float32(2), "c": np.ones((1, 1)), "d": True})
     assert [hub.get_scalar(key).current() for key in "abcd"] == [1, 2, 1, 1]
     assert transfers == []
     assert hub.fetches == 0
 
 
-def test_order_within_a_key_is_kept_over_host_and_device_values(hub):
+def test_host_and_device_values_of_a_key_keep_their_order(hub):
     for value in (1.0, jnp.float32(2), 3, jnp.int32(4), np.float32(5), jnp.bfloat16(6), jnp.ones(1)):
         hub.update_scalar("x", value)
     np.testing.assert_array_equal(hub.get_scalar("x").data[0], [1, 2, 3, 4, 5, 6, 1])
@@ -104,7 +104,7 @@ def test_values_replicated_over_devices_are_fetched(hub):
     assert hub.fetches == 1
 
 
-def test_a_full_queue_forces_a_fetch(transfers):
+def test_pending_values_are_fetched_at_capacity(transfers):
     hub = MessageHub("test", capacity=4)
     for value in range(10):
         hub.update_scalar("x", jnp.float32(value))
@@ -112,13 +112,13 @@ def test_a_full_queue_forces_a_fetch(transfers):
     np.testing.assert_array_equal(hub.get_scalar("x").data[0], np.arange(10))
 
 
-def test_flush_without_anything_waiting_does_nothing(hub, transfers):
+def test_flush_without_pending_values_does_nothing(hub, transfers):
     hub.flush()
     assert transfers == []
     assert hub.fetches == 0
 
 
-def test_an_error_of_the_device_is_told_once(hub):
+def test_device_error_is_raised_once(hub):
     value = jnp.float32(1) + 1
     hub.update_scalars({"x": value, "y": jnp.float32(1)})
     value.delete()
@@ -130,20 +130,20 @@ def test_an_error_of_the_device_is_told_once(hub):
 
 
 @pytest.mark.parametrize("value", [np.ones(2), np.ones(0), jnp.ones(2), jnp.ones((1, 3))])
-def test_several_elements_are_refused_where_they_come_in(hub, value):
-    for _ in range(2):  # the second time the class of the value is known
+def test_arrays_without_exactly_one_element_are_rejected_by_the_update(hub, value):
+    for _ in range(2):  # the array type is cached after the first update
         with pytest.raises(ValueError, match="one element"):
             hub.update_scalar("x", value)
 
 
 @pytest.mark.parametrize("value", ["1", None, [1.0]])
-def test_what_is_no_number_is_refused_with_its_key(hub, value):
+def test_error_for_values_that_are_not_numbers_names_the_key(hub, value):
     with pytest.raises(TypeError) as caught:
         hub.update_scalar("train/x", value)
     assert "'train/x'" in caught.value.__notes__[0]
 
 
-def test_a_traced_value_is_refused(hub):
+def test_traced_values_are_rejected(hub):
     @jax.jit
     def step(x):
         hub.update_scalar("x", x)
@@ -153,7 +153,7 @@ def test_a_traced_value_is_refused(hub):
         step(1.0)
 
 
-def test_counts_weigh_the_mean(hub):
+def test_counts_weight_the_mean(hub):
     hub.update_scalars({"x": {"value": 6.0, "count": 3}, "y": 1.0})
     hub.update_scalar("x", 4.0)
     assert hub.get_scalar("x").mean() == 2.5  # (6 + 4) / (3 + 1)
@@ -162,19 +162,19 @@ def test_counts_weigh_the_mean(hub):
 
 
 @pytest.mark.parametrize("entry", [{"count": 2}, {"value": 1, "counts": 2}, {}])
-def test_a_scalar_given_as_a_dict_has_a_value_and_perhaps_a_count(hub, entry):
+def test_scalar_dicts_must_have_a_value_and_at_most_a_count(hub, entry):
     with pytest.raises(KeyError, match="'value'"):
         hub.update_scalars({"x": entry})
 
 
-def test_several_updates_come_as_a_dict(hub):
-    with pytest.raises(TypeError, match="found list"):
+def test_several_updates_must_be_a_dict(hub):
+    with pytest.raises(TypeError, match="got list"):
         hub.update_scalars([("x", 1)])
-    with pytest.raises(TypeError, match="found list"):
+    with pytest.raises(TypeError, match="got list"):
         hub.update_info_dict([("x", 1)])
 
 
-def test_infos_hold_the_value_given_last(hub):
+def test_infos_hold_the_latest_value(hub):
     hub.update_info("iter", 1)
     hub.update_info_dict({"iter": 2, "meta": {"classes": ["a"]}})
     assert hub.get_info("iter") == 2
@@ -186,17 +186,17 @@ def test_infos_hold_the_value_given_last(hub):
     assert "iter" not in hub.runtime_info
 
 
-def test_whether_a_key_is_saved_cannot_change(hub):
+def test_resumed_cannot_change_for_a_key(hub):
     hub.update_scalar("x", 1, resumed=False)
     hub.update_scalar("x", 2, resumed=False)
-    with pytest.raises(AssertionError, match="'x' was used with resumed=False before"):
+    with pytest.raises(AssertionError, match="`resumed` of 'x' must be False as in earlier updates, got True"):
         hub.update_scalar("x", 3)
     hub.update_info("y", 1)
-    with pytest.raises(AssertionError, match="cannot change to resumed=False"):
+    with pytest.raises(AssertionError, match="`resumed` of 'y' must be True as in earlier updates, got False"):
         hub.update_info("y", 1, resumed=False)
 
 
-def test_the_hub_is_saved_and_restored_through_json(hub):
+def test_hub_can_be_saved_and_restored_through_json(hub):
     for value in range(3):
         hub.update_scalar("train/loss", jnp.float32(value))
     hub.update_scalar("private", 1, resumed=False)
@@ -215,7 +215,7 @@ def test_the_hub_is_saved_and_restored_through_json(hub):
     assert "private" not in restored.log_scalars
 
 
-def test_a_key_that_is_no_longer_saved_is_not_restored(hub):
+def test_keys_marked_as_not_resumed_are_not_restored(hub):
     hub.update_info("host", "old")
     hub.update_scalar("x", 1)
     restored = MessageHub("restored")
@@ -226,7 +226,7 @@ def test_a_key_that_is_no_longer_saved_is_not_restored(hub):
     assert restored.get_scalar("x").data[0].tolist() == [2]
 
 
-def test_the_state_does_not_grow_with_the_run(hub):
+def test_state_dict_does_not_grow_with_the_run(hub):
     for value in range(300):
         hub.update_scalar("x", value)
     size = len(json.dumps(hub.state_dict()["log_scalars"]["x"]["values"]).split(","))
@@ -235,8 +235,8 @@ def test_the_state_does_not_grow_with_the_run(hub):
     assert len(json.dumps(hub.state_dict()["log_scalars"]["x"]["values"]).split(",")) == size == 256
 
 
-@pytest.mark.parametrize("value", [np.ones(3), object(), {"a": [np.ones(2)]}, {1: "int keys turn into strings"}])
-def test_an_info_that_json_cannot_hold_is_left_out_with_a_warning(hub, value):
+@pytest.mark.parametrize("value", [np.ones(3), object(), {"a": [np.ones(2)]}, {1: "int keys would become strings"}])
+def test_infos_that_json_cannot_store_are_skipped_with_a_warning(hub, value):
     records = []
     handler = logging.Handler()
     handler.emit = records.append
@@ -251,12 +251,12 @@ def test_an_info_that_json_cannot_hold_is_left_out_with_a_warning(hub, value):
     assert "info 'val/matrix' is not saved" in records[0].getMessage()
 
 
-def test_a_state_without_its_parts_is_refused(hub):
+def test_incomplete_states_are_rejected(hub):
     with pytest.raises(KeyError, match="'runtime_info'"):
         hub.load_state_dict({"log_scalars": {}})
 
 
-def test_a_new_run_of_the_same_name_starts_without_history():
+def test_new_instance_of_the_same_name_is_empty():
     earlier = MessageHub.get_instance("test_new")
     earlier.update_scalar("train/loss", 1.0)
     hub = MessageHub.new_instance("test_new")
@@ -265,49 +265,49 @@ def test_a_new_run_of_the_same_name_starts_without_history():
     assert MessageHub.get_instance("test_new") is MessageHub.get_current_instance() is hub
 
 
-def test_a_snapshot_keeps_the_infos_and_scalars_of_its_moment():
+def test_snapshot_is_unaffected_by_later_updates():
     hub = MessageHub("test")
     hub.update_scalar("train/loss", jnp.float32(1.0))
     hub.update_info("eta", 5)
     snapshot = hub.snapshot()
     hub.update_scalar("train/loss", jnp.float32(2.0))
     hub.update_info("eta", 4)
-    snapshot.settle()
+    snapshot.flush()
     assert (snapshot.get_scalar("train/loss").current(), snapshot.get_info("eta")) == (1.0, 5)
     assert hub.get_scalar("train/loss").data[0].tolist() == [1.0, 2.0]
 
 
-def test_the_reader_of_snapshots_is_awaited_before_the_hub_is_read():
+def test_before_read_is_called_before_the_hub_is_read():
     hub = MessageHub("test")
     hub.update_scalar("x", jnp.float32(1.0))
     snapshot = hub.snapshot()
-    hub.before_read = snapshot.settle
+    hub.before_read = snapshot.flush
     hub.update_scalar("x", 2.0)
     assert hub.get_scalar("x").data[0].tolist() == [1.0, 2.0]
 
 
-def test_an_unknown_scalar_of_a_snapshot_names_the_closest():
+def test_error_for_an_unknown_scalar_of_a_snapshot_suggests_the_closest():
     hub = MessageHub("test")
     hub.update_scalar("train/loss", 1.0)
     snapshot = hub.snapshot()
-    snapshot.settle()
+    snapshot.flush()
     with pytest.raises(KeyError, match="did you mean 'train/loss'"):
         snapshot.get_scalar("train/los")
 
 
-def test_a_snapshot_is_settled_iteration_by_iteration_with_one_transfer():
+def test_snapshot_can_be_read_iteration_by_iteration_with_one_transfer():
     hub = MessageHub("test")
     for iteration in range(4):
         hub.iteration = iteration
         hub.update_scalar("lr", float(iteration))
     hub.update_scalar_batch("loss", jnp.arange(4.0), first_iteration=0)
     hub.update_scalar_batch("grad_norm", jnp.arange(4.0), 0, reported=np.array([False, True, False, True]))
-    found, snapshot = [], hub.snapshot()
+    histories, snapshot = [], hub.snapshot()
     for iteration in (0, 2, math.inf):
-        snapshot.settle(iteration)
-        found.append({key: history.data[0].tolist() for key, history in snapshot.log_scalars.items()})
+        snapshot.flush(iteration)
+        histories.append({key: history.data[0].tolist() for key, history in snapshot.log_scalars.items()})
     assert hub.fetches == 1
-    assert found == [
+    assert histories == [
         {"lr": [0.0], "loss": [0.0]},
         {"lr": [0.0, 1.0, 2.0], "loss": [0.0, 1.0, 2.0], "grad_norm": [1.0]},
         {"lr": [0.0, 1.0, 2.0, 3.0], "loss": [0.0, 1.0, 2.0, 3.0], "grad_norm": [1.0, 3.0]},
@@ -328,8 +328,8 @@ def test_many_pending_scalars_are_fetched_when_an_iteration_starts():
     hub = MessageHub("test", capacity=40)
     for start, fetches in ((0, 0), (15, 0), (30, 1)):
         hub.start_iteration(start)
-        assert hub.fetches == fetches  # from half of the capacity on
+        assert hub.fetches == fetches  # fetches from half of the capacity on
         hub.update_scalar_batch("x", jnp.arange(15.0), first_iteration=start)
     snapshot = hub.snapshot()
-    snapshot.settle(34)
+    snapshot.flush(34)
     assert snapshot.get_scalar("x").updates == 35

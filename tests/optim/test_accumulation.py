@@ -1,4 +1,4 @@
-"""Gradient accumulation: windows, the last one included, and what they are divided by."""
+"""Gradient accumulation: windows, including a shorter last one, and their divisors."""
 
 import functools
 
@@ -13,7 +13,7 @@ from jengine.optim import SGD, Adam, OptimWrapper
 
 
 def loss_of(params, x):
-    """Its gradient is `x`."""
+    """Return a loss with the gradient `x`."""
     return jnp.sum(params["w"] * x)
 
 
@@ -38,20 +38,20 @@ def test_last_window_is_divided_by_its_own_length():
     assert [i + 1 for i, sync in enumerate(syncs) if sync] == [3, 6, 9, 10]
 
 
-def test_without_a_known_end_the_rest_is_not_flushed():
+def test_incomplete_window_is_not_applied_if_the_end_is_unknown():
     seen, _ = train(OptimWrapper(SGD(lr=1.0), accumulative_counts=3), 10)
     np.testing.assert_allclose(seen[-2:], [-15, -15], rtol=1e-6)
 
 
-def test_factor_and_updates_of_ten_iterations_by_four():
+def test_divisors_and_updates_of_ten_iterations_in_windows_of_four():
     wrapper = OptimWrapper(SGD(lr=1.0), accumulative_counts=4)
     wrapper.initialize_count_status(0, 10)
-    updates, factors = [], []
+    updates, divisors = [], []
     for _ in range(10):
         updates.append(wrapper.start_step())
-        factors.append(float(wrapper.hyperparams["accumulation_divisor"]))
+        divisors.append(float(wrapper.hyperparams["accumulation_divisor"]))
     assert [i + 1 for i, update in enumerate(updates) if update] == [4, 8, 10]
-    assert factors == [4.0] * 8 + [2.0] * 2
+    assert divisors == [4.0] * 8 + [2.0] * 2
 
 
 def test_counting_continues_after_a_restart():
@@ -61,7 +61,7 @@ def test_counting_continues_after_a_restart():
     assert wrapper.inner_count == 10
 
 
-def test_more_iterations_than_announced_make_whole_windows():
+def test_iterations_after_the_announced_end_have_full_windows():
     wrapper = OptimWrapper(SGD(lr=1.0), accumulative_counts=3)
     wrapper.initialize_count_status(0, 4)
     for _ in range(6):
@@ -88,8 +88,8 @@ def test_four_small_batches_train_as_one_large():
         state = wrapper.init(params)
         for _ in range(3):
             for part in range(counts):
-                rows = slice(part * 16 // counts, (part + 1) * 16 // counts)
-                params, state, _ = wrapper.update_params(loss, params, state, x[rows], y[rows])
+                batch = slice(part * 16 // counts, (part + 1) * 16 // counts)
+                params, state, _ = wrapper.update_params(loss, params, state, x[batch], y[batch])
         return params["w"]
 
     np.testing.assert_allclose(run(4), run(1), atol=1e-6)
@@ -119,7 +119,7 @@ def test_replicas_exchange_gradients_once_a_window(check_vma):
         updates, opt_state = wrapper.update(grads_of(params, opt_state, x), opt_state, params, hyperparams)
         return jax.tree.map(jnp.add, params, updates), opt_state
 
-    # the sums of every replica lie behind one another
+    # the sums of the four replicas are concatenated
     state = optax.tree.set(state, accumulated_grads={"w": jnp.zeros(12)})
     x = np.random.default_rng(0).normal(size=(2, 8, 3)).astype("f")
     assert accumulate.lower(params, state, x[0]).compile().as_text().count("all-reduce(") == 0
@@ -144,7 +144,7 @@ def test_replicas_of_pmap_train_on_the_mean_gradient():
     np.testing.assert_allclose(new["w"], np.arange(3.0) - 0.5 * x.mean((0, 1)), atol=1e-6)
 
 
-def test_two_backwards_then_a_step_use_the_summed_gradients():
+def test_step_after_two_backwards_uses_the_summed_gradients():
     wrapper = OptimWrapper(SGD(lr=0.1))
     params = {"w": jnp.ones(())}
     state = wrapper.init(params)
@@ -163,16 +163,16 @@ def test_backward_takes_a_dict_of_losses():
 
     wrapper = OptimWrapper(SGD(lr=0.1))
     params = {"w": jnp.ones(())}
-    state, found = wrapper.backward(losses, params, wrapper.init(params), jnp.float32(2.0))
-    assert sorted(found) == ["accuracy", "loss_a", "loss_b"]
+    state, actual = wrapper.backward(losses, params, wrapper.init(params), jnp.float32(2.0))
+    assert sorted(actual) == ["accuracy", "loss_a", "loss_b"]
     new, _ = wrapper.step(params, state)
     assert float(new["w"]) == pytest.approx(1 - 0.1 * 6)
     with pytest.raises(ValueError, match="must have a name that contains 'loss', got \\['accuracy'\\]"):
         wrapper.backward(lambda p, x: {"accuracy": p["w"]}, params, state, jnp.float32(2.0))
 
 
-def test_ten_steps_from_zeros_to_ones_move_the_bias_alone():
-    # Linear(1, 1), input 0, target 1, L1 loss, lr 0.01: each step moves the bias by 0.01
+def test_ten_steps_from_zeros_to_ones_change_only_the_bias():
+    # Linear(1, 1), input 0, target 1, L1 loss, lr 0.01: each step changes the bias by 0.01
     def l1(params, x):
         return jnp.abs(x * params["kernel"] + params["bias"] - 1.0).mean()
 
@@ -185,7 +185,7 @@ def test_ten_steps_from_zeros_to_ones_move_the_bias_alone():
     assert float(params["bias"]) == pytest.approx(0.3, abs=1e-6)
 
 
-def test_forward_context_says_whether_gradients_are_used_at_once():
+def test_forward_context_yields_whether_the_iteration_updates():
     wrapper = OptimWrapper(SGD(lr=0.1), accumulative_counts=2)
     seen = []
     for _ in range(4):
@@ -195,8 +195,8 @@ def test_forward_context_says_whether_gradients_are_used_at_once():
     assert seen == [False, True, False, True]
 
 
-def test_nothing_accumulates_without_a_window():
+def test_accumulate_requires_accumulative_counts_above_one():
     wrapper = OptimWrapper(SGD(lr=0.1))
     params = {"w": jnp.ones(())}
-    with pytest.raises(ValueError, match="accumulative_counts above 1, got 1"):
+    with pytest.raises(ValueError, match="accumulative_counts` must be above 1 for OptimWrapper.accumulate, got 1"):
         wrapper.accumulate(params, wrapper.init(params))

@@ -1,4 +1,4 @@
-"""One function makes an optimizer of whatever describes one."""
+"""Building an optimizer from a config, an Optimizer or an optax transformation."""
 
 import numpy as np
 import optax
@@ -24,7 +24,7 @@ def test_flags_of_pytorchs_kernels_have_no_effect(flag):
     assert built.defaults["momentum"] == 0.9
 
 
-def test_an_optimizer_is_returned_as_it_is():
+def test_an_optimizer_is_returned_unchanged():
     optimizer = SGD(lr=0.1)
     assert build_optimizer(optimizer) is optimizer
 
@@ -33,7 +33,7 @@ def test_a_transformation_of_optax_makes_its_own_updates():
     np.testing.assert_allclose(first_update(optax.sgd(0.5)), [-0.5, -0.5])
 
 
-def test_a_multi_steps_of_optax_updates_every_so_many_calls():
+def test_multi_steps_of_optax_updates_in_every_second_call():
     wrapper = build_optim_wrapper(PARAMS, dict(optimizer=optax.MultiSteps(optax.sgd(0.5), every_k_schedule=2)))
     state, grads = wrapper.init(PARAMS), {"w": np.ones(2, np.float32)}
     first, state = wrapper.update(grads, state, PARAMS)
@@ -45,13 +45,13 @@ def test_a_multi_steps_of_optax_updates_every_so_many_calls():
 @pytest.mark.parametrize(
     ("cfg", "error", "message"),
     [
-        ((dict(type="SGD", lr=0.1),), TypeError, "an optimizer is a dict, found a tuple of one: remove the comma"),
+        ((dict(type="SGD", lr=0.1),), TypeError, "an optimizer must be a dict, got a tuple of one; remove the comma"),
         (3, TypeError, "an optimizer must be a dict with a 'type', an Optimizer or an optax .*, got int: 3"),
         (dict(type="SGDD", lr=0.1), KeyError, "did you mean 'SGD'"),
         (dict(type="SGD", lr=0.1, fuse=True), TypeError, "SGD has no argument 'fuse'"),
     ],
 )
-def test_what_is_no_optimizer_is_refused_with_its_place(cfg, error, message):
+def test_invalid_optimizer_is_rejected_with_its_config_path(cfg, error, message):
     with pytest.raises(error, match=message) as caught:
         build_optimizer(cfg)
     assert caught.value.__notes__[0].startswith("in the config at `optimizer")

@@ -1,4 +1,4 @@
-"""LARS, Lamb and Adan against the numbers of MMSelfSup and MMPretrain on PyTorch, float64; w = (3, 4)."""
+"""LARS, Lamb and Adan against values from MMSelfSup and MMPretrain on PyTorch, float64; w = (3, 4)."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import pytest
 from jengine.optim import LARS, OptimWrapper, build_optim_wrapper
 
 ZERO_LAST = ((0.6, 0.8), (1.0, 0.0), (0.0, 0.0))
-TURNING = ((0.6, 0.8), (1.0, 0.0), (0.5, -0.5))
+SIGN_CHANGE = ((0.6, 0.8), (1.0, 0.0), (0.5, -0.5))
 
 
 def trajectory(optimizer, grads, paramwise_cfg=None):
@@ -54,7 +54,7 @@ def test_lars_scales_each_tensor_by_its_norms(settings, expected):
     np.testing.assert_allclose(trajectory({"type": "LARS", **settings}, ZERO_LAST), expected, rtol=0, atol=1e-10)
 
 
-def test_lars_exclude_leaves_momentum_sgd_with_decay():
+def test_lars_exclude_gives_momentum_sgd_with_decay():
     seen = trajectory(
         {"type": "LARS", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1},
         ZERO_LAST,
@@ -68,10 +68,10 @@ def test_lars_exclude_leaves_momentum_sgd_with_decay():
     [
         ({"lr": -0.1}, "lr` must be a number of at least 0, got -0.1"),
         ({"lr": 1, "momentum": -1}, "momentum` must be a number of at least 0"),
-        ({"lr": 1, "momentum": 0.9, "nesterov": True, "dampening": 0.5}, "nesterov needs momentum above 0"),
+        ({"lr": 1, "momentum": 0.9, "nesterov": True, "dampening": 0.5}, "nesterov must have momentum above 0"),
     ],
 )
-def test_lars_refuses_settings_outside_their_range(settings, message):
+def test_lars_rejects_settings_outside_their_range(settings, message):
     with pytest.raises(ValueError, match=message):
         LARS(**settings)
 
@@ -83,23 +83,23 @@ def test_lars_refuses_settings_outside_their_range(settings, message):
             {"type": "Lamb", "lr": 0.1, "weight_decay": 0.01},
             (2.6481587763, 3.6447426942, 2.2790801918, 3.3863825956, 1.8747183239, 3.3306204589),
         ),
-        # without decay a tensor is not adapted: the first step is Adam's
+        # without decay there is no trust ratio: the first step is Adam's
         ({"type": "Lamb", "lr": 0.1, "weight_decay": 0.0}, (2.9, 3.9)),
     ],
 )
 def test_lamb_follows_mmpretrain(optimizer, expected):
-    seen = trajectory(optimizer, TURNING)[: len(expected)]
+    seen = trajectory(optimizer, SIGN_CHANGE)[: len(expected)]
     np.testing.assert_allclose(seen, expected, rtol=0, atol=1e-6 if len(expected) == 2 else 1e-9)
 
 
 def test_adan_follows_mmpretrain():
-    seen = trajectory({"type": "Adan", "lr": 0.1, "weight_decay": 0.02}, TURNING)
+    seen = trajectory({"type": "Adan", "lr": 0.1, "weight_decay": 0.02}, SIGN_CHANGE)
     # the second and the third step; optax.adan gives 2.7913, 3.8202 at the second
     np.testing.assert_allclose(seen[2:], (2.7947070168, 3.8828069934, 2.7132510788, 3.9131476833), rtol=0, atol=1e-9)
 
 
-def test_tensor_of_a_whole_tensor_optimizer_cannot_be_divided_among_groups():
+def test_layers_of_a_tensor_must_be_in_one_group_for_a_whole_tensor_optimizer():
     groups = [{"params": f"layers[{i}]", "lr": 0.1 * (i + 1)} for i in range(2)]
     wrapper = OptimWrapper(LARS(lr=0.1).with_groups(groups))
-    with pytest.raises(ValueError, match="LARS works on whole tensors"):
+    with pytest.raises(ValueError, match="LARS updates whole tensors"):
         wrapper.init({"layers": jnp.zeros((2, 3))})

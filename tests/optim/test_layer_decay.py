@@ -60,7 +60,7 @@ def decay_and_scale(wrapper):
 NO_DECAY = {".bias": {"decay_mult": 0.0}, ".cls_token": {"decay_mult": 0.0}, ".pos_embed": {"decay_mult": 0.0}}
 
 
-def test_vit_groups_are_those_of_mmselfsup():
+def test_vit_groups_match_mmselfsup():
     wrapper = mmselfsup(toy_vit(), {"custom_keys": NO_DECAY}, model_type="vit", layer_decay_rate=2)
     # the groups of MMSelfSup's own unit test
     assert decay_and_scale(wrapper) == [(0, 8), (0.05, 4), (0, 4), (0.05, 2), (0, 2), (0.05, 1), (0, 1)]
@@ -70,7 +70,7 @@ def test_vit_groups_are_those_of_mmselfsup():
 
 @pytest.mark.parametrize("model_type", [None, "invalid"])
 def test_unknown_model_type_is_an_error(model_type):
-    with pytest.raises(AssertionError, match="model_type must be one of"):
+    with pytest.raises(AssertionError, match="model_type` must be one of"):
         mmselfsup(toy_vit(), model_type=model_type)
 
 
@@ -89,14 +89,14 @@ def test_layer_decay_needs_a_weight_decay():
         ("backbone.stages.0.downsample.reduction.weight", 2),
         ("backbone.stages.2.blocks.5.ffn.weight", 10),
         ("backbone.stages.3.blocks.1.ffn.weight", 12),
-        ("backbone.stages.1.norm.weight", 4),  # as the downsampling: at the end of its stage
+        ("backbone.stages.1.norm.weight", 4),  # like the downsampling: in the last block of its stage
         ("backbone.norm3.weight", 13),
         ("head.fc.weight", 13),
     ],
 )
 def test_swin_layers_count_blocks_over_the_stages(name, layer):
     # depths 2, 2, 6, 2: 14 layers, so that rate 0.9 scales by 0.9 ** (13 - layer)
-    assert layer_depth.swin_id(name, [2, 2, 6, 2]) == layer
+    assert layer_depth.swin_layer_id(name, [2, 2, 6, 2]) == layer
 
 
 def test_swin_and_mixmim_scales():
@@ -125,7 +125,7 @@ def test_swin_and_mixmim_scales():
     assert settings["backbone.layers_0.downsample.reduction.bias"]["lr"] == pytest.approx(0.9**11)
 
 
-def test_longest_key_decides_the_decay_unless_upstream_is_followed():
+def test_longest_key_sets_the_decay_unless_strict_upstream_is_set():
     cfg = {"custom_keys": {"bias": {"decay_mult": 0.0}, "layers.1.bias": {"decay_mult": 0.5}}}
     wrapper = mmselfsup(toy_vit(), cfg, model_type="vit")
     assert wrapper.param_settings["backbone.layers_1.bias"]["weight_decay"] == 0.025
@@ -134,7 +134,7 @@ def test_longest_key_decides_the_decay_unless_upstream_is_followed():
     assert upstream.param_settings["backbone.layers_1.bias"]["weight_decay"] == 0.0
 
 
-def test_type_rules_act_unless_upstream_is_followed(caplog):
+def test_type_rules_apply_unless_strict_upstream_is_set(caplog):
     cfg = {"bias_decay_mult": 0.0, "custom_keys": {"head": {"lr_mult": 10}}}
     with caplog.at_level(logging.WARNING, "jengine"):
         wrapper = mmselfsup(toy_vit(), cfg, model_type="vit", layer_decay_rate=0.5)
@@ -145,7 +145,7 @@ def test_type_rules_act_unless_upstream_is_followed(caplog):
     assert upstream.param_settings["backbone.layers_0.bias"]["weight_decay"] == 0.05
 
 
-def test_convnext_groups_are_those_of_mmsegmentation():
+def test_convnext_groups_match_mmsegmentation():
     # the lists of MMSegmentation's own unit test, num_layers 6, rate 2
     stage_wise = [(0, 128), (0, 1), (0.05, 64), (0, 64), (0.05, 32), (0, 32), (0.05, 16), (0, 16), (0.05, 8), (0, 8),
                   (0.05, 128), (0.05, 1)]  # fmt: skip
@@ -166,7 +166,7 @@ def test_vit_backbones_of_mmsegmentation(backbone):
     ]  # fmt: skip
 
 
-def test_stage_wise_example_of_the_documents():
+def test_stage_wise_example_of_the_documentation():
     # ConvNeXt with num_layers 12, rate 0.9, lr 1e-4: 0.9 ** (13 - stage)
     wrapper = mmseg(toy_convnext(), "ConvNeXt", lr=1e-4, num_layers=12, decay_rate=0.9, decay_type="stage_wise")
     lr = {path: entry["lr"] for path, entry in wrapper.param_settings.items()}
@@ -188,14 +188,14 @@ def test_unknown_backbone_and_decay_type():
         mmseg(toy_vit(), "ViT", num_layers=2, decay_rate=2)
     with pytest.raises(NotImplementedError, match="stage_wise"):
         mmseg(toy_vit(), "MAE", num_layers=2, decay_rate=2, decay_type="stage_wise")
-    with pytest.raises(ValueError, match="unknown decay_type 'stage_wize'; did you mean 'stage_wise'"):
+    with pytest.raises(ValueError, match="decay_type` must be one of .* got 'stage_wize'; did you mean 'stage_wise'"):
         mmseg(toy_vit(), "ConvNeXt", num_layers=2, decay_rate=2, decay_type="stage_wize")
 
 
 def test_missing_layer_decay_settings_give_one_group_and_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "jengine"):
         wrapper = mmseg(toy_vit(), "ViT", lr=1e-4)
-    assert "all layers get the same learning rate" in caplog.text
+    assert "all layers have the same learning rate" in caplog.text
     assert [(group["lr"], group["weight_decay"]) for group in wrapper.param_groups] == [(1e-4, 0.05)]
 
 
@@ -204,7 +204,7 @@ def test_constructor_resolves_with_a_scope():
     assert OPTIM_WRAPPER_CONSTRUCTORS.get(name).__name__ == "LearningRateDecayOptimWrapperConstructor"
 
 
-def test_stacked_layers_train_as_the_unrolled_model():
+def test_stacked_layers_train_like_the_unrolled_model():
     rng = np.random.default_rng(0)
     kernels, biases = rng.normal(size=(3, 4, 4)).astype("f"), rng.normal(size=(3, 4)).astype("f")
     head = {"kernel": rng.normal(size=(4, 2)).astype("f")}

@@ -46,7 +46,7 @@ class Encoder(nn.Module):
 
 
 class ViT(nn.Module):
-    """A ViT with three layers, its parameters called as in big_vision's models/vit.py."""
+    """A ViT with three layers and the parameter names of big_vision's models/vit.py."""
 
     scan: bool = False
 
@@ -79,7 +79,7 @@ class Decoder(nn.Module):
 
 
 class TransformerLM(nn.Module):
-    """A language model of two layers, its parameters called as in Flax's examples/lm1b/models.py."""
+    """A language model with two layers and the parameter names of Flax's examples/lm1b/models.py."""
 
     @nn.compact
     def __call__(self, tokens):
@@ -136,11 +136,11 @@ def rates(wrapper):
 
 
 def rates_by_module(wrapper, depth=2):
-    """The learning rates found below each module, the modules at most `depth` levels deep."""
-    found = {}
+    """Return the learning rates in each module, with modules at most `depth` levels deep."""
+    by_module = {}
     for path, lr in rates(wrapper).items():
-        found.setdefault(".".join(path.split(".")[:depth]), set()).add(lr)
-    return found
+        by_module.setdefault(".".join(path.split(".")[:depth]), set()).add(lr)
+    return by_module
 
 
 # three layers, the stem and the head: 0.5 ** (4 - layer)
@@ -170,7 +170,7 @@ def test_a_scanned_vit_gets_the_rates_of_the_unrolled_one(pattern):
         assert [by_path[f"{kernel}[{layer}]"] for layer in range(3)] == [0.125, 0.25, 0.5]
 
 
-def test_a_scanned_vit_has_no_decay_where_the_unrolled_one_has_none():
+def test_a_scanned_vit_has_the_decays_of_the_unrolled_one():
     def undecayed(wrapper):
         return {path for path, settings in wrapper.param_settings.items() if not settings["weight_decay"]}
 
@@ -187,7 +187,7 @@ def test_a_scanned_vit_has_no_decay_where_the_unrolled_one_has_none():
 
 def test_the_language_model_of_flax_is_numbered_from_its_parameters():
     params = linen_params(TransformerLM(), jnp.ones((1, 3), jnp.int32))
-    # two layers, the stem and the head: 0.5 ** (3 - layer); some parameters are boxed with the names of their axes
+    # two layers, the stem and the head: 0.5 ** (3 - layer); some parameters are boxed with axis names
     assert rates_by_module(mmselfsup(params, r"encoderdecoderblock_(\d+)")) == {
         "decoder.Embed_0": {0.125}, "decoder.encoderdecoderblock_0": {0.25}, "decoder.encoderdecoderblock_1": {0.5},
         "decoder.encoderdecoder_norm": {1.0}, "decoder.logitdense": {1.0},
@@ -219,7 +219,7 @@ def test_settings_may_be_in_paramwise_cfg_as_in_mmpretrain():
 @pytest.mark.parametrize(
     ("params", "model_type"), [(vit_params(), "vit"), (vit_params(scan=True), "vit"), (vit_params(), "swin")]
 )
-def test_names_that_a_model_type_does_not_have_are_an_error(params, model_type):
+def test_names_unknown_to_the_model_type_are_an_error(params, model_type):
     with pytest.raises(ConfigError) as error:
         mmselfsup(params, None, model_type=model_type)
     message = str(error.value)
@@ -234,7 +234,7 @@ def test_the_error_proposes_the_longest_numbered_series():
         mmselfsup(vit_params(), None, model_type="vit")
 
 
-def test_a_backbone_of_other_names_is_an_error_for_mmsegmentations_constructor():
+def test_a_backbone_with_unknown_names_is_an_error_for_mmsegmentations_constructor():
     with pytest.raises(
         ConfigError, match=r"must be called `backbone\.stages\.0`.* as of a ConvNeXt, got cls, pos_embedding"
     ):
@@ -246,8 +246,8 @@ def test_a_pattern_that_matches_nothing_is_an_error():
         mmselfsup(vit_params(), r"blocks_(\d+)")
 
 
-def test_a_flat_module_is_not_taken_for_stacked_layers():
-    # a Dense of 2 x 2 has shapes of one length in front, but no axis more than a Dense has
+def test_a_flat_module_is_not_mistaken_for_stacked_layers():
+    # kernel and bias of a 2 x 2 Dense have equal first axes, but no additional axis
     params = {"layer": {"kernel": ARRAY, "bias": ARRAY[0]}, "head": {"kernel": ARRAY}}
     with pytest.raises(ConfigError, match="must be called as layer_pattern"):
         mmselfsup(params, PATTERN)
@@ -260,14 +260,17 @@ def test_a_flat_module_is_not_taken_for_stacked_layers():
         (dict(pattern=r"layers_(\d+"), "`layer_pattern` must be a regular expression"),
         (dict(pattern=r"(encoderblock)_\d+"), "must match a number, got 'encoderblock'"),
         (dict(pattern=PATTERN, stem_pattern="["), "`stem_pattern` must be a regular expression"),
-        (dict(pattern=None, model_type="vit", stem_pattern="x"), "`stem_pattern` must stand next to a layer_pattern"),
+        (
+            dict(pattern=None, model_type="vit", stem_pattern="x"),
+            "`layer_pattern` must be set with stem_pattern, got only stem_pattern",
+        ),
         (dict(pattern=PATTERN, model_type="vit"), "one of `model_type` and `layer_pattern` must be given"),
         (dict(pattern=PATTERN, rate=-1), "`layer_decay_rate` must be a number of at least 0, got -1"),
         (dict(pattern=PATTERN, rate=0), "`layer_decay_rate` must be above 0, got 0"),
         (dict(pattern=PATTERN, rate="0.5"), "`layer_decay_rate` must be a number of at least 0, got '0.5'"),
     ],
 )
-def test_bad_settings_of_the_pattern(settings, message):
+def test_invalid_settings_of_the_pattern(settings, message):
     with pytest.raises(ConfigError, match=message):
         mmselfsup(vit_params(), **settings)
 
@@ -284,21 +287,21 @@ def test_bad_settings_of_the_pattern(settings, message):
         (dict(num_layers=3, decay_rate="x"), "`paramwise_cfg.decay_rate` must be a number"),
     ],
 )
-def test_bad_settings_of_mmsegmentations_constructor(cfg, message):
+def test_invalid_settings_of_mmsegmentations_constructor(cfg, message):
     with pytest.raises(ConfigError, match=message):
         mmseg(vit_params(), **cfg)
 
 
-def test_a_rate_of_one_is_warned_about_unless_it_is_written(caplog):
+def test_default_rate_of_one_is_warned_about(caplog):
     with caplog.at_level(logging.WARNING, "jengine"):
         mmselfsup(vit_params(), PATTERN, rate=1.0)
     assert "layer_decay_rate" not in caplog.text
     optimizer = dict(type="AdamW", lr=1.0, weight_decay=0.05, layer_pattern=PATTERN)
     build_optim_wrapper(vit_params(), dict(optimizer=optimizer, constructor="LearningRateDecayOptimWrapperConstructor"))
-    assert "layer_decay_rate is 1 unless it is set" in caplog.text
+    assert "layer_decay_rate is not set and defaults to 1" in caplog.text
 
 
-def test_the_first_match_counts_and_alternatives_follow_each_other():
+def test_the_first_match_is_used_and_alternatives_are_numbered_in_order():
     names = [
         "encoder.layers_0.mlp.layers_1.kernel",
         "encoder.layers_1.kernel",
@@ -307,13 +310,13 @@ def test_the_first_match_counts_and_alternatives_follow_each_other():
     ]
     layer_id, layers = LayerPattern(r"encoder\.layers_(\d+)|decoder\.layers_(\d+)").number(names)
     assert ([layer_id(name) for name in names], layers) == ([1, 2, 3, 4], 5)
-    # blocks within stages are counted through, whatever numbers they begin with
+    # blocks are counted across stages, whatever the first numbers are
     names = ["stages_1.blocks_0.w", "stages_1.blocks_1.w", "stages_2.blocks_0.w", "stem.w"]
     layer_id, layers = LayerPattern(r"stages_(\d+)\.blocks_(\d+)").number(names)
     assert ([layer_id(name) for name in names], layers) == ([1, 2, 3, 0], 5)
 
 
-def test_a_stem_pattern_decides_what_lies_before_the_first_layer():
+def test_a_stem_pattern_selects_the_parameters_before_the_first_layer():
     params = {"conv_in": {"kernel": ARRAY}, "layers_0": {"kernel": ARRAY}, "embed_out": {"kernel": ARRAY}}
     expected = {"conv_in.kernel": 0.25, "layers_0.kernel": 0.5, "embed_out.kernel": 1.0}
     assert rates(mmselfsup(params, PATTERN, stem_pattern="^conv_in")) == expected

@@ -1,4 +1,4 @@
-"""Test which parts AmpOptimWrapper computes in low precision, and that its loss scale is that of GradScaler."""
+"""Mixed precision: which parts AmpOptimWrapper computes in low precision, and its loss scale against GradScaler."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jengine.optim import SGD, AdamW, AmpOptimWrapper, OptimWrapper
 
 
 def train(wrapper, grads):
-    """Runs `update` on gradients of the unscaled loss; yields w and the state after each."""
+    """Call `update` with gradients of the unscaled loss; yield w and the state after each update."""
     params = {"w": jnp.zeros(())}
     state = wrapper.init(params)
     for grad in grads:
@@ -53,7 +53,7 @@ X, TARGET = jnp.ones((4, 2)), jnp.full((4,), 3000.7)
 
 
 def squared_error(apply_fn):
-    """`(params, x, target) -> loss` and the dtypes that it saw."""
+    """Return a function `(params, x, target) -> loss`, and a dict in which it records the dtypes."""
     dtypes = {}
 
     def loss(params, x, target):
@@ -74,24 +74,24 @@ def test_targets_and_the_loss_are_float32(dtype):
     # the output is 2 * 0.5 = 1 in any dtype; bfloat16 would make the target 3008, and float16 the square an infinity
     assert float(value) == pytest.approx((3000.7 - 1) ** 2, rel=1e-6)
     assert grads["w"].dtype == jnp.float32
-    # d/dw = 2 (output - target) x; on the way back through the network it is rounded to `dtype`
+    # d/dw = 2 (output - target) x; the backward pass of the network rounds it to `dtype`
     np.testing.assert_allclose(grads["w"], 2 * (1 - 3000.7), rtol=2**-7 if dtype == "bfloat16" else 2**-10)
 
 
 def test_outputs_of_autocast_have_the_values_of_low_precision():
     w, x = jnp.float32([1 / 3, 0.1]), jnp.float32([[0.7, 3.3]])
-    found = AmpOptimWrapper(optimizer=SGD(lr=1.0)).autocast(linear)({"w": w}, x)
+    actual = AmpOptimWrapper(optimizer=SGD(lr=1.0)).autocast(linear)({"w": w}, x)
     expected = (x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(jnp.float32)
-    assert found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, expected)
-    assert abs(float(found[0] - (x @ w)[0])) > 1e-4
+    assert actual.dtype == jnp.float32
+    np.testing.assert_array_equal(actual, expected)
+    assert abs(float(actual[0] - (x @ w)[0])) > 1e-4
 
 
 def test_autocast_of_a_plain_wrapper_is_the_function_itself():
     assert OptimWrapper(SGD(lr=1.0)).autocast(linear) is linear
 
 
-def test_autocast_leaves_integers_keys_flags_and_python_numbers():
+def test_autocast_does_not_cast_integers_keys_flags_and_python_numbers():
     seen = []
 
     def apply(params, ids, *, rngs, train, rate):
@@ -101,9 +101,9 @@ def test_autocast_leaves_integers_keys_flags_and_python_numbers():
         return {"logits": params["w"][ids], "ids": ids}
 
     wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0))
-    found = wrapper.autocast(apply)({"w": jnp.ones(3)}, jnp.arange(2), rngs=jax.random.key(0), train=True, rate=0.5)
+    actual = wrapper.autocast(apply)({"w": jnp.ones(3)}, jnp.arange(2), rngs=jax.random.key(0), train=True, rate=0.5)
     assert seen == [("bfloat16", "int32", True, True, 0.5)]
-    assert {name: leaf.dtype.name for name, leaf in found.items()} == {"logits": "float32", "ids": "int32"}
+    assert {name: leaf.dtype.name for name, leaf in actual.items()} == {"logits": "float32", "ids": "int32"}
 
 
 def test_running_statistics_of_a_linen_module_stay_float32():
@@ -119,12 +119,12 @@ def test_running_statistics_of_a_linen_module_stay_float32():
     outputs, updated = wrapper.autocast(net.apply)(variables, x, mutable=["batch_stats"])
     _, expected = net.apply(variables, x, mutable=["batch_stats"])
     assert outputs.dtype == jnp.float32
-    # a tenth of the statistics is that of the batch, in bfloat16; 1.001 would be 1 in bfloat16
-    found = np.stack(jax.tree.leaves(updated)) - 0.9009
-    np.testing.assert_allclose(found, np.stack(jax.tree.leaves(expected)) - 0.9009, rtol=2e-2, atol=3e-4)
+    # a tenth of the statistics comes from the batch, in bfloat16; 1.001 would be 1 in bfloat16
+    actual = np.stack(jax.tree.leaves(updated)) - 0.9009
+    np.testing.assert_allclose(actual, np.stack(jax.tree.leaves(expected)) - 0.9009, rtol=2e-2, atol=3e-4)
 
 
-def test_scalar_arguments_reach_the_loss_as_they_are():
+def test_scalar_arguments_are_passed_to_the_loss_unchanged():
     wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0), loss_scale=None)
     value, grads = wrapper.value_and_grad(lambda p, x, name: p["w"] * x[name])(
         {"w": jnp.float32(3000.7)}, wrapper.init({"w": jnp.float32(3000.7)}), {"a": 2.0}, "a"
@@ -135,7 +135,7 @@ def test_scalar_arguments_reach_the_loss_as_they_are():
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_loss_that_closes_over_its_batch_is_refused(dtype, compiled):
+def test_a_loss_without_low_precision_products_is_rejected(dtype, compiled):
     wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0), dtype=dtype)
 
     def step(params, opt_state, x, target):
@@ -146,7 +146,7 @@ def test_a_loss_that_closes_over_its_batch_is_refused(dtype, compiled):
         (jax.jit(step) if compiled else step)(PARAMS, wrapper.init(PARAMS), X, TARGET)
 
 
-def test_a_loss_that_closes_over_its_batch_calls_its_network_through_autocast():
+def test_a_loss_that_closes_over_its_batch_may_call_its_network_through_autocast():
     wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0))
     loss, _ = squared_error(wrapper.autocast(linear))
     value, _ = wrapper.value_and_grad(lambda params: loss(params, X, TARGET))(PARAMS, wrapper.init(PARAMS))
@@ -171,7 +171,7 @@ def test_products_are_found_in_inner_programs():
     assert float(run(wrapper.autocast(scanned))[0]) == 27.0
 
 
-def test_float32_products_beside_low_ones_are_fine():
+def test_float32_products_next_to_low_precision_ones_are_allowed():
     wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0))
 
     def loss(params, x):
@@ -227,7 +227,7 @@ def test_an_adapter_computes_in_the_dtype_of_the_wrapper():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-def test_only_float16_has_a_loss_scale_unless_told_otherwise(dtype):
+def test_other_dtypes_than_float16_have_no_loss_scale_by_default(dtype):
     wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0), dtype=dtype)
     state = wrapper.init(PARAMS)
     assert (wrapper.loss_scale, optax.tree.get(state, "loss_scale"), wrapper.metrics(state, state)) == (None, None, {})
@@ -238,7 +238,7 @@ def test_only_float16_has_a_loss_scale_unless_told_otherwise(dtype):
     assert AmpOptimWrapper(optimizer=SGD(lr=1.0), dtype=dtype, loss_scale="dynamic").loss_scale.init_scale == 65536
 
 
-def test_float16_has_a_dynamic_loss_scale_unless_told_otherwise():
+def test_float16_has_a_dynamic_loss_scale_by_default():
     wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0), dtype="float16")
     state = wrapper.init(PARAMS)
     assert (float(optax.tree.get(state, "loss_scale")), wrapper.loss_scale.growth_interval) == (65536.0, 2000)
@@ -269,7 +269,7 @@ def test_overflow_skips_the_update_and_halves_the_scale():
     ]  # fmt: skip
 
 
-def test_skipped_update_leaves_the_optimizer_state_and_is_counted():
+def test_skipped_update_does_not_change_the_optimizer_state_and_is_counted():
     wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0, momentum=0.9), loss_scale="dynamic")
     states = [state for _, state in train(wrapper, [1.0, np.nan])]
     assert [float(optax.tree.get(state, "trace")["w"]) for state in states] == [1.0, 1.0]
@@ -277,7 +277,7 @@ def test_skipped_update_leaves_the_optimizer_state_and_is_counted():
     assert [bool(wrapper.is_finite(state)) for state in states] == [True, False]
 
 
-def test_static_scale_never_moves_and_still_skips():
+def test_static_scale_is_constant_and_still_skips_updates():
     wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0), loss_scale=128.0)
     seen = [(w, float(optax.tree.get(s, "loss_scale"))) for w, s in train(wrapper, [1, np.inf, 1])]
     assert seen == [(-1, 128), (-1, 128), (-2, 128)]
@@ -288,7 +288,7 @@ def test_scale_given_as_a_dict():
     assert [float(optax.tree.get(s, "loss_scale")) for _, s in train(wrapper, [1, 1, 1])] == [16, 32, 64]
 
 
-def test_scale_stays_between_floor_and_ceiling():
+def test_scale_stays_between_minimum_and_maximum():
     wrapper = AmpOptimWrapper(
         optimizer=SGD(lr=1.0),
         loss_scale={"init_scale": 4.0, "growth_interval": 1, "min_scale": 2.0, "max_scale": 8.0},
@@ -305,15 +305,15 @@ def test_scale_stays_between_floor_and_ceiling():
 @pytest.mark.parametrize(
     ("loss_scale", "error", "message"),
     [
-        ("foo", TypeError, "must be 'dynamic', a float or a dict"),
-        (128, TypeError, "must be 'dynamic', a float or a dict"),
+        ("foo", TypeError, "must be 'dynamic', a float or a dict, got"),
+        (128, TypeError, "must be 'dynamic', a float or a dict, got"),
         ({"init_scael": 1.0}, TypeError, "no 'init_scael'; did you mean 'init_scale'"),
-        (-1.0, ValueError, "init_scale must be above 0"),
+        (-1.0, ValueError, "init_scale` must be above 0"),
         ({"backoff_factor": 2.0}, ValueError, "backoff_factor"),
         ({"min_scale": 4.0, "max_scale": 2.0}, ValueError, "min_scale"),
     ],
 )
-def test_bad_loss_scale(loss_scale, error, message):
+def test_invalid_loss_scale(loss_scale, error, message):
     with pytest.raises(error, match=message):
         AmpOptimWrapper(optimizer=SGD(lr=1.0), loss_scale=loss_scale)
 

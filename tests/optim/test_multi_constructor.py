@@ -1,3 +1,5 @@
+"""Several optimizers from one config, each for one part of the model."""
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -12,7 +14,7 @@ def sgd(lr, **more):
     return dict(optimizer=dict(type="SGD", lr=lr), **more)
 
 
-def test_each_optimizer_moves_its_own_part():
+def test_each_optimizer_updates_its_own_part():
     wrappers = build_optim_wrapper(PARAMS, dict(gen=sgd(0.1), disc=sgd(0.5, modules=["disc", "shared"])))
     assert isinstance(wrappers, OptimWrapperDict)
     assert wrappers.get_lr() == {"gen.lr": [0.1], "disc.lr": [0.5]}
@@ -24,7 +26,7 @@ def test_each_optimizer_moves_its_own_part():
     np.testing.assert_array_equal(updates["shared"]["e"], -0.5)
 
 
-def test_each_may_have_rules_of_its_own():
+def test_each_optimizer_may_have_its_own_rules():
     wrappers = build_optim_wrapper(
         PARAMS, dict(gen=sgd(0.1, paramwise_cfg=dict(custom_keys={"gen.b": dict(lr_mult=2.0)})), disc=sgd(0.5))
     )
@@ -38,18 +40,18 @@ def test_each_may_have_rules_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("cfg", "message", "place"),
+    ("cfg", "message", "path"),
     [
-        (dict(gne=sgd(0.1)), "no parameter lies below 'gne'; closest: gen", "optim_wrapper.gne"),
+        (dict(gne=sgd(0.1)), "`modules` must have parameters, got 'gne'; closest: gen", "optim_wrapper.gne"),
         (
             dict(gen=sgd(0.1), disc=sgd(1.0, modules=["disc", "gen.w"])),
-            "'gen.w' is claimed by 'gen' and 'disc'",
+            "'gen.w' must be in one optimizer wrapper, got 'gen' and 'disc'",
             "optim_wrapper.disc",
         ),
         (dict(gen=dict(optimizer=dict(type="SGD", lr=-1.0))), "lr", "optim_wrapper.gen.optimizer"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(cfg, message, place):
+def test_errors_have_the_config_path(cfg, message, path):
     with pytest.raises(ValueError, match=message) as error:
         build_optim_wrapper(PARAMS, cfg)
-    assert error.value.__notes__ == [f"in the config at `{place}`"]
+    assert error.value.__notes__ == [f"in the config at `{path}`"]

@@ -1,4 +1,4 @@
-"""The wrapper's chain wherever optax is used, each time against optax by hand."""
+"""The wrapper's chain in every use of optax transformations, compared with optax alone."""
 
 import copy
 import functools
@@ -40,7 +40,7 @@ def theirs():
 
 
 def train(tx, params=PARAMS, steps=5, loss=loss_fn, **extra):
-    """Train with nothing but optax; pass the loss to what needs it."""
+    """Train with optax alone, passing the loss to transformations that require it."""
     tx = optax.with_extra_args_support(tx)
 
     @jax.jit
@@ -55,9 +55,9 @@ def train(tx, params=PARAMS, steps=5, loss=loss_fn, **extra):
     return params
 
 
-def assert_close(found, expected, rtol=1e-5, atol=1e-5):
-    # betas are data here and constants there, where `1 - b2**count` loses five digits: 4e-5 of an update
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), found, expected)
+def assert_close(actual, expected, rtol=1e-5, atol=1e-5):
+    # betas are data here and constants in optax, where `1 - b2**count` loses five digits: 4e-5 of an update
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), actual, expected)
 
 
 def labels(params):
@@ -68,7 +68,7 @@ def biases(params):
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "bias", params)
 
 
-def halved(step):
+def halving_schedule(step):
     return LR * 0.5 ** (step // 2)
 
 
@@ -76,7 +76,7 @@ def every_other(updates, state, params=None, *, step=0):
     return step % 2 == 0
 
 
-# each: our transformation inside of optax's, and the same of optax alone
+# compositions of optax, applied to our transformation and to optax's own
 COMPOSITIONS = {
     "alone": lambda make: make(),
     "chain": lambda make: optax.chain(optax.clip(0.5), make()),
@@ -115,14 +115,14 @@ def test_chain_works_inside_of_optax(name):
     assert_close(train(make_tx(ours)), train(make_tx(theirs)))
 
 
-# each: a transformation of optax that the wrapper runs
+# transformations of optax that the wrapper runs
 OPTIMIZERS = {
     "adamw": lambda: optax.adamw(LR),
     "sgd": lambda: optax.sgd(LR, momentum=0.9),
-    "schedule": lambda: optax.adam(halved),
+    "schedule": lambda: optax.adam(halving_schedule),
     "chain with a schedule": lambda: optax.chain(optax.clip(0.5), optax.adam(optax.cosine_decay_schedule(LR, 5))),
     "inject_hyperparams": lambda: optax.inject_hyperparams(optax.adamw)(LR),
-    "inject_hyperparams, a schedule": lambda: optax.inject_hyperparams(optax.adamw)(halved),
+    "inject_hyperparams, a schedule": lambda: optax.inject_hyperparams(optax.adamw)(halving_schedule),
     "MultiSteps": lambda: optax.MultiSteps(optax.adam(LR), every_k_schedule=2),
     "lbfgs": lambda: optax.lbfgs(),
     "polyak_sgd": lambda: optax.polyak_sgd(),
@@ -143,7 +143,7 @@ OPTIMIZERS = {
 def test_wrapper_runs_optax(name):
     tx = OPTIMIZERS[name]()
     by_hand = tx.gradient_transformation() if isinstance(tx, optax.MultiSteps) else tx
-    # a line search may stop elsewhere where a compiler rounds otherwise
+    # a line search may stop at another point if the compiler rounds differently
     assert_close(train(OptimWrapper(tx).tx), train(by_hand), rtol=1e-4, atol=1e-4)
 
 
@@ -161,28 +161,28 @@ def test_config_of_an_optax_optimizer(config, reference):
     assert_close(train(OptimWrapper(config).tx), train(reference), rtol=1e-4, atol=1e-4)
 
 
-def test_learning_rate_of_an_optax_optimizer_is_that_of_the_group():
+def test_learning_rate_of_an_optax_optimizer_is_in_the_group():
     for optimizer in (dict(type="adamw", learning_rate=LR), dict(type=optax.adamw, learning_rate=LR)):
         wrapper = OptimWrapper(optimizer)
         assert wrapper.get_lr() == {"lr": [LR]}
         assert wrapper.get_momentum() == {"momentum": [0.9]}
     injected = OptimWrapper(optax.inject_hyperparams(optax.adamw)(LR))
     assert injected.get_lr()["lr"] == pytest.approx([LR])
-    # of a built optimizer nobody knows them: nothing is better than 1.0 and 0
+    # those of a built optimizer are unknown: report nothing rather than 1.0 and 0
     assert (OptimWrapper(optax.adamw(LR)).get_lr(), OptimWrapper(optax.adamw(LR)).get_momentum()) == ({}, {})
 
 
-def test_numbers_of_injected_hyperparams_are_those_of_the_group():
+def test_injected_hyperparams_are_in_the_group():
     wrapper = OptimWrapper(optax.inject_hyperparams(optax.sgd)(learning_rate=LR))
     wrapper.param_groups[0]["lr"] = 0.5
     updates, _ = wrapper.update(PARAMS, wrapper.init(PARAMS), PARAMS)
     assert_close(updates, jax.tree.map(lambda p: -0.5 * p, PARAMS))
 
 
-# ---------------------------------------------------------------------- numbers in the state
+# ---------------------------------------------------------------------- hyperparameters in the state
 
 
-def test_learning_rate_is_in_the_state_and_moves_without_a_trace():
+def test_learning_rate_is_in_the_state_and_changes_without_retracing():
     tx = OptimWrapper(SGD(lr=0.1)).tx
     state, traces = tx.init(PARAMS), []
 
@@ -200,7 +200,7 @@ def test_learning_rate_is_in_the_state_and_moves_without_a_trace():
     assert float(optax.tree.get(state, "learning_rate")) == pytest.approx(0.5)
 
 
-def test_a_float_of_python_may_be_set_in_the_state():
+def test_a_python_float_may_be_set_in_the_state():
     tx = OptimWrapper(SGD(lr=0.1)).tx
     state = tx.init(PARAMS)
     by_tree, by_field = optax.tree.set(state, learning_rate=0.5), tx.init(PARAMS)
@@ -210,7 +210,7 @@ def test_a_float_of_python_may_be_set_in_the_state():
         assert_close(updates, jax.tree.map(lambda p: -0.5 * p, PARAMS))
 
 
-def test_accumulation_of_a_transformation_that_keeps_its_numbers():
+def test_accumulation_of_a_built_transformation():
     wrapper = OptimWrapper(optax.sgd(LR), accumulative_counts=2)
     params, state = PARAMS, wrapper.init(PARAMS)
     for _ in range(4):
@@ -218,7 +218,7 @@ def test_accumulation_of_a_transformation_that_keeps_its_numbers():
     assert_close(params, train(optax.sgd(LR), steps=2))
 
 
-def test_hyperparams_replace_the_numbers_in_the_state():
+def test_hyperparams_argument_replaces_those_in_the_state():
     wrapper = OptimWrapper(SGD(lr=0.1))
     step, state = jax.jit(wrapper.tx.update), wrapper.init(PARAMS)
     for lr in (0.1, 0.5):
@@ -229,7 +229,7 @@ def test_hyperparams_replace_the_numbers_in_the_state():
     assert step._cache_size() == 1
 
 
-def test_update_without_hyperparams_takes_the_numbers_of_the_groups_outside_of_a_trace_alone():
+def test_update_without_hyperparams_uses_those_of_the_groups_unless_traced():
     wrapper = OptimWrapper(SGD(lr=0.1))
     state = wrapper.init(PARAMS)
     wrapper.param_groups[0]["lr"] = 0.5
@@ -239,7 +239,7 @@ def test_update_without_hyperparams_takes_the_numbers_of_the_groups_outside_of_a
     np.testing.assert_allclose(inside["head"]["kernel"], -0.1 * PARAMS["head"]["kernel"], rtol=1e-6)
 
 
-def test_state_explains_itself():
+def test_state_has_the_names_of_its_parts():
     wrapper = OptimWrapper(AdamW(lr=LR), clip_grad=dict(max_norm=1.0), accumulative_counts=2)
     state = wrapper.init({"w": jnp.ones(3)})
     assert list(state._fields) == ["hyperparams", "inner_state"]
@@ -250,9 +250,9 @@ def test_state_explains_itself():
     assert isinstance(state.inner_state.inner_state["scale_by_adam"], optax.ScaleByAdamState)
 
 
-def test_weight_decay_without_parameters_is_refused():
+def test_weight_decay_without_parameters_is_rejected():
     tx = ours()
-    with pytest.raises(ValueError, match="needs the parameters"):
+    with pytest.raises(ValueError, match="`params` must be given for weight decay, got None"):
         tx.update(PARAMS, tx.init(PARAMS))
 
 
@@ -279,23 +279,23 @@ def test_tree_map_params():
     assert optax.tree.get(sizes, "mu") == optax.tree.get(expected, "mu")
 
 
-def test_rules_act_on_the_part_of_a_tree_that_masked_passes():
+def test_rules_apply_to_the_partial_tree_of_masked():
     rules = dict(custom_keys={"head": dict(lr_mult=0.1)})
     wrapper = build_optim_wrapper(PARAMS, dict(optimizer=dict(type="SGD", lr=1.0), paramwise_cfg=rules))
     tx = optax.masked(wrapper.tx, biases)
     updates, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS)
     np.testing.assert_allclose(updates["backbone"]["bias"], -PARAMS["backbone"]["bias"])
     np.testing.assert_allclose(updates["head"]["bias"], -0.1 * PARAMS["head"]["bias"])
-    np.testing.assert_array_equal(updates["head"]["kernel"], PARAMS["head"]["kernel"])  # not masked: left alone
+    np.testing.assert_array_equal(updates["head"]["kernel"], PARAMS["head"]["kernel"])  # outside the mask: unchanged
 
 
-def test_groups_of_a_tree_without_names_are_refused():
+def test_groups_of_a_tree_without_names_are_rejected():
     wrapper = OptimWrapper(SGD(lr=1.0).with_groups([{"params": "backbone"}, {"params": "head", "lr": 0.1}]))
-    with pytest.raises(ValueError, match="no parameter is called 'backbone'"):
+    with pytest.raises(ValueError, match="must be paths of parameters or modules, got 'backbone'"):
         optax.flatten(wrapper.tx).init(PARAMS)
 
 
-def test_masks_and_multipliers_for_chains_of_ones_own():
+def test_masks_and_multipliers_in_optax_chains():
     rules = dict(custom_keys={"head": dict(lr_mult=0.1)}, bias_decay_mult=0.0)
     cfg = dict(optimizer=dict(type="AdamW", lr=LR, weight_decay=0.1), paramwise_cfg=rules)
     wrapper = build_optim_wrapper(PARAMS, cfg)
@@ -321,7 +321,7 @@ def test_masks_and_multipliers_for_chains_of_ones_own():
 # ---------------------------------------------------------------------- our transformations in chains of optax
 
 
-def test_accumulation_gives_what_multisteps_gives():
+def test_accumulation_matches_multisteps():
     accumulating = transforms.accumulate_gradients(optax.adam(LR), every=3)
     reference = optax.MultiSteps(optax.adam(LR), every_k_schedule=3).gradient_transformation()
     assert_close(train(accumulating, steps=7), train(reference, steps=7))
@@ -333,7 +333,7 @@ def test_clipping_in_a_chain():
     assert_close(train(tx), train(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(LR))))
 
 
-def test_loss_scale_in_a_chain_skips_what_is_not_finite():
+def test_loss_scale_in_a_chain_skips_non_finite_updates():
     tx = transforms.dynamic_loss_scale(optax.adam(LR), init_scale=8.0)
     state = tx.init(PARAMS)
     grads = jax.grad(loss_fn)(PARAMS)
@@ -384,13 +384,13 @@ def test_optimizer_of_nnx(rules):
         return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
     cfg = dict(optimizer=dict(type="AdamW", lr=LR, weight_decay=0.1))
-    found = run(lambda model: build_optim_wrapper(model, cfg if rules is None else {**cfg, "paramwise_cfg": rules}).tx)
+    actual = run(lambda model: build_optim_wrapper(model, cfg if rules is None else {**cfg, "paramwise_cfg": rules}).tx)
 
     def mask(params):
         return jax.tree_util.tree_map_with_path(lambda path, _: "norm" not in jax.tree_util.keystr(path), params)
 
     expected = run(lambda model: optax.adamw(LR, weight_decay=0.1, mask=None if rules is None else mask))
-    assert_close(found, expected)
+    assert_close(actual, expected)
 
 
 def test_vmap_over_seeds():
@@ -447,7 +447,7 @@ def test_orbax_round_trip(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, state)
 
 
-def test_amp_chain_is_a_transformation_as_well():
+def test_amp_chain_is_a_transformation_too():
     wrapper = AmpOptimWrapper(optimizer=AdamW(lr=LR, weight_decay=0.1), loss_scale=8.0, dtype="float32")
     tx, params = wrapper.tx, PARAMS
     state = tx.init(params)
@@ -458,7 +458,7 @@ def test_amp_chain_is_a_transformation_as_well():
     assert_close(params, train(theirs()))
 
 
-def test_optimizer_by_itself():
+def test_optimizer_without_a_wrapper():
     sgd = SGD(lr=0.1)
     state = sgd.init(PARAMS)
     sgd.param_groups[0]["lr"] = 0.5
@@ -479,7 +479,7 @@ def test_linen_model_of_optax_documentation():
 
 @pytest.mark.parametrize("loss_scale", [None, 8.0])
 def test_state_may_be_donated(loss_scale):
-    # no array may be in it twice
+    # each array may occur only once
     wrapper = AmpOptimWrapper(
         optimizer=AdamW(lr=LR), loss_scale=loss_scale, accumulative_counts=2, clip_grad=dict(max_norm=1.0)
     )
@@ -488,7 +488,7 @@ def test_state_may_be_donated(loss_scale):
     assert len(set(pointers)) == len(pointers)
 
 
-def test_updates_have_the_dtype_that_optax_gives_them():
+def test_updates_have_the_dtype_of_optax():
     params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), PARAMS)
     tx, reference = optax.apply_if_finite(ours(), 2), optax.apply_if_finite(theirs(), 2)
     updates, _ = jax.jit(tx.update)(params, tx.init(params), params)
@@ -497,19 +497,19 @@ def test_updates_have_the_dtype_that_optax_gives_them():
     assert_close(updates, expected, rtol=2e-2, atol=1e-3)
 
 
-def test_parameters_are_needed_for_weight_decay_alone():
+def test_parameters_are_optional_without_weight_decay():
     tx, reference = OptimWrapper(Adam(lr=LR)).tx, optax.adam(LR)
     assert_close(tx.update(PARAMS, tx.init(PARAMS))[0], reference.update(PARAMS, reference.init(PARAMS))[0])
 
 
-def test_weight_decay_that_was_never_there_cannot_be_switched_on():
+def test_weight_decay_of_zero_at_construction_cannot_be_raised():
     wrapper = OptimWrapper(Adam(lr=LR))
     wrapper.param_groups[0]["weight_decay"] = 0.1
-    with pytest.raises(ValueError, match=r"built with weight_decay 0 .* cannot be moved to 0.1"):
+    with pytest.raises(ValueError, match="weight_decay must stay 0, because the chain was built without it, got 0.1"):
         _ = wrapper.hyperparams
 
 
-def test_multipliers_stay_while_schedules_move_the_rates():
+def test_multipliers_are_constant_while_schedules_change_the_rates():
     wrapper = OptimWrapper(SGD(lr=0.2).with_groups([{"params": "backbone"}, {"params": "head", "lr": 0.02}]))
     for group in (*wrapper.param_groups, wrapper.base_param_settings):
         group["lr"] /= 2
@@ -521,7 +521,7 @@ def test_multipliers_stay_while_schedules_move_the_rates():
         OptimWrapper(optax.adamw(LR)).decay_mask(PARAMS)
 
 
-def test_copies_and_pickles_have_groups_of_their_own():
+def test_copies_and_pickles_have_separate_groups():
     wrapper = OptimWrapper(SGD(lr=0.1))
     wrapper.tx.init(PARAMS)
     for other in (copy.deepcopy(wrapper), pickle.loads(pickle.dumps(wrapper))):
@@ -530,6 +530,6 @@ def test_copies_and_pickles_have_groups_of_their_own():
     assert float(optax.tree.get(wrapper.tx.init(PARAMS), "learning_rate")) == pytest.approx(0.1)
 
 
-def test_optimizer_that_is_not_called_is_refused_with_the_call():
-    with pytest.raises(TypeError, match=r"found the function adamw; call it, `adamw\(1e-3\)`"):
+def test_optimizer_function_that_is_not_called_is_rejected_with_the_call():
+    with pytest.raises(TypeError, match=r"got the function adamw; call it, `adamw\(1e-3\)`"):
         build_optim_wrapper(PARAMS, optax.adamw)

@@ -1,4 +1,4 @@
-"""Optimizers beyond the recorded trajectories: formulas in NumPy, optax by its names, settings outside their range."""
+"""Optimizers without recorded trajectories: formulas in NumPy, optax by name, settings outside their range."""
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,9 @@ def train(wrapper, params=PARAMS, lrs=(None, None, None)):
     return params, state
 
 
-def assert_close(found, expected, **tolerance):
+def assert_close(actual, expected, **tolerance):
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, **(tolerance or {"rtol": 2e-6, "atol": 1e-7})), found, expected
+        lambda a, b: np.testing.assert_allclose(a, b, **(tolerance or {"rtol": 2e-6, "atol": 1e-7})), actual, expected
     )
 
 
@@ -41,17 +41,17 @@ def test_adafactor_factors_the_last_two_axes():
     row, column, square, eps = np.zeros((4, 1)), np.zeros((1, 3)), np.zeros(3), np.finfo("f").eps
     for t, grads in enumerate(GRADS, start=1):
         gw, gv = grads["kernel"].astype("d"), grads["bias"].astype("d")
-        forget, rate = t**-0.8, min(0.01, t**-0.5)
-        row += forget * ((gw**2).mean(1, keepdims=True) - row)
-        column += forget * ((gw**2).mean(0, keepdims=True) - column)
-        square += forget * (gv**2 - square)
+        weight, rate = t**-0.8, min(0.01, t**-0.5)
+        row += weight * ((gw**2).mean(1, keepdims=True) - row)
+        column += weight * ((gw**2).mean(0, keepdims=True) - column)
+        square += weight * (gv**2 - square)
         for p, g, variance in ((w, gw, row @ column / max(row.mean(), eps)), (v, gv, square)):
             direction = g / np.sqrt(np.maximum(variance, eps**2))
             scale = max(1e-3, np.sqrt((p**2).mean())) * rate
             excess = max(1, np.sqrt((direction**2).mean()))
             p -= 0.01 * 0.1 * p + scale / excess * direction
-    found, _ = train(OptimWrapper(optim.Adafactor(lr=0.01, weight_decay=0.1)))
-    assert_close(found, {"kernel": w, "bias": v}, rtol=1e-5, atol=1e-6)
+    actual, _ = train(OptimWrapper(optim.Adafactor(lr=0.01, weight_decay=0.1)))
+    assert_close(actual, {"kernel": w, "bias": v}, rtol=1e-5, atol=1e-6)
     assert OPTIMIZERS.get("TorchAdafactor") is OPTIMIZERS.get("Adafactor")
 
 
@@ -60,14 +60,14 @@ def test_muon_orthogonalises_matrices():
     params = {"kernel": PARAMS["kernel"]}
     state = wrapper.init(params)
     updates, _ = wrapper.update({"kernel": GRADS[0]["kernel"]}, state, params)
-    # five Newton-Schulz iterations bring the singular values near 1, lr 0.1 scales them
+    # five Newton-Schulz iterations bring the singular values close to 1; lr 0.1 scales them
     singular = np.linalg.svd(np.asarray(updates["kernel"]), compute_uv=False) / 0.1
     assert np.all((singular > 0.6) & (singular < 1.3))
     wide = {"kernel": np.ascontiguousarray(PARAMS["kernel"].T)}
     transposed, _ = wrapper.update({"kernel": GRADS[0]["kernel"].T}, OptimWrapper(optim.Muon()).init(wide), wide)
     # a kernel (in 3, out 4) gets sqrt(4 / 3) of the rate of (in 4, out 3)
     np.testing.assert_allclose(transposed["kernel"], updates["kernel"].T * (4 / 3) ** 0.5, rtol=2e-2, atol=2e-3)
-    with pytest.raises(ValueError, match="Muon trains matrices only, parameter 'bias' has shape"):
+    with pytest.raises(ValueError, match="Muon: parameter 'bias' must be a matrix, got shape"):
         OptimWrapper(optim.Muon()).init(PARAMS)
 
 
@@ -116,33 +116,34 @@ def test_centered_rmsprop_stays_finite_where_the_variance_vanishes():
     step, state = jax.jit(tx.update), tx.init(gradient)
     for _ in range(300):
         updates, state = step(gradient, state)
-    # the mean of equal squares less the square of their mean: minus a rounding error for four numbers in ten
+    # the mean of equal squares minus the square of their mean: a negative rounding error for four values in ten
     assert np.all(np.isfinite(updates))
 
 
 def test_lars_exclude_differs_from_parameter_to_parameter():
     cfg = {"type": "LARS", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
     rules = {"custom_keys": {"bias": {"lars_exclude": True, "decay_mult": 0.0}}}
-    found, state = train(build_optim_wrapper(PARAMS, {"optimizer": cfg, "paramwise_cfg": rules}))
+    actual, state = train(build_optim_wrapper(PARAMS, {"optimizer": cfg, "paramwise_cfg": rules}))
     sgd, _ = train(OptimWrapper(optim.SGD(lr=0.1, momentum=0.9)))
     lars_of_all, _ = train(OptimWrapper(cfg))
-    assert_close(found, {"kernel": lars_of_all["kernel"], "bias": sgd["bias"]})
+    assert_close(actual, {"kernel": lars_of_all["kernel"], "bias": sgd["bias"]})
     assert set(optax.tree.get(state, "trace")) == {"kernel", "bias"}  # one chain for both groups
 
 
 @pytest.mark.parametrize("optimizer", [optim.Lamb(), optim.Adan(max_grad_norm=1.0), {"type": "BertAdam1", "lr": 0.1}])
 @pytest.mark.parametrize("clip_grad", [{"max_norm": 1.0}, {"clip_value": 0.1}])
-def test_optimizers_that_clip_run_behind_the_clipping_of_the_wrapper(optimizer, clip_grad):
-    found, _ = train(OptimWrapper(optimizer, clip_grad=clip_grad))
-    assert all(np.all(np.isfinite(p)) for p in found.values())
+def test_optimizers_that_clip_work_with_clipping_in_the_wrapper(optimizer, clip_grad):
+    actual, _ = train(OptimWrapper(optimizer, clip_grad=clip_grad))
+    assert all(np.all(np.isfinite(p)) for p in actual.values())
 
 
-# those whose update takes the loss are in test_optax_usage.py
-TAKE_THE_LOSS = {"lbfgs", "momo", "momo_adam", "polyak_sgd"}
+OPTAX_NAMES = {*optax_optimizers.OPTAX_NAMES, *optax_optimizers.OPTAX_CONTRIB_NAMES}
+# their updates require the loss; they are tested in test_optax_usage.py
+REQUIRE_LOSS = {"lbfgs", "momo", "momo_adam", "polyak_sgd"}
 
 
-@pytest.mark.parametrize("name", sorted({*optax_optimizers._NAMES, *optax_optimizers._CONTRIB_NAMES} - TAKE_THE_LOSS))
-def test_optax_optimizers_go_by_their_names(name):
+@pytest.mark.parametrize("name", sorted(OPTAX_NAMES - REQUIRE_LOSS))
+def test_optax_optimizers_are_available_by_name(name):
     factory = getattr(optax, name, None) or getattr(optax.contrib, name)
     extra = {"key": 0} if name == "noisy_sgd" else {}
     tx = factory(learning_rate=0.01, **extra)
@@ -150,36 +151,36 @@ def test_optax_optimizers_go_by_their_names(name):
     for grads in GRADS:
         updates, state = tx.update(grads, state, params)
         params = optax.apply_updates(params, updates)
-    found, _ = train(build_optim_wrapper(PARAMS, {"optimizer": {"type": name, "learning_rate": 0.01, **extra}}))
-    # a compiled sign or factor may round the other way; the closest of the chaotic ones differs by 1e-5
-    assert_close(found, params, rtol=1e-4, atol=1e-5)
+    actual, _ = train(build_optim_wrapper(PARAMS, {"optimizer": {"type": name, "learning_rate": 0.01, **extra}}))
+    # a compiled sign or factor may be rounded differently; the most chaotic optimizers differ by 1e-5
+    assert_close(actual, params, rtol=1e-4, atol=1e-5)
 
 
-def test_numbers_of_optax_optimizers_are_data_in_every_group():
+def test_hyperparams_of_optax_optimizers_are_data_in_every_group():
     cfg = {
         "optimizer": {"type": "adamw", "learning_rate": 0.1, "weight_decay": 0.01},
         "paramwise_cfg": {"custom_keys": {"bias": {"lr_mult": 0.5, "decay_mult": 0.0, "b1": 0.8}}},
     }
     wrapper = build_optim_wrapper(PARAMS, cfg)
     assert wrapper.get_lr() == {"base_lr": [0.1], "lr": [0.1, 0.05]}
-    found, _ = train(wrapper)
+    actual, _ = train(wrapper)
     alone = {"kernel": optax.adamw(0.1, weight_decay=0.01), "bias": optax.adamw(0.05, b1=0.8, weight_decay=0.0)}
     for name, tx in alone.items():
         p, state = jnp.asarray(PARAMS[name]), tx.init(PARAMS[name])
         for grads in GRADS:
             updates, state = tx.update(grads[name], state, p)
             p = optax.apply_updates(p, updates)
-        # optax computes 1 - b2 from the float32 number that it is given here
-        np.testing.assert_allclose(found[name], p, rtol=1e-5, atol=5e-6)
+        # optax computes 1 - b2 from a float32 here
+        np.testing.assert_allclose(actual[name], p, rtol=1e-5, atol=5e-6)
 
 
-def test_injected_lr_of_a_built_chain_moves():
+def test_injected_lr_of_a_built_chain_can_be_changed():
     assert OptimWrapper(optax.sgd(0.1)).get_lr() == {}
     wrapper = OptimWrapper(optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
     assert wrapper.get_lr()["lr"] == pytest.approx([0.1])
-    found, _ = train(wrapper, lrs=(0.1, 0.05, 0.0))
+    actual, _ = train(wrapper, lrs=(0.1, 0.05, 0.0))
     expected = jax.tree.map(lambda p, a, b: p - 0.1 * a - 0.05 * b, PARAMS, GRADS[0], GRADS[1])
-    assert_close(found, expected)
+    assert_close(actual, expected)
 
 
 TORCH_NAMES = (
@@ -189,7 +190,7 @@ TORCH_NAMES = (
 
 
 @pytest.mark.parametrize("name", [*TORCH_NAMES, "adamw", "sgd", "muon"])
-def test_negative_learning_rate_is_refused_by_every_optimizer(name):
+def test_negative_learning_rate_is_rejected_by_every_optimizer(name):
     lr = "learning_rate" if name.islower() else "lr"
     with pytest.raises(
         ValueError, match=rf"`{name}\.(lr|learning_rate)` must be a number of at least 0( or None)?, got -0.1"
@@ -200,13 +201,15 @@ def test_negative_learning_rate_is_refused_by_every_optimizer(name):
 @pytest.mark.parametrize(
     ("cfg", "message"),
     [
-        ({"type": "SGD", "nesterov": True}, "nesterov needs momentum above 0"),
+        ({"type": "SGD", "nesterov": True}, "nesterov must have momentum above 0"),
         ({"type": "SGD", "nesterov": True, "momentum": 0.9, "dampening": 0.1}, "dampening 0"),
         ({"type": "Adam", "betas": (0.9, 1.0)}, r"betas\[1\]` must be a number in \[0, 1\), got 1.0"),
         ({"type": "AdamW", "betas": (0.9,)}, r"betas` must be a list of 2 items .*, got \(0.9,\)"),
         ({"type": "Rprop", "etas": (1.5, 1.2)}, r"etas\[0\]` must be a number in \(0, 1\)"),
         ({"type": "Adafactor", "eps": (None, -1.0)}, r"eps\[1\]` must be a number of at least 0"),
         ({"type": "Muon", "adjust_lr_fn": "foo"}, "adjust_lr_fn` must be 'original' or 'match_rms_adamw' or None"),
+        ({"type": "Muon", "ns_coefficients": (1.0,)}, "ns_coefficients` must be a list of 3 items"),
+        ({"type": "Muon", "ns_steps": 0}, r"ns_steps` must be an integer in \[1, 100\), got 0"),
         ({"type": "LBFGS", "lr": 1.0}, "LBFGS evaluates the loss several times"),
         ({"type": "SparseAdam"}, "use Adam"),
     ],

@@ -1,4 +1,4 @@
-"""What an optimizer wrapper is built from: states and modules of NNX, and models of this engine."""
+"""Optimizer wrappers built from states and modules of NNX, and from models of this engine."""
 
 import flax.linen as nn
 import jax
@@ -28,7 +28,7 @@ class Net(nnx.Module):
 
 
 class Affine(nnx.Module):
-    """A scale and a bias that normalise nothing: by names alone they would count as a norm's."""
+    """A module with a scale and a bias that is not a norm, although it has the parameter names of one."""
 
     def __init__(self):
         self.scale = nnx.Param(jnp.ones(2))
@@ -51,7 +51,7 @@ def settings(wrapper):
     return {path: (entry["lr"], entry["weight_decay"]) for path, entry in wrapper.param_settings.items()}
 
 
-# the rules on a module, whose types are known; (lr, weight decay)
+# (lr, weight decay) by the rules for a module, whose types are known
 EXPECTED = {
     "affine.bias": (1.0, 1.0), "affine.scale": (0.5, 1.0), "layers.0.bias": (1.0, 1.0), "layers.0.kernel": (0.5, 1.0),
     "layers.1.bias": (1.0, 1.0), "layers.1.kernel": (0.5, 1.0), "norm.bias": (0.5, 0.0), "norm.scale": (0.5, 0.0),
@@ -67,10 +67,10 @@ def test_without_rules_only_the_parameters_of_an_nnx_module_are_trained():
     assert set(settings(build(net(), None))) == set(EXPECTED)
 
 
-@pytest.mark.parametrize("of", [nnx.state, lambda module: nnx.state(module, nnx.Param)])
-def test_rules_match_an_nnx_state_as_they_match_its_arrays(of):
-    state = of(net())
-    # without types a scale and a bias are those of a norm
+@pytest.mark.parametrize("get_state", [nnx.state, lambda module: nnx.state(module, nnx.Param)])
+def test_rules_match_an_nnx_state_like_its_arrays(get_state):
+    state = get_state(net())
+    # without types, a module with a scale and a bias is a norm
     by_name = {**EXPECTED, "affine.bias": (0.5, 0.0), "affine.scale": (0.5, 0.0)}
     assert settings(build(state)) == by_name
     assert settings(build(nnx.to_pure_dict(nnx.state(net(), nnx.Param)))) == by_name
@@ -78,8 +78,8 @@ def test_rules_match_an_nnx_state_as_they_match_its_arrays(of):
     assert settings(build(state, module_types=types)) == EXPECTED
 
 
-def test_a_state_without_parameters_is_refused():
-    with pytest.raises(TypeError, match=r"must be of type nnx\.Param, got an nnx\.State with BatchStat alone"):
+def test_a_state_without_parameters_is_rejected():
+    with pytest.raises(TypeError, match=r"must be of type nnx\.Param, got an nnx\.State with only BatchStat"):
         build(nnx.state(net(), nnx.BatchStat))
 
 
@@ -126,7 +126,7 @@ def models():
 
 
 @pytest.mark.parametrize("model", models())
-def test_a_model_before_its_init_is_refused_with_what_to_pass(model):
+def test_a_model_before_its_init_is_rejected_with_a_hint(model):
     with pytest.raises(TypeError) as error:
         build(model)
     assert f"got a {type(model).__name__}, which has none before `init`" in str(error.value)
@@ -135,14 +135,14 @@ def test_a_model_before_its_init_is_refused_with_what_to_pass(model):
 
 
 @pytest.mark.parametrize("model", models())
-def test_the_way_that_the_error_shows_works(model):
+def test_the_hint_of_the_error_works(model):
     params, _ = model.init(jax.random.key(0), {"image": jnp.ones((1, 2))})
-    found = settings(build(params, module_types=model.module_types))
-    assert {path for path, (lr, _) in found.items() if lr == 1.0} in ({"Dense_0.bias"}, {"bias"})
+    actual = settings(build(params, module_types=model.module_types))
+    assert {path for path, (lr, _) in actual.items() if lr == 1.0} in ({"Dense_0.bias"}, {"bias"})
 
 
 @pytest.mark.parametrize("model", models())
-def test_without_rules_a_model_needs_no_parameters_yet(model):
+def test_without_rules_a_model_may_have_no_parameters_yet(model):
     wrapper = build_optim_wrapper(model, {"optimizer": {"type": "SGD", "lr": 1.0}})
     params, _ = model.init(jax.random.key(0), {"image": jnp.ones((1, 2))})
     updates, _ = wrapper.update(params, wrapper.init(params), params)
@@ -150,7 +150,7 @@ def test_without_rules_a_model_needs_no_parameters_yet(model):
 
 
 @pytest.mark.parametrize("source", [Linen(), object(), {"w": "text"}, {"w": 1.0}])
-def test_what_holds_no_arrays_is_refused(source):
+def test_source_without_arrays_is_rejected(source):
     with pytest.raises(
         TypeError, match=r"the parameters must be a pytree of arrays, an nnx.State or an nnx.Module, got"
     ):

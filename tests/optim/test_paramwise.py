@@ -1,4 +1,4 @@
-"""Rules over parameters: which learning rate and weight decay each one gets. Values as MMEngine 0.10.7 gives them."""
+"""Rules for the learning rate and weight decay of each parameter; expected values from MMEngine 0.10.7."""
 
 import logging
 
@@ -54,12 +54,12 @@ def log_lines(caplog):
     return [m for m in caplog.messages if m.startswith("paramwise_options")]
 
 
-def test_norm_decay_mult_concerns_norms_alone_and_is_logged(caplog):
+def test_norm_decay_mult_applies_only_to_norms_and_is_logged(caplog):
     with caplog.at_level(logging.INFO, "jengine"):
         wrapper = build(TOY, {"norm_decay_mult": 0}, lr=0.01, weight_decay=1e-4)
-    found = settings(wrapper)
-    assert {path for path, (_, wd) in found.items() if wd == 0} == {"head.bn.scale", "head.bn.bias"}
-    assert {lr for lr, _ in found.values()} == {0.01}
+    actual = settings(wrapper)
+    assert {path for path, (_, wd) in actual.items() if wd == 0} == {"head.bn.scale", "head.bn.bias"}
+    assert {lr for lr, _ in actual.values()} == {0.01}
     assert log_lines(caplog) == [
         "paramwise_options -- head.bn.scale:weight_decay=0.0",
         "paramwise_options -- head.bn.bias:weight_decay=0.0",
@@ -75,9 +75,9 @@ def test_custom_keys_of_the_tutorial(caplog):
     }
     with caplog.at_level(logging.INFO, "jengine"):
         wrapper = build(TOY, {"custom_keys": custom_keys}, lr=0.01, weight_decay=1e-4)
-    found = settings(wrapper)
+    actual = settings(wrapper)
     lr = pytest.approx(0.001)
-    assert found == {
+    assert actual == {
         "backbone.layer0.kernel": (0, 0), "backbone.layer0.bias": (0, 0),
         "backbone.layer1.kernel": (0.01, 1e-4), "backbone.layer1.bias": (0.01, 1e-4),
         "head.linear.kernel": (lr, 1e-4), "head.linear.bias": (lr, 1e-4),
@@ -94,7 +94,7 @@ def test_custom_keys_of_the_tutorial(caplog):
     assert log_lines(caplog) == [f"paramwise_options -- {line}" for line in expected]
 
 
-def test_longest_then_first_key_wins_and_a_dot_means_the_root():
+def test_longest_then_first_key_is_used_and_a_leading_dot_matches_the_root():
     wrapper = build({"abxcd": ones(1)}, {"custom_keys": {"cd": {"lr_mult": 3}, "ab": {"lr_mult": 2}}})
     assert wrapper.get_lr()["lr"] == [2.0]
     params = {"pos_embed": ones(1), "abs_pos_embed": ones(1), "vit": {"pos_embed": ones(1)}}
@@ -120,24 +120,26 @@ def test_rules_by_kind_of_module(types):
     }  # fmt: skip
 
 
-def test_flat_rule_takes_what_no_other_rule_took():
-    found = settings(build(MIXED, {"flat_decay_mult": 0.125, "dwconv_decay_mult": 0.75}, MIXED_TYPES, weight_decay=1.0))
-    decay = {path: wd for path, (_, wd) in found.items()}
+def test_flat_rule_applies_where_no_other_rule_does():
+    actual = settings(
+        build(MIXED, {"flat_decay_mult": 0.125, "dwconv_decay_mult": 0.75}, MIXED_TYPES, weight_decay=1.0)
+    )
+    decay = {path: wd for path, (_, wd) in actual.items()}
     assert (decay["conv.bias"], decay["dwconv.kernel"], decay["dwconv.bias"]) == (0.125, 0.75, 0.75)
     assert (decay["bn.scale"], decay["ln.bias"], decay["fc.bias"], decay["fc.kernel"]) == (0.125, 0.125, 0.125, 1)
 
 
-def test_rms_norm_is_no_norm_and_grouped_conv1d_not_depthwise():
+def test_rms_norm_is_not_a_norm_and_grouped_conv1d_not_depthwise():
     params = {"rms": {"scale": ones(4)}, "c1d": {"kernel": ones(3, 1, 4), "bias": ones(4)}}
     types = {"rms": "RMSNorm", "c1d": "Conv"}
     cfg = {"norm_decay_mult": 0.0, "bias_decay_mult": 0.5, "dwconv_decay_mult": 0.1, "flat_decay_mult": 0.3}
     for known in (types, None):
-        found = settings(build(params, cfg, known, weight_decay=1.0))
-        assert found == {"rms.scale": (1, 0.3), "c1d.kernel": (1, 1), "c1d.bias": (1, 0.5)}
+        actual = settings(build(params, cfg, known, weight_decay=1.0))
+        assert actual == {"rms.scale": (1, 0.3), "c1d.kernel": (1, 1), "c1d.bias": (1, 0.5)}
 
 
-def test_module_types_of_a_flax_model_decide():
-    # a scale that belongs to no norm: by name alone it would count as one
+def test_module_types_of_a_flax_model_take_precedence_over_names():
+    # a scale that is not in a norm, although it has the name of one
     params = {"affine": {"scale": ones(2), "bias": ones(2)}}
     assert settings(build(params, {"norm_decay_mult": 0.0}, weight_decay=1.0))["affine.scale"] == (1, 0)
     assert settings(build(params, {"norm_decay_mult": 0.0}, {"affine": "Affine"}, weight_decay=1.0)) == {
@@ -153,17 +155,17 @@ def test_flax_parameters_of_a_real_module():
             return nn.Dense(2)(nn.LayerNorm()(nn.Conv(4, (3, 3), feature_group_count=2)(x)))
 
     params = jax.eval_shape(Net().init, jax.random.key(0), jnp.ones((1, 4, 4, 2)))["params"]
-    found = settings(build(params, {"norm_decay_mult": 0.0, "dwconv_decay_mult": 0.5}, weight_decay=1.0))
-    assert found["LayerNorm_0.scale"] == (1, 0)
-    assert found["Conv_0.kernel"] == (1, 0.5)
-    assert found["Dense_0.kernel"] == (1, 1)
+    actual = settings(build(params, {"norm_decay_mult": 0.0, "dwconv_decay_mult": 0.5}, weight_decay=1.0))
+    assert actual["LayerNorm_0.scale"] == (1, 0)
+    assert actual["Conv_0.kernel"] == (1, 0.5)
+    assert actual["Dense_0.kernel"] == (1, 1)
 
 
 @pytest.mark.parametrize(
     ("cfg", "optimizer", "error", "message"),
     [
-        ({"norm_decay_mult": 0}, {}, ValueError, "base_wd should not be None"),
-        ({"custom_keys": {"fc": {"decay_mult": 0}}}, {}, ValueError, "base_wd should not be None"),
+        ({"norm_decay_mult": 0}, {}, ValueError, "weight_decay` must be set for norm_decay_mult, got none"),
+        ({"custom_keys": {"fc": {"decay_mult": 0}}}, {}, ValueError, "must be set for .*'fc'.*decay_mult, got none"),
         ({"custom_keys": [{"fc": {}}]}, {}, TypeError, "custom_keys must be a dict"),
         (
             {"norm_decay_mul": 0},
@@ -186,7 +188,7 @@ def test_flax_parameters_of_a_real_module():
         ({"dcn_modules": "dcn"}, {}, ConfigError, "`paramwise_cfg.dcn_modules` must be a list of module names"),
     ],
 )
-def test_bad_rules(cfg, optimizer, error, message):
+def test_invalid_rules(cfg, optimizer, error, message):
     with pytest.raises(error, match=message):
         build(TOY, cfg, **optimizer)
 
@@ -216,12 +218,12 @@ def test_fields_of_a_custom_key_are_checked(field, value, message):
     assert error.value.__notes__ == ["in the config at `optim_wrapper`"]
 
 
-def test_fields_that_the_documents_show_are_legal():
+def test_fields_in_the_documentation_are_legal():
     # SimSiam, DeepCluster, BarlowTwins and SwAV of MMSelfSup; betas and eps of one part
     build(TOY, {"custom_keys": {"head": {"fix_lr": True}}})
     build(TOY, {"custom_keys": {"head": {"momentum": 0.0}}}, momentum=0.9)
-    marks = {"decay_mult": 0, "lars_exclude": True}
-    keys = {"bn": {**marks, "lr_mult": 0.024}, "bias": {**marks, "lr_mult": 0.024}}
+    flags = {"decay_mult": 0, "lars_exclude": True}
+    keys = {"bn": {**flags, "lr_mult": 0.024}, "bias": {**flags, "lr_mult": 0.024}}
     wrapper = build(TOY, {"custom_keys": keys}, type="LARS", weight_decay=1e-6)
     assert wrapper.param_settings["head.bn.scale"]["lars_exclude"] is True
     wrapper = build(TOY, {"custom_keys": {"head": {"betas": [0.8, 0.9], "eps": 1e-6}}}, type="AdamW")
@@ -229,7 +231,7 @@ def test_fields_that_the_documents_show_are_legal():
     build(TOY, {"custom_keys": {"head": {"lr": 0.5}}})
 
 
-def test_a_multiplier_needs_a_learning_rate_to_multiply():
+def test_a_multiplier_requires_a_learning_rate():
     for cfg in ({"bias_lr_mult": 2.0}, {"custom_keys": {"head": {"lr_mult": 2.0}}}):
         with pytest.raises(ConfigError, match="`optimizer.lr` must be a number, which .*lr_mult multiplies, got none"):
             build_optim_wrapper(TOY, {"optimizer": {"type": "adafactor"}, "paramwise_cfg": cfg})
@@ -243,7 +245,7 @@ def test_custom_keys_may_be_a_list_of_pairs():
     assert wrapper.group_table()[1][0][1] == "backbone.layer0"
 
 
-def test_flat_decay_alone_needs_no_weight_decay():
+def test_flat_decay_alone_works_without_weight_decay():
     assert set(settings(build(TOY, {"flat_decay_mult": 0.0})).values()) == {(1.0, 0.0)}
 
 
@@ -264,14 +266,14 @@ def test_key_that_matches_nothing_is_warned_about_and_in_the_table(caplog):
     ]
 
 
-def test_rules_that_a_custom_key_switches_off_are_in_the_table():
+def test_rules_overridden_by_a_custom_key_are_in_the_table():
     cfg = {"custom_keys": {"head": {"lr_mult": 0.1}}, "norm_decay_mult": 0.0, "bias_lr_mult": 2.0}
     assert [row[:3] for row in build(TOY, cfg, weight_decay=1.0).group_table()[1]] == [
         ["0", "", "2"],
         ["1", "bias_lr_mult", "2"],
         ["2", "head (switches off bias_lr_mult, norm_decay_mult)", "4"],
     ]
-    # nothing is switched off where the key gives the same number, or where the rules act as well
+    # no rule is overridden if the key has the same value, or if the rules also apply
     same = {"custom_keys": {"bn": {"decay_mult": 0.0}}, "norm_decay_mult": 0.0}
     assert [row[1] for row in build(TOY, same, weight_decay=1.0).group_table()[1]] == ["", "bn"]
     forced = build(TOY, {**cfg, "force_default_settings": True}, weight_decay=1.0)
@@ -283,7 +285,7 @@ def test_rules_that_a_custom_key_switches_off_are_in_the_table():
     [
         None,
         {"norm_decay_mult": 0.0},
-        # the ViT example of MMSegmentation's and MMSelfSup's documents
+        # the ViT example in the documentation of MMSegmentation and MMSelfSup
         {"custom_keys": {"pos_embed": {"decay_mult": 0.0}, "cls_token": {"decay_mult": 0.0}}},
     ],
 )
@@ -295,22 +297,22 @@ def test_rules_that_a_custom_key_switches_off_are_in_the_table():
         "LearningRateDecayOptimizerConstructor",
     ],
 )
-def test_a_comma_after_the_optimizer_is_named_whatever_the_rules(paramwise_cfg, constructor):
+def test_trailing_comma_after_the_optimizer_is_an_error_with_any_rules(paramwise_cfg, constructor):
     optimizer = (dict(type="AdamW", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01),)
-    with pytest.raises(TypeError, match="an optimizer is a dict, found a tuple of one: remove the comma after"):
+    with pytest.raises(TypeError, match="an optimizer must be a dict, got a tuple of one; remove the comma after"):
         build_optim_wrapper(TOY, dict(optimizer=optimizer, paramwise_cfg=paramwise_cfg, constructor=constructor))
 
 
-def test_a_comma_after_the_wrapper_or_its_rules_is_named_too():
+def test_trailing_comma_after_the_wrapper_or_its_rules_is_an_error():
     cfg = dict(optimizer=dict(type="SGD", lr=0.1))
-    with pytest.raises(TypeError, match="an optimizer wrapper is a dict, found a tuple of one: remove the comma"):
+    with pytest.raises(TypeError, match="an optimizer wrapper must be a dict, got a tuple of one; remove the comma"):
         build_optim_wrapper(TOY, (cfg,))
     with pytest.raises(TypeError, match="paramwise_cfg` must be a dict or None, got .*; remove the comma"):
         build_optim_wrapper(TOY, dict(**cfg, paramwise_cfg=(dict(bias_lr_mult=2.0),)))
 
 
 def test_deformable_convolution_offsets():
-    # below a declared deformable convolution the offset's bias follows dcn_offset_lr_mult, not bias_lr_mult
+    # in a deformable convolution, dcn_offset_lr_mult applies to the bias of the offset, not bias_lr_mult
     params = {
         "dcn": {
             "kernel": ones(3, 3, 2, 2),
@@ -327,7 +329,7 @@ def test_deformable_convolution_offsets():
     assert settings(build(params, cfg, types, weight_decay=1.0)) == expected
 
 
-def test_frozen_parameters_hold_no_state_and_stay_bit_identical(caplog):
+def test_frozen_parameters_have_no_state_and_stay_bit_identical(caplog):
     params = {"backbone": {"w": jnp.asarray([1.1, 2.2])}, "head": {"w": jnp.asarray([3.3])}}
     wrapper = build(params, {"custom_keys": {"backbone": {"requires_grad": False}}}, type="AdamW", weight_decay=0.1)
     assert "backbone.w does not require gradients" in caplog.text
@@ -335,7 +337,7 @@ def test_frozen_parameters_hold_no_state_and_stay_bit_identical(caplog):
     assert optax.tree.get(state, "mu")["backbone"]["w"] is None
     before = np.asarray(params["backbone"]["w"])
     for _ in range(5):
-        (_, grads) = wrapper.value_and_grad(lambda p: jnp.sum(p["backbone"]["w"]) * p["head"]["w"][0])(params, state)
+        _, grads = wrapper.value_and_grad(lambda p: jnp.sum(p["backbone"]["w"]) * p["head"]["w"][0])(params, state)
         assert not grads["backbone"]["w"].any()
         updates, state = wrapper.update(grads, state, params)
         params = optax.apply_updates(params, updates)
@@ -344,7 +346,7 @@ def test_frozen_parameters_hold_no_state_and_stay_bit_identical(caplog):
     assert wrapper.group_table()[1][-1] == ["frozen", "", "1", "2", "", ""]
 
 
-def test_forced_default_settings_act_after_a_custom_key():
+def test_force_default_settings_applies_other_rules_after_a_custom_key():
     cfg = {"custom_keys": {"head": {"lr_mult": 0.1, "decay_mult": 1}}, "norm_decay_mult": 0}
     assert settings(build(TOY, cfg, weight_decay=1.0))["head.bn.scale"] == (0.1, 1)
     forced = settings(build(TOY, {**cfg, "force_default_settings": True}, weight_decay=1.0))
@@ -352,26 +354,26 @@ def test_forced_default_settings_act_after_a_custom_key():
     assert forced["head.linear.kernel"] == (0.1, 1)
 
 
-def test_mae_and_vit_examples_of_the_documents():
+def test_mae_and_vit_examples_of_the_documentation():
     vit = {
         "backbone": {"cls_token": ones(1, 1, 2), "pos_embed": ones(1, 2, 2), "ln1": norm(), "fc": dense()},
         "neck": {"mask_token": ones(1, 1, 2)},
     }
     no_decay = {"decay_mult": 0.0}
     keys = {"ln": no_decay, "bias": no_decay, "pos_embed": no_decay, "mask_token": no_decay, "cls_token": no_decay}
-    found = settings(build(vit, {"custom_keys": keys}, type="AdamW", lr=0.0024, betas=(0.9, 0.95), weight_decay=0.05))
-    assert {path for path, (_, wd) in found.items() if wd} == {"backbone.fc.kernel"}
-    assert {lr for lr, _ in found.values()} == {0.0024}
+    actual = settings(build(vit, {"custom_keys": keys}, type="AdamW", lr=0.0024, betas=(0.9, 0.95), weight_decay=0.05))
+    assert {path for path, (_, wd) in actual.items() if wd} == {"backbone.fc.kernel"}
+    assert {lr for lr, _ in actual.values()} == {0.0024}
 
     vit["backbone"]["norm1"] = vit["backbone"].pop("ln1")
     keys = {"pos_embed": no_decay, "cls_token": no_decay, "norm": no_decay}
-    found = settings(build(vit, {"custom_keys": keys}, type="AdamW", lr=6e-5, weight_decay=0.01))
-    assert {path for path, (_, wd) in found.items() if wd == 0} == {
+    actual = settings(build(vit, {"custom_keys": keys}, type="AdamW", lr=6e-5, weight_decay=0.01))
+    assert {path for path, (_, wd) in actual.items() if wd == 0} == {
         "backbone.pos_embed", "backbone.cls_token", "backbone.norm1.scale", "backbone.norm1.bias",
     }  # fmt: skip
 
 
-def test_constructor_of_ones_own(caplog):
+def test_custom_constructor(caplog):
     @OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
     class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         def __init__(self, optim_wrapper_cfg, paramwise_cfg=None):
@@ -403,6 +405,6 @@ def test_constructor_of_ones_own(caplog):
     ]  # fmt: skip
 
 
-def test_bypass_duplicate_is_accepted_for_a_tree_holds_a_leaf_once():
+def test_bypass_duplicate_is_ignored_because_a_tree_has_a_leaf_once():
     wrapper = build(TOY, {"bypass_duplicate": True})
     assert [len(group.paths) for group in wrapper.param_groups] == [8]

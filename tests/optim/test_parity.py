@@ -1,6 +1,6 @@
 """Trajectories recorded from MMEngine 0.10.7 on PyTorch 2.13 (CPU, float32), replayed gradient by gradient.
 
-tests/data/parity holds NAME.json (the config) and NAME.npz (`init/PATH`, `grad/T/PATH`, `param/T/PATH`).
+tests/data/parity contains NAME.json (the config) and NAME.npz (`init/PATH`, `grad/T/PATH`, `param/T/PATH`).
 """
 
 import json
@@ -23,7 +23,7 @@ SCALERS = sorted(path.stem for path in DATA.glob("scaler_*.json"))
 OPTIMIZATION = sorted(
     path.stem for path in DATA.glob("*.json") if not path.stem.startswith(("scaler_", "sched_", "ema_"))
 )
-BAR = {"rtol": 2e-5, "atol": 2e-6}  # the pass bar of the recordings
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
 
 
 def load(name):
@@ -50,7 +50,7 @@ def build(recorded, params):
 
 
 @pytest.mark.parametrize("name", OPTIMIZATION)
-def test_trajectory_is_that_of_mmengine(name):
+def test_trajectory_matches_mmengine(name):
     recorded, arrays = load(name)
     params = tree(arrays, "init/")
     wrapper = build(recorded, params)
@@ -74,13 +74,15 @@ def test_trajectory_is_that_of_mmengine(name):
         else:
             state = accumulate(grads, state)
         jax.tree.map(
-            lambda p, expected: np.testing.assert_allclose(p, expected, **BAR), params, tree(arrays, f"param/{t}/")
+            lambda p, expected: np.testing.assert_allclose(p, expected, **TOLERANCE),
+            params,
+            tree(arrays, f"param/{t}/"),
         )
     assert update._cache_size() == 1
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_parameters_follow_mmengines_schedules(name):
+def test_parameters_match_mmengines_schedules(name):
     recorded, arrays = load(name)
     params = tree(arrays, "init/")
     wrapper = build(recorded, params)
@@ -104,7 +106,9 @@ def test_parameters_follow_mmengines_schedules(name):
             assert wrapper.param_settings[path]["lr"] == pytest.approx(values[t], rel=1e-9)
         params, state = update(params, state, tree(arrays, f"grad/{t}/"), wrapper.hyperparams)
         jax.tree.map(
-            lambda p, expected: np.testing.assert_allclose(p, expected, **BAR), params, tree(arrays, f"param/{t}/")
+            lambda p, expected: np.testing.assert_allclose(p, expected, **TOLERANCE),
+            params,
+            tree(arrays, f"param/{t}/"),
         )
         for scheduler in schedulers:
             if not scheduler.by_epoch or (t + 1) % epoch_length == 0:
@@ -113,7 +117,7 @@ def test_parameters_follow_mmengines_schedules(name):
 
 
 @pytest.mark.parametrize("name", SCALERS)
-def test_loss_scale_follows_gradscaler(name):
+def test_loss_scale_matches_gradscaler(name):
     recorded, arrays = load(name)
     wrapper = AmpOptimWrapper(
         optimizer=recorded["optimizer"], clip_grad=recorded["clip_grad"], loss_scale=recorded["loss_scale"]
@@ -130,5 +134,5 @@ def test_loss_scale_follows_gradscaler(name):
         params, state = update(params, state, grad, wrapper.hyperparams)
         assert float(optax.tree.get(state, "loss_scale")) == recorded["scale"][t]
         assert int(optax.tree.get(state, "growth_tracker")) == recorded["growth_tracker"][t]
-        np.testing.assert_allclose(params["w"], arrays["param"][t], **BAR)
+        np.testing.assert_allclose(params["w"], arrays["param"][t], **TOLERANCE)
     assert update._cache_size() == 1

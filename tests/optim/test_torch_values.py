@@ -1,4 +1,4 @@
-"""Numbers that PyTorch gives, w=(3,4), gradients (.6,.8), (1,0), (.5,-.5) unless said otherwise."""
+"""Values computed by PyTorch; w=(3,4), gradients (.6,.8), (1,0), (.5,-.5) by default."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,17 +41,17 @@ def run(optimizer, grads=GRADS, w=(3.0, 4.0)):
         ),
     ],
 )
-def test_optimizer_follows_torch(optimizer, expected):
+def test_optimizer_matches_torch(optimizer, expected):
     np.testing.assert_allclose(run(optimizer), expected, rtol=2e-7)
 
 
 def test_amsgrad_takes_the_maximum_before_the_bias_correction():
-    # torch.optim.Adam(amsgrad=True); optax.amsgrad gives 2.84736842 at the second step
+    # torch.optim.Adam(amsgrad=True); optax.amsgrad returns 2.84736842 at the second step
     seen = run({"type": "Adam", "lr": 0.1, "amsgrad": True}, grads=((1.0,), (0.1,), (0.1,)), w=(3.0,))
     np.testing.assert_allclose(seen[:, 0], [2.9, 2.82591894, 2.76260458], rtol=2e-7)
 
 
-def test_group_without_momentum_follows_its_gradient_beside_one_with_momentum():
+def test_groups_with_and_without_momentum():
     params = {"backbone": jnp.zeros(()), "head": jnp.zeros(())}
     wrapper = build_optim_wrapper(
         params,
@@ -65,5 +65,5 @@ def test_group_without_momentum_follows_its_gradient_beside_one_with_momentum():
     for _ in range(3):
         updates, state = wrapper.update({"backbone": jnp.ones(()), "head": jnp.ones(())}, state, params)
         steps.append((float(updates["backbone"]), float(updates["head"])))
-    # momentum 1, 1.9, 2.71 against the bare gradient
+    # the momentum is 1, 1.9, 2.71; without momentum the gradient is used
     np.testing.assert_allclose(steps, [(-0.1, -0.1), (-0.19, -0.1), (-0.271, -0.1)], rtol=1e-6)

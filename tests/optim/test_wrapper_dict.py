@@ -1,4 +1,4 @@
-"""Several optimizer wrappers under names."""
+"""Several named optimizer wrappers."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +26,7 @@ def test_it_is_a_mapping():
         _ = wrappers["dics"]
 
 
-def test_values_carry_the_name():
+def test_values_have_the_name_of_the_wrapper():
     wrappers = make()
     assert wrappers.get_lr() == {"gen.lr": [0.01], "disc.lr": [0.01]}
     assert wrappers.get_momentum() == {"gen.momentum": [0], "disc.momentum": [0]}
@@ -39,7 +39,7 @@ def test_values_carry_the_name():
 
 
 @pytest.mark.parametrize("method", ["update_params", "backward", "step", "optim_context"])
-def test_nothing_acts_on_all_wrappers_at_once(method):
+def test_methods_of_a_single_wrapper_are_not_available(method):
     with pytest.raises(NotImplementedError, match=f"no {method}: call it on one of its wrappers, gen, disc"):
         getattr(make(), method)(None)
 
@@ -62,7 +62,9 @@ def test_state_dict_is_nested_by_name():
     assert (list(loaded), other.get_lr()["gen.lr"]) == (["gen", "disc"], [0.5])
     other.load_group_state_dict(make().group_state_dict())
     assert other.get_lr()["gen.lr"] == [0.01]
-    with pytest.raises(AssertionError, match="no optimizer wrapper is called 'dics'"):
+    with pytest.raises(
+        AssertionError, match="must have the names of optimizer wrappers, got 'dics'; did you mean 'disc'"
+    ):
         other.load_state_dict({"dics": {}}, states)
 
 
@@ -76,6 +78,6 @@ def test_zero_grad_clears_every_wrapper():
     assert [int(optax.tree.get(state, "num_accumulated")) for state in wrappers.zero_grad(states).values()] == [0, 0]
 
 
-def test_only_wrappers_are_held():
-    with pytest.raises(AssertionError, match="found Optimizer as 'gen'"):
+def test_values_must_be_wrappers():
+    with pytest.raises(AssertionError, match="`gen` must be an OptimWrapper, got Optimizer"):
         OptimWrapperDict(gen=SGD())

@@ -24,23 +24,23 @@ def squared_error(predictions, batch):
     return jnp.square(predictions - batch["y"])
 
 
-def samples(count):
+def make_dataset(count):
     x = np.random.RandomState(0).randn(count, 2).astype(np.float32)
     return ArrayDataset(dict(x=x, y=x @ TRUE_WEIGHT))
 
 
 @pytest.fixture
 def make_runner(tmp_path):
-    """Makes a Runner of a linear regression: 16 samples, batches of 4, two epochs, unless told otherwise."""
+    """Return a function that makes a Runner of a linear regression, by default with 16 samples, batches of 4, two epochs."""
 
     def make(work_dir=None, **changes):
         arguments = dict(
             model=linear_model(),
             work_dir=work_dir or tmp_path / "run",
-            train_dataloader=dict(batch_size=4, dataset=samples(16)),
+            train_dataloader=dict(batch_size=4, dataset=make_dataset(16)),
             train_cfg=dict(by_epoch=True, max_epochs=2),
             optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
-            val_dataloader=dict(batch_size=4, dataset=samples(6)),
+            val_dataloader=dict(batch_size=4, dataset=make_dataset(6)),
             val_cfg=dict(),
             val_evaluator=dict(type="MeanLoss", loss=squared_error),
             default_hooks=dict(checkpoint=None, logger=None),

@@ -8,7 +8,7 @@ import pytest
 from jengine.hooks import Hook
 
 
-def test_every_backend_gets_every_logged_interval_with_the_same_step(make_runner):
+def test_all_backends_receive_the_same_steps(make_runner):
     from mlflow.tracking import MlflowClient
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -42,18 +42,18 @@ def test_processes_other_than_the_first_open_no_backend(make_runner, monkeypatch
 
 
 class Failing(Hook):
-    """Fails after the sixth iteration, its checkpoint (of four) two behind."""
+    """Fail in iteration 6, two iterations after the last checkpoint."""
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         if runner.iter == 6:
             raise RuntimeError("out of power")
 
 
-def test_a_resumed_run_goes_on_with_the_run_of_its_backend_and_shows_nothing_twice(make_runner):
+def test_a_resumed_run_continues_the_run_of_its_backend_without_duplicates(make_runner):
     from mlflow.tracking import MlflowClient
 
     arguments = dict(
-        cfg=dict(lr=0.1),  # which a Runner writes before it knows what it resumes
+        cfg=dict(lr=0.1),  # a Runner writes it before it resumes
         experiment_name="one",
         visualizer=dict(type="Visualizer", vis_backends=[dict(type="MLflowVisBackend", run_name="one")]),
         default_hooks=dict(

@@ -1,4 +1,4 @@
-"""Chunks of steps in one call: the same parameters, logs, checkpoints and hooks as single steps."""
+"""Compare chunks of steps with single steps: parameters, logs, checkpoints and hooks are the same."""
 
 import json
 import pathlib
@@ -29,7 +29,7 @@ FULL = dict(
 
 
 def noisy_model():
-    """Linear, with noise from the key of the step, so that a wrong key is seen."""
+    """Return a linear model with noise from the key of the step, which reveals a wrong key."""
 
     def predict(params, batch):
         return batch["x"] @ params["w"] + params["b"]
@@ -40,14 +40,14 @@ def noisy_model():
     return FunctionalModel(init=lambda: {"w": jnp.zeros((2,)), "b": jnp.zeros(())}, loss=loss, predict=predict)
 
 
-def samples(count):
+def make_dataset(count):
     x = np.random.RandomState(0).randn(count, 2).astype(np.float32)
     return ArrayDataset(dict(x=x, y=x @ np.array([1.0, -2.0], np.float32)))
 
 
 @pytest.fixture
 def train(make_runner, tmp_path):
-    """Trains 3 epochs of 8 iterations and returns the runner; `steps_per_call` and changes as given."""
+    """Return a function that trains 3 epochs of 8 iterations and returns the runner."""
 
     def run(steps_per_call, by_epoch=True, **changes):
         length = dict(max_epochs=3) if by_epoch else dict(max_iters=24, val_interval=7)
@@ -56,7 +56,7 @@ def train(make_runner, tmp_path):
             **{
                 **FULL,
                 "model": noisy_model(),
-                "train_dataloader": dict(batch_size=4, dataset=samples(32)),
+                "train_dataloader": dict(batch_size=4, dataset=make_dataset(32)),
                 "train_cfg": dict(by_epoch=by_epoch, steps_per_call=steps_per_call, **length),
                 **changes,
             },
@@ -74,7 +74,7 @@ def scalars(runner):
     return [{k: v for k, v in line.items() if not timed.fullmatch(k)} for line in lines]
 
 
-# From 0.11 on XLA has been seen to round an operation of an optimizer otherwise within a loop, in the last bit.
+# From 0.11 on XLA may round an operation of an optimizer differently within a loop, in the last bit.
 ROUNDING = dict(rtol=0, atol=0) if jax.__version_info__ < (0, 11) else dict(rtol=1e-6, atol=1e-7)
 
 
@@ -82,28 +82,28 @@ def assert_same_run(one, several):
     for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(several.state), strict=True):
         a, b = (jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in (a, b))
         np.testing.assert_allclose(a, b, **ROUNDING)
-    for mine, other in zip(scalars(one), scalars(several), strict=True):
-        assert mine == pytest.approx(other, rel=ROUNDING["rtol"], abs=ROUNDING["atol"])
+    for line, other in zip(scalars(one), scalars(several), strict=True):
+        assert line == pytest.approx(other, rel=ROUNDING["rtol"], abs=ROUNDING["atol"])
     for name in ("train/loss", "train/lr", "train/grad_norm"):
-        mine, other = (run.message_hub.get_scalar(name).data[0] for run in (one, several))
-        np.testing.assert_allclose(mine, other, **ROUNDING)
+        history, other = (run.message_hub.get_scalar(name).data[0] for run in (one, several))
+        np.testing.assert_allclose(history, other, **ROUNDING)
     assert one.message_hub.get_scalar("train/time").updates == several.message_hub.get_scalar("train/time").updates
     assert sorted(p.name for p in pathlib.Path(one.work_dir).glob("iter_*")) == sorted(
         p.name for p in pathlib.Path(several.work_dir).glob("iter_*")
     )
 
 
-def traces(runner):
+def count_traces(runner):
     programs = runner.programs
     return programs.chunk.traces, programs.update.traces, programs.accumulate.traces
 
 
 @pytest.mark.parametrize("by_epoch", [True, False])
-def test_parameters_logs_and_checkpoints_are_those_of_one_by_one(train, by_epoch):
+def test_parameters_logs_and_checkpoints_are_those_of_single_steps(train, by_epoch):
     one, four = train(1, by_epoch), train(4, by_epoch)
     assert_same_run(one, four)
-    assert traces(four) == (1, 1, 0)  # what does not fill a chunk runs as single steps
-    assert traces(one) == (0, 1, 0)
+    assert count_traces(four) == (1, 1, 0)  # remaining steps run as single steps
+    assert count_traces(one) == (0, 1, 0)
 
 
 def test_gradients_accumulate_over_calls(train):
@@ -113,7 +113,7 @@ def test_gradients_accumulate_over_calls(train):
     one, five = train(1, optim_wrapper=wrapper), train(5, optim_wrapper=wrapper)
     assert_same_run(one, five)
     assert five.message_hub.get_scalar("train/grad_norm").updates == 8  # of 24 iterations those that update
-    assert traces(five) == (1, 1, 1)  # chunks of 5 in epochs of 8 iterations, whose ends are single steps
+    assert count_traces(five) == (1, 1, 1)  # chunks of 5 in epochs of 8 iterations, whose ends are single steps
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_several_devices(train, parallel):
     assert_same_run(one, four)
 
 
-class Every(Hook):
-    """Notes what it sees at each of its stages."""
+class EachStep(Hook):
+    """Record the arguments of its stages."""
 
     def __init__(self):
         self.seen = []
@@ -145,23 +145,23 @@ class Every(Hook):
         self.seen.append(("after", runner.iter, batch_idx, x, float(outputs["loss"]), int(runner.state.step)))
 
 
-class Third(Every):
-    """The same at every third iteration."""
+class EachThirdStep(EachStep):
+    """Record every third iteration."""
 
     def next_step(self, runner, step):
         return self.next_multiple(3, step)
 
 
 def test_a_hook_sees_the_same_at_every_iteration(train):
-    hooks = Every(), Every()
+    hooks = EachStep(), EachStep()
     one, four = (train(n, custom_hooks=[hook]) for n, hook in zip((1, 4), hooks, strict=True))
     assert_same_run(one, four)
     assert hooks[0].seen == hooks[1].seen
     assert len(hooks[0].seen) == 48
 
 
-def test_a_hook_that_says_when_it_is_due_is_called_only_then_and_cuts_there(train, monkeypatch):
-    hooks = Third(), Third()
+def test_a_hook_with_next_step_is_called_only_at_these_steps_and_ends_chunks_there(train, monkeypatch):
+    hooks = EachThirdStep(), EachThirdStep()
     runs = []
     for steps, hook in zip((1, 8), hooks, strict=True):
         runs.append(train(steps, custom_hooks=[hook], default_hooks=dict(checkpoint=None, logger=None)))
@@ -169,7 +169,7 @@ def test_a_hook_that_says_when_it_is_due_is_called_only_then_and_cuts_there(trai
     assert [iteration for when, iteration, *_ in hooks[1].seen if when == "after"] == [2, 5, 8, 11, 14, 17, 20, 23]
 
 
-def test_chunks_are_whole_and_other_iterations_single_steps(train, monkeypatch):
+def test_chunks_are_complete_and_other_iterations_are_single_steps(train, monkeypatch):
     calls = []
 
     class Watch(Hook):
@@ -190,8 +190,8 @@ def test_chunks_are_whole_and_other_iterations_single_steps(train, monkeypatch):
     assert calls == [6, 1, 6, 1, 6, 1, 1, 1, 1]  # a validation after each 7
 
 
-def test_a_smaller_last_batch_has_a_call_of_its_own(train):
-    loader = dict(batch_size=4, dataset=samples(30), drop_last=False)
+def test_a_smaller_last_batch_runs_as_a_single_step(train):
+    loader = dict(batch_size=4, dataset=make_dataset(30), drop_last=False)
     one, four = train(1, train_dataloader=loader), train(4, train_dataloader=loader)
     assert_same_run(one, four)
 
@@ -203,35 +203,35 @@ def test_a_chunk_that_another_batch_cuts_short_compiles_nothing(train):
         4, by_epoch=False, train_dataloader=[batch, batch, other, *[batch] * 8], default_hooks=dict(checkpoint=None),
         train_cfg=dict(by_epoch=False, max_iters=11, val_interval=99, steps_per_call=4, on_recompile="warn"),
     )  # fmt: skip
-    assert traces(runner) == (1, 2, 0)
+    assert count_traces(runner) == (1, 2, 0)
 
 
-def test_a_resumed_run_goes_on_in_the_middle_of_what_was_a_call(train, make_runner):
-    whole, start = train(4), train(1)
+def test_a_run_can_be_resumed_in_the_middle_of_a_chunk(train, make_runner):
+    uninterrupted, start = train(4), train(1)
     resumed = train(3, resume=str(pathlib.Path(start.work_dir) / "iter_10"))
-    for a, b in zip(jax.tree.leaves(whole.state.params), jax.tree.leaves(resumed.state.params), strict=True):
+    for a, b in zip(jax.tree.leaves(uninterrupted.state.params), jax.tree.leaves(resumed.state.params), strict=True):
         np.testing.assert_allclose(a, b, **ROUNDING)
 
 
-def test_hooks_that_keep_chunks_at_one_step_are_named_once(train):
+def test_hooks_that_limit_chunks_to_one_step_are_named_once(train):
     # one chunk of 4; EmptyCacheHook collects garbage after each iteration, slowly in a process of many tests
     runner = train(
         4,
-        custom_hooks=[Every(), dict(type="EmptyCacheHook", after_iter=True)],
+        custom_hooks=[EachStep(), dict(type="EmptyCacheHook", after_iter=True)],
         train_cfg=dict(by_epoch=False, max_iters=4, steps_per_call=4),
     )
     log = next(pathlib.Path(runner.log_dir).glob("*.log")).read_text()
-    assert log.count("steps_per_call=4 has no effect: Every, EmptyCacheHook may act at each step") == 1
-    assert traces(runner) == (0, 1, 0)
+    assert log.count("steps_per_call=4 has no effect: EachStep, EmptyCacheHook may act at each step") == 1
+    assert count_traces(runner) == (0, 1, 0)
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, True, "many"])
-def test_another_number_of_steps_is_refused(make_runner, value):
+def test_an_invalid_number_of_steps_is_refused(make_runner, value):
     with pytest.raises((TypeError, ValueError), match="steps_per_call` must be"):
         make_runner(train_cfg=dict(by_epoch=True, max_epochs=1, steps_per_call=value)).train()
 
 
-def test_convolutions_are_run_one_by_one_on_a_cpu(train):
+def test_convolutions_run_as_single_steps_on_a_cpu(train):
     def predict(params, batch):
         image = batch["x"].reshape(-1, 2, 1)
         return jax.lax.conv_general_dilated(image, params["w"], (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))

@@ -19,7 +19,7 @@ print(jax.config.jax_compilation_cache_dir, *cache_counts())
 """
 
 
-def start(tmp_path, **more):
+def run_script(tmp_path, **more):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_COMP", "JAX_ENABLE_COMP"))}
     environment |= {"XDG_CACHE_HOME": str(tmp_path), **more}
     out = subprocess.run(
@@ -29,23 +29,25 @@ def start(tmp_path, **more):
     return directory, int(hits), int(misses)
 
 
-def test_the_second_start_finds_what_the_first_compiled(tmp_path):
-    directory, hits, misses = start(tmp_path)
+def test_the_second_start_reuses_the_programs_of_the_first(tmp_path):
+    directory, hits, misses = run_script(tmp_path)
     assert directory == str(tmp_path / "jengine" / "jax")
     assert hits == 0
     assert misses > 0
-    assert start(tmp_path) == (directory, misses, 0)
+    assert run_script(tmp_path) == (directory, misses, 0)
 
 
 @pytest.mark.parametrize(
     ("variable", "value", "expected"),
     [("JAX_COMPILATION_CACHE_DIR", "elsewhere", "elsewhere"), ("JAX_ENABLE_COMPILATION_CACHE", "false", "None")],
 )
-def test_jax_is_told_otherwise(tmp_path, variable, value, expected):
-    assert start(tmp_path, **{variable: str(tmp_path / value) if value == "elsewhere" else value})[0].endswith(expected)
+def test_environment_variables_of_jax_take_precedence(tmp_path, variable, value, expected):
+    assert run_script(tmp_path, **{variable: str(tmp_path / value) if value == "elsewhere" else value})[0].endswith(
+        expected
+    )
 
 
-def test_a_directory_that_is_set_is_left():
+def test_a_configured_directory_is_kept():
     before = jax.config.jax_compilation_cache_dir
     use_compilation_cache()
     assert jax.config.jax_compilation_cache_dir == before

@@ -16,7 +16,7 @@ EMA = dict(type="EMAHook", momentum=0.2)
 
 
 def model_with_state(dtype=jnp.float32):
-    """A linear model in which everything that must be restored shows: noise in the loss, and a running mean."""
+    """Return a linear model whose results depend on everything to restore: noise in the loss, and a running mean."""
 
     def predict(params, model_state, batch):
         return batch["x"] @ params["w"].astype(jnp.float32) + model_state["mean"]
@@ -31,7 +31,7 @@ def model_with_state(dtype=jnp.float32):
 
 
 class Watch(Hook):
-    """Keeps what the average was after each iteration, and ends the run before iteration `stop`, as a kill would."""
+    """Record the average after each iteration, and end the run before iteration `stop`, like a kill."""
 
     priority = "LOW"
 
@@ -55,7 +55,7 @@ def bits(tree):
     }
 
 
-def own(state):
+def ema_state(state):
     return state.hook_state["EMAHook"]
 
 
@@ -89,7 +89,7 @@ def test_training_has_the_same_bits_with_and_without_the_average(make_runner, tm
     assert validations[0] != validations[1]
 
 
-def test_the_average_follows_its_formula_and_begins_without_a_new_trace(make_runner):
+def test_the_average_has_the_values_of_its_formula_and_begins_without_a_new_trace(make_runner):
     watch = Watch()
     runner = make_runner(model=model_with_state(), custom_hooks=[{**EMA, "begin_iter": 3}, watch])
     state = runner.train()
@@ -97,11 +97,11 @@ def test_the_average_follows_its_formula_and_begins_without_a_new_trace(make_run
     for params in watch.params[3:]:
         expected.append(0.8 * expected[-1] + 0.2 * params)
     np.testing.assert_allclose(watch.averages, expected, rtol=1e-5)
-    assert own(state).steps == 6  # of 8 iterations, from the third on
+    assert ema_state(state).steps == 6  # of 8 iterations, from the third on
     assert runner.programs.update.traces == 1
 
 
-def test_validation_and_test_read_the_averages_and_leave_the_state_alone(make_runner):
+def test_validation_and_test_use_the_averages_without_changing_the_state(make_runner):
     x = np.ones((4, 2), np.float32)
     runner = make_runner(
         model=model_with_state(), custom_hooks=[{**EMA, "evaluate_on_origin": True}],
@@ -112,7 +112,9 @@ def test_validation_and_test_read_the_averages_and_leave_the_state_alone(make_ru
     before = bits(state)
     metrics = runner.test()
     # the prediction for (1, 1): both weights and the running mean, which is the newest and not averaged
-    assert metrics["loss"] == pytest.approx(float(own(state).params["w"].sum() + state.model_state["mean"]), rel=1e-6)
+    assert metrics["loss"] == pytest.approx(
+        float(ema_state(state).params["w"].sum() + state.model_state["mean"]), rel=1e-6
+    )
     assert metrics["loss_origin"] == pytest.approx(float(state.params["w"].sum() + state.model_state["mean"]), rel=1e-6)
     assert metrics["loss"] != metrics["loss_origin"]
     assert runner.val() == runner.validations[-2][2]
@@ -122,8 +124,8 @@ def test_validation_and_test_read_the_averages_and_leave_the_state_alone(make_ru
 def test_a_checkpoint_has_the_averages_as_its_parameters(make_runner, tmp_path):
     state = make_runner(**arguments({**EMA, "update_buffers": True})).train()
     saved = checkpoint.load(tmp_path / "run")
-    assert bits(saved.params) == bits(own(state).params)
-    assert bits(saved.state["model_state"]) == bits(own(state).model_state)
+    assert bits(saved.params) == bits(ema_state(state).params)
+    assert bits(saved.state["model_state"]) == bits(ema_state(state).model_state)
     raw = saved.state["hook_state"]["EMAHook"]
     assert bits(raw["params"]) == bits(state.params)
     assert bits(raw["model_state"]) == bits(state.model_state)
@@ -138,7 +140,7 @@ def test_a_checkpoint_has_the_averages_as_its_parameters(make_runner, tmp_path):
     ("ema", "changes", "stop"),
     [
         (dict(), dict(), 9),
-        (dict(begin_iter=10, update_buffers=True), dict(), 9),  # killed before it begins
+        (dict(begin_iter=10, update_buffers=True), dict(), 9),  # killed before averaging begins
         (dict(begin_iter=5), dict(model=model_with_state(jnp.bfloat16)), 13),  # with averages in float32
         (dict(ema_type="CosineEMA", momentum=0.3), dict(), 13),
         (dict(count_by="iter"), dict(accumulate=3), 11),
@@ -161,22 +163,22 @@ def test_a_resumed_run_ends_with_the_same_bits(make_runner, tmp_path, ema, chang
 
 
 @pytest.mark.full_optimization
-def test_without_the_hook_a_resumed_run_goes_on_from_the_raw_weights(make_runner, tmp_path, caplog):
+def test_without_the_hook_a_resumed_run_continues_from_the_raw_weights(make_runner, tmp_path, caplog):
     expected = make_runner(work_dir=tmp_path / "plain", **arguments()).train()
     make_runner(**arguments({**EMA, "update_buffers": True}, train_cfg=dict(max_epochs=2))).train()
     runner = make_runner(**arguments(), resume=True)
     assert bits(runner.train()) == bits(expected)
-    assert log(runner).count("has a state of EMAHook, which is not a hook of this run") == 1
+    assert read_log(runner).count("has a state of EMAHook, which is not a hook of this run") == 1
 
 
 @pytest.mark.full_optimization
-def test_a_checkpoint_without_an_average_gives_it_its_weights(make_runner, tmp_path):
+def test_without_an_average_in_the_checkpoint_it_starts_from_the_weights(make_runner, tmp_path):
     first = make_runner(**arguments(train_cfg=dict(max_epochs=2))).train()
     watch = Watch()
     runner = make_runner(**arguments(EMA, watch), resume=True)
     state = runner.train()
-    assert log(runner).count("has no state of EMAHook, which starts from the weights of the checkpoint") == 1
-    assert own(state).steps == 8  # counted from the resume on
+    assert read_log(runner).count("has no state of EMAHook, which starts from the weights of the checkpoint") == 1
+    assert ema_state(state).steps == 8  # counted from the resume on
     np.testing.assert_array_equal(watch.averages[0], watch.params[0])  # the first of them is a copy
     plain = make_runner(work_dir=tmp_path / "plain", **arguments()).train()
     assert bits(state.replace(hook_state={})) == bits(plain)
@@ -186,11 +188,11 @@ def test_a_checkpoint_without_an_average_gives_it_its_weights(make_runner, tmp_p
 def test_strict_load_refuses_to_resume_without_an_average(make_runner):
     make_runner(**arguments(train_cfg=dict(max_epochs=1))).train()
     runner = make_runner(**arguments({**EMA, "strict_load": True}), resume=True)
-    with pytest.raises(ValueError, match="the checkpoint holds no average, and EMAHook has strict_load=True"):
+    with pytest.raises(ValueError, match="the checkpoint must have an average with strict_load=True"):
         runner.train()
 
 
-def test_other_buffers_than_the_checkpoint_has_are_an_error_that_names_them(make_runner):
+def test_buffers_missing_in_the_checkpoint_are_an_error_that_names_them(make_runner):
     make_runner(**arguments(EMA, train_cfg=dict(max_epochs=1))).train()
     runner = make_runner(**arguments({**EMA, "update_buffers": True}), resume=True)
     with pytest.raises(checkpoint.CheckpointMismatchError, match=r"missing +hook_state\.EMAHook\.model_state\.mean"):
@@ -198,7 +200,7 @@ def test_other_buffers_than_the_checkpoint_has_are_an_error_that_names_them(make
 
 
 class Start(Hook):
-    """Keeps the state that training starts from."""
+    """Record the initial state of training."""
 
     def before_train(self, runner):
         self.state = jax.tree.map(jnp.copy, runner.state)
@@ -215,13 +217,13 @@ def test_loading_weights_starts_both_from_the_averages(make_runner, tmp_path, dt
     runner.train()
     assert start.iter == 0
     assert start.state.params["w"].dtype == dtype
-    np.testing.assert_array_equal(start.state.params["w"], own(trained).params["w"].astype(dtype))
-    np.testing.assert_array_equal(own(start.state).params["w"], start.state.params["w"].astype(jnp.float32))
-    assert own(start.state).steps == 0
-    assert "Loaded the averaged weights" in log(runner)
+    np.testing.assert_array_equal(start.state.params["w"], ema_state(trained).params["w"].astype(dtype))
+    np.testing.assert_array_equal(ema_state(start.state).params["w"], start.state.params["w"].astype(jnp.float32))
+    assert ema_state(start.state).steps == 0
+    assert "Loaded the averaged weights" in read_log(runner)
 
 
-def test_a_test_in_another_process_gives_what_validation_gave(make_runner, tmp_path):
+def test_a_later_run_evaluates_to_the_same_metrics(make_runner, tmp_path):
     trained = make_runner(**arguments(EMA))
     trained.train()
     runner = make_runner(work_dir=tmp_path / "test", **arguments(EMA), load_from=tmp_path / "run")
@@ -240,8 +242,8 @@ def test_early_stopping_ends_a_run_and_a_resumed_one_at_the_same_epoch(make_runn
     runner = make_runner(**arguments(stopping, **changes), resume=True)
     runner.train()
     assert runner.epoch == 4
-    assert "did not improve in the last 3 validations" in log(runner)
+    assert "did not improve in the last 3 validations" in read_log(runner)
 
 
-def log(runner):
+def read_log(runner):
     return pathlib.Path(runner.log_dir, f"{runner.timestamp}.log").read_text()

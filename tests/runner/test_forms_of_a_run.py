@@ -20,12 +20,12 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-def log_of(runner):
+def read_log(runner):
     with open(f"{runner.log_dir}/{runner.timestamp}.log") as file:
         return file.read()
 
 
-def test_a_run_warns_once_of_another_form_and_trains_on_with_it(make_runner):
+def test_a_run_warns_once_about_another_structure_and_continues(make_runner):
     runner = make_runner(
         train_dataloader=[batch(), Renamed(batch()), batch(), Renamed(batch())],
         train_cfg=dict(max_epochs=2, on_recompile="warn"),
@@ -34,34 +34,36 @@ def test_a_run_warns_once_of_another_form_and_trains_on_with_it(make_runner):
     runner.train()
     assert runner.iter == 8
     assert runner.programs.update.traces == 2
-    log = log_of(runner)
-    assert log.count("the training step is compiled again, since its arguments changed") == 1
+    log = read_log(runner)
+    assert log.count("the training step is compiled again, because its arguments changed") == 1
     # the padded batches of a validation are dicts again
     assert log.count("the step of the validation is compiled again") == 0
     assert "  batch: was a dict, is a Renamed" in log
 
 
-def test_a_run_that_is_to_raise_stops_before_the_compile(make_runner):
+def test_a_run_with_on_recompile_raise_stops_before_compiling(make_runner):
     batches = [batch(), Renamed(batch())]
     with pytest.raises(RecompilationError, match="batch: was a dict, is a Renamed"):
         make_runner(train_dataloader=batches, train_cfg=dict(max_epochs=1, on_recompile="raise")).train()
-    with pytest.raises(ValueError, match="on_recompile` must be 'warn' or 'raise' or None, got 'Warn'; did you mean 'warn'"):
+    with pytest.raises(
+        ValueError, match="on_recompile` must be 'warn' or 'raise' or None, got 'Warn'; did you mean 'warn'"
+    ):
         make_runner(train_cfg=dict(max_epochs=1, on_recompile="Warn")).train()
 
 
 def test_training_and_validation_are_compiled_once_each(make_runner, monkeypatch):
-    looks = []
-    monkeypatch.setattr(RecompilationGuard, "check_shardings", lambda self, *args: looks.append(self._name))
+    checks = []
+    monkeypatch.setattr(RecompilationGuard, "check_shardings", lambda self, *args: checks.append(self._name))
     make_runner(train_cfg=dict(max_epochs=3)).train()
-    assert looks == ["the training step", "the step of the validation"]  # it looks where something was compiled
+    assert checks == ["the training step", "the step of the validation"]  # only where something was compiled
 
 
-def test_every_compile_counts_as_such_in_the_account_of_time(make_runner, monkeypatch):
+def test_every_compilation_is_attributed_to_the_phase_compile(make_runner, monkeypatch):
     runner = make_runner(
         train_dataloader=[batch(), Renamed(batch())], train_cfg=dict(max_epochs=3, on_recompile="warn"), val_dataloader=None,
         val_cfg=None, val_evaluator=None,
     )  # fmt: skip
-    parts = []
-    monkeypatch.setattr(runner.phase_timer, "relabel", parts.append)
+    phases = []
+    monkeypatch.setattr(runner.phase_timer, "relabel", phases.append)
     runner.train()
-    assert parts == ["compile", "compile"]
+    assert phases == ["compile", "compile"]

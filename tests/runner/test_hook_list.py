@@ -1,4 +1,4 @@
-"""When hooks are called at the two stages of a training iteration, and which chunks of steps they allow."""
+"""Test when hooks are called at the two stages of a training iteration, and which chunks of steps they allow."""
 
 import math
 import types
@@ -32,7 +32,7 @@ def runner_at(iteration, by_epoch=True):
 
 @pytest.mark.parametrize("n", [1, 3, 7])
 @pytest.mark.parametrize("begin", [0, 2, 5, 20])
-def test_the_next_of_every_n_is_the_first_that_is_one(n, begin):
+def test_next_multiple_is_the_first_step_that_is_due(n, begin):
     hook = Hook()
     for start in range(40):
         due = (i for i in range(start, 200) if hook.every_n_train_iters(runner_at(i), n, begin))
@@ -40,8 +40,8 @@ def test_the_next_of_every_n_is_the_first_that_is_one(n, begin):
     assert hook.next_multiple(-1, 3) == math.inf
 
 
-# What the hooks do is asked of their own conditions, iteration by iteration.
-WORKS = {
+# The hooks, and whether each acts after iteration i.
+CONDITIONS = {
     "checkpoint": (
         CheckpointHook(interval=6, by_epoch=False, save_begin=3),
         lambda i: (i + 1 >= 3 and (i + 1 - 3) % 6 == 0) or i + 1 == LENGTH * EPOCHS,
@@ -55,23 +55,23 @@ WORKS = {
 }
 
 
-@pytest.mark.parametrize("name", WORKS)
-def test_a_hook_is_due_when_it_has_work(name):
-    hook, works = WORKS[name]
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_next_step_is_the_next_step_at_which_a_hook_acts(name):
+    hook, acts = CONDITIONS[name]
     for start in range(LENGTH * EPOCHS):
         end = (start // LENGTH + 1) * LENGTH
-        due = next((i for i in range(start, end) if works(i)), math.inf)
+        due = next((i for i in range(start, end) if acts(i)), math.inf)
         returned = hook.next_step(runner_at(start), start)
         assert returned == due or (due == math.inf and returned >= end)
 
 
-def test_precise_statistics_are_due_in_an_iteration_loop_alone():
+def test_precise_statistics_are_due_only_in_an_iteration_loop():
     hook = PreciseBNHook(num_samples=8, interval=3)
     assert hook.next_step(runner_at(0), 0) == math.inf
     assert hook.next_step(runner_at(0, by_epoch=False), 0) == 2
 
 
-def test_a_profiler_is_due_at_what_it_traces():
+def test_a_profiler_is_due_at_the_steps_that_it_traces():
     hook = ProfilerHook(by_epoch=False, profile_times=3)
     assert [hook.next_step(runner_at(i), i) for i in range(5)] == [0, 1, 2, math.inf, math.inf]
     hook = ProfilerHook(by_epoch=False, schedule=dict(wait=2, warmup=1, active=2, repeat=2))
@@ -80,7 +80,7 @@ def test_a_profiler_is_due_at_what_it_traces():
 
 
 class Recording(Hook):
-    """Acts after each `n`-th step and records its calls."""
+    """Act after each `n`-th step and record the calls."""
 
     def __init__(self, n):
         self.n = n
@@ -94,7 +94,7 @@ class Recording(Hook):
 
 
 class EachStep(Hook):
-    """Does not define when it acts."""
+    """Act at each step, by default."""
 
     def __init__(self):
         self.calls = []
@@ -104,19 +104,19 @@ class EachStep(Hook):
 
 
 class Ahead(EachStep):
-    """Sets hyperparameters."""
+    """Run ahead of a chunk."""
 
     runs_ahead = True
 
 
 class PerChunk(EachStep):
-    """Consumes metrics."""
+    """Consume the metrics of a chunk."""
 
     def after_train_chunk(self, runner, batch_idx, data_batch, metrics):
         self.calls.append(("chunk", runner.iter, metrics.num_steps))
 
 
-def made(*hooks):
+def make_hook_list(*hooks):
     hook_list = HookList()
     for hook in hooks:
         hook_list.register(hook)
@@ -125,7 +125,7 @@ def made(*hooks):
 
 def test_a_hook_is_called_at_the_steps_that_it_returns():
     each, third, ahead, per_chunk = EachStep(), Recording(3), Ahead(), PerChunk()
-    hooks, runner = made(each, third, ahead, per_chunk), runner_at(0)
+    hooks, runner = make_hook_list(each, third, ahead, per_chunk), runner_at(0)
     for runner.iter in range(9):
         hooks.call(runner, "after_train_iter", dict(batch_idx=runner.iter))
     assert each.calls == ahead.calls == per_chunk.calls == list(range(9))
@@ -134,7 +134,7 @@ def test_a_hook_is_called_at_the_steps_that_it_returns():
 
 def test_within_a_chunk_only_hooks_that_run_ahead_are_called():
     third, ahead, per_chunk = Recording(3), Ahead(), PerChunk()
-    hooks = made(third, ahead, per_chunk)
+    hooks = make_hook_list(third, ahead, per_chunk)
     hooks.call_ahead(runner_at(2), "after_train_iter", batch_idx=2)
     assert (third.calls, ahead.calls, per_chunk.calls) == ([], [2], [])
 
@@ -143,27 +143,27 @@ def test_after_a_chunk_each_kind_of_hook_is_called_once():
     third, fourth, ahead, per_chunk = Recording(3), Recording(4), Ahead(), PerChunk()
     metrics = ChunkMetrics({"loss": np.array([1.0, 2.0, 3.0]), "norm": np.array([4.0, 5.0, np.nan])},
                            is_update=np.array([True, True, False]), update_only=("norm",))  # fmt: skip
-    made(third, fourth, ahead, per_chunk).call_after_chunk(runner_at(5), 5, {}, metrics)
+    make_hook_list(third, fourth, ahead, per_chunk).call_after_chunk(runner_at(5), 5, {}, metrics)
     assert third.calls == [(5, {"loss": 3.0})]  # the last step did not update, so that it reports no norm
     assert (fourth.calls, ahead.calls, per_chunk.calls) == ([], [5], [("chunk", 5, 3)])
 
 
 def test_a_hook_whose_steps_change_is_called_at_the_new_ones():
     third = Recording(3)
-    hooks = made(third)
+    hooks = make_hook_list(third)
     hooks.call(runner_at(0), "after_train_iter", dict(batch_idx=0))
     third.n = 1
     hooks.call(runner_at(1), "after_train_iter", dict(batch_idx=1))
     assert [step for step, _ in third.calls] == [1]
 
 
-def test_a_chunk_ends_at_a_hook_that_acts_after_a_step_and_starts_at_one_that_acts_before():
-    hooks = made(Recording(3), Recording(4))
-    assert [hooks.allow_chunk(runner_at(0), size) for size in (2, 3, 4)] == [True, True, False]
-    assert made(PerChunk(), Ahead()).allow_chunk(runner_at(4), 100)
-    assert made(Recording(6), Ahead()).allow_chunk(runner_at(0), 6)
-    assert not made(EachStep()).allow_chunk(runner_at(0), 2)
-    assert made().allow_chunk(runner_at(5), 9)
+def test_a_chunk_ends_where_a_hook_acts_after_a_step_and_starts_where_one_acts_before():
+    hooks = make_hook_list(Recording(3), Recording(4))
+    assert [hooks.allows_chunk(runner_at(0), size) for size in (2, 3, 4)] == [True, True, False]
+    assert make_hook_list(PerChunk(), Ahead()).allows_chunk(runner_at(4), 100)
+    assert make_hook_list(Recording(6), Ahead()).allows_chunk(runner_at(0), 6)
+    assert not make_hook_list(EachStep()).allows_chunk(runner_at(0), 2)
+    assert make_hook_list().allows_chunk(runner_at(5), 9)
 
     class Before(Hook):
         def next_step(self, runner, step):
@@ -172,11 +172,14 @@ def test_a_chunk_ends_at_a_hook_that_acts_after_a_step_and_starts_at_one_that_ac
         def before_train_iter(self, runner, batch_idx, data_batch=None):
             pass
 
-    assert made(Before()).allow_chunk(runner_at(0), 4)
-    assert not made(Before()).allow_chunk(runner_at(0), 5)  # step 4 has to be the first of a chunk
-    assert made(Before()).allow_chunk(runner_at(4), 5)
+    assert make_hook_list(Before()).allows_chunk(runner_at(0), 4)
+    assert not make_hook_list(Before()).allows_chunk(runner_at(0), 5)  # step 4 has to be the first of a chunk
+    assert make_hook_list(Before()).allows_chunk(runner_at(4), 5)
 
 
-def test_hooks_that_prevent_chunks_are_returned():
+def test_hooks_that_limit_chunks_to_one_step_are_listed():
     each, first = EachStep(), Recording(1)
-    assert made(each, Recording(2), PerChunk(), Ahead(), first).prevent_chunks(runner_at(0)) == [each, first]
+    assert make_hook_list(each, Recording(2), PerChunk(), Ahead(), first).list_chunk_blockers(runner_at(0)) == [
+        each,
+        first,
+    ]

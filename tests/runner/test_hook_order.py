@@ -20,8 +20,8 @@ HOOKS = [
 ]
 
 
-def test_twenty_hooks_run_in_the_order_that_is_written_down(make_runner):
+def test_twenty_hooks_run_in_the_recorded_order(make_runner):
     runner = make_runner(default_hooks=None, custom_hooks=HOOKS)
     assert len(runner.hooks) == 20
-    found = "\n".join(line.rstrip() for line in runner.get_hooks_info().splitlines()) + "\n"
-    assert found == GOLDEN.read_text()
+    order = "\n".join(line.rstrip() for line in runner.get_hooks_info().splitlines()) + "\n"
+    assert order == GOLDEN.read_text()

@@ -12,8 +12,8 @@ DEFAULTS = [
 ]
 
 
-def recorder(calls):
-    """A hook that overrides all stages and notes each call."""
+def make_recorder(calls):
+    """Return a hook that defines all stages and records each call."""
 
     def make(stage):
         def method(self, runner, **arguments):
@@ -24,44 +24,44 @@ def recorder(calls):
     return type("Recorder", (Hook,), {stage: make(stage) for stage in Hook.stages})()
 
 
-def names(runner):
+def list_names(runner):
     return [type(hook).__name__ for hook in runner.hooks]
 
 
 def test_the_stages_of_a_run_in_order(make_runner):
     calls = []
-    make_runner(custom_hooks=[recorder(calls)]).train()
+    make_runner(custom_hooks=[make_recorder(calls)]).train()
     val = ["before_val", "before_val_epoch", *["before_val_iter", "after_val_iter"] * 2, "after_val_epoch", "after_val"]
     epoch = ["before_train_epoch", *["before_train_iter", "after_train_iter"] * 4, "after_train_epoch"]
     assert calls == ["before_run", "before_train", *(epoch + val) * 2, "after_train", "after_run"]
 
 
-def test_saving_and_loading_have_their_stages(make_runner, tmp_path):
+def test_the_stages_of_saving_and_loading(make_runner, tmp_path):
     calls = []
-    make_runner(default_hooks=dict(logger=None), custom_hooks=[recorder(calls)], val_dataloader=None, val_cfg=None,
+    make_runner(default_hooks=dict(logger=None), custom_hooks=[make_recorder(calls)], val_dataloader=None, val_cfg=None,
                 val_evaluator=None).train()  # fmt: skip
     assert calls.count("before_save_checkpoint") == 2
     at = calls.index("before_save_checkpoint")
     assert calls[at - 1 : at + 2] == ["after_train_epoch", "before_save_checkpoint", "before_train_epoch"]
     calls.clear()
-    make_runner(work_dir=tmp_path / "second", custom_hooks=[recorder(calls)], load_from=tmp_path / "run").val()
+    make_runner(work_dir=tmp_path / "second", custom_hooks=[make_recorder(calls)], load_from=tmp_path / "run").val()
     assert calls[:2] == ["before_run", "after_load_checkpoint"]
 
 
 def test_an_unregistered_hook_is_not_called(make_runner):
     calls = []
-    recorder(calls)
+    make_recorder(calls)
     make_runner(train_cfg=dict(max_epochs=1)).train()
     assert calls == []
 
 
-def test_hooks_are_there_before_training(make_runner):
-    assert names(make_runner(default_hooks=None)) == DEFAULTS
+def test_hooks_are_built_before_training(make_runner):
+    assert list_names(make_runner(default_hooks=None)) == DEFAULTS
 
 
-def test_default_hooks_are_taken_away_replaced_and_added_by_name(make_runner):
+def test_default_hooks_are_removed_replaced_and_added_by_name(make_runner):
     runner = make_runner(default_hooks=dict(timer=None, logger=dict(type="LoggerHook", interval=3), mine=Hook()))
-    assert names(runner) == ["RuntimeInfoHook", "DistSamplerSeedHook", "Hook", *DEFAULTS[3:]]
+    assert list_names(runner) == ["RuntimeInfoHook", "DistSamplerSeedHook", "Hook", *DEFAULTS[3:]]
     assert runner.hooks[3].interval == 3
     with pytest.raises(ValueError, match="got 'tmier'") as error:
         make_runner(default_hooks=dict(tmier=None))
@@ -73,11 +73,18 @@ def test_custom_hooks_follow_the_defaults_of_their_priority(make_runner):
         pass
 
     runner = make_runner(default_hooks=None, custom_hooks=[First(), dict(type=First, priority="VERY_HIGH")])
-    assert names(runner) == ["RuntimeInfoHook", "First", "IterTimerHook", "DistSamplerSeedHook", "First", *DEFAULTS[3:]]
+    assert list_names(runner) == [
+        "RuntimeInfoHook",
+        "First",
+        "IterTimerHook",
+        "DistSamplerSeedHook",
+        "First",
+        *DEFAULTS[3:],
+    ]
 
 
 def test_one_custom_hook_needs_no_list(make_runner):
-    assert names(make_runner(custom_hooks=dict(type="IterTimerHook"))).count("IterTimerHook") == 2
+    assert list_names(make_runner(custom_hooks=dict(type="IterTimerHook"))).count("IterTimerHook") == 2
 
 
 def test_the_hook_table_lists_the_defaults_in_order(make_runner):
@@ -91,20 +98,20 @@ def test_the_hook_table_lists_the_defaults_in_order(make_runner):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message", "place"),
+    ("changes", "error", "message", "path"),
     [
         (dict(custom_hooks=[dict(type="ChekpointHook")]), KeyError, "did you mean 'CheckpointHook'", "custom_hooks[0].type"),
-        (dict(custom_hooks=[dict(type="IterTimerHook", priority=101)]), ValueError, "found 101", "custom_hooks[0]"),
+        (dict(custom_hooks=[dict(type="IterTimerHook", priority=101)]), ValueError, "got 101", "custom_hooks[0]"),
         (dict(default_hooks=dict(logger=dict(type="LoggerHook", interval=0))), ValueError, "logger.interval` must be an integer of at least 1", "default_hooks.logger"),
         (dict(default_hooks=dict(logger=dict(type="LoggerHook", interval=2.0))), TypeError, "an integer", "default_hooks.logger"),
         (dict(default_hooks=dict(timer=dict(type="IterTimerHook", blok=True))), TypeError, "did you mean 'block'", "default_hooks.timer"),
         (dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=0))), ValueError, "interval", "default_hooks.checkpoint"),
     ],
 )  # fmt: skip
-def test_a_bad_hook_is_named_with_its_place(make_runner, changes, error, message, place, tmp_path):
+def test_an_invalid_hook_is_reported_with_its_path(make_runner, changes, error, message, path, tmp_path):
     with pytest.raises(error, match=message) as caught:
         make_runner(**changes)
-    assert caught.value.__notes__ == [f"in the config at `{place}`"]
+    assert caught.value.__notes__ == [f"in the config at `{path}`"]
     assert not (tmp_path / "run").exists()
 
 

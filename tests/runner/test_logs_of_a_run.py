@@ -15,7 +15,7 @@ from jengine.train.scanned_step import ChunkMetrics
 
 
 class Spy(Hook):
-    """Copies what the message hub says at the end of every stage that it can see."""
+    """Copy the contents of the message hub at the end of each stage."""
 
     priority = "LOWEST"
 
@@ -51,7 +51,7 @@ def messages(runner, start):
     return [text for text in texts if text.startswith(start)]
 
 
-def test_the_hub_knows_the_run(make_runner):
+def test_the_hub_describes_the_run(make_runner):
     spy = Spy()
     runner = make_runner(custom_hooks=[spy])
     runner.train()
@@ -64,7 +64,7 @@ def test_the_hub_knows_the_run(make_runner):
     assert runner.message_hub.get_scalar("val/loss").current() == runner.validations[-1][2]["loss"]
 
 
-def test_val_alone_leaves_no_stage_behind(make_runner):
+def test_val_alone_removes_its_stage_from_the_hub(make_runner):
     runner = make_runner()
     runner.val()
     assert runner.message_hub.get_info("loop_stage") is None
@@ -80,7 +80,7 @@ def test_val_alone_leaves_no_stage_behind(make_runner):
         (4, 3, False, [3, 4]),
     ],
 )
-def test_when_the_log_is_due(fake_logging_runner, length, interval, ignore_last, expected):
+def test_the_iterations_that_are_logged(fake_logging_runner, length, interval, ignore_last, expected):
     hook = LoggerHook(interval=interval, ignore_last=ignore_last)
     for size in (1, 7):  # of a chunk
         runner = fake_logging_runner(length)
@@ -115,7 +115,7 @@ def fake_logging_runner():
     return make
 
 
-def test_lines_before_one_that_fails_are_written(fake_logging_runner):
+def test_lines_before_a_failing_one_are_written(fake_logging_runner):
     runner, texts = fake_logging_runner(20), []
 
     def get_log(then, batch_idx, mode):
@@ -151,7 +151,7 @@ def test_the_lines_of_a_run(make_runner):
     assert re.match(rf"Epoch\(val\) \[1\]\[2/2\]    loss: {number}  data_time: {number}  time: {number}$", val[0])
 
 
-def test_the_iteration_loop_writes_its_own_form(make_runner):
+def test_the_lines_of_an_iteration_loop(make_runner):
     runner = make_runner(
         train_cfg=dict(by_epoch=False, max_iters=10, val_interval=5),
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=4)),
@@ -171,13 +171,13 @@ def test_the_scalars_of_a_run(make_runner):
     assert set(val) == {"loss", "data_time", "time", "step"}
     assert val["step"] == 1
     assert val["loss"] == runner.validations[0][2]["loss"]
-    beside = pathlib.Path(runner.log_dir) / "vis_data" / f"{runner.timestamp}.json"
-    assert beside.read_text() == (pathlib.Path(runner.log_dir) / "vis_data" / "scalars.json").read_text()
+    copy = pathlib.Path(runner.log_dir) / "vis_data" / f"{runner.timestamp}.json"
+    assert copy.read_text() == (pathlib.Path(runner.log_dir) / "vis_data" / "scalars.json").read_text()
 
 
-def test_what_is_logged_is_the_mean_loss_and_the_current_rate(make_runner):
+def test_a_line_has_the_mean_loss_and_the_current_learning_rate(make_runner):
     class Prescribed(Hook):
-        """Losses 1 to 10, and a rate that changes at each iteration."""
+        """Set losses 1 to 10, and a learning rate that changes at each iteration."""
 
         priority = "HIGHEST"
 
@@ -259,7 +259,7 @@ def test_a_hundred_iterations_with_ten_lines_transfer_at_most_ten_times_and_neve
 
 
 class Clock:
-    """Stands still unless somebody says that time has passed."""
+    """Return a time that only tests advance."""
 
     def __init__(self):
         self.now = 0.0
@@ -268,7 +268,7 @@ class Clock:
         return self.now
 
 
-def test_the_time_of_an_iteration_holds_its_data_and_with_blocking_its_device_time(make_runner, monkeypatch):
+def test_the_time_of_an_iteration_includes_its_data_and_with_blocking_the_device(make_runner, monkeypatch):
     clock, batch = Clock(), {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
 
     class SlowData(list):
@@ -299,12 +299,12 @@ def test_the_time_of_an_iteration_holds_its_data_and_with_blocking_its_device_ti
     assert np.all(time >= data_time + 0.05 - 1e-9)
 
 
-def test_storage_backends_are_refused_with_what_to_write_instead():
+def test_storage_backends_are_refused_with_the_alternative():
     with pytest.raises(ValueError, match="a path or a URL"):
         LoggerHook(backend_args=dict(backend="petrel"))
 
 
-def test_logs_are_copied_where_they_are_wanted(make_runner, tmp_path):
+def test_logs_are_copied_to_out_dir(make_runner, tmp_path):
     runner = make_runner(
         train_cfg=dict(max_epochs=1),
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=2, out_dir=str(tmp_path / "out"))),
@@ -346,7 +346,7 @@ def test_an_error_of_a_step_loses_no_line_before_it(make_runner, steps_per_call)
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 8])
-def test_the_data_time_of_a_chunk_is_that_of_all_its_batches(make_runner, steps_per_call):
+def test_the_data_time_of_a_chunk_is_that_of_all_batches(make_runner, steps_per_call):
     batch = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
 
     class SlowData(list):
@@ -363,11 +363,11 @@ def test_the_data_time_of_a_chunk_is_that_of_all_its_batches(make_runner, steps_
         val_evaluator=None,
     )
     runner.train()
-    waited = runner.message_hub.get_scalar("train/data_time").data[0]
-    assert len(waited) == 40
-    assert waited[16:].mean() >= 0.004
-    took = runner.message_hub.get_scalar("train/time").data[0]
-    assert (waited <= took).all()
+    data_time = runner.message_hub.get_scalar("train/data_time").data[0]
+    assert len(data_time) == 40
+    assert data_time[16:].mean() >= 0.004
+    iter_time = runner.message_hub.get_scalar("train/time").data[0]
+    assert (data_time <= iter_time).all()
 
 
 def test_an_error_of_a_hook_that_runs_ahead_loses_no_line_of_an_earlier_chunk(make_runner):

@@ -7,7 +7,7 @@ from jengine.sharding import SingleDevice
 
 
 class Watch(Hook):
-    """Notes where each validation and each iteration happens."""
+    """Record each validation and each iteration."""
 
     def __init__(self):
         self.validations = []
@@ -44,10 +44,12 @@ def run(make_runner, **train_cfg):
         (dict(by_epoch=False, max_iters=3, val_begin=0), [0, 3]),
     ],
 )
-def test_validations_come_when_mmengine_has_them(make_runner, train_cfg, expected):
+def test_validations_run_at_the_same_times_as_in_mmengine(make_runner, train_cfg, expected):
     watch, runner = run(make_runner, **train_cfg)
     assert watch.validations == expected
-    assert [row[0] if runner.train_loop.by_epoch else row[1] for row in runner.validations] == expected
+    assert [
+        epoch if runner.train_loop.by_epoch else iteration for epoch, iteration, _ in runner.validations
+    ] == expected
 
 
 def test_the_epoch_loop_counts_batches_within_the_epoch(make_runner):
@@ -56,7 +58,7 @@ def test_the_epoch_loop_counts_batches_within_the_epoch(make_runner):
     assert (runner.epoch, runner.iter, runner.max_epochs, runner.max_iters) == (2, 8, 2, 8)
 
 
-def test_the_iteration_loop_runs_over_the_data_again_and_again(make_runner):
+def test_the_iteration_loop_repeats_the_data(make_runner):
     watch, runner = run(make_runner, by_epoch=False, max_iters=10)
     assert watch.iters == [(0, i, i) for i in range(10)]
     assert watch.epoch_calls == 1
@@ -74,7 +76,7 @@ def test_stop_training_ends_both_loops_after_the_validation(make_runner):
         assert runner.iter == iters
 
 
-def test_every_epoch_has_its_own_order_and_a_rerun_the_same(make_runner):
+def test_every_epoch_has_another_order_and_a_rerun_the_same(make_runner):
     class Batches(Hook):
         def __init__(self):
             self.seen = []
@@ -93,10 +95,10 @@ def test_every_epoch_has_its_own_order_and_a_rerun_the_same(make_runner):
     np.testing.assert_array_equal(orders(), (first, second))
     np.testing.assert_array_equal(orders(train_cfg=dict(by_epoch=False, max_iters=8)), (first, second))
     without, again = orders(default_hooks=dict(checkpoint=None, logger=None, sampler_seed=None))
-    np.testing.assert_array_equal(without, again)  # nobody told the data of the new epoch
+    np.testing.assert_array_equal(without, again)  # without the hook the epoch of the data does not change
 
 
-def test_training_does_what_plain_numpy_does(make_runner):
+def test_training_matches_numpy(make_runner):
     state = make_runner(train_dataloader=dict(batch_size=16, dataset=make_runner().train_dataloader.dataset)).train()
     data = make_runner().train_dataloader.dataset[np.arange(16)]
     w, b = np.zeros(2), 0.0
@@ -130,7 +132,7 @@ def test_the_last_validation_batch_is_padded_and_does_not_count(make_runner):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message", "place"),
+    ("changes", "error", "message", "path"),
     [
         (dict(train_cfg=dict(max_epochs=0)), ValueError, "at least 1, got 0", "train_cfg"),
         (dict(train_cfg=dict(max_epochs=2, val_interval=0)), ValueError, "val_interval` must be an integer of at least 1", "train_cfg"),
@@ -150,19 +152,19 @@ def test_the_last_validation_batch_is_padded_and_does_not_count(make_runner):
         (dict(param_scheduler=[dict(type="LinearLR"), dict(type="CosinLR")]), KeyError, "scheduler", "param_scheduler[1].type"),
     ],
 )  # fmt: skip
-def test_a_bad_section_is_refused_with_its_place_before_any_compile(
-    make_runner, changes, error, message, place, monkeypatch
+def test_an_invalid_section_is_refused_with_its_path_before_any_compilation(
+    make_runner, changes, error, message, path, monkeypatch
 ):
     def no_compile(*args, **kwargs):
-        raise AssertionError("the model is compiled before the config was checked")
+        pytest.fail("the model was compiled before the config was checked")
 
     monkeypatch.setattr(SingleDevice, "compile_init", no_compile)
     with pytest.raises(error, match=message) as caught:
         make_runner(**changes).train()
-    assert f"in the config at `{place}`" in caught.value.__notes__
+    assert f"in the config at `{path}`" in caught.value.__notes__
 
 
-def test_half_a_section_is_refused(make_runner, tmp_path):
+def test_an_incomplete_section_is_refused(make_runner, tmp_path):
     with pytest.raises(ConfigError, match="val sections must be complete or absent, got .* without val_evaluator"):
         make_runner(val_evaluator=None)
     with pytest.raises(ConfigError, match="`optim_wrapper` must be given with param_scheduler"):
@@ -170,7 +172,7 @@ def test_half_a_section_is_refused(make_runner, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_batch_that_changes_its_shape_stops_the_run_and_says_what_changed(make_runner):
+def test_a_batch_of_another_shape_stops_the_run_with_the_change(make_runner):
     from jengine.train import RecompilationError
 
     batches = [{"x": np.ones((n, 2), np.float32), "y": np.ones(n, np.float32)} for n in (4, 4)]

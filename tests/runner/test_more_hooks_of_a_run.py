@@ -16,7 +16,7 @@ NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
 
 
 class Watch(Hook):
-    """Keeps what the step reports."""
+    """Record the metrics of each step."""
 
     priority = "LOWEST"
 
@@ -27,7 +27,7 @@ class Watch(Hook):
         self.outputs.append({name: float(value) for name, value in outputs.items()})
 
 
-def seen_by_the_loss(*names):
+def model_reporting(*names):
     return FunctionalModel(
         init=lambda: {"w": jnp.zeros(())},
         loss=lambda params, hyperparams: {"loss": params["w"], **{name: hyperparams[name] for name in names}},
@@ -37,7 +37,7 @@ def seen_by_the_loss(*names):
 def test_the_epoch_reaches_the_loss_without_a_new_trace(make_runner):
     watch = Watch()
     runner = make_runner(
-        model=seen_by_the_loss("epoch"),
+        model=model_reporting("epoch"),
         custom_hooks=[dict(type="SetEpochInfoHook"), watch],
         train_cfg=dict(max_epochs=3),
         **NO_VAL,
@@ -50,7 +50,7 @@ def test_the_epoch_reaches_the_loss_without_a_new_trace(make_runner):
 def test_a_parameter_warms_up_without_a_new_trace(make_runner):
     watch = Watch()
     hook = dict(type="WarmupParamHook", param_name="loss_lambda", value=0.5, warmup_epochs=1.25)
-    runner = make_runner(model=seen_by_the_loss("loss_lambda"), custom_hooks=[hook, watch], **NO_VAL)
+    runner = make_runner(model=model_reporting("loss_lambda"), custom_hooks=[hook, watch], **NO_VAL)
     runner.train()
     # epochs of 4 iterations, so that the value is reached at iteration 5
     np.testing.assert_allclose(
@@ -59,13 +59,13 @@ def test_a_parameter_warms_up_without_a_new_trace(make_runner):
     assert runner.programs.update.traces == 1
 
 
-def test_a_number_of_the_optimizer_is_not_warmed_up_here(make_runner):
+def test_a_hyperparameter_of_the_optimizer_cannot_be_warmed_up(make_runner):
     hook = dict(type="WarmupParamHook", param_name="learning_rate", value=0.5, warmup_epochs=1)
     with pytest.raises(ValueError, match="hyperparameter of the optimizer, got 'learning_rate'"):
         make_runner(custom_hooks=[hook], **NO_VAL).train()
 
 
-def switching():
+def switched_loss_model():
     network = nn.Dense(1, use_bias=False, kernel_init=nn.initializers.ones)
     loss = SwitchedLoss(
         [
@@ -86,9 +86,11 @@ RECIPE = dict(
 )
 
 
-def test_loss_and_numbers_change_in_their_epochs_without_a_new_trace(make_runner):
+def test_loss_and_hyperparams_change_at_their_epochs_without_a_new_trace(make_runner):
     watch = Watch()
-    runner = make_runner(model=switching(), custom_hooks=[RECIPE, watch], train_cfg=dict(max_epochs=3), **NO_VAL)
+    runner = make_runner(
+        model=switched_loss_model(), custom_hooks=[RECIPE, watch], train_cfg=dict(max_epochs=3), **NO_VAL
+    )
     runner.train()
     assert [out["loss"] for out in watch.outputs] == [0] * 4 + [1] * 8
     assert [out["seen"] for out in watch.outputs] == [0.75] * 8 + [0.25] * 4
@@ -97,17 +99,24 @@ def test_loss_and_numbers_change_in_their_epochs_without_a_new_trace(make_runner
 
 def test_a_resumed_run_has_the_recipe_of_its_epoch(make_runner):
     saving = dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None))
-    make_runner(model=switching(), custom_hooks=[RECIPE], train_cfg=dict(max_epochs=2), **NO_VAL, **saving).train()
+    make_runner(
+        model=switched_loss_model(), custom_hooks=[RECIPE], train_cfg=dict(max_epochs=2), **NO_VAL, **saving
+    ).train()
     watch = Watch()
     again = make_runner(
-        model=switching(), custom_hooks=[RECIPE, watch], train_cfg=dict(max_epochs=3), resume=True, **NO_VAL, **saving
+        model=switched_loss_model(),
+        custom_hooks=[RECIPE, watch],
+        train_cfg=dict(max_epochs=3),
+        resume=True,
+        **NO_VAL,
+        **saving,
     )
     again.train()
     assert [(out["loss"], out["seen"]) for out in watch.outputs] == [(1, 0.25)] * 4
 
 
-def seen_batches():
-    """A model that reports the mean of what it is fed."""
+def model_reporting_batches():
+    """Return a model that reports the mean of its batch."""
     return FunctionalModel(
         init=lambda: {"w": jnp.zeros(())},
         loss=lambda params, batch: {"loss": 0 * params["w"], "seen": batch["x"].mean()},
@@ -126,7 +135,7 @@ ONES = ArrayDataset({"x": np.ones((8, 1), np.float32)})
 
 
 @pytest.mark.parametrize("num_threads", [0, 1])
-def test_pipeline_and_augmentation_change_in_their_epochs_without_a_new_trace(make_runner, num_threads):
+def test_pipeline_and_augmentation_change_at_their_epochs_without_a_new_trace(make_runner, num_threads):
     schedule = [
         dict(action_epoch=2, train_pipeline=[plus_one]),
         dict(action_epoch=3, batch_augments=ten_times, train_pipeline=None),
@@ -134,7 +143,7 @@ def test_pipeline_and_augmentation_change_in_their_epochs_without_a_new_trace(ma
     ]
     data = dict(type="TransformedDataset", dataset=ONES, pipeline=[plus_one, plus_one])
     settings = dict(
-        model=seen_batches(),
+        model=model_reporting_batches(),
         train_dataloader=dict(batch_size=4, dataset=data, num_threads=num_threads),
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None),
         **NO_VAL,
@@ -152,10 +161,10 @@ def test_pipeline_and_augmentation_change_in_their_epochs_without_a_new_trace(ma
     assert train(4, resume=True) == [1.0, 1.0]
 
 
-def test_a_pipeline_is_switched_once_and_from_the_start_of_a_run_that_is_resumed_later(make_runner):
+def test_a_pipeline_is_switched_once_and_a_later_resumed_run_starts_with_it(make_runner):
     hook = dict(type="PipelineSwitchHook", switch_epoch=1, switch_pipeline=plus_one)
     settings = dict(
-        model=seen_batches(),
+        model=model_reporting_batches(),
         train_dataloader=dict(batch_size=4, dataset=dict(type="TransformedDataset", dataset=ONES)),
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None),
         **NO_VAL,
@@ -166,7 +175,7 @@ def test_a_pipeline_is_switched_once_and_from_the_start_of_a_run_that_is_resumed
         make_runner(custom_hooks=[hook, watch], train_cfg=dict(max_epochs=epochs), resume=resume, **settings).train()
         found.append([out["seen"] for out in watch.outputs])
     assert found == [[1.0, 1.0, 2.0, 2.0], [2.0] * 4]
-    with pytest.raises(ValueError, match="the training loop counts iterations"):
+    with pytest.raises(ValueError, match="the training loop must count epochs, got one that counts iterations"):
         make_runner(custom_hooks=[hook], train_cfg=dict(by_epoch=False, max_iters=2), **settings).train()
 
 
@@ -174,7 +183,7 @@ def test_each_batch_gets_one_of_several_augmentations_or_none(make_runner):
     augments = dict(augments=[ten_times, lambda batch, rng: {"x": 0 * batch["x"]}], probs=[0.4, 0.3])
     watch = Watch()
     runner = make_runner(
-        model=seen_batches(),
+        model=model_reporting_batches(),
         train_dataloader=dict(batch_size=1, dataset=ONES),
         train_cfg=dict(max_epochs=10),
         custom_hooks=[dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=1, batch_augments=augments)]), watch],
@@ -189,8 +198,16 @@ def test_each_batch_gets_one_of_several_augmentations_or_none(make_runner):
 @pytest.mark.parametrize(
     ("item", "changes", "message"),
     [
-        (dict(train_pipeline=[plus_one]), {}, "a dataset that has a `pipeline`, found ArrayDataset: wrap it"),
-        (dict(loss=1), dict(train_cfg=dict(by_epoch=False, max_iters=2)), "the training loop counts iterations"),
+        (
+            dict(train_pipeline=[plus_one]),
+            {},
+            "the dataset must have a `pipeline` to change, got ArrayDataset; wrap it",
+        ),
+        (
+            dict(loss=1),
+            dict(train_cfg=dict(by_epoch=False, max_iters=2)),
+            "the training loop must count epochs, got one that counts iterations",
+        ),
         (
             dict(batch_augments=lambda batch, rng: {"x": batch["x"].astype(jnp.float16)}),
             {},
@@ -199,15 +216,17 @@ def test_each_batch_gets_one_of_several_augmentations_or_none(make_runner):
         (dict(batch_augments=lambda batch, rng: {}), {}, r"the entry 'x' from float32\[4, 1\] into nothing"),
     ],
 )
-def test_a_recipe_that_does_not_fit_says_why(make_runner, item, changes, message):
+def test_a_recipe_that_does_not_match_the_run_is_refused(make_runner, item, changes, message):
     hook = dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, **item)])
     data = dict(batch_size=4, dataset=ONES)
-    runner = make_runner(model=seen_batches(), train_dataloader=data, custom_hooks=[hook], **NO_VAL, **changes)
+    runner = make_runner(
+        model=model_reporting_batches(), train_dataloader=data, custom_hooks=[hook], **NO_VAL, **changes
+    )
     with pytest.raises(ValueError, match=message):
         runner.train()
 
 
-def test_several_iterations_in_a_call_see_the_numbers_that_each_would_see_alone(make_runner, tmp_path):
+def test_the_steps_of_a_chunk_have_the_hyperparams_of_single_steps(make_runner, tmp_path):
     def loss(params, batch, hyperparams):
         away = params["w"] - hyperparams["teacher"]["params"]["w"]
         numbers = hyperparams["lam"] + hyperparams["mixup"] + hyperparams["epoch"]
@@ -239,7 +258,7 @@ def test_several_iterations_in_a_call_see_the_numbers_that_each_would_see_alone(
         state = runner.train()
         found.append((float(state.params["w"]), float(state.hook_state["MeanTeacherHook"].params["w"])))
     assert found[0] == found[1]
-    assert 1.5 < found[0][0] < 2.1  # towards the 2 that the last recipe shows
+    assert 1.5 < found[0][0] < 2.1  # towards 2, the data of the last recipe
 
 
 class Normed(nn.Module):
@@ -249,7 +268,7 @@ class Normed(nn.Module):
         return nn.Dense(1, kernel_init=nn.initializers.zeros)(x)[..., 0]
 
 
-def normed(make_runner, tmp_path, name, changes=None, /, **hook):
+def train_batch_norm(make_runner, tmp_path, name, changes=None, /, **hook):
     x = np.random.RandomState(0).randn(16, 2).astype(np.float32)
     data = dict(batch_size=4, dataset=ArrayDataset(dict(x=x)), sampler=dict(type="DefaultSampler", shuffle=False))
     model = LinenModel(Normed(), lambda outputs, batch: outputs, inputs="x")
@@ -260,7 +279,7 @@ def normed(make_runner, tmp_path, name, changes=None, /, **hook):
 
 @pytest.mark.parametrize(("num_samples", "batches"), [(8192, 4), (8, 2), (1, 1)])
 def test_statistics_are_the_mean_of_those_of_the_batches(make_runner, tmp_path, num_samples, batches):
-    x, runner, found = normed(make_runner, tmp_path, "run", num_samples=num_samples)
+    x, runner, found = train_batch_norm(make_runner, tmp_path, "run", num_samples=num_samples)
     parts = x.reshape(4, 4, 2)[:batches]
     np.testing.assert_allclose(found["mean"], parts.mean(axis=1).mean(axis=0), atol=2e-6)
     np.testing.assert_allclose(found["var"], parts.var(axis=1).mean(axis=0), rtol=1e-5)
@@ -268,7 +287,7 @@ def test_statistics_are_the_mean_of_those_of_the_batches(make_runner, tmp_path, 
 
 
 def test_replicas_all_get_the_statistics_of_whole_batches(make_runner, tmp_path):
-    x, _, found = normed(
+    x, _, found = train_batch_norm(
         make_runner, tmp_path, "run", dict(parallel=dict(type="DataParallel", devices=2)), num_samples=8
     )
     exact = x.reshape(4, 4, 2)[:2].mean(axis=1).mean(axis=0)
@@ -280,32 +299,34 @@ def test_statistics_are_of_batches_as_the_traced_hooks_make_them(make_runner, tm
         return {**batch, "x": 10 * batch["x"]}
 
     recipe = dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=1, batch_augments=ten_times_x)])
-    x, _, found = normed(make_runner, tmp_path, "run", dict(custom_hooks=[dict(type="PreciseBNHook"), recipe]))
+    x, _, found = train_batch_norm(
+        make_runner, tmp_path, "run", dict(custom_hooks=[dict(type="PreciseBNHook"), recipe])
+    )
     np.testing.assert_allclose(found["mean"], 10 * x.mean(axis=0), atol=1e-5)
 
 
-def test_statistics_are_left_alone_between_two_times(make_runner, tmp_path):
-    _, _, found = normed(make_runner, tmp_path, "run", interval=3)  # the run has two epochs
-    x, _, _ = normed(make_runner, tmp_path, "other", interval=2)
+def test_statistics_are_not_recomputed_between_two_intervals(make_runner, tmp_path):
+    _, _, found = train_batch_norm(make_runner, tmp_path, "run", interval=3)  # the run has two epochs
+    x, _, _ = train_batch_norm(make_runner, tmp_path, "other", interval=2)
     assert not np.allclose(found["mean"], x.reshape(4, 4, 2).mean(axis=1).mean(axis=0), atol=1e-3)
 
 
 @pytest.mark.parametrize("interval", [4, 5, 6, 7])
-def test_a_training_by_iterations_recomputes_them_every_so_many(make_runner, tmp_path, interval):
+def test_an_iteration_loop_recomputes_statistics_at_the_interval(make_runner, tmp_path, interval):
     # six iterations over data of four batches, two of which they are computed from
     by_iter = dict(train_cfg=dict(by_epoch=False, max_iters=6))
-    x, runner, found = normed(make_runner, tmp_path, "run", by_iter, interval=interval, num_samples=8)
+    x, runner, found = train_batch_norm(make_runner, tmp_path, "run", by_iter, interval=interval, num_samples=8)
     means = x.reshape(4, 4, 2).mean(axis=1)
     done = interval if interval <= 6 else 0
     expected = means[:2].mean(axis=0) if done else np.zeros(2)
-    for i in range(done, 6):  # the running means go on from there
+    for i in range(done, 6):  # the running means continue from there
         expected = 0.9 * expected + 0.1 * means[i % 4]
     np.testing.assert_allclose(found["mean"], expected, atol=2e-6)
     assert runner.programs.update.traces == 1
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
-def test_to_recompute_them_disturbs_the_order_of_the_data_in_no_loop(make_runner, tmp_path, num_threads):
+def test_recomputing_statistics_does_not_change_the_order_of_the_data(make_runner, tmp_path, num_threads):
     class Seen(Hook):
         def __init__(self):
             self.batches = []
@@ -331,7 +352,7 @@ def test_to_recompute_them_disturbs_the_order_of_the_data_in_no_loop(make_runner
     assert orders[0] == orders[2][:10]
 
 
-def test_a_model_without_batch_norms_is_a_warning(make_runner, caplog):
+def test_a_model_without_batch_norms_logs_a_warning(make_runner, caplog):
     runner = make_runner(custom_hooks=[dict(type="PreciseBNHook")], **NO_VAL)
     runner.logger.addHandler(caplog.handler)
     runner.train()
@@ -386,25 +407,25 @@ def test_a_test_merges_the_predictions_of_all_views_and_validation_does_not(make
         custom_hooks=[dict(type="PrepareTTAHook", tta_cfg=dict(type=lambda module: module))],
         test_dataloader=data, test_cfg=dict(), test_evaluator=metric,
     )  # fmt: skip
-    with pytest.raises(TypeError, match="tta_cfg describes a BaseTTAModel, found FunctionalModel"):
+    with pytest.raises(TypeError, match="tta_cfg must build a BaseTTAModel, got FunctionalModel"):
         other.test()
 
 
-def test_both_parts_of_an_augmentation_are_the_users():
+def test_both_methods_of_a_tta_model_must_be_defined():
     with pytest.raises(NotImplementedError, match=r"must define `augment\(batch\)`"):
-        BaseTTAModel(seen_by_the_loss()).predict({}, {}, {})
+        BaseTTAModel(model_reporting()).predict({}, {}, {})
     with pytest.raises(NotImplementedError, match=r"must define `merge_preds\(predictions\)`"):
-        BaseTTAModel(seen_by_the_loss()).merge_preds([])
+        BaseTTAModel(model_reporting()).merge_preds([])
 
 
-def test_a_model_is_taken_out_of_what_wraps_it():
-    model = seen_by_the_loss()
+def test_get_model_returns_the_model_inside_wrappers():
+    model = model_reporting()
     assert get_model(model) is model
     assert get_model(CastModel(Mirrored(CastModel(model, Precision())), Precision())) is model
 
 
 class Pictures(Visualizer):
-    """Draws the image as it is."""
+    """Write the image unchanged."""
 
     def add_datasample(
         self, name, image, data_sample=None, draw_gt=True, draw_pred=True, show=False, wait_time=0, step=0

@@ -20,7 +20,7 @@ BAD = slice(5 * 4, 8 * 4)  # the samples of the iterations 5, 6 and 7
 
 
 def model(noise=0.0):
-    """Linear, with a running mean as its state and, if asked, noise in its loss."""
+    """Return a linear model with a running mean as its state and optional noise in its loss."""
 
     def predict(params, batch):
         return batch["x"] @ params["w"] + params["b"]
@@ -60,16 +60,16 @@ def bits(tree):
     return {path: np.asarray(leaf).tobytes() for path, leaf in flatten(tree).items()}
 
 
-def moved(state):
-    """What training moves."""
+def trained_bits(state):
+    """Return the bits of everything that training changes."""
     return bits((state.params, state.model_state, state.opt_state, state.hook_state["EMAHook"]))
 
 
-def test_a_run_with_the_guard_equals_one_that_never_saw_the_bad_batches(make_runner, tmp_path):
+def test_a_guarded_run_equals_one_without_the_bad_batches(make_runner, tmp_path):
     runner = make_runner(tmp_path / "nan", **arguments(GUARD, EMA))
     state = runner.train()
     without = make_runner(tmp_path / "without", **arguments(GUARD, EMA, train_dataloader=data(without_bad=True)))
-    assert moved(state) == moved(without.train())
+    assert trained_bits(state) == trained_bits(without.train())
     assert int(state.hook_state["NumericsGuardHook"].dropped) == 3
     assert int(state.step) == 12
     assert int(optax.tree.get(state.opt_state, "count")) == 9
@@ -77,7 +77,7 @@ def test_a_run_with_the_guard_equals_one_that_never_saw_the_bad_batches(make_run
 
 
 class PassOver(Hook):
-    """Lets the iterations 5, 6 and 7 do nothing but count: what a run is that never saw their batches."""
+    """Undo the iterations 5, 6 and 7 except for the count, like a run without their batches."""
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         self.state = jax.tree.map(jnp.copy, runner.state) if runner.iter in (5, 6, 7) else None
@@ -87,41 +87,41 @@ class PassOver(Hook):
             runner.state = self.state.replace(step=self.state.step + 1)
 
 
-def test_schedules_and_random_keys_go_on_over_a_drop(make_runner, tmp_path):
+def test_schedules_and_random_keys_advance_in_a_dropped_step(make_runner, tmp_path):
     schedule = dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=12)
     same = dict(noise=0.3, param_scheduler=schedule)
     guarded = make_runner(tmp_path / "guarded", **arguments(GUARD, EMA, **same))
     passing = make_runner(
         tmp_path / "passing", **arguments(GUARD, EMA, PassOver(), train_dataloader=data(with_nan=False), **same)
     )
-    assert moved(guarded.train()) == moved(passing.train())
+    assert trained_bits(guarded.train()) == trained_bits(passing.train())
 
 
 @pytest.mark.full_optimization
-def test_where_nothing_is_wrong_the_guard_changes_nothing(make_runner, tmp_path):
+def test_without_bad_batches_the_guard_changes_nothing(make_runner, tmp_path):
     finals = []
     for name, hooks in (("with", [GUARD, EMA]), ("without", [EMA])):
         runner = make_runner(tmp_path / name, **arguments(*hooks, train_dataloader=data(with_nan=False)))
         state = runner.train()
         finals.append((state.params, state.model_state, state.hook_state["EMAHook"]))
-    # another program, in which XLA may group sums otherwise
+    # another program, in which XLA may order sums differently
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *finals)
 
 
 @pytest.mark.parametrize("interval", [1, 3, 50])
-def test_too_many_in_a_row_end_the_run_with_a_step_to_replay(make_runner, tmp_path, interval):
+def test_too_many_dropped_steps_end_the_run_with_a_dump_to_replay(make_runner, tmp_path, interval):
     hook = dict(type="NumericsGuardHook", max_in_row=3, interval=interval)
     runner = make_runner(**arguments(hook, EMA))
     with pytest.raises(FloatingPointError) as caught:
         runner.train()
     message = str(caught.value)
-    assert "the steps of the iterations 5 to 7 were dropped: the loss is not finite" in message
-    assert "the first gradient that is not finite is that of 'b'" in message
+    assert "the steps of iterations 5 to 7 were dropped: the loss is not finite" in message
+    assert "the first non-finite gradient is that of 'b'" in message
     path = re.search(r"jengine replay CONFIG (\S+)", message)[1]
     assert path == str(tmp_path / "run" / "numerics_iter_7.dump")
-    # whenever the host looks, the state is that after the last good step
+    # regardless of the interval the state is that after the last good step
     good = make_runner(tmp_path / "good", **arguments(GUARD, EMA, train_cfg=dict(by_epoch=False, max_iters=5)))
-    assert moved(runner.state) == moved(good.train())
+    assert trained_bits(runner.state) == trained_bits(good.train())
 
     dump = read_dump(path)
     assert int(dump["state"].step) == 7
@@ -134,31 +134,31 @@ def test_too_many_in_a_row_end_the_run_with_a_step_to_replay(make_runner, tmp_pa
     assert "invalid value (nan)" in findings.operation
 
 
-def warnings_of(caplog):
+def list_warnings(caplog):
     messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     return [message for message in messages if message.startswith("NumericsGuardHook")]
 
 
-def test_drops_are_told_once_and_survive_a_restart(make_runner, tmp_path, caplog):
+def test_dropped_steps_are_logged_once_and_counted_across_a_restart(make_runner, tmp_path, caplog):
     saving = dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None))
     runner = make_runner(**arguments(GUARD, **saving))
     runner.logger.addHandler(caplog.handler)
     runner.train()
-    told = warnings_of(caplog)
-    assert len(told) == 1
-    assert "3 of the last 10 steps were dropped, 3 in all; the last was that of iteration 7" in told[0]
+    warnings = list_warnings(caplog)
+    assert len(warnings) == 1
+    assert "3 of the last 10 steps were dropped, 3 in total; the last one was iteration 7" in warnings[0]
     caplog.clear()
     longer = dict(train_cfg=dict(max_epochs=2), train_dataloader=data(with_nan=False))
     again = make_runner(**arguments(GUARD, resume=True, **{**saving, **longer}))
     again.logger.addHandler(caplog.handler)
     assert int(again.train().hook_state["NumericsGuardHook"].dropped) == 3
-    assert warnings_of(caplog) == []
+    assert list_warnings(caplog) == []
 
 
 @pytest.mark.parametrize("impl", ["shard_map", "pmap"])
-def test_what_one_replica_finds_is_dropped_by_all(make_runner, tmp_path, impl):
+def test_a_bad_batch_of_one_replica_is_dropped_by_all(make_runner, tmp_path, impl):
     x = np.ones((12, 2), np.float32)
-    x[4] = np.nan  # a row of the first replica in iteration 1, and of the second in iteration 2
+    x[4] = np.nan  # an example of the first replica in iteration 1, and of the second in iteration 2
     x[10] = np.inf
     loader = dict(
         batch_size=4,
@@ -169,7 +169,7 @@ def test_what_one_replica_finds_is_dropped_by_all(make_runner, tmp_path, impl):
     runner = make_runner(
         **arguments(hook, EMA, train_dataloader=loader, parallel=dict(type="DataParallel", impl=impl, devices=2))
     )
-    with pytest.raises(FloatingPointError, match="the iterations 1 to 2 were dropped"):
+    with pytest.raises(FloatingPointError, match="iterations 1 to 2 were dropped"):
         runner.train()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((runner.state.params, runner.state.model_state)))
     dump = read_dump(tmp_path / "run" / "numerics_iter_2.dump")
@@ -177,19 +177,19 @@ def test_what_one_replica_finds_is_dropped_by_all(make_runner, tmp_path, impl):
         runner.model, runner.optim_wrapper, runner.hooks, dump["state"], dump["batch"], dump["hyperparams"],
         compile_step=runner.strategy.compile_train_step,
     )  # fmt: skip
-    assert findings.non_finite["batch.x"] == 2  # both elements of one row, whichever replica had it
+    assert findings.non_finite["batch.x"] == 2  # both elements of one example, on either replica
 
 
-def test_no_checkpoint_is_saved_after_the_end(make_runner, tmp_path):
+def test_no_checkpoint_is_saved_after_the_limit_is_exceeded(make_runner, tmp_path):
     saving = dict(checkpoint=dict(type="CheckpointHook", interval=3, by_epoch=False), logger=None)
     hook = dict(type="NumericsGuardHook", max_in_row=3, interval=50)
     runner = make_runner(**arguments(hook, default_hooks=saving))
-    with pytest.raises(FloatingPointError, match="the iterations 5 to 7"):
+    with pytest.raises(FloatingPointError, match="iterations 5 to 7"):
         runner.train()
     assert {path.name for path in (tmp_path / "run").glob("iter_*")} == {"iter_3", "iter_6"}
 
 
-def test_a_step_is_replayed_up_to_the_operation_that_fails():
+def test_a_replay_finds_the_operation_with_a_non_finite_result():
     from jengine.optim import OptimWrapper
     from jengine.train import create_train_state
 
@@ -214,7 +214,7 @@ def test_a_step_is_replayed_up_to_the_operation_that_fails():
     assert describe(3, fine).endswith("every number is finite")
 
 
-def test_a_file_that_is_no_dump_is_refused(tmp_path):
+def test_a_file_other_than_a_dump_is_refused(tmp_path):
     (tmp_path / "x").write_text("hello")
-    with pytest.raises(ValueError, match="is no dump of a training step"):
+    with pytest.raises(ValueError, match="must be a dump of a training step"):
         read_dump(tmp_path / "x")

@@ -22,8 +22,8 @@ def batches(count, size=4, scale=1.0):
     return [{"x": scale * x[i], "y": x[i].sum(axis=1)} for i in range(count)]
 
 
-def one_optax_loop(model, tx, data):
-    """Anybody's own loop around a plain optax transformation."""
+def train_with_optax(model, tx, data):
+    """Train in a plain loop around an optax transformation."""
     tx = optax.with_extra_args_support(tx)
 
     @jax.jit
@@ -43,7 +43,7 @@ def one_optax_loop(model, tx, data):
     return params
 
 
-def test_accumulation_in_a_run_equals_multisteps_in_anybodys_loop(make_runner):
+def test_accumulation_in_a_run_equals_multisteps_in_a_plain_loop(make_runner):
     cfg = {**ADAMW, "accumulative_counts": 3}
     data = batches(12)
     runner = make_runner(
@@ -51,7 +51,7 @@ def test_accumulation_in_a_run_equals_multisteps_in_anybodys_loop(make_runner):
     )
     state = runner.train()
     params, _ = runner.model.init(jax.random.key(0), data[0])
-    expected = one_optax_loop(runner.model, build_optim_wrapper(params, cfg).tx, data)
+    expected = train_with_optax(runner.model, build_optim_wrapper(params, cfg).tx, data)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, expected)
     assert int(optax.tree.get(state.opt_state, "count")) == 4
     assert (runner.programs.update.traces, runner.programs.accumulate.traces) == (1, 1)
@@ -69,12 +69,12 @@ def test_accumulation_in_a_run_equals_multisteps_in_anybodys_loop(make_runner):
     ],
     ids=["adamw", "chain", "lbfgs", "polyak_sgd", "reduce_on_plateau"],
 )
-def test_an_optax_transformation_that_keeps_its_numbers_trains_as_by_hand(make_runner, make, steps_per_call):
+def test_an_optax_transformation_trains_as_in_a_plain_loop(make_runner, make, steps_per_call):
     data = batches(6)
     train_cfg = dict(by_epoch=False, max_iters=6, steps_per_call=steps_per_call)
     runner = make_runner(train_dataloader=data, train_cfg=train_cfg, optim_wrapper=make(), **NO_VAL)
     state = runner.train()
-    expected = one_optax_loop(runner.model, make(), data)
+    expected = train_with_optax(runner.model, make(), data)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, expected)
     assert "train/lr" not in runner.message_hub.log_scalars
 
@@ -91,7 +91,7 @@ def test_an_optax_optimizer_without_a_learning_rate_or_with_a_function_trains_an
     assert os.path.exists(os.path.join(runner.work_dir, "epoch_2"))
 
 
-def test_the_last_window_is_as_long_as_what_is_left(make_runner):
+def test_the_last_accumulation_window_may_be_shorter(make_runner):
     weights = [0.0]
 
     class Watch(Hook):
@@ -103,8 +103,8 @@ def test_the_last_window_is_as_long_as_what_is_left(make_runner):
         train_dataloader=batches(10), train_cfg=dict(max_epochs=1), optim_wrapper=cfg, custom_hooks=[Watch()], **NO_VAL
     )
     state = runner.train()
-    moved = [i + 1 for i in range(10) if weights[i + 1] != weights[i]]
-    assert moved == [3, 6, 9, 10]  # after 3, 6, 9 and, with the factor 1, after 10
+    changed = [i + 1 for i in range(10) if weights[i + 1] != weights[i]]
+    assert changed == [3, 6, 9, 10]  # after 3, 6, 9 and, with the factor 1, after 10
     # by hand: three windows of the mean gradient, then one batch alone
     data, w, b = batches(10), np.zeros(2), 0.0
     for window in (data[:3], data[3:6], data[6:9], data[9:]):
@@ -147,7 +147,7 @@ def test_a_run_resumed_within_a_window_loses_no_gradient(make_runner, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
 
 
-def test_batch_norm_under_accumulation_is_warned_about(make_runner, monkeypatch):
+def test_batch_norm_under_accumulation_logs_a_warning(make_runner, monkeypatch):
     class Net(nn.Module):
         @nn.compact
         def __call__(self, x, train: bool = False):
@@ -163,7 +163,7 @@ def test_batch_norm_under_accumulation_is_warned_about(make_runner, monkeypatch)
     )
     runner.train()
     with open(f"{runner.log_dir}/{runner.timestamp}.log") as log:
-        assert "BatchNorm (bn) takes its statistics from each small batch" in log.read()
+        assert "BatchNorm (bn) computes its statistics from each small batch" in log.read()
 
 
 def overflowing_model(seen):
@@ -181,15 +181,15 @@ def overflowing_model(seen):
     return FunctionalModel(init=lambda: ({"w": jnp.ones((2,))}, {"steps": jnp.zeros(())}), loss=loss)
 
 
-def test_mixed_precision_skips_an_overflow_whole_and_logs_it(make_runner):
+def test_mixed_precision_skips_the_whole_step_of_an_overflow_and_logs_it(make_runner):
     data = batches(6)
-    data[3] = {"x": np.full((4, 2), 1e4, np.float32), "y": np.zeros(4, np.float32)}  # its square is no float16
-    seen, rows = [], []
+    data[3] = {"x": np.full((4, 2), 1e4, np.float32), "y": np.zeros(4, np.float32)}  # its square overflows in float16
+    seen, records = [], []
 
     class Watch(Hook):
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
             state = runner.state
-            rows.append(
+            records.append(
                 (
                     float(outputs["loss_scale"]),
                     float(outputs["skipped_steps"]),
@@ -214,7 +214,7 @@ def test_mixed_precision_skips_an_overflow_whole_and_logs_it(make_runner):
     state = runner.train()
     assert seen == [(jnp.float16, jnp.float16), (jnp.float32, jnp.float32)]
     assert state.params["w"].dtype == jnp.float32
-    scales, skipped, steps, weights = zip(*rows, strict=True)
+    scales, skipped, steps, weights = zip(*records, strict=True)
     assert scales == (8.0, 8.0, 8.0, 8.0, 4.0, 4.0)  # the scale in force in each step
     assert skipped == (0, 0, 0, 1, 1, 1)
     assert steps == (1, 2, 3, 3, 4, 5)
@@ -223,14 +223,14 @@ def test_mixed_precision_skips_an_overflow_whole_and_logs_it(make_runner):
     assert runner.programs.update.traces == 1
 
 
-class Rows(Hook):
-    """The metrics of each iteration."""
+class RecordMetrics(Hook):
+    """Record the metrics of each iteration."""
 
     def __init__(self):
-        self.rows = []
+        self.metrics = []
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self.rows.append({name: float(value) for name, value in outputs.items()})
+        self.metrics.append({name: float(value) for name, value in outputs.items()})
 
 
 LOW = {
@@ -241,15 +241,20 @@ LOW = {
 
 @pytest.mark.parametrize("low", LOW)
 def test_bfloat16_leaves_targets_alone_and_logs_no_loss_scale(make_runner, low):
-    rows = Rows()
+    record = RecordMetrics()
     network = LinenModel(nn.Dense(1, kernel_init=nn.initializers.ones), squared_error, inputs="x")
     batch = {"x": np.full((4, 2), 1.001, np.float32), "y": np.full((4,), 3000.7, np.float32)}
     runner = make_runner(
-        model=network, train_dataloader=[batch], train_cfg=dict(max_epochs=1), custom_hooks=[rows], **LOW[low], **NO_VAL
+        model=network,
+        train_dataloader=[batch],
+        train_cfg=dict(max_epochs=1),
+        custom_hooks=[record],
+        **LOW[low],
+        **NO_VAL,
     )
     state = runner.train()
     # the output is 2 * 1.001 = 2 in bfloat16, where the target would be 3008
-    assert rows.rows == [{"loss": pytest.approx((3000.7 - 2) ** 2, rel=1e-6)}]
+    assert record.metrics == [{"loss": pytest.approx((3000.7 - 2) ** 2, rel=1e-6)}]
     assert optax.tree.get(state.opt_state, "loss_scale") is None
 
 
@@ -329,10 +334,10 @@ def test_several_optimizers_act_in_their_phases(make_runner):
         ),
         (
             dict(optim_wrapper=dict(w=dict(optimizer=dict(type="SGD", lr=1.0), accumulative_counts=2))),
-            "'w' accumulates gradients",
+            "accumulative_counts of 'w' must be 1 with several optimizers in one step, got 2",
         ),
     ],
 )
-def test_phases_that_cannot_be_are_refused(make_runner, changes, message):
+def test_invalid_phases_are_refused(make_runner, changes, message):
     with pytest.raises(ValueError, match=message):
         make_runner(**changes).train()

@@ -9,16 +9,16 @@ from jengine.visualization import local_visualizer
 
 
 @pytest.fixture
-def segmenting(make_runner):
-    """Makes a Runner that tells light pixels from dark ones, six images in two batches."""
+def make_segmentation_runner(make_runner):
+    """Return a function that makes a Runner for segmenting light and dark pixels, with six images in two batches."""
 
     def make(**hook):
-        return _segmenting(make_runner, hook)
+        return _make_segmentation_runner(make_runner, hook)
 
     return make
 
 
-def _segmenting(make_runner, hook):
+def _make_segmentation_runner(make_runner, hook):
     def predict(params, batch):
         return (batch["x"] * params["w"] > 0).astype(np.int32)
 
@@ -44,22 +44,22 @@ def _segmenting(make_runner, hook):
     )
 
 
-def test_it_is_a_default_hook_that_a_run_draws_with(segmenting, tmp_path):
+def test_a_run_draws_with_the_hook_among_the_default_hooks(make_segmentation_runner, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        runner = segmenting()
+        runner = make_segmentation_runner()
     runner.train()
     assert runner.validations[0][2] == {"aAcc": 1.0, "mIoU": 1.0, "mAcc": 1.0}
     pictures = sorted(path.name for path in tmp_path.glob("run/*/vis_data/vis_image/*.png"))
     assert pictures == [
         f"val_{i}_{runner.iter}.png" for i in range(6)
-    ]  # the last two rows of the second batch are padding
+    ]  # the last two examples of the second batch are padding
 
 
-def test_asked_to_show_without_a_display_a_run_writes_files_and_says_so(segmenting, tmp_path, monkeypatch):
+def test_without_a_display_a_run_writes_files_and_logs_it(make_segmentation_runner, tmp_path, monkeypatch):
     monkeypatch.setattr(local_visualizer, "has_display", lambda: False)
-    with pytest.warns(UserWarning, match="pictures are shown, and the visualizer writes nothing any more"):
-        runner = segmenting(show=True)
+    with pytest.warns(UserWarning, match="images are shown, and the visualizer does not write anything"):
+        runner = make_segmentation_runner(show=True)
     runner.train()
     written = sorted(tmp_path.glob("run/*/vis_data/vis_image/*.png"))
     assert [path.name for path in written] == [f"val_{i}_{runner.iter}.png" for i in range(6)]

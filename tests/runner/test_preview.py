@@ -8,7 +8,7 @@ from jengine.runner.preview import preview_schedules
 SGD = dict(optimizer=dict(type="SGD", lr=1.0, momentum=0.9))
 
 
-def test_the_curves_are_the_numbers_of_each_iteration():
+def test_the_curves_are_the_values_of_each_iteration():
     curves = preview_schedules(
         dict(
             train_cfg=dict(by_epoch=False, max_iters=6),
@@ -20,7 +20,7 @@ def test_the_curves_are_the_numbers_of_each_iteration():
     assert curves["momentum"] == [0.9] * 6
 
 
-def test_epochs_take_their_length_from_the_data_or_the_caller():
+def test_the_length_of_an_epoch_is_that_of_the_data_or_given():
     cfg = dict(
         train_cfg=dict(max_epochs=3),
         train_dataloader=dict(batch_size=2, dataset=ArrayDataset(dict(x=np.arange(4)))),
@@ -31,12 +31,12 @@ def test_epochs_take_their_length_from_the_data_or_the_caller():
     assert preview_schedules({**cfg, "train_dataloader": None}, epoch_length=1)["lr"] == pytest.approx([1, 0.5, 0.25])
 
 
-def test_an_iteration_run_needs_no_data_at_all():
-    cfg = dict(train_cfg=dict(by_epoch=False, max_iters=2), train_dataloader="nobody looks here", optim_wrapper=SGD)
+def test_an_iteration_loop_needs_no_data():
+    cfg = dict(train_cfg=dict(by_epoch=False, max_iters=2), train_dataloader="unused", optim_wrapper=SGD)
     assert preview_schedules(cfg)["lr"] == [1.0, 1.0]
 
 
-def test_several_optimizers_have_their_names_in_front():
+def test_curves_of_several_optimizers_are_prefixed_with_their_names():
     curves = preview_schedules(
         dict(
             train_cfg=dict(by_epoch=False, max_iters=3),
@@ -51,12 +51,12 @@ def test_several_optimizers_have_their_names_in_front():
     assert curves["disc.lr"] == pytest.approx([1, 0.5, 0.25])
 
 
-def test_a_config_that_trains_nothing_has_no_schedule():
-    with pytest.raises(ConfigError, match="no train_cfg"):
+def test_a_config_without_training_has_no_schedule():
+    with pytest.raises(ConfigError, match="got no train_cfg"):
         preview_schedules(dict(model=1))
 
 
-def test_a_bad_scheduler_is_named():
+def test_an_invalid_scheduler_is_reported_with_its_path():
     with pytest.raises(KeyError, match="CosineAnnealingLR") as error:
         preview_schedules(
             dict(

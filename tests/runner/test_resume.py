@@ -15,7 +15,7 @@ SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type
 
 
 def noisy_model():
-    """A model with state and with noise in its loss, so that a resumed run must have both."""
+    """Return a model with state and with noise in its loss, so that a resumed run must restore both."""
 
     def predict(params, model_state, batch):
         return batch["x"] @ params["w"] + model_state["mean"]
@@ -29,7 +29,7 @@ def noisy_model():
 
 
 class Average(Hook):
-    """A traced hook with state and a host hook with state."""
+    """Keep traced state and host state."""
 
     def __init__(self):
         self.epochs = 0
@@ -51,7 +51,7 @@ class Average(Hook):
 
 
 class StopAfter(Hook):
-    """Ends the process's part of the training as a kill would: with an exception, after some iterations."""
+    """End training with an exception after some iterations, like a kill."""
 
     def __init__(self, iters):
         self.iters = iters
@@ -125,11 +125,11 @@ def test_a_resumed_run_ends_with_the_same_bits(make_runner, tmp_path, changes, v
     assert bits(state) == bits(expected)
     assert again.epochs == whole.epochs
     assert runner.log_dir == broken.log_dir
-    assert [row[:2] for row in runner.validations] == validations
-    assert [row[2] for row in runner.validations] == [row[2] for row in uninterrupted.validations]
+    assert [entry[:2] for entry in runner.validations] == validations
+    assert [entry[2] for entry in runner.validations] == [entry[2] for entry in uninterrupted.validations]
 
 
-def test_resuming_where_there_is_nothing_starts_anew(make_runner):
+def test_resuming_without_a_checkpoint_starts_from_scratch(make_runner):
     runner = make_runner(resume=True, train_cfg=dict(max_epochs=1))
     assert runner.train().step == 4
 
@@ -145,7 +145,7 @@ def test_a_path_without_a_checkpoint_is_an_error_before_anything_is_written(make
     assert not (tmp_path / "run").exists()
 
 
-def test_weights_are_loaded_without_the_rest(make_runner, tmp_path):
+def test_load_from_loads_only_the_weights(make_runner, tmp_path):
     trained = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1)).train()
     runner = make_runner(work_dir=tmp_path / "tuned", load_from=tmp_path / "run" / "epoch_1")
     before = {}
@@ -160,7 +160,7 @@ def test_weights_are_loaded_without_the_rest(make_runner, tmp_path):
     np.testing.assert_array_equal(before["w"], trained.params["w"])
 
 
-def test_a_new_run_in_the_same_work_dir_moves_the_old_checkpoints_aside(make_runner, tmp_path):
+def test_a_new_run_in_the_same_work_dir_moves_the_old_checkpoints(make_runner, tmp_path):
     first = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1)).train()
     make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1), randomness=dict(seed=7)).train()
     old = checkpoint.load(tmp_path / "run" / "earlier_1" / "epoch_1")
@@ -169,7 +169,7 @@ def test_a_new_run_in_the_same_work_dir_moves_the_old_checkpoints_aside(make_run
     assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).parent == tmp_path / "run"
 
 
-def test_a_checkpoint_holds_the_rate_of_the_next_step(make_runner, tmp_path):
+def test_a_checkpoint_has_the_learning_rate_of_the_next_step(make_runner, tmp_path):
     make_runner(
         default_hooks=SAVE,
         train_cfg=dict(max_epochs=2),
@@ -199,7 +199,7 @@ def test_checkpoints_are_written_at_their_interval_and_at_the_end(make_runner, t
     assert found == expected
 
 
-def test_the_seed_of_the_checkpoint_wins_over_a_drawn_one(make_runner):
+def test_the_seed_of_the_checkpoint_overrides_a_drawn_one(make_runner):
     first = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1), randomness=dict(seed=None))
     first.train()
     again = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=2), randomness=dict(seed=None), resume=True)
@@ -207,7 +207,7 @@ def test_the_seed_of_the_checkpoint_wins_over_a_drawn_one(make_runner):
 
 
 class Rates(Hook):
-    """The learning rates that the iterations train with."""
+    """Record the learning rate of each iteration."""
 
     def __init__(self):
         self.rates = []
@@ -225,7 +225,7 @@ def test_a_longer_run_continues_with_its_optax_schedule(make_runner):
     runner.train()
     assert rates.rates == pytest.approx([float(schedule(step)) for step in range(20)], rel=1e-6)
     log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
-    assert "are not those of the checkpoint" not in log
+    assert "The schedules of the config and of the checkpoint differ" not in log
 
 
 def test_a_checkpoint_without_the_optimizer_resumes_with_fresh_moments(make_runner, tmp_path):
@@ -240,8 +240,8 @@ def test_a_checkpoint_without_the_optimizer_resumes_with_fresh_moments(make_runn
 
 
 @pytest.mark.parametrize(("choice", "rate"), [("checkpoint", 0.05), ("config", 0.05 + 0.05 * 0.5**0.5)])
-def test_whose_schedule_holds_after_a_resume_is_a_choice(make_runner, tmp_path, choice, rate):
-    # a cosine over 2 epochs is stretched to 4: after the first epoch it stands at 1/2, or at (1 + cos(pi / 4)) / 2
+def test_the_source_of_the_schedules_after_a_resume_can_be_chosen(make_runner, tmp_path, choice, rate):
+    # a cosine over 2 epochs is stretched to 4: after the first epoch it is at 1/2, or at (1 + cos(pi / 4)) / 2
     def run(max_epochs, **changes):
         cosine = dict(type="CosineAnnealingLR", T_max=max_epochs)
         return make_runner(train_cfg=dict(max_epochs=max_epochs), param_scheduler=cosine, **changes)
@@ -260,13 +260,13 @@ def test_whose_schedule_holds_after_a_resume_is_a_choice(make_runner, tmp_path, 
     runner.train()
     assert seen[0] == pytest.approx(rate)
     log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
-    assert f"Those of the {choice} apply" in log
+    assert f"Those of the {choice} are used" in log
     assert "param_scheduler[0].T_max: 4 in the config, 2 in the checkpoint" in log
     with pytest.raises(ValueError, match="must be 'checkpoint' or 'config', got 'both'"):
         make_runner(param_scheduler_on_resume="both")
 
 
-def test_a_validation_before_training_does_not_use_up_the_weights_to_start_from(make_runner, tmp_path):
+def test_a_validation_before_training_does_not_replace_the_weights_to_load(make_runner, tmp_path):
     trained = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1)).train()
     runner = make_runner(
         work_dir=tmp_path / "tuned",

@@ -7,73 +7,75 @@ import pytest
 
 from jengine.logging import PhaseTimer
 from jengine.runner import speed
-from jengine.runner.speed import speed_of, speed_table
+from jengine.runner.speed import format_speed, measure_speed
 
 # forward a product of (4, 2) and (2,), backward one of (2, 4) and (4,): 8 multiplications and 8 additions each
 FLOPS = 32
 
 
-def log_of(runner):
+def read_log(runner):
     with open(f"{runner.log_dir}/{runner.timestamp}.log") as file:
         return file.read()
 
 
-def last_scalars(runner):
+def read_last_scalars(runner):
     with open(f"{runner.log_dir}/vis_data/scalars.json") as file:
         return json.loads(file.readlines()[-1])
 
 
-def trained(make_runner, **changes):
+def train_with_fake_clock(make_runner, **changes):
     runner = make_runner(default_hooks={}, **changes)
     ticks = itertools.count()
-    runner.phase_timer = PhaseTimer(lambda: float(next(ticks)))  # a second for each look at the clock
+    runner.phase_timer = PhaseTimer(lambda: float(next(ticks)))  # one second for each reading of the clock
     runner.train()
     return runner, next(ticks)
 
 
-def test_every_second_of_a_run_falls_into_a_named_part_that_is_printed_and_logged(make_runner):
-    runner, ticks = trained(make_runner)
-    logged = last_scalars(runner)
-    seconds = {name.removeprefix("seconds/"): took for name, took in logged.items() if name.startswith("seconds/")}
+def test_every_second_of_a_run_belongs_to_a_phase_that_is_logged(make_runner):
+    runner, ticks = train_with_fake_clock(make_runner)
+    logged = read_last_scalars(runner)
+    seconds = {
+        name.removeprefix("seconds/"): duration for name, duration in logged.items() if name.startswith("seconds/")
+    }
     assert set(seconds) == {"setup", "compile", "input", "hooks", "step", "validation", "checkpoint", "logging"}
-    # one look when the account was made, one when training began, which is where it starts from, one for this number
-    assert ticks - 3 - sum(seconds.values()) <= 2  # and what closing looks afterwards
+    # one reading at construction, one when training starts, one for this number
+    assert ticks - 3 - sum(seconds.values()) <= 2  # and the readings of closing
     assert logged["step"] == 8
-    table = log_of(runner).split("Time\n")[1]
+    table = read_log(runner).split("Time\n")[1]
     assert re.search(r"\ncompilation cache: \d+ programs found, \d+ compiled\n", table)
-    for part, took in seconds.items():
-        assert re.search(rf"\| {part} +\| {took:.2f} ", table)
-        assert runner.message_hub.get_scalar(f"seconds/{part}").current() == took
+    for phase, duration in seconds.items():
+        assert re.search(rf"\| {phase} +\| {duration:.2f} ", table)
+        assert runner.message_hub.get_scalar(f"seconds/{phase}").current() == duration
 
 
-def test_speed_counts_what_is_done_in_the_time_of_training_alone(make_runner):
-    runner, _ = trained(make_runner)
-    logged = last_scalars(runner)
-    training = sum(logged[f"seconds/{part}"] for part in ("input", "hooks", "step", "logging"))
+def test_speed_is_measured_over_the_time_of_training_only(make_runner):
+    runner, _ = train_with_fake_clock(make_runner)
+    logged = read_last_scalars(runner)
+    training = sum(logged[f"seconds/{phase}"] for phase in ("input", "hooks", "step", "logging"))
     assert logged["speed/iterations_per_second"] == pytest.approx(8 / training)
     assert logged["speed/examples_per_second"] == pytest.approx(8 * 4 / training)
     assert logged["speed/flops_per_second"] == pytest.approx(8 * FLOPS / training)
-    assert runner.programs.update.traces == 1  # counting them traced nothing
+    assert runner.programs.update.traces == 1  # counting them does not trace the step
     text = f"{8 / training:,.1f} iterations/s, {32 / training:,.0f} examples/s, {8 * FLOPS / training:,.0f} FLOP/s, without"
-    assert text in log_of(runner)
+    assert text in read_log(runner)
 
 
-def test_utilisation_is_told_for_devices_whose_peak_is_known(make_runner, monkeypatch):
-    runner, _ = trained(make_runner)
-    assert "speed/model_flops_utilisation" not in last_scalars(runner)  # of a CPU nobody knows it
-    assert "peak" not in log_of(runner)
+def test_utilisation_is_reported_for_devices_with_a_known_peak(make_runner, monkeypatch):
+    runner, _ = train_with_fake_clock(make_runner)
+    assert "speed/model_flops_utilisation" not in read_last_scalars(runner)  # unknown for a CPU
+    assert "peak" not in read_log(runner)
     kinds = []
 
-    def utilisation(flops, seconds, device_kind, devices):
+    def compute_utilisation(flops, seconds, device_kind, devices):
         kinds.append((device_kind, devices))
         return FLOPS / seconds / 1000 if flops == {"float32": FLOPS} else None
 
-    monkeypatch.setattr(speed, "utilisation", utilisation)
-    scalars = speed_of(runner)
+    monkeypatch.setattr(speed, "compute_utilisation", compute_utilisation)
+    scalars = measure_speed(runner)
     assert kinds == [("cpu", 1)]
     share = scalars["speed/model_flops_utilisation"]
     assert share == pytest.approx(scalars["speed/flops_per_second"] / 1000)
-    assert f"{share:.1%} of the devices' peak, without compiling" in speed_table(scalars)
+    assert f"{share:.1%} of the devices' peak, without compiling" in format_speed(scalars)
 
 
 @pytest.mark.parametrize(
@@ -86,32 +88,32 @@ def test_operations_are_counted_over_all_devices(make_runner, parallel):
     assert runner.programs.update.traces == 1
 
 
-def test_several_iterations_in_a_call_count_as_so_many(make_runner):
-    runner, _ = trained(make_runner, train_cfg=dict(max_epochs=2, steps_per_call=4))
+def test_each_iteration_of_a_chunk_counts(make_runner):
+    runner, _ = train_with_fake_clock(make_runner, train_cfg=dict(max_epochs=2, steps_per_call=4))
     assert runner.programs.flops() == {"float32": FLOPS}
     assert runner.programs.chunk.traces == 1
-    logged = last_scalars(runner)
-    training = sum(logged[f"seconds/{part}"] for part in ("input", "hooks", "step", "logging"))
+    logged = read_last_scalars(runner)
+    training = sum(logged[f"seconds/{phase}"] for phase in ("input", "hooks", "step", "logging"))
     assert logged["speed/iterations_per_second"] == pytest.approx(8 / training)
     assert logged["seconds/compile"] >= 1
 
 
-def test_a_pmap_tells_no_operations_and_the_run_ends_all_the_same(make_runner):
+def test_a_run_with_pmap_reports_no_operations(make_runner):
     runner = make_runner(parallel=dict(type="DataParallel", devices=4, impl="pmap"), train_cfg=dict(max_epochs=1))
     runner.train()
     assert runner.programs.flops() == {}
-    assert "speed/flops_per_second" not in last_scalars(runner)
+    assert "speed/flops_per_second" not in read_last_scalars(runner)
 
 
-def test_large_numbers_of_operations_are_shortened():
-    table = speed_table({"seconds/step": 1.0, "speed/iterations_per_second": 2.0, "speed/flops_per_second": 1.25e12})
+def test_large_rates_have_a_prefix():
+    table = format_speed({"seconds/step": 1.0, "speed/iterations_per_second": 2.0, "speed/flops_per_second": 1.25e12})
     assert "2.0 iterations/s, 1.2 TFLOP/s, without" in table
     assert "| step | 1.00    | 100.0% |" in table
 
 
-def test_a_resumed_run_without_an_iteration_left_tells_its_time_alone(make_runner):
+def test_a_resumed_run_without_remaining_iterations_reports_only_its_time(make_runner):
     make_runner(default_hooks={}).train()
     runner = make_runner(default_hooks={}, resume=True)
     runner.train()
-    assert not any(name.startswith("speed/") for name in last_scalars(runner))
+    assert not any(name.startswith("speed/") for name in read_last_scalars(runner))
     assert jax.device_get(runner.state.step) == 8

@@ -1,4 +1,4 @@
-"""From the config to the first step."""
+"""Test a run from the config to the first step."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ import numpy as np
 from jengine.hooks import Hook
 
 
-def test_a_hook_may_read_the_state_before_it_was_stepped(make_runner):
+def test_a_hook_can_read_the_state_before_the_first_step(make_runner):
     class Reads(Hook):
         def before_train(self, runner):
             self.step, self.params = int(runner.state.step), jax.tree.map(np.asarray, runner.state.params)
@@ -19,14 +19,14 @@ def test_a_hook_may_read_the_state_before_it_was_stepped(make_runner):
     jax.tree.map(np.testing.assert_array_equal, reads.params, params)
 
 
-def test_a_run_without_jit_comes_to_the_same(make_runner):
+def test_a_run_without_jit_has_the_same_result(make_runner):
     compiled = make_runner().train().params
     with jax.disable_jit():
         found = make_runner().train().params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, compiled)
 
 
-def test_settings_of_jax_that_hold_in_a_thread_hold_for_the_state(make_runner):
+def test_thread_local_settings_of_jax_apply_to_the_state(make_runner):
     with jax.enable_x64(True):
         params = make_runner().train().params
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64)}

@@ -1,4 +1,4 @@
-"""After an error `train()` continues from a consistent state or refuses; a stuck or empty loader ends the run."""
+"""Test that `train()` continues from a consistent state after an error or refuses, and ends with a stuck loader."""
 
 import os
 import pathlib
@@ -21,7 +21,7 @@ SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None)
 
 
 class FailOnce(Hook):
-    """Raises at one stage, once, in the second of two epochs of 4 iterations or at the border between them."""
+    """Raise at one stage, once, in the second of two epochs of 4 iterations or between them."""
 
     def __init__(self, stage):
         self.failed = False
@@ -54,7 +54,7 @@ def test_training_continues_after_an_error_between_iterations(make_runner, tmp_p
     state = runner.train()
     assert runner.iter == int(state.step) == 8
     jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
-    assert [row[:2] for row in runner.validations] == [(1, 4), (2, 8)]
+    assert [entry[:2] for entry in runner.validations] == [(1, 4), (2, 8)]
 
 
 @pytest.mark.parametrize("train_cfg", [SINGLE, CHUNKS], ids=["single steps", "chunks"])
@@ -62,7 +62,7 @@ def test_training_continues_after_an_error_between_iterations(make_runner, tmp_p
     "stage",
     ["before_train_iter", "after_train_iter", "after_train_epoch", "after_val_epoch", "after_val"],
 )
-def test_training_does_not_continue_where_some_hooks_have_seen_an_iteration_and_others_not(
+def test_training_does_not_continue_after_an_error_that_some_hooks_have_not_seen(
     make_runner, tmp_path, stage, train_cfg
 ):
     settings = dict(param_scheduler=schedules(), train_cfg=train_cfg, default_hooks=SAVE)
@@ -79,7 +79,7 @@ def test_training_does_not_continue_where_some_hooks_have_seen_an_iteration_and_
 @pytest.mark.parametrize(
     "train_cfg",
     [SINGLE, CHUNKS, dict(max_epochs=2, steps_per_call=4)],  # in the last the error comes within the first chunk
-    ids=["single steps", "chunks", "the first chunk cut short"],
+    ids=["single steps", "chunks", "an incomplete first chunk"],
 )
 def test_training_continues_after_an_error_of_the_loader(make_runner, tmp_path, train_cfg):
     rng = np.random.default_rng(0)
@@ -127,7 +127,7 @@ def test_training_does_not_continue_after_a_step_that_failed(make_runner, train_
 
 
 class Stuck(list):
-    """Yields a few batches and then waits for a worker thread that never delivers."""
+    """Yield a few batches and then wait for a worker thread that never delivers."""
 
     def __init__(self, batches, yielded):
         super().__init__(batches)
@@ -142,7 +142,7 @@ class Stuck(list):
 
 
 @pytest.mark.parametrize("train_cfg", [SINGLE, CHUNKS], ids=["single steps", "chunks"])
-def test_a_signal_ends_a_run_whose_loader_is_stuck_with_everything_saved(make_runner, tmp_path, train_cfg):
+def test_a_signal_ends_a_run_with_a_stuck_loader_and_saves_it(make_runner, tmp_path, train_cfg):
     batch = dict(x=np.ones((4, 2), np.float32), y=np.ones(4, np.float32))
     runner = make_runner(
         train_dataloader=Stuck([batch] * 8, yielded=6), train_cfg={**train_cfg, "max_epochs": 1}, default_hooks=SAVE
@@ -158,7 +158,7 @@ def test_a_signal_ends_a_run_whose_loader_is_stuck_with_everything_saved(make_ru
 
 
 class OnePass(list):
-    """Yields its batches in the first whole pass alone."""
+    """Yield the batches in the first complete pass only."""
 
     exhausted = False
 

@@ -10,7 +10,7 @@ from jengine.runner import build_runner_with_tta
 
 @MODELS.register_module(force=True)
 class PlusMinus(BaseTTAModel):
-    """Predicts x and x + 1."""
+    """Average the predictions for x and x + 1."""
 
     def augment(self, batch):
         return [batch, {**batch, "x": batch["x"] + 1}]
@@ -57,34 +57,34 @@ def test_the_test_merges_views_and_the_validation_does_not(cfg):
     assert [type(hook).__name__ for hook in runner.hooks].count("PrepareTTAHook") == 1
 
 
-def test_a_pipeline_of_its_own_takes_the_place_of_that_of_the_test(cfg):
-    whole = cfg(tta_pipeline=[tenfold])
-    assert build_runner_with_tta(whole).test()["loss"] == 15.5  # of 10, 20 and of 11, 21
-    whole["test_dataloader"] = dict(
+def test_a_pipeline_for_tta_replaces_that_of_the_test(cfg):
+    config = cfg(tta_pipeline=[tenfold])
+    assert build_runner_with_tta(config).test()["loss"] == 15.5  # of 10, 20 and of 11, 21
+    config["test_dataloader"] = dict(
         batch_size=2,
         dataset=dict(
             type="PseudoLabelDataset",
             dataset=dict(
-                type="TransformedDataset", dataset=whole["test_dataloader"]["dataset"], pipeline=[tenfold] * 2
+                type="TransformedDataset", dataset=config["test_dataloader"]["dataset"], pipeline=[tenfold] * 2
             ),
         ),
     )
-    assert build_runner_with_tta(whole).test()["loss"] == 15.5
-    assert whole["test_dataloader"]["dataset"]["dataset"]["pipeline"] == [tenfold] * 2  # left as it was
+    assert build_runner_with_tta(config).test()["loss"] == 15.5
+    assert config["test_dataloader"]["dataset"]["dataset"]["pipeline"] == [tenfold] * 2  # not modified
 
 
-def test_the_keys_may_be_variables_of_a_config_that_also_trains(cfg):
+def test_the_keys_may_be_variables_of_a_training_config(cfg):
     plain = cfg()
     variables = {"tta_model": plain.pop("tta_model"), "tta_pipeline": [tenfold]}
     assert build_runner_with_tta({**plain, "vars": variables}).test()["loss"] == 15.5
 
 
-def test_what_is_missing_is_said(cfg):
+def test_missing_sections_are_reported(cfg):
     plain = cfg()
-    with pytest.raises(ValueError, match="needs the key 'tta_model'"):
+    with pytest.raises(ValueError, match="must have the key 'tta_model'"):
         build_runner_with_tta({**plain, "tta_model": None})
-    with pytest.raises(ValueError, match="needs the key 'test_dataloader'"):
+    with pytest.raises(ValueError, match="must have the key 'test_dataloader'"):
         build_runner_with_tta({**plain, "test_dataloader": None})
-    with pytest.raises(ValueError, match="tta_pipeline needs a test_dataloader that is a dict"):
+    with pytest.raises(ValueError, match="with tta_pipeline, test_dataloader must be a dict"):
         build_runner_with_tta({**plain, "test_dataloader": [dict(x=np.ones(2))], "tta_pipeline": [tenfold]})
     assert "TransformedDataset" in DATASETS

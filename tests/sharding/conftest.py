@@ -7,7 +7,7 @@ import pytest
 from jengine.data import ArrayDataset
 from jengine.model import LinenModel
 from jengine.runner import Runner
-from jengine.sharding import collectives
+from jengine.sharding import find_collectives
 
 RNG = np.random.RandomState(0)
 X = RNG.randn(16, 8).astype(np.float32)
@@ -18,14 +18,14 @@ DATA = ArrayDataset(dict(x=X, y=Y))
 class Net(nn.Module):
     """Two layers with a BatchNorm, every axis divisible by 8 or 4."""
 
-    statistics_over: str | None = None  # a mapped axis whose parts share the statistics
+    statistics_axis: str | None = None  # a mapped axis over which statistics are computed
 
     @nn.compact
     def __call__(self, x, train=False):
-        # no bias before a BatchNorm: its gradient is rounding noise, which Adam would make as large as any other
+        # no bias before a BatchNorm: its gradient is rounding noise, which Adam would scale up
         x = nn.Dense(16, use_bias=False, name="up")(x)
         norm = nn.BatchNorm(
-            use_running_average=not train, momentum=0.9, axis_name=self.statistics_over if train else None, name="bn"
+            use_running_average=not train, momentum=0.9, axis_name=self.statistics_axis if train else None, name="bn"
         )
         return nn.Dense(4, name="down")(jnp.tanh(norm(x)))
 
@@ -34,14 +34,14 @@ def squared_error(outputs, batch):
     return jnp.square(outputs - batch["y"]).mean(axis=-1)
 
 
-def exchanges(runner, step, batch=None):
-    """The exchanges of a step of a run that has been trained."""
+def step_collectives(runner, step, batch=None):
+    """Return the collectives of a step of a runner that has trained."""
     batch = runner.strategy.put_batch({"x": X, "y": Y} if batch is None else batch)
     compiled = runner.strategy.compile_train_step(step.__wrapped__)
-    return collectives(compiled.lower(runner.state, batch, runner.optim_wrapper.hyperparams).compile().as_text())
+    return find_collectives(compiled.lower(runner.state, batch, runner.optim_wrapper.hyperparams).compile().as_text())
 
 
-def loader(batch_size=16, dataset=DATA, **changes):
+def make_loader(batch_size=16, dataset=DATA, **changes):
     return dict(
         batch_size=batch_size,
         dataset=dataset,
@@ -52,13 +52,13 @@ def loader(batch_size=16, dataset=DATA, **changes):
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Makes a Runner of a small regression with BatchNorm: all 16 samples in a batch, 20 iterations, unless told."""
+    """Build a Runner of a small regression with BatchNorm; by default 20 iterations with all 16 samples in a batch."""
 
     def make(parallel=None, work_dir="run", **changes):
         arguments = dict(
             model=LinenModel(Net(), squared_error, inputs="x"),
             work_dir=tmp_path / work_dir,
-            train_dataloader=loader(),
+            train_dataloader=make_loader(),
             train_cfg=dict(by_epoch=False, max_iters=20),
             optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.05)),
             default_hooks=dict(checkpoint=None, logger=None),
@@ -71,7 +71,7 @@ def make_run(tmp_path):
 
 @pytest.fixture
 def assert_close():
-    """Holds that all leaves of two trees are within `atol`, and within a 1e-5th."""
+    """Check that all leaves of two trees are equal within `atol` and a relative tolerance of 1e-5."""
 
     def check(found, expected, atol=1e-5):
         assert jax.tree.structure(found) == jax.tree.structure(expected)

@@ -1,4 +1,4 @@
-"""What a compiled program exchanges is read from its text."""
+"""Test that the collectives of a compiled program are read from its text."""
 
 import jax
 import jax.numpy as jnp
@@ -6,10 +6,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jengine.sharding import Pjit, collectives, traffic
+from jengine.sharding import Pjit, find_collectives, traffic
 from jengine.sharding.collectives import Collective
 
-# lines as XLA writes them for CPU and for GPU, the latter with operations started and done
+# as written by XLA for CPU and for GPU, with asynchronous operations for the latter
 TEXT = """
   %all-reduce.5 = (f32[16,8]{1,0}, bf16[16]{0}, f32[]) all-reduce(%dot.4, %b, %c), channel_id=1
   %all-gather.1 = f32[16,4]{1,0} all-gather(%param.9), dimensions={0}
@@ -23,8 +23,8 @@ TEXT = """
 """
 
 
-def test_kinds_arrays_and_bytes_are_read():
-    assert collectives(TEXT) == [
+def test_kind_arrays_and_size_are_read():
+    assert find_collectives(TEXT) == [
         Collective("all-reduce", 3, 4 * 128 + 2 * 16 + 4),
         Collective("all-gather", 1, 4 * 64),
         Collective("reduce-scatter", 1, 4 * 32),
@@ -34,8 +34,8 @@ def test_kinds_arrays_and_bytes_are_read():
     ]
 
 
-# of the first array of the joined all-reduce each device takes its part, in a fusion; of the second all of it
-DIVIDED = """
+# each device uses only its slice of the first array of the all-reduce, in a fusion, and all of the second array
+SLICED = """
 %fused (param_0: f32[16,8], param_1: u32[]) -> f32[4,8] {
   %param_0 = f32[16,8]{1,0} parameter(0)
   %param_1 = u32[] parameter(1)
@@ -48,7 +48,7 @@ DIVIDED = """
 ENTRY %main (x: f32[16,8], number: u32[]) -> (f32[4,8], f32[8]) {
   %x = f32[16,8]{1,0} parameter(0)
   %number = u32[] parameter(1)
-  %number_of_the_device = u32[] partition-id()
+  %device_index = u32[] partition-id()
   %all-reduce.1 = (f32[16,8]{1,0}, f32[8]{0}) all-reduce(%x, %y), to_apply=%add
   %first = f32[16,8]{1,0} get-tuple-element(%all-reduce.1), index=0
   %second = f32[8]{0} get-tuple-element(%all-reduce.1), index=1
@@ -58,44 +58,44 @@ ENTRY %main (x: f32[16,8], number: u32[]) -> (f32[4,8], f32[8]) {
 """
 
 
-def test_an_all_reduce_of_which_each_device_keeps_its_part_is_a_reduce_scatter():
-    assert collectives(DIVIDED.replace("NUMBER", "number_of_the_device")) == [
+def test_an_all_reduce_of_which_each_device_uses_its_slice_is_a_reduce_scatter():
+    assert find_collectives(SLICED.replace("NUMBER", "device_index")) == [
         Collective("reduce-scatter", 1, 4 * 128),
         Collective("all-reduce", 1, 4 * 8),
     ]
 
 
-def test_an_all_reduce_stays_one_where_all_devices_take_the_same_part_or_one_takes_more():
-    assert collectives(DIVIDED.replace("NUMBER", "number")) == [Collective("all-reduce", 2, 4 * 136)]
-    more = DIVIDED.replace("NUMBER", "number_of_the_device").replace("tuple(%own, %second)", "tuple(%first, %second)")
-    assert collectives(more) == [Collective("all-reduce", 2, 4 * 136)]
+def test_an_all_reduce_with_the_same_slice_on_all_devices_or_with_other_uses_is_not_a_reduce_scatter():
+    assert find_collectives(SLICED.replace("NUMBER", "number")) == [Collective("all-reduce", 2, 4 * 136)]
+    other_use = SLICED.replace("NUMBER", "device_index").replace("tuple(%own, %second)", "tuple(%first, %second)")
+    assert find_collectives(other_use) == [Collective("all-reduce", 2, 4 * 136)]
 
 
-def test_an_all_reduce_costs_twice_its_size_on_the_wire():
-    exchanges = [Collective("all-reduce", 1, 100), Collective("all-gather", 1, 10), Collective("reduce-scatter", 1, 7)]
-    assert traffic(exchanges) == 217
+def test_the_traffic_of_an_all_reduce_is_twice_its_size():
+    found = [Collective("all-reduce", 1, 100), Collective("all-gather", 1, 10), Collective("reduce-scatter", 1, 7)]
+    assert traffic(found) == 217
 
 
-def test_a_program_on_a_mesh_tells_its_exchange():
+def test_collectives_of_a_program_on_a_mesh_are_found():
     strategy = Pjit(devices=4)
     batch = strategy.put_batch({"x": np.ones((8, 5), np.float32)})
     compiled = jax.jit(lambda b: jnp.sum(b["x"], axis=0)).lower(batch).compile()
-    assert collectives(compiled.as_text()) == [Collective("all-reduce", 1, 20)]
+    assert find_collectives(compiled.as_text()) == [Collective("all-reduce", 1, 20)]
 
 
-def test_an_explicit_reduce_scatter_and_the_form_that_division_takes_on_cpu_read_alike():
+def test_explicit_and_implicit_reduce_scatters_are_found():
     mesh = Pjit(devices=4).mesh
-    rows = jax.device_put(np.ones((4, 8, 5), np.float32), NamedSharding(mesh, P("data")))
+    array = jax.device_put(np.ones((4, 8, 5), np.float32), NamedSharding(mesh, P("data")))
 
     def explicit(own):
         return jax.lax.psum_scatter(own[0], "data", tiled=True)
 
     programs = [
         jax.jit(jax.shard_map(explicit, mesh=mesh, in_specs=P("data"), out_specs=P("data"))),
-        jax.jit(lambda rows: rows.sum(axis=0), out_shardings=NamedSharding(mesh, P("data"))),
+        jax.jit(lambda array: array.sum(axis=0), out_shardings=NamedSharding(mesh, P("data"))),
     ]
-    texts = [program.lower(rows).compile().as_text() for program in programs]
+    texts = [program.lower(array).compile().as_text() for program in programs]
     assert "reduce-scatter(" in texts[0]
     assert "reduce-scatter(" not in texts[1]
     for text in texts:
-        assert collectives(text) == [Collective("reduce-scatter", 1, 4 * 8 * 5)]
+        assert find_collectives(text) == [Collective("reduce-scatter", 1, 4 * 8 * 5)]

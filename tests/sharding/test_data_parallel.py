@@ -1,4 +1,4 @@
-"""A program for each device: numbers, what is exchanged, and what belongs to a replica."""
+"""Test replicas of one device each: results, collectives and the state of a replica."""
 
 import flax.linen as nn
 import jax
@@ -13,7 +13,7 @@ from jengine.hooks import Hook, SyncBuffersHook
 from jengine.model import FunctionalModel, LinenModel
 from jengine.registry import STRATEGIES
 from jengine.sharding import Collective, DataParallel
-from tests.sharding.conftest import X, Y, exchanges, loader, squared_error
+from tests.sharding.conftest import X, Y, make_loader, squared_error, step_collectives
 
 IMPLS = ["shard_map", "pmap"]
 AMP = dict(
@@ -33,7 +33,7 @@ class Plain(nn.Module):
         return nn.Dense(4, name="down")(jnp.tanh(nn.Dense(16, name="up")(x)))
 
 
-def plain():
+def make_plain_model():
     return LinenModel(Plain(), squared_error, inputs="x")
 
 
@@ -42,35 +42,35 @@ def plain():
     [("shard_map", 2, AMP), ("shard_map", 8, AMP), ("shard_map", 4, LARS), ("pmap", 8, AMP)],
     ids=["shard_map 2, AdamW", "shard_map 8, AdamW", "shard_map 4, LARS", "pmap 8, AdamW"],
 )
-def test_twenty_steps_end_as_on_one_device(make_run, assert_close, impl, devices, optimizer):
-    changes = dict(model=plain(), optim_wrapper=optimizer, custom_hooks=[dict(type="EMAHook", momentum=0.1)])
+def test_twenty_steps_have_the_results_of_one_device(make_run, assert_close, impl, devices, optimizer):
+    changes = dict(model=make_plain_model(), optim_wrapper=optimizer, custom_hooks=[dict(type="EMAHook", momentum=0.1)])
     expected = make_run(work_dir="one", **changes).train()
     runner = make_run(dict(type="DataParallel", impl=impl, devices=devices), work_dir="many", **changes)
     state = runner.train()
     assert runner.programs.update.traces == 1
     for part in ("params", "hook_state"):
         assert_close(getattr(state, part), getattr(expected, part))
-    found, wanted = state.opt_state, expected.opt_state
-    if runner.optim_wrapper.accumulates:  # the summed gradients belong to each replica
-        found, wanted = (optax.tree.set(s, accumulated_grads=None, weight_sum=None) for s in (found, wanted))
-    assert_close(found, wanted)
+    opt_states = state.opt_state, expected.opt_state
+    if runner.optim_wrapper.accumulates:  # each replica has its own accumulated gradients
+        opt_states = (optax.tree.set(s, accumulated_grads=None, weight_sum=None) for s in opt_states)
+    assert_close(*opt_states)
 
 
-def test_accumulating_exchanges_nothing_and_an_update_once(make_run):
+def test_replicas_exchange_only_in_updates_and_then_once(make_run):
     runner = make_run(dict(type="DataParallel"), optim_wrapper=AMP, train_cfg=dict(by_epoch=False, max_iters=2))
     runner.train()
-    assert exchanges(runner, runner.programs.accumulate) == []
-    [update] = exchanges(runner, runner.programs.update)
+    assert step_collectives(runner, runner.programs.accumulate) == []
+    [update] = step_collectives(runner, runner.programs.update)
     leaves = jax.tree.leaves(runner.state.params)
-    # XLA joins all gradients and the loss into one
+    # XLA combines all gradients and the loss into one
     assert update == Collective("all-reduce", len(leaves) + 1, sum(leaf.nbytes for leaf in leaves) + 4)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-def test_statistics_belong_to_a_replica_until_they_are_averaged(make_run, impl):
+def test_each_replica_has_its_own_statistics_until_they_are_averaged(make_run, impl):
     seen = {}
 
-    class Look(Hook):
+    class Recorder(Hook):
         def before_val_epoch(self, runner):  # runs after SyncBuffersHook, registered later
             seen.setdefault("after", jax.device_get(runner.state.model_state["batch_stats"]["bn"]["mean"]))
 
@@ -83,15 +83,15 @@ def test_statistics_belong_to_a_replica_until_they_are_averaged(make_run, impl):
     runner = make_run(
         dict(type="DataParallel", impl=impl, devices=2),
         train_cfg=dict(by_epoch=False, max_iters=1),
-        val_dataloader=loader(8, drop_last=False),
+        val_dataloader=make_loader(8, drop_last=False),
         val_cfg=dict(),
         val_evaluator=dict(type="MeanLoss", loss=error),
-        custom_hooks=[dict(type="SyncBuffersHook"), Look()],
+        custom_hooks=[dict(type="SyncBuffersHook"), Recorder()],
     )
     kernel = []
-    runner.register_hook(_Before(lambda r: kernel.append(np.asarray(r.state.params["up"]["kernel"]))))
+    runner.register_hook(_BeforeIteration(lambda r: kernel.append(np.asarray(r.state.params["up"]["kernel"]))))
     state = runner.train()
-    # momentum 0.9: a tenth of the mean of the replica's own 8 rows after the first layer
+    # momentum 0.9: a tenth of the mean over the 8 examples of the replica after the first layer
     own = 0.1 * (X @ kernel[0]).reshape(2, 8, 16).mean(axis=1)
     np.testing.assert_allclose(seen["before"], own, atol=1e-6)
     np.testing.assert_allclose(seen["after"], np.broadcast_to(own.mean(0), (2, 16)), atol=1e-6)
@@ -102,19 +102,19 @@ def test_statistics_belong_to_a_replica_until_they_are_averaged(make_run, impl):
     assert list(runner.validations[0][2].values()) == [pytest.approx(expected, rel=1e-5)]
 
 
-class _Before(Hook):
-    def __init__(self, act):
-        self.act = act
+class _BeforeIteration(Hook):
+    def __init__(self, action):
+        self.action = action
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        self.act(runner)
+        self.action(runner)
 
 
 def test_a_config_may_use_the_former_name():
     assert type(STRATEGIES.build(dict(type="Replica", devices=2))) is DataParallel
 
 
-def test_averaging_leaves_integers_alone_and_gives_every_replica_the_mean():
+def test_averaging_replaces_floating_leaves_by_the_mean_and_keeps_integers():
     strategy = DataParallel(devices=4)
     state = {"mean": jnp.array([0.0, 2.0, 4.0, 6.0]), "count": jnp.array([1, 2, 3, 4])}
     averaged = strategy.mean_over_replicas(state)
@@ -122,17 +122,17 @@ def test_averaging_leaves_integers_alone_and_gives_every_replica_the_mean():
     assert averaged["count"].tolist() == [1, 2, 3, 4]
 
 
-def test_a_single_replica_has_nothing_to_average():
+def test_the_state_of_a_single_replica_is_not_averaged():
     state = {"mean": jnp.array([2.0])}
     assert DataParallel(devices=1).mean_over_replicas(state) is state
 
 
 @pytest.mark.parametrize(
-    ("train_cfg", "times"),
+    ("train_cfg", "count"),
     [(dict(max_epochs=2), 2), (dict(by_epoch=False, max_iters=2, val_interval=1), 3)],
     ids=["once an epoch", "before each validation and at the end"],
 )
-def test_statistics_are_averaged_once_before_a_validation(make_run, train_cfg, times):
+def test_statistics_are_averaged_once_before_a_validation(make_run, train_cfg, count):
     calls = []
 
     class Counting(DataParallel):
@@ -143,15 +143,15 @@ def test_statistics_are_averaged_once_before_a_validation(make_run, train_cfg, t
     make_run(
         Counting(devices=2),
         train_cfg=train_cfg,
-        val_dataloader=loader(8),
+        val_dataloader=make_loader(8),
         val_cfg=dict(),
         val_evaluator=dict(type="MeanLoss", loss=lambda p, b: jnp.square(p - b["y"]).sum(-1)),
         custom_hooks=[SyncBuffersHook()],
     ).train()
-    assert len(calls) == times
+    assert len(calls) == count
 
 
-# 8 sentences of up to 6 words, of very different lengths, so that a mean of means is not the mean
+# 8 sentences of up to 6 words, of very different lengths, so the mean of means differs from the mean
 WORDS = (np.arange(6) < np.array([1, 6, 2, 5, 3, 3, 6, 1])[:, None]).astype("f")
 TEXT = ArrayDataset(
     dict(
@@ -162,7 +162,7 @@ TEXT = ArrayDataset(
 )
 
 
-def words_model():
+def make_words_model():
     def loss(params, batch):
         error = jnp.square(jnp.einsum("bsi,i->bs", batch["x"], params["w"]) - batch["t"])
         return {"loss": ((error * batch["words"]).sum(), batch["words"].sum())}
@@ -171,10 +171,10 @@ def words_model():
 
 
 @pytest.mark.parametrize(("devices", "counts"), [(2, 1), (4, 2), (8, 1)])
-def test_a_loss_by_words_is_that_of_the_full_batch(make_run, devices, counts):
+def test_a_loss_averaged_over_words_equals_that_of_the_full_batch(make_run, devices, counts):
     seen = []
 
-    class Look(Hook):
+    class Recorder(Hook):
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
             seen.append(float(outputs["loss"]))
 
@@ -182,25 +182,25 @@ def test_a_loss_by_words_is_that_of_the_full_batch(make_run, devices, counts):
         return make_run(
             parallel,
             work_dir=f"by_{counts}",
-            model=words_model(),
-            train_dataloader=loader(8 // counts, TEXT),
+            model=make_words_model(),
+            train_dataloader=make_loader(8 // counts, TEXT),
             optim_wrapper=dict(optimizer=dict(type="SGD", lr=1.0), accumulative_counts=counts),
             train_cfg=dict(by_epoch=False, max_iters=counts),
             **changes,
         ).train()
 
-    expected = run(None, 1, custom_hooks=[Look()])
-    found = run(dict(type="DataParallel", devices=devices), counts, custom_hooks=[Look()])
+    expected = run(None, 1, custom_hooks=[Recorder()])
+    found = run(dict(type="DataParallel", devices=devices), counts, custom_hooks=[Recorder()])
     np.testing.assert_allclose(found.params["w"], expected.params["w"], atol=1e-6, rtol=1e-6)
     if counts == 1:
         assert seen[1] == pytest.approx(seen[0], rel=1e-6)
 
 
-def test_padded_examples_count_for_nothing(make_run):
+def test_padded_examples_have_no_effect(make_run):
     data = ArrayDataset(dict(x=X[:11], y=Y[:11]))  # in a batch of 16 on 8 devices three replicas have only padding
     changes = dict(
-        model=plain(),
-        train_dataloader=loader(16, data, drop_last=False),
+        model=make_plain_model(),
+        train_dataloader=make_loader(16, data, drop_last=False),
         train_cfg=dict(by_epoch=False, max_iters=3),
     )
     expected = make_run(work_dir="one", **changes).train()
@@ -208,7 +208,7 @@ def test_padded_examples_count_for_nothing(make_run):
     np.testing.assert_allclose(state.params["up"]["kernel"], expected.params["up"]["kernel"], atol=1e-6)
 
 
-def test_replicas_draw_different_numbers(make_run):
+def test_replicas_draw_different_random_numbers(make_run):
     model = FunctionalModel(
         init=lambda: {"w": jnp.zeros(())},
         loss=lambda params, batch, rng: params["w"] * jax.random.normal(rng, (batch["x"].shape[0],)).mean(),
@@ -248,13 +248,13 @@ def test_a_run_resumes_with_the_statistics_of_each_replica(make_run, assert_clos
     )
 
 
-def test_settings_that_cannot_be_are_refused(make_run):
+def test_illegal_settings_are_refused(make_run):
     with pytest.raises(ConfigError, match="impl must be 'shard_map' or 'pmap', got 'pmapp'; did you mean 'pmap'"):
         make_run(dict(type="DataParallel", impl="pmapp"))
     with pytest.raises(ConfigError, match="devices must be at most 8, got 16"):
         make_run(dict(type="DataParallel", devices=16))
-    with pytest.raises(ValueError, match="divided over 8 devices"):
-        make_run(dict(type="DataParallel"), train_dataloader=loader(12)).train()
+    with pytest.raises(ValueError, match="divisible over 8 devices"):
+        make_run(dict(type="DataParallel"), train_dataloader=make_loader(12)).train()
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_settings_that_cannot_be_are_refused(make_run):
     [(dict(type="DataParallel", devices=2), None), (None, dict(type="DataParallel", devices=2)),
      (dict(type="DataParallel", devices=4), dict(type="DataParallel", devices=2)),
      (dict(type="DataParallel", mesh=dict(data=2, fsdp=4), fsdp_min_size=16), dict(type="DataParallel", devices=4))],
-    ids=["replicas to one device", "one device to replicas", "four replicas to two", "replicas of four to of one"],
+    ids=["replicas to one device", "one device to replicas", "four replicas to two", "replicas of four devices to replicas of one"],
 )  # fmt: skip
 def test_a_run_resumes_on_another_number_of_replicas_with_the_mean_of_their_statistics(make_run, saved, resumed):
     changes = dict(
@@ -273,12 +273,12 @@ def test_a_run_resumes_on_another_number_of_replicas_with_the_mean_of_their_stat
     first = make_run(saved, train_cfg=dict(by_epoch=False, max_iters=3), **changes).train()
     seen = {}
 
-    class Look(Hook):
+    class Recorder(Hook):
         def before_train(self, runner):
             seen["state"] = jax.device_get(runner.state.replace(rng=None))
 
     runner = make_run(resumed, train_cfg=dict(by_epoch=False, max_iters=4), resume=True, **changes)
-    runner.register_hook(Look())
+    runner.register_hook(Recorder())
     assert runner.train().step == 4
 
     def mean(tree, parallel):
@@ -295,12 +295,12 @@ def test_a_run_resumes_on_another_number_of_replicas_with_the_mean_of_their_stat
             np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_weights_of_one_device_start_replicas(make_run, tmp_path):
+def test_replicas_start_from_weights_of_one_device(make_run, tmp_path):
     hooks = dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=1), logger=None)
     first = make_run(work_dir="one", default_hooks=hooks, train_cfg=dict(by_epoch=False, max_iters=1)).train()
     seen = {}
 
-    class Look(Hook):
+    class Recorder(Hook):
         def before_train(self, runner):
             seen["mean"] = jax.device_get(runner.state.model_state["batch_stats"]["bn"]["mean"])
 
@@ -308,25 +308,25 @@ def test_weights_of_one_device_start_replicas(make_run, tmp_path):
         dict(type="DataParallel", devices=2),
         load_from=tmp_path / "one" / "iter_1",
         train_cfg=dict(by_epoch=False, max_iters=1),
-        custom_hooks=[Look()],
+        custom_hooks=[Recorder()],
     ).train()
     mean = np.asarray(first.model_state["batch_stats"]["bn"]["mean"])
     np.testing.assert_array_equal(seen["mean"], np.stack([mean, mean]))
 
 
-def test_an_iteration_that_one_replica_drops_is_dropped_by_all(make_run):
-    class Drop(Hook):
+def test_a_step_skipped_by_one_replica_is_skipped_by_all(make_run):
+    class SkipStep(Hook):
         def traced_grads(self, ctx):
             return ctx.replace(apply_update=ctx.batch["x"].max() < X.max())  # false on one replica alone
 
     runner = make_run(
         dict(type="DataParallel", devices=4),
-        model=plain(),
+        model=make_plain_model(),
         train_cfg=dict(by_epoch=False, max_iters=1),
-        custom_hooks=[Drop()],
+        custom_hooks=[SkipStep()],
     )
     before = []
-    runner.register_hook(_Before(lambda r: before.append(jax.device_get(r.state.params))))
+    runner.register_hook(_BeforeIteration(lambda r: before.append(jax.device_get(r.state.params))))
     state = runner.train()
     assert state.step == 1
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), before[0])

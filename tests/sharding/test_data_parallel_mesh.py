@@ -1,4 +1,4 @@
-"""Replicas of several devices each: what is divided within a replica, and what replicas exchange."""
+"""Test replicas of several devices each: shardings within a replica, and collectives between replicas."""
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel
-from tests.sharding.conftest import X, Y, exchanges, loader, squared_error
-from tests.sharding.test_data_parallel import AMP, LARS, TEXT, plain, words_model
+from tests.sharding.conftest import X, Y, make_loader, squared_error, step_collectives
+from tests.sharding.test_data_parallel import AMP, LARS, TEXT, make_plain_model, make_words_model
 
 RULES = [("up.kernel", ("fsdp", "tensor")), ("down.kernel", ("tensor", "fsdp"))]
 MESHES = {
@@ -27,8 +27,8 @@ MESHES = {
     [("data 2, fsdp 2, tensor 2", AMP), ("data 4, tensor 2", {**LARS, "accumulative_counts": 2})],
     ids=["data 2, fsdp 2, tensor 2, AdamW", "data 4, tensor 2, LARS"],
 )
-def test_twenty_steps_end_as_one_program_on_the_same_mesh(make_run, assert_close, mesh, optimizer):
-    changes = dict(model=plain(), optim_wrapper=optimizer, custom_hooks=[dict(type="EMAHook", momentum=0.1)])
+def test_twenty_steps_have_the_results_of_one_program_on_the_same_mesh(make_run, assert_close, mesh, optimizer):
+    changes = dict(model=make_plain_model(), optim_wrapper=optimizer, custom_hooks=[dict(type="EMAHook", momentum=0.1)])
     expected = make_run(dict(type="Pjit", **MESHES[mesh]), work_dir="one", **changes).train()
     runner = make_run(dict(type="DataParallel", **MESHES[mesh]), work_dir="many", **changes)
     state = runner.train()
@@ -39,7 +39,7 @@ def test_twenty_steps_end_as_one_program_on_the_same_mesh(make_run, assert_close
     assert_close(state.opt_state.hyperparams, expected.opt_state.hyperparams, atol=1e-6)
     inner, expected_inner = (s.opt_state.inner_state.inner_state for s in (state, expected))
     assert_close(inner, expected_inner, atol=1e-6)
-    # within a replica everything lies as it does without any; summed gradients have the replicas in front
+    # within a replica shardings are those of Pjit; accumulated gradients have a leading replica axis
     kernel, summed = state.params["up"]["kernel"], optax.tree.get(state.opt_state, "accumulated_grads")["up"]["kernel"]
     assert kernel.sharding == expected.params["up"]["kernel"].sharding
     assert summed.sharding.spec == P("data", *kernel.sharding.spec)
@@ -47,7 +47,7 @@ def test_twenty_steps_end_as_one_program_on_the_same_mesh(make_run, assert_close
 
 
 @pytest.mark.parametrize("kind", ["Pjit", "DataParallel"])
-def test_replicas_exchange_gradients_once_an_update_and_one_program_in_each_iteration(make_run, kind):
+def test_replicas_exchange_gradients_once_an_update_and_pjit_in_each_iteration(make_run, kind):
     class Bare(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -57,32 +57,31 @@ def test_replicas_exchange_gradients_once_an_update_and_one_program_in_each_iter
     runner = make_run(
         dict(type=kind, mesh=dict(data=2, fsdp=4), fsdp_min_size=16),
         model=LinenModel(Bare(), squared_error, inputs="x"),
-        train_dataloader=loader(1024, ArrayDataset(data)),
+        train_dataloader=make_loader(1024, ArrayDataset(data)),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=2),
         train_cfg=dict(by_epoch=False, max_iters=2),
     )
     params = sum(leaf.nbytes for leaf in jax.tree.leaves(runner.train().params))
 
     def size(step, kind):
-        found = sum(one.size for one in exchanges(runner, step, data) if one.kind == kind)
-        return found
+        return sum(found.size for found in step_collectives(runner, step, data) if found.kind == kind)
 
     for step in (runner.programs.accumulate, runner.programs.update):  # within a replica
         assert size(step, "all-gather") == size(step, "reduce-scatter") == params
-    # between replicas: of each gradient the part that a device keeps; and the loss, within a replica and between them
+    # between replicas: the shard of each gradient on a device; and the loss, within a replica and between them
     gradients = pytest.approx(params // 4, abs=8)
     assert size(runner.programs.accumulate, "all-reduce") == (4 if kind == "DataParallel" else gradients)
     assert size(runner.programs.update, "all-reduce") == gradients
 
 
 @pytest.mark.parametrize("counts", [1, 2])
-def test_a_loss_by_words_is_that_of_the_full_batch(make_run, counts):
+def test_a_loss_averaged_over_words_equals_that_of_the_full_batch(make_run, counts):
     def run(parallel, counts):
         return make_run(
             parallel,
             work_dir=f"by_{counts}",
-            model=words_model(),
-            train_dataloader=loader(8 // counts, TEXT),
+            model=make_words_model(),
+            train_dataloader=make_loader(8 // counts, TEXT),
             optim_wrapper=dict(optimizer=dict(type="SGD", lr=1.0), accumulative_counts=counts),
             train_cfg=dict(by_epoch=False, max_iters=counts),
         ).train()
@@ -92,23 +91,23 @@ def test_a_loss_by_words_is_that_of_the_full_batch(make_run, counts):
     np.testing.assert_allclose(found.params["w"], expected.params["w"], atol=1e-6, rtol=1e-6)
 
 
-def test_statistics_are_those_of_the_replica_whatever_its_devices(make_run):
+def test_statistics_are_computed_over_all_devices_of_a_replica(make_run):
     kernel = []
 
-    class Look(Hook):
+    class Recorder(Hook):
         def before_train_iter(self, runner, batch_idx, data_batch=None):
             kernel.append(np.asarray(runner.state.params["up"]["kernel"]))
 
     runner = make_run(
         dict(type="DataParallel", mesh=dict(data=2, fsdp=2, tensor=2), rules=RULES),
         train_cfg=dict(by_epoch=False, max_iters=1),
-        val_dataloader=loader(8),
+        val_dataloader=make_loader(8),
         val_cfg=dict(),
         val_evaluator=dict(type="MeanLoss", loss=lambda p, b: jnp.square(p - b["y"]).sum(-1)),
-        custom_hooks=[Look()],
+        custom_hooks=[Recorder()],
     )
     state = runner.train()
-    # momentum 0.9: a tenth of the mean of the replica's own 8 rows, which lie on two devices
+    # momentum 0.9: a tenth of the mean over the 8 examples of the replica, which are on several devices
     own = 0.1 * (X @ kernel[0]).reshape(2, 8, 16).mean(axis=1)
     mean = state.model_state["batch_stats"]["bn"]["mean"]
     assert mean.sharding.spec == P("data")
@@ -124,7 +123,7 @@ def test_statistics_are_those_of_the_replica_whatever_its_devices(make_run):
     assert list(runner.validations[0][2].values()) == [pytest.approx(float(np.mean(errors)), rel=1e-5)]
 
 
-def test_replicas_draw_different_numbers_and_the_devices_of_one_the_same(make_run):
+def test_replicas_draw_different_random_numbers_and_the_devices_of_one_the_same(make_run):
     model = FunctionalModel(
         init=lambda: {"w": jnp.zeros(())},
         loss=lambda params, batch, rng: params["w"] * jax.random.normal(rng, (batch["x"].shape[0],)).mean(),
@@ -145,21 +144,24 @@ def test_replicas_draw_different_numbers_and_the_devices_of_one_the_same(make_ru
     [
         (
             dict(impl="pmap", mesh=dict(fsdp=2)),
-            "a pmap must have one device a replica, got the mesh .'data': 4, 'fsdp': 2",
+            "a pmap must have one device per replica, got the mesh .'data': 4, 'fsdp': 2",
         ),
-        (dict(rules=[("up", ("data",))]), "each part of 'data' has all parameters, .* over it: take fsdp or tensor"),
-        (dict(rules=[("up", ("data",))], impl="pmap"), "each part of 'data' has all parameters, .* over it\nin"),
-        (dict(logical_axes=dict(mlp="data")), "each part of 'data' has all parameters"),
+        (
+            dict(rules=[("up", ("data",))]),
+            "must not be sharded over 'data', whose parts are replicas; use fsdp or tensor",
+        ),
+        (dict(rules=[("up", ("data",))], impl="pmap"), "must not be sharded over 'data', whose parts are replicas\nin"),
+        (dict(logical_axes=dict(mlp="data")), "must not be sharded over 'data'"),
         (dict(mesh=jax.make_mesh((8,), ("fsdp",))), r"the mesh must have the axis 'data', got the axes \('fsdp',\)"),
-        (dict(mesh=dict(data=3)), "does not fit 8 devices"),
+        (dict(mesh=dict(data=3)), "must be the number of devices, 8, got 3"),
     ],
 )
-def test_meshes_and_rules_that_cannot_be_are_refused(make_run, settings, message):
+def test_illegal_meshes_and_rules_are_refused(make_run, settings, message):
     with pytest.raises(ConfigError, match=message):
         make_run(dict(type="DataParallel", **settings))
 
 
-def test_a_batch_divides_over_all_devices_of_all_replicas(make_run):
-    runner = make_run(dict(type="DataParallel", mesh=dict(fsdp=2)), train_dataloader=loader(4))
-    with pytest.raises(ValueError, match=r"divided over 8 devices, but its entry \['x'\] has the shape \(4, 8\)"):
+def test_a_batch_must_be_divisible_over_all_devices_of_all_replicas(make_run):
+    runner = make_run(dict(type="DataParallel", mesh=dict(fsdp=2)), train_dataloader=make_loader(4))
+    with pytest.raises(ValueError, match=r"divisible over 8 devices, got the shape \(4, 8\) for its entry \['x'\]"):
         runner.train()

@@ -1,10 +1,10 @@
-"""How far the host runs ahead of the device."""
+"""Test how far the host runs ahead of the device."""
 
 from jengine.sharding import DispatchLimiter
 
 
 class Token:
-    """An output of a step that records when it is waited for."""
+    """An output of a step that records when the host waits for it."""
 
     waited: list[int]
 
@@ -17,34 +17,34 @@ class Token:
         return self
 
 
-def waits(limit, steps):
-    """step -> the step that the host waited for before it was dispatched."""
-    limiter, tokens, found = DispatchLimiter(limit), [], {}
+def record_waits(limit, steps):
+    """Return, by step, the step for which the host waited before its dispatch."""
+    limiter, tokens, waits = DispatchLimiter(limit), [], {}
     for step in range(steps):
         waited = []
         for token in tokens:
             token.waited = waited
         limiter.wait()
         if waited:
-            (found[step],) = waited
+            (waits[step],) = waited
         tokens.append(Token(step, waited))
         limiter.add(tokens[-1])
-    return found
+    return waits
 
 
-def test_of_two_in_flight_the_older_is_waited_for():
-    assert waits(2, 5) == {2: 0, 3: 1, 4: 2}
+def test_with_a_limit_of_two_the_host_waits_for_the_older_step():
+    assert record_waits(2, 5) == {2: 0, 3: 1, 4: 2}
 
 
-def test_of_more_half_are_waited_for_at_once():
-    assert waits(4, 9) == {4: 1, 6: 3, 8: 5}
+def test_with_a_larger_limit_the_host_waits_for_half_of_the_steps():
+    assert record_waits(4, 9) == {4: 1, 6: 3, 8: 5}
 
 
-def test_of_one_the_one_before_is_waited_for():
-    assert waits(1, 3) == {1: 0, 2: 1}
+def test_with_a_limit_of_one_the_host_waits_for_the_previous_step():
+    assert record_waits(1, 3) == {1: 0, 2: 1}
 
 
-def test_draining_waits_for_all():
+def test_drain_waits_for_all_steps():
     waited, limiter = [], DispatchLimiter(4)
     for step in range(2):
         limiter.add(Token(step, waited))

@@ -1,4 +1,4 @@
-"""The configs of docs/devices.md can be built."""
+"""Test that the configs of docs/devices.md can be built."""
 
 import pathlib
 import re
@@ -7,7 +7,7 @@ from jengine.registry import STRATEGIES
 from jengine.sharding import DataParallel, Pjit, SingleDevice
 
 
-def test_configs_of_the_page():
+def test_the_configs_of_the_page_can_be_built():
     page = (pathlib.Path(__file__).parents[2] / "docs" / "devices.md").read_text()
     lines, rules = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     built = []
@@ -15,6 +15,6 @@ def test_configs_of_the_page():
         names = {}
         exec(config, names)
         built.append(STRATEGIES.build(names["parallel"]))
-    assert [type(one) for one in built] == [Pjit, Pjit, DataParallel, DataParallel, SingleDevice, Pjit]
+    assert [type(strategy) for strategy in built] == [Pjit, Pjit, DataParallel, DataParallel, SingleDevice, Pjit]
     assert dict(built[1].mesh.shape) == dict(built[3].mesh.shape) == dict(data=2, fsdp=4, tensor=1)
     assert built[3].replicas == 2

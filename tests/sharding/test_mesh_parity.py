@@ -1,4 +1,4 @@
-"""Every optimizer on every mesh, with all that may go around it, ends where a single device does."""
+"""Test that training on every mesh, with every optimizer, has the results of a single device."""
 
 import optax
 import pytest
@@ -7,9 +7,9 @@ from jengine import paths
 from jengine.model import LinenModel
 from jengine.runner import Runner
 from jengine.sharding.replica_axis import is_per_replica
-from tests.sharding.conftest import Net, loader, squared_error
+from tests.sharding.conftest import Net, make_loader, squared_error
 
-# All leaves with two axes are divided over `fsdp` and `tensor`; vectors of 16 over `fsdp` by their size.
+# All leaves with two axes are sharded over `fsdp` and `tensor`; vectors of 16 elements over `fsdp` by their size.
 RULES = [("up.kernel", ("fsdp", "tensor")), ("down.kernel", ("tensor", "fsdp"))]
 MESHES = {
     "data 1": dict(devices=1),
@@ -19,7 +19,7 @@ MESHES = {
     "fsdp 8": dict(mesh=dict(data=1, fsdp=8), fsdp_min_size=16),
     "data 2, fsdp 2, tensor 2": dict(mesh=dict(fsdp=2, tensor=2), rules=RULES, fsdp_min_size=16),
 }
-SHARES = {  # of the 8 x 16 kernel and the 16 scales of BatchNorm, on one device
+SHARD_SHAPES = {  # of the 8 x 16 kernel and the 16 scales of BatchNorm
     "fsdp 8": {(8, 2), (2,)},
     "data 2, fsdp 2, tensor 2": {(4, 8), (8,)},
 }
@@ -33,11 +33,11 @@ OVERFLOWS = dict(init_scale=2.0**127, backoff_factor=2.0**-64, growth_interval=3
 
 
 def train(work_dir, parallel, optimizer, dtype="float32", loss_scale=OVERFLOWS, model=None):
-    """20 iterations with BatchNorm, averages of its statistics too, loss scale, clipping and accumulation."""
+    """Train 20 iterations with BatchNorm, averages (also of its statistics), loss scale, clipping and accumulation."""
     runner = Runner(
         model=LinenModel(model or Net(), squared_error, inputs="x"),
         work_dir=work_dir,
-        train_dataloader=loader(),
+        train_dataloader=make_loader(),
         train_cfg=dict(by_epoch=False, max_iters=20),
         optim_wrapper=dict(
             type="AmpOptimWrapper",
@@ -57,36 +57,36 @@ def train(work_dir, parallel, optimizer, dtype="float32", loss_scale=OVERFLOWS, 
     return state
 
 
-def finals(state):
+def final_values(state):
     opt_state = state.opt_state
-    window = opt_state.inner_state  # the accumulated gradients of a done window are left out
+    window = opt_state.inner_state  # without the accumulated gradients of the finished window
     return state.params, state.model_state, state.hook_state, opt_state.hyperparams, window.inner_state
 
 
 @pytest.fixture(scope="module")
 def on_one_device(tmp_path_factory):
-    """`on_one_device(*arguments of train)`: the run without a mesh, done once for all meshes."""
-    done = {}
+    """Train without a mesh, once for all meshes; the arguments are those of `train`."""
+    states = {}
 
     def run(name, **changes):
         key = (name, *changes.items())
-        if key not in done:
-            done[key] = train(tmp_path_factory.mktemp("one"), None, OPTIMIZERS[name], **changes)
-        return done[key]
+        if key not in states:
+            states[key] = train(tmp_path_factory.mktemp("one"), None, OPTIMIZERS[name], **changes)
+        return states[key]
 
     return run
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_twenty_steps_end_as_on_one_device(tmp_path, on_one_device, assert_close, optimizer, mesh):
+def test_twenty_steps_have_the_results_of_one_device(tmp_path, on_one_device, assert_close, optimizer, mesh):
     expected = on_one_device(optimizer)
     assert optax.tree.get(expected.opt_state, "skipped_steps") == 1
     state = train(tmp_path, dict(type="Pjit", **MESHES[mesh]), OPTIMIZERS[optimizer])
-    assert_close(finals(state), finals(expected))
-    if mesh in SHARES:
+    assert_close(final_values(state), final_values(expected))
+    if mesh in SHARD_SHAPES:
         leaves = state.params["up"]["kernel"], state.params["bn"]["scale"]
-        assert {leaf.addressable_shards[0].data.shape for leaf in leaves} == SHARES[mesh]
+        assert {leaf.addressable_shards[0].data.shape for leaf in leaves} == SHARD_SHAPES[mesh]
 
 
 @pytest.mark.parametrize("mesh", ["data 8", "fsdp 8", "data 2, fsdp 2, tensor 2"])
@@ -110,13 +110,13 @@ def test_half_precision_skips_the_same_updates_on_every_mesh(tmp_path, on_one_de
     ],
     ids=["SGD, 4 replicas", "AdamW, 8 replicas, pmap", "LARS, 2 replicas of 4 devices"],
 )
-def test_replicas_that_share_statistics_end_as_on_one_device(
+def test_replicas_that_share_statistics_have_the_results_of_one_device(
     tmp_path, on_one_device, assert_close, optimizer, parallel
 ):
     expected = on_one_device(optimizer)
-    state = train(tmp_path, parallel, OPTIMIZERS[optimizer], model=Net(statistics_over="data"))
+    state = train(tmp_path, parallel, OPTIMIZERS[optimizer], model=Net(statistics_axis="data"))
 
-    def of_the_first(path, leaf):
+    def take_first_replica(path, leaf):
         return leaf[0] if is_per_replica(path) else leaf
 
-    assert_close(finals(paths.map_with_path(of_the_first, state)), finals(expected))
+    assert_close(final_values(paths.map_with_path(take_first_replica, state)), final_values(expected))

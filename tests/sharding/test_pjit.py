@@ -1,4 +1,4 @@
-"""One program over a mesh: the numbers of one device, each device with its part."""
+"""Test one program over a mesh: results, shardings and collectives."""
 
 from collections import Counter
 
@@ -12,13 +12,13 @@ from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.sharding import Pjit, SingleDevice, default_strategy
-from tests.sharding.conftest import X, Y, exchanges, loader
+from tests.sharding.conftest import X, Y, make_loader, step_collectives
 
 P = PartitionSpec
 TENSOR_RULES = [("up.kernel", (None, "tensor")), ("down.kernel", ("tensor", None))]
 
 
-def test_optimizer_state_averages_and_sums_lie_as_their_parameters_do(make_run):
+def test_optimizer_state_averages_and_accumulated_gradients_are_sharded_like_their_parameters(make_run):
     runner = make_run(
         dict(type="Pjit", mesh=dict(fsdp=2, tensor=2), rules=TENSOR_RULES, fsdp_min_size=64),
         optim_wrapper=dict(optimizer=dict(type="Adam", lr=0.01), accumulative_counts=2),
@@ -31,33 +31,33 @@ def test_optimizer_state_averages_and_sums_lie_as_their_parameters_do(make_run):
         for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]
         if jax.tree_util.keystr(path).endswith("['up']['kernel']")
     ]
-    assert len(kernels) == 5  # parameter, two moments, summed gradients, average
+    assert len(kernels) == 5  # parameter, two moments, accumulated gradients, average
     assert {leaf.sharding.spec for leaf in kernels} == {P(None, "tensor")}
     assert {leaf.addressable_shards[0].data.shape for leaf in kernels} == {(8, 8)}
     assert state.model_state["batch_stats"]["bn"]["mean"].sharding.is_fully_replicated
 
 
-def test_no_device_ever_holds_the_whole_of_a_divided_parameter():
+def test_no_device_holds_a_whole_sharded_parameter():
     strategy = Pjit(mesh=dict(data=1, fsdp=8), fsdp_min_size=1)
 
     def make(rng):
         return {"w": jax.random.normal(rng, (64, 32))}
 
     shapes = jax.eval_shape(make, jax.random.key(0))
-    strategy._place(shapes, None)
+    strategy._assign_specs(shapes, None)
     text = jax.jit(make, out_shardings=strategy.shardings(shapes)).lower(jax.random.key(0)).compile().as_text()
     assert "f32[64,32]" not in text
     assert "f32[8,32]" in text
 
 
-def test_validation_on_a_mesh_gives_the_numbers_of_one_device(make_run):
+def test_validation_on_a_mesh_has_the_results_of_one_device(make_run):
     from tests.sharding.conftest import DATA
 
     def error(predictions, batch):
         return jnp.square(predictions - batch["y"]).sum(axis=-1)
 
     changes = dict(
-        val_dataloader=loader(8, drop_last=False, dataset=DATA),
+        val_dataloader=make_loader(8, drop_last=False, dataset=DATA),
         val_cfg=dict(),
         val_evaluator=dict(type="MeanLoss", loss=error),
         train_cfg=dict(by_epoch=False, max_iters=2),
@@ -90,36 +90,36 @@ def test_a_run_resumes_on_another_mesh(make_run, assert_close):
     assert_close(state.params, expected.params)
 
 
-def test_a_mesh_with_explicit_axes_works_as_an_automatic_one():
+def test_a_mesh_with_explicit_axes_works_like_an_automatic_one():
     explicit = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
     strategy = Pjit(mesh=explicit)
     batch = strategy.put_batch({"x": np.arange(16.0, dtype=np.float32).reshape(8, 2)})
-    # under explicit axes both the reshape and the indexing of a divided array are refused
+    # explicit axes would allow neither the reshape nor the indexing of a sharded array
     out = jax.jit(lambda b: b["x"].reshape(-1)[3:5])(batch)
     np.testing.assert_array_equal(out, [3.0, 4.0])
     assert batch["x"].sharding == NamedSharding(strategy.mesh, P(("data",)))
 
 
-def test_a_batch_that_does_not_divide_is_refused_before_anything_is_compiled(make_run):
-    runner = make_run(dict(type="Pjit"), train_dataloader=loader(4))
-    with pytest.raises(ValueError, match=r"divided over 8 devices, but its entry \['x'\] has the shape \(4, 8\)"):
+def test_an_indivisible_batch_is_refused_before_compilation(make_run):
+    runner = make_run(dict(type="Pjit"), train_dataloader=make_loader(4))
+    with pytest.raises(ValueError, match=r"divisible over 8 devices, got the shape \(4, 8\) for its entry \['x'\]"):
         runner.train()
     assert runner.state is None
 
 
-def test_a_validation_batch_that_does_not_divide_is_refused(make_run):
+def test_an_indivisible_validation_batch_is_refused(make_run):
     runner = make_run(
         dict(type="Pjit"),
-        val_dataloader=loader(4),
+        val_dataloader=make_loader(4),
         val_cfg=dict(),
         val_evaluator=dict(type="MeanLoss", loss=lambda p, b: jnp.square(p - b["y"]).sum(-1)),
     )
-    with pytest.raises(ValueError, match=r"divided over 8 devices, but its entry \['x'\] has the shape \(4, 8\)"):
+    with pytest.raises(ValueError, match=r"divisible over 8 devices, got the shape \(4, 8\) for its entry \['x'\]"):
         runner.val()
 
 
 @pytest.mark.parametrize("kind", ["Pjit", "DataParallel"])
-def test_a_rule_that_matches_nothing_ends_a_strict_run_before_it_starts(make_run, kind):
+def test_a_rule_that_matches_nothing_is_an_error_before_a_strict_run_starts(make_run, kind):
     runner = make_run(dict(type=kind, mesh=dict(tensor=2), rules=[("upp.kernel", (None, "tensor"))], strict=True))
     with pytest.raises(ConfigError, match="rules: 'upp.kernel' matches no parameter; closest: up.kernel"):
         runner.train()
@@ -127,28 +127,27 @@ def test_a_rule_that_matches_nothing_ends_a_strict_run_before_it_starts(make_run
 
 
 def test_entries_without_a_batch_axis_are_refused():
-    with pytest.raises(ValueError, match=r"entry \['t'\] has no batch axis"):
+    with pytest.raises(ValueError, match=r"got no batch axis for its entry \['t'\]"):
         Pjit().put_batch({"x": np.zeros((8, 1)), "t": np.float32(1)})
 
 
-def test_steps_in_flight_are_one_on_several_cpu_devices():
+def test_only_one_step_is_in_flight_on_several_cpu_devices():
     assert Pjit().max_in_flight == 1
     assert Pjit(devices=1).max_in_flight == 2
 
 
-def test_without_a_strategy_a_cpu_run_takes_one_device(monkeypatch):
+def test_the_default_on_cpu_is_one_device_and_elsewhere_all(monkeypatch):
     assert isinstance(default_strategy(), SingleDevice)
 
     class Accelerator:
         platform = "gpu"
 
-    made = []
     monkeypatch.setattr("jengine.sharding.pjit.jax.devices", lambda: [Accelerator(), Accelerator()])
-    monkeypatch.setattr("jengine.sharding.pjit.Pjit", lambda: made.append(1) or "all of them")
+    monkeypatch.setattr("jengine.sharding.pjit.Pjit", lambda: "all of them")
     assert default_strategy() == "all of them"
 
 
-def test_logical_axes_of_a_flax_model_are_honoured(make_run):
+def test_logical_axes_of_a_flax_model_are_used(make_run):
     from flax import linen as nn
 
     from jengine.model import LinenModel
@@ -168,14 +167,14 @@ def test_logical_axes_of_a_flax_model_are_honoured(make_run):
         precision="float32",
     )
     params = runner.train().params
-    # `embed` stands for no axis of the mesh, `mlp` for the one it is given, `tensor` for itself
+    # `embed` has no axis of the mesh, `mlp` the one that is configured, and `tensor` is an axis of the mesh
     assert params["up"]["kernel"].sharding.spec == P(None, "tensor")
     assert params["down"]["kernel"].sharding.spec == P("tensor", None)
     with open(f"{runner.log_dir}/{runner.timestamp}.log") as log:
         assert "Placement on the mesh {'data': 4, 'fsdp': 1, 'tensor': 2}" in log.read()
 
 
-def test_logical_axes_of_an_nnx_model_are_honoured(make_run):
+def test_logical_axes_of_an_nnx_model_are_used(make_run):
     from flax import nnx
 
     from jengine.model import NnxModel
@@ -193,7 +192,7 @@ def test_logical_axes_of_an_nnx_model_are_honoured(make_run):
             return jnp.tanh(self.up(x)) @ self.mid[0][...] @ self.down[...]
 
     changes = dict(model=NnxModel(Named, squared_error, inputs="x"), train_cfg=dict(by_epoch=False, max_iters=1))
-    expected = make_run(work_dir="one", **changes).train().params  # no mesh at all: names mean nothing
+    expected = make_run(work_dir="one", **changes).train().params  # without a mesh names have no effect
     runner = make_run(
         dict(type="Pjit", mesh=dict(tensor=2), logical_axes=dict(mlp="tensor")), precision="float32", **changes
     )
@@ -206,18 +205,18 @@ def test_logical_axes_of_an_nnx_model_are_honoured(make_run):
     np.testing.assert_allclose(params["down"], expected["down"], atol=1e-6)
 
 
-def test_copies_exchange_gradients_losses_and_statistics_at_once(make_run):
+def test_replicated_parameters_are_updated_with_one_exchange(make_run):
     runner = make_run(dict(type="Pjit", devices=4), train_cfg=dict(by_epoch=False, max_iters=1))
     params = runner.train().params
-    found = exchanges(runner, runner.programs.update)
-    assert {one.kind for one in found} == {"all-reduce"}
+    found = step_collectives(runner, runner.programs.update)
+    assert {collective.kind for collective in found} == {"all-reduce"}
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-    # beside the gradients: mean and mean square of 16 features, their gradients, and the loss
-    assert sum(one.size for one in found) <= size + 4 * (4 * 16 + 1)
+    # in addition to the gradients: mean and mean square of 16 features, their gradients, and the loss
+    assert sum(collective.size for collective in found) <= size + 4 * (4 * 16 + 1)
 
 
 @pytest.mark.parametrize("mesh", [dict(data=1, fsdp=4), dict(data=2, fsdp=4)], ids=["fsdp 4", "data 2, fsdp 4"])
-def test_a_divided_parameter_is_gathered_once_and_its_gradient_scattered_once(make_run, mesh):
+def test_a_sharded_parameter_is_gathered_once_and_its_gradient_scattered_once(make_run, mesh):
     from flax import linen as nn
 
     from jengine.model import LinenModel
@@ -228,21 +227,21 @@ def test_a_divided_parameter_is_gathered_once_and_its_gradient_scattered_once(ma
         def __call__(self, x):
             return nn.Dense(4, use_bias=False, name="down")(jnp.tanh(nn.Dense(64, use_bias=False, name="up")(x)))
 
-    # so many rows that parameters are smaller than activations, which XLA would exchange in their place
+    # so many examples that activations are larger than parameters: XLA exchanges the smaller
     data = dict(x=np.tile(X, (64, 1)), y=np.tile(Y, (64, 1)))
     runner = make_run(
         dict(type="Pjit", mesh=mesh, devices=mesh["data"] * 4, fsdp_min_size=16),
         model=LinenModel(Bare(), squared_error, inputs="x"),
-        train_dataloader=loader(1024, ArrayDataset(data)),
+        train_dataloader=make_loader(1024, ArrayDataset(data)),
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=1e-3), clip_grad=dict(max_norm=1.0)),
         train_cfg=dict(by_epoch=False, max_iters=1),
     )
     params = sum(leaf.nbytes for leaf in jax.tree.leaves(runner.train().params))
     arrays, sizes = Counter(), Counter()
-    for one in exchanges(runner, runner.programs.update, data):
-        if one.size > 4 * one.arrays:  # the loss and the norms are scalars
-            arrays[one.kind] += one.arrays
-            sizes[one.kind] += one.size
-    between = {} if mesh["data"] == 1 else {"all-reduce": 2}  # groups of `fsdp` average the part that each device keeps
+    for collective in step_collectives(runner, runner.programs.update, data):
+        if collective.size > 4 * collective.arrays:  # the loss and the norms are scalars
+            arrays[collective.kind] += collective.arrays
+            sizes[collective.kind] += collective.size
+    between = {} if mesh["data"] == 1 else {"all-reduce": 2}  # groups of `fsdp` average the shard of each device
     assert arrays == {"all-gather": 2, "reduce-scatter": 2, **between}
     assert sizes == {"all-gather": params, "reduce-scatter": params, **dict.fromkeys(between, params // 4)}

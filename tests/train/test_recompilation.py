@@ -23,34 +23,34 @@ def total(state, batch):
     return sum(jnp.sum(leaf) for leaf in jax.tree.leaves((state, batch)))
 
 
-def watched(on_recompile=None):
-    traced = RecompilationGuard(total, ARGUMENTS, on_recompile=on_recompile)
-    compiled = jax.jit(traced)
+def guard_total(on_recompile=None):
+    guard = RecompilationGuard(total, ARGUMENTS, on_recompile=on_recompile)
+    compiled = jax.jit(guard)
 
     def call(*args):
         before = compilation_counter.count
         result = compiled(*args)
         if compilation_counter.count != before:
-            traced.check_shardings(*args)
+            guard.check_shardings(*args)
         return result
 
-    return traced, call
+    return guard, call
 
 
-class Records(logging.Handler):
+class RecordingHandler(logging.Handler):
     def __init__(self):
         super().__init__()
-        self.texts = []
+        self.messages = []
 
     def emit(self, record):
-        self.texts.append(record.getMessage())
+        self.messages.append(record.getMessage())
 
 
 @pytest.fixture
-def warnings_of():
-    handler = Records()
+def warnings():
+    handler = RecordingHandler()
     logging.getLogger("jengine").addHandler(handler)
-    yield lambda: handler.texts
+    yield handler.messages
     logging.getLogger("jengine").removeHandler(handler)
 
 
@@ -71,27 +71,27 @@ X = np.zeros((4, 2), np.float32)
     ],
     ids=["shape", "dtype", "key", "weak type", "container", "none", "sequence", "static"],
 )
-def test_another_form_names_the_path_and_what_changed(first, second, message):
-    traced, call = watched("raise")
+def test_an_error_names_the_path_and_the_change(first, second, message):
+    guard, call = guard_total("raise")
     call(1.0, first)
     call(2.0, first)
     with pytest.raises(RecompilationError, match=message):
         call(1.0, second)
-    call(3.0, first)  # goes on
-    assert traced.traces == 1
+    call(3.0, first)  # the function can still be called
+    assert guard.traces == 1
 
 
-def test_a_warning_is_given_once_a_form_and_the_function_goes_on(warnings_of):
-    traced, call = watched("warn")
-    for rows in (4, 3, 4, 3, 2):
-        assert call(0.0, {"x": np.ones((rows, 2), np.float32)}) == 2 * rows
-    assert traced.traces == 3
-    assert [text.splitlines()[1] for text in warnings_of()] == [
+def test_each_new_signature_is_reported_once_as_a_warning(warnings):
+    guard, call = guard_total("warn")
+    for size in (4, 3, 4, 3, 2):
+        assert call(0.0, {"x": np.ones((size, 2), np.float32)}) == 2 * size
+    assert guard.traces == 3
+    assert [text.splitlines()[1] for text in warnings] == [
         "  batch.x: was float32[4,2], is float32[3,2]",
         "  batch.x: was float32[4,2], is float32[2,2]",
     ]
-    assert "is compiled again" in warnings_of()[0]
-    assert "on_recompile='raise'" in warnings_of()[0]
+    assert "is compiled again" in warnings[0]
+    assert "on_recompile='raise'" in warnings[0]
 
 
 def mesh():
@@ -99,58 +99,58 @@ def mesh():
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
+    ("put", "message"),
     [
         (lambda x: jax.device_put(x, jax.devices()[1]), r"batch\.x: was on cpu:0, is on cpu:1"),
         (
             lambda x: jax.device_put(x, NamedSharding(mesh(), PartitionSpec("data"))),
-            r"batch\.x: was on cpu:0, is divided by data over {'data': 4} of cpu:0, cpu:1",
+            r"batch\.x: was on cpu:0, is sharded by data over {'data': 4} on cpu:0, cpu:1",
         ),
     ],
     ids=["device", "sharding"],
 )
-def test_another_place_is_told_though_the_form_is_the_same(place, message, warnings_of):
+def test_a_changed_sharding_is_reported(put, message, warnings):
     for on_recompile in ("warn", "raise"):
-        _, call = watched(on_recompile)
+        _, call = guard_total(on_recompile)
         call(0.0, {"x": jax.device_put(X, jax.devices()[0])})
-        moved = {"x": place(X)}
+        moved = {"x": put(X)}
         if on_recompile == "raise":
             with pytest.raises(RecompilationError, match=message):
                 call(0.0, moved)
         else:
             call(0.0, moved)
             call(0.0, moved)
-    (text,) = warnings_of()
+    (text,) = warnings
     assert "is compiled again" in text
     assert message.split(":")[0].replace("\\", "") in text
 
 
-def test_arrays_that_are_tied_to_no_device_are_as_good_as_host_arrays(warnings_of):
-    traced, call = watched("raise")
+def test_uncommitted_arrays_are_equal_to_host_arrays(warnings):
+    guard, call = guard_total("raise")
     call(0.0, {"x": X})
     call(0.0, {"x": jnp.asarray(X)})
-    traced.check_shardings(0.0, {"x": jnp.asarray(X)})
-    assert warnings_of() == []
-    assert traced.shapes[1]["x"] == jax.ShapeDtypeStruct((4, 2), jnp.float32)
+    guard.check_shardings(0.0, {"x": jnp.asarray(X)})
+    assert warnings == []
+    assert guard.shapes[1]["x"] == jax.ShapeDtypeStruct((4, 2), jnp.float32)
 
 
-def test_the_mode_comes_from_the_argument_else_from_the_environment_else_it_warns(monkeypatch):
+def test_the_mode_is_the_argument_or_the_environment_variable_or_warn(monkeypatch):
     with pytest.raises(RecompilationError):
-        both_forms(watched()[1])  # the tests set JENGINE_ON_RECOMPILE=raise
-    both_forms(watched("warn")[1])
+        call_with_two_shapes(guard_total()[1])  # the tests set JENGINE_ON_RECOMPILE=raise
+    call_with_two_shapes(guard_total("warn")[1])
     monkeypatch.delenv("JENGINE_ON_RECOMPILE")
-    both_forms(watched()[1])
+    call_with_two_shapes(guard_total()[1])
     with pytest.raises(ValueError, match="on_recompile must be 'warn' or 'raise', got 'rise'.*'raise'"):
         RecompilationGuard(total, ARGUMENTS, on_recompile="rise")
 
 
-def both_forms(call):
+def call_with_two_shapes(call):
     call(0.0, {"x": X})
     call(0.0, {"x": X[:3]})
 
 
 def test_at_most_five_changes_are_shown():
-    _, call = watched("raise")
+    _, call = guard_total("raise")
     call(0.0, {f"x{i}": X for i in range(8)})
     with pytest.raises(RecompilationError, match=r"x4: was .*\n  and 3 more"):
         call(0.0, {f"x{i}": X[:3] for i in range(8)})

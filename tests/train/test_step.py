@@ -32,14 +32,14 @@ def start(model, wrapper, hooks=()):
     return create_train_state(params, model_state, wrapper, hooks, rng=jax.random.key(1))
 
 
-def test_one_step_does_what_it_says():
+def test_a_step_updates_parameters_and_model_state():
     model, wrapper = make_model(), OptimWrapper(dict(type="SGD", lr=0.5))
     state = start(model, wrapper)
     step = jax.jit(build_train_step(model, wrapper))
-    after, outputs = step(state, BATCH, wrapper.hyperparams)
+    after, metrics = step(state, BATCH, wrapper.hyperparams)
     assert after.step == 1
     assert after.step.dtype == jnp.int32
-    assert outputs["loss"] == outputs["loss_fit"] == 2.0  # w * mean(x)
+    assert metrics["loss"] == metrics["loss_fit"] == 2.0  # w * mean(x)
     assert after.params["w"] == 0.0  # 1 - 0.5 * mean(x)
     assert after.model_state["seen"] == 4.0
 
@@ -50,29 +50,29 @@ def test_the_key_of_an_iteration_is_a_function_of_the_run_key_and_the_step():
     state = start(model, wrapper)
     noises = []
     for _ in range(2):
-        state, outputs = step(state, BATCH, wrapper.hyperparams)
-        noises.append(float(outputs["noise"]))
+        state, metrics = step(state, BATCH, wrapper.hyperparams)
+        noises.append(float(metrics["noise"]))
     expected = [float(jax.random.normal(jax.random.fold_in(jax.random.key(1), i))) for i in range(2)]
     np.testing.assert_allclose(noises, expected, rtol=1e-6)
 
 
-def test_numbers_of_the_host_change_without_a_new_trace():
+def test_hyperparameters_change_without_a_new_trace():
     model, wrapper = make_model(), OptimWrapper(dict(type="SGD", lr=0.5))
-    traced = RecompilationGuard(build_train_step(model, wrapper), ("state", "batch", "hyperparams"))
-    step = jax.jit(traced, donate_argnums=0)
+    guard = RecompilationGuard(build_train_step(model, wrapper), ("state", "batch", "hyperparams"))
+    step = jax.jit(guard, donate_argnums=0)
     state, weights, scales = start(model, wrapper), [], []
     for lr, scale in ((0.5, 1.0), (0.25, 2.0)):
         wrapper.param_groups[0]["lr"] = lr
-        state, outputs = step(state, BATCH, {**wrapper.hyperparams, "scale": np.float32(scale)})
+        state, metrics = step(state, BATCH, {**wrapper.hyperparams, "scale": np.float32(scale)})
         weights.append(float(state.params["w"]))
-        scales.append(float(outputs["scale"]))
+        scales.append(float(metrics["scale"]))
     assert weights == [0.0, -0.5]
     assert scales == [1.0, 2.0]
-    assert traced.traces == 1
+    assert guard.traces == 1
 
 
 class Count(Hook):
-    """Counts its calls in the traced state and doubles the gradients."""
+    """Count its calls in the traced state and double the gradients."""
 
     def init_traced_state(self, params, model_state):
         return {"calls": jnp.zeros((), jnp.int32)}
@@ -86,14 +86,14 @@ class Count(Hook):
 
 
 class Shift(Hook):
-    """Adds one to every parameter after the update."""
+    """Add one to every parameter after the update."""
 
     def traced_update(self, ctx):
         return ctx.replace(params=jax.tree.map(lambda p: p + 1, ctx.params))
 
 
 class Square(Hook):
-    """Squares the gradients: with `Count` the order shows."""
+    """Square the gradients; together with `Count` the result depends on the order."""
 
     def traced_grads(self, ctx):
         return ctx.replace(grads=jax.tree.map(jnp.square, ctx.grads))
@@ -104,16 +104,16 @@ def test_traced_hooks_change_the_step_in_order_and_keep_their_state():
     state = start(model, wrapper, hooks)
     assert set(state.hook_state) == {"Count", "Count_1"}
     step = jax.jit(build_train_step(model, wrapper, hooks))
-    state, outputs = step(state, BATCH, wrapper.hyperparams)
+    state, metrics = step(state, BATCH, wrapper.hyperparams)
     # gradient 2, doubled, squared, doubled: 32; 1 - 0.5 * 32 + 1
     assert state.params["w"] == -14.0
-    assert outputs["calls"] == 0
-    state, outputs = step(state, BATCH, wrapper.hyperparams)
-    assert outputs["calls"] == 1
+    assert metrics["calls"] == 0
+    state, metrics = step(state, BATCH, wrapper.hyperparams)
+    assert metrics["calls"] == 1
     assert state.hook_state["Count_1"]["calls"] == 2
 
 
-def test_a_hook_may_change_the_batch_and_draws_from_a_key_of_its_own():
+def test_a_hook_may_change_the_batch_and_gets_its_own_key():
     keys = {}
 
     class Noise(Hook):
@@ -123,11 +123,11 @@ def test_a_hook_may_change_the_batch_and_draws_from_a_key_of_its_own():
 
     model, wrapper = make_model(), OptimWrapper(dict(type="SGD", lr=0.5))
     state = start(model, wrapper, [Noise()])
-    _, outputs = build_train_step(model, wrapper, [Noise()])(state, BATCH, wrapper.hyperparams)
-    assert outputs["loss"] == 20.0
+    _, metrics = build_train_step(model, wrapper, [Noise()])(state, BATCH, wrapper.hyperparams)
+    assert metrics["loss"] == 20.0
     model_key = jax.random.fold_in(state.key, 0)
     assert not np.array_equal(jax.random.key_data(keys["hook"]), jax.random.key_data(model_key))
-    np.testing.assert_allclose(outputs["noise"], jax.random.normal(model_key), rtol=1e-6)
+    np.testing.assert_allclose(metrics["noise"], jax.random.normal(model_key), rtol=1e-6)
 
 
 def test_a_hook_that_forgets_to_return_the_context_is_named():
@@ -151,11 +151,11 @@ def test_accumulation_in_two_programs_equals_the_large_batch():
         step = jax.jit(build_train_step(model, wrapper, update=update))
         state, _ = step(state, {"x": np.array([x], np.float32)}, wrapper.hyperparams)
     assert state.step == 2
-    assert state.params["w"] == 0.0  # as with the batch (1, 3)
+    assert state.params["w"] == 0.0  # like with the batch (1, 3)
     assert state.model_state["seen"] == 4.0
 
 
-def test_the_evaluation_step_adds_up_metrics_and_returns_predictions():
+def test_the_evaluation_step_updates_metrics_and_returns_predictions():
     model = FunctionalModel(init=dict, loss=lambda: 0.0, predict=lambda params, batch: params["w"] * batch["x"])
     step = jax.jit(build_eval_step(model, lambda sums, predictions, batch: sums + predictions.sum()))
     sums, predictions = step({"w": 2.0}, {}, jnp.float32(1.0), BATCH)
@@ -167,26 +167,26 @@ def test_the_evaluation_step_adds_up_metrics_and_returns_predictions():
     ("losses", "batch", "total"),
     [
         ({"loss": jnp.array([1.0, 3.0])}, None, 2.0),  # the mean of an array
-        ({"loss_a": 1.0, "b_loss": [2.0, jnp.array([4.0, 6.0])], "acc": 100.0}, None, 8.0),  # lists add up
+        ({"loss_a": 1.0, "b_loss": [2.0, jnp.array([4.0, 6.0])], "acc": 100.0}, None, 8.0),  # the sum of a list
         ({"loss": (jnp.float32(6.0), jnp.float32(4.0))}, None, 1.5),  # (sum, weight)
-        ({"loss": jnp.array([1.0, 3.0, 99.0])}, {"mask": jnp.array([True, True, False])}, 2.0),  # padding is left out
+        ({"loss": jnp.array([1.0, 3.0, 99.0])}, {"mask": jnp.array([True, True, False])}, 2.0),  # padding is excluded
         ({"loss": jnp.array([[1.0, 2.0], [9.0, 9.0]])}, {"mask": jnp.array([True, False])}, 1.5),
     ],
 )
-def test_the_total_adds_what_is_called_a_loss(losses, batch, total):
-    value, outputs = total_loss(losses, batch)
+def test_the_total_is_the_sum_of_entries_with_loss_in_their_name(losses, batch, total):
+    value, metrics = total_loss(losses, batch)
     np.testing.assert_allclose(value, total)
-    np.testing.assert_allclose(outputs["loss"], total)
-    assert set(outputs) == {*losses, "loss"}
-    assert all(x.shape == () and x.dtype == jnp.float32 for x in outputs.values())
+    np.testing.assert_allclose(metrics["loss"], total)
+    assert set(metrics) == {*losses, "loss"}
+    assert all(x.shape == () and x.dtype == jnp.float32 for x in metrics.values())
 
 
-def test_nothing_to_minimise_is_an_error():
+def test_losses_without_a_loss_are_an_error():
     with pytest.raises(ValueError, match=r"a loss must have 'loss' in its name, got \['acc'\]"):
         total_loss({"acc": 1.0})
 
 
-def test_a_second_trace_names_what_changed():
+def test_the_error_of_a_second_trace_names_the_change():
     fn = jax.jit(RecompilationGuard(lambda state, batch: state + batch["x"].sum(), ("state", "batch")))
     fn(1.0, {"x": jnp.zeros((4, 2))})
     fn(2.0, {"x": jnp.ones((4, 2))})
@@ -198,15 +198,15 @@ def test_a_second_trace_names_what_changed():
         fn(jnp.float32(1.0), {"x": jnp.zeros((4, 2))})
 
 
-def test_arrays_whose_dtype_was_lent_by_a_number_do_not_have_the_step_compiled_again():
+def test_weakly_typed_arrays_do_not_cause_a_recompilation():
     def loss(params, model_state, batch):
         return params["w"] * batch["x"], {"rate": model_state["rate"] * np.float32(2)}
 
     model = FunctionalModel(init=lambda: ({"w": jnp.full((), 0.5)}, {"rate": jnp.full(2, 0.5)}), loss=loss)
     wrapper = OptimWrapper(dict(type="SGD", lr=0.5))
-    traced = RecompilationGuard(build_train_step(model, wrapper), ("state", "batch", "hyperparams"))
-    step, state = jax.jit(traced), start(model, wrapper)
+    guard = RecompilationGuard(build_train_step(model, wrapper), ("state", "batch", "hyperparams"))
+    step, state = jax.jit(guard), start(model, wrapper)
     for _ in range(2):
         state, _ = step(state, BATCH, wrapper.hyperparams)
-    assert traced.traces == 1
+    assert guard.traces == 1
     assert state.model_state["rate"].tolist() == [2.0, 2.0]

@@ -1,4 +1,4 @@
-"""Losses given as (sum, weight) are divided once, by the weight of everything that is averaged."""
+"""Test that losses given as (sum, weight) are divided once, by the total weight."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jengine.optim import OptimWrapper
 from jengine.train import build_train_step, create_train_state
 
 RNG = np.random.default_rng(0)
-# 8 sentences of up to 6 words: their lengths differ, so that a mean of means is not the mean
+# 8 sentences of up to 6 words, of different lengths, so the mean of means differs from the mean
 BATCH = {
     "x": RNG.normal(size=(8, 6, 3)).astype("f"),
     "y": RNG.normal(size=(8, 6)).astype("f"),
@@ -27,44 +27,46 @@ def loss(params, batch):
     }
 
 
-def model(fn=loss):
+def make_model(fn=loss):
     return FunctionalModel(init=lambda: {"w": jnp.array([0.5, -1.0, 2.0])}, loss=fn)
 
 
 def train(model, counts):
-    """One update from `counts` micro-batches; the gradient, that is what lr=1 took off the parameters."""
+    """Train two updates of `counts` micro-batches; return the parameters and the gradient norm after each."""
     wrapper = OptimWrapper(dict(type="SGD", lr=1.0), accumulative_counts=counts, clip_grad=dict(max_norm=1e3))
     wrapper.initialize_count_status(0, 2 * counts)
     params, _ = model.init(jax.random.key(0), None)
     state = create_train_state(params, {}, wrapper, rng=jax.random.key(0))
     update, accumulate = (jax.jit(build_train_step(model, wrapper, update=flag)) for flag in (True, False))
-    seen = []
+    updates = []
     for i in range(2 * counts):
-        rows = slice(i % counts * 8 // counts, (i % counts + 1) * 8 // counts)
+        examples = slice(i % counts * 8 // counts, (i % counts + 1) * 8 // counts)
         step = update if wrapper.start_step() else accumulate
-        state, outputs = step(state, {k: v[rows] for k, v in BATCH.items()}, wrapper.hyperparams)
+        state, metrics = step(state, {k: v[examples] for k, v in BATCH.items()}, wrapper.hyperparams)
         if step is update:
-            seen.append((np.asarray(state.params["w"]), float(outputs["grad_norm"])))
-    return seen
+            updates.append((np.asarray(state.params["w"]), float(metrics["grad_norm"])))
+    return updates
 
 
 @pytest.mark.parametrize("counts", [2, 4, 8])
-def test_micro_batches_give_the_gradient_of_the_full_batch(counts):
-    for (found, norm), (expected, expected_norm) in zip(train(model(), counts), train(model(), 1), strict=True):
+def test_micro_batches_have_the_gradient_of_the_full_batch(counts):
+    for (found, norm), (expected, expected_norm) in zip(
+        train(make_model(), counts), train(make_model(), 1), strict=True
+    ):
         np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
         assert norm == pytest.approx(expected_norm, rel=1e-6)
 
 
-def test_a_precision_policy_leaves_the_weights_one():
-    precise = CastModel(model(), Precision(compute="float32"))
-    np.testing.assert_allclose(train(precise, 4)[0][0], train(model(), 1)[0][0], atol=1e-6)
+def test_a_precision_policy_keeps_the_weight_shared():
+    precise = CastModel(make_model(), Precision(compute="float32"))
+    np.testing.assert_allclose(train(precise, 4)[0][0], train(make_model(), 1)[0][0], atol=1e-6)
 
 
-def test_a_window_without_any_weight_changes_nothing():
-    def nothing(params, batch):
+def test_a_window_with_zero_weight_does_not_change_the_parameters():
+    def weightless(params, batch):
         return {"loss": (jnp.sum(params["w"] * 0.0), jnp.zeros(()))}
 
-    assert train(model(nothing), 2)[0][0].tolist() == [0.5, -1.0, 2.0]
+    assert train(make_model(weightless), 2)[0][0].tolist() == [0.5, -1.0, 2.0]
 
 
 def two_weights(params, batch):
@@ -72,7 +74,7 @@ def two_weights(params, batch):
     return {"loss_a": (square, batch["words"].sum()), "loss_b": (square, batch["x"].sum())}
 
 
-def test_different_weights_are_refused_where_something_is_averaged():
-    with pytest.raises(ValueError, match="'loss_a' and 'loss_b' have different weights"):
-        train(model(two_weights), 2)
-    train(model(two_weights), 1)  # alone, each is divided by its own
+def test_different_weights_are_refused_with_accumulation():
+    with pytest.raises(ValueError, match="'loss_a' and 'loss_b' must have the same weight"):
+        train(make_model(two_weights), 2)
+    train(make_model(two_weights), 1)  # without accumulation each loss is divided by its own weight

@@ -6,25 +6,25 @@ import pytest
 from jengine.visualization import CSVVisBackend, LocalVisBackend, TensorboardVisBackend, Visualizer
 from jengine.visualization.convert import histogram
 
-VALUES = np.array([[0.0, 1.0, 1.0], [np.nan, np.inf, 4.0]], np.float32)  # four of them are finite
+VALUES = np.array([[0.0, 1.0, 1.0], [np.nan, np.inf, 4.0]], np.float32)  # four finite elements
 
 
-def test_elements_are_binned_from_the_least_to_the_greatest():
-    found = histogram(VALUES, bins=4)
-    assert found.counts.tolist() == [1, 2, 0, 1]
-    assert found.edges.tolist() == [0, 1, 2, 3, 4]
-    assert found.mean == 1.5
-    assert found.std == 1.5  # the deviations are -1.5, -0.5, -0.5 and 2.5
+def test_elements_are_binned_between_minimum_and_maximum():
+    bins = histogram(VALUES, bins=4)
+    assert bins.counts.tolist() == [1, 2, 0, 1]
+    assert bins.edges.tolist() == [0, 1, 2, 3, 4]
+    assert bins.mean == 1.5
+    assert bins.std == 1.5  # the deviations are -1.5, -0.5, -0.5 and 2.5
 
 
 def test_an_array_without_finite_elements_has_empty_bins():
-    found = histogram(np.array([np.nan]), bins=2)
-    assert found.counts.tolist() == [0, 0]
-    assert np.isnan(found.mean)
+    bins = histogram(np.array([np.nan]), bins=2)
+    assert bins.counts.tolist() == [0, 0]
+    assert np.isnan(bins.mean)
 
 
-def test_what_is_no_number_is_refused():
-    with pytest.raises(TypeError, match="a histogram is of numbers, found <U1"):
+def test_values_that_are_not_numbers_are_rejected():
+    with pytest.raises(TypeError, match="`values` of a histogram must be real numbers, got <U1"):
         histogram(np.array(["a"]))
 
 

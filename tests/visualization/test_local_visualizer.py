@@ -6,7 +6,7 @@ import pytest
 from jengine.logging import build_logger
 from jengine.registry import VISUALIZERS
 from jengine.visualization import LocalVisualizer, Visualizer, local_visualizer
-from jengine.visualization.draw import as_rgb, default_palette, draw_boxes, draw_masks, draw_sem_seg
+from jengine.visualization.draw import default_palette, draw_boxes, draw_masks, draw_sem_seg, to_rgb
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -22,20 +22,20 @@ def visualizer(tmp_path):
     return LocalVisualizer(save_dir=tmp_path, classes=("sky", "road"), palette=(RED, BLUE))
 
 
-def test_classes_are_laid_over_the_image_with_their_weight():
+def test_class_colors_are_blended_with_the_image():
     image = np.full((1, 3, 3), 100, np.uint8)
     drawn = draw_sem_seg(image, np.array([[0, 1, 255]]), [RED, BLUE], alpha=0.5)
-    assert drawn[0, 0].tolist() == [177, 50, 50]  # (100 + 255) / 2 cut off, 100 / 2
+    assert drawn[0, 0].tolist() == [177, 50, 50]  # (100 + 255) / 2 truncated, 100 / 2
     assert drawn[0, 1].tolist() == [50, 50, 177]
-    assert drawn[0, 2].tolist() == [100, 100, 100]  # 255 is no class
+    assert drawn[0, 2].tolist() == [100, 100, 100]  # 255 is not a class
 
 
-def test_the_palette_is_that_of_pascal_voc():
-    # the first five colours of the VOC development kit's colour map
+def test_default_palette_is_the_pascal_voc_color_map():
+    # the first five colors of the VOC development kit's color map
     assert default_palette(5) == [(0, 0, 0), (128, 0, 0), (0, 128, 0), (128, 128, 0), (0, 0, 128)]
 
 
-def test_masks_and_boxes_are_drawn_where_they_lie():
+def test_masks_and_boxes_are_drawn_at_their_positions():
     image = np.zeros((8, 8, 3), np.uint8)
     mask = np.zeros((1, 8, 8), bool)
     mask[0, 2:4, 2:4] = True
@@ -48,16 +48,16 @@ def test_masks_and_boxes_are_drawn_where_they_lie():
     assert draw_boxes(image, np.zeros((0, 4)), []).sum() == 0
 
 
-def test_images_of_all_kinds_become_rgb():
-    assert as_rgb(np.array([[0.0, 0.5, 2.0]], np.float32))[0, :, 0].tolist() == [0, 128, 255]
-    assert as_rgb(np.full((1, 1, 4), 7, np.uint8)).tolist() == [[[7, 7, 7]]]
-    with pytest.raises(TypeError, match="found int32"):
-        as_rgb(np.zeros((1, 1, 3), np.int32))
-    with pytest.raises(ValueError, match=r"found \(1, 1, 2\)"):
-        as_rgb(np.zeros((1, 1, 2), np.uint8))
+def test_images_of_all_dtypes_are_converted_to_rgb():
+    assert to_rgb(np.array([[0.0, 0.5, 2.0]], np.float32))[0, :, 0].tolist() == [0, 128, 255]
+    assert to_rgb(np.full((1, 1, 4), 7, np.uint8)).tolist() == [[[7, 7, 7]]]
+    with pytest.raises(TypeError, match="got int32"):
+        to_rgb(np.zeros((1, 1, 3), np.int32))
+    with pytest.raises(ValueError, match=r"got \(1, 1, 2\)"):
+        to_rgb(np.zeros((1, 1, 2), np.uint8))
 
 
-def test_ground_truth_stands_left_of_the_prediction(visualizer, tmp_path):
+def test_ground_truth_is_drawn_left_of_the_prediction(visualizer, tmp_path):
     labels = np.zeros((4, 4), int)
     sample = {"gt_sem_seg": labels, "pred_sem_seg": labels + 1}
     visualizer.add_datasample("a", np.zeros((4, 4), np.uint8), sample, step=3, with_labels=False)
@@ -69,22 +69,22 @@ def test_ground_truth_stands_left_of_the_prediction(visualizer, tmp_path):
     assert read(tmp_path / "vis_data" / "vis_image" / "b_0.png").shape == (4, 4, 3)
 
 
-def test_zoom_and_labels_write_the_names_of_classes(tmp_path):
-    plain = LocalVisualizer(zoom=10, palette=(RED,), classes=("sky",))
+def test_zoomed_pictures_show_class_names(tmp_path):
+    zoomed = LocalVisualizer(zoom=10, palette=(RED,), classes=("sky",))
     labels = {"pred_sem_seg": np.zeros((6, 6), int)}
-    without = plain.draw(np.zeros((6, 6), np.uint8), labels, with_labels=False)
-    with_names = plain.draw(np.zeros((6, 6), np.uint8), labels)
-    assert without.shape == (60, 60, 3)
-    assert len(np.unique(without.reshape(-1, 3), axis=0)) == 1
-    assert (with_names != without).any()
+    without_names = zoomed.draw(np.zeros((6, 6), np.uint8), labels, with_labels=False)
+    with_names = zoomed.draw(np.zeros((6, 6), np.uint8), labels)
+    assert without_names.shape == (60, 60, 3)
+    assert len(np.unique(without_names.reshape(-1, 3), axis=0)) == 1
+    assert (with_names != without_names).any()
 
 
-def test_instances_are_drawn_with_their_scores(visualizer):
+def test_instances_are_drawn_with_labels_and_scores(visualizer):
     instances = dict(boxes=np.array([[1, 1, 28, 28]]), labels=np.array([1]), scores=np.array([0.9]))
     picture = visualizer.draw(np.zeros((30, 30, 3), np.uint8), {"pred_instances": instances})
     assert picture[28, 14].tolist() == list(BLUE)
-    bare = visualizer.draw(np.zeros((30, 30, 3), np.uint8), {"pred_instances": instances}, with_labels=False)
-    assert (picture != bare).any()
+    without_labels = visualizer.draw(np.zeros((30, 30, 3), np.uint8), {"pred_instances": instances}, with_labels=False)
+    assert (picture != without_labels).any()
     masks = np.ones((1, 30, 30), bool)
     assert visualizer.draw(np.zeros((30, 30, 3), np.uint8), {"gt_instances": {"masks": masks}})[0, 0].tolist() == [
         127,
@@ -93,14 +93,14 @@ def test_instances_are_drawn_with_their_scores(visualizer):
     ]
 
 
-def test_names_and_colours_come_from_the_dataset():
+def test_class_names_and_colors_come_from_the_dataset():
     visualizer = LocalVisualizer(alpha=1)
     visualizer.dataset_meta = {"classes": ("a", "b"), "palette": [(1, 2, 3), (4, 5, 6)]}
     picture = visualizer.draw(np.zeros((1, 1), np.uint8), {"gt_sem_seg": np.array([[1]])}, with_labels=False)
     assert picture.tolist() == [[[4, 5, 6]]]
 
 
-def test_without_a_display_the_picture_goes_to_a_file_and_the_log_says_so(visualizer, tmp_path, monkeypatch):
+def test_without_a_display_pictures_are_written_to_files_with_one_log_line(visualizer, tmp_path, monkeypatch):
     monkeypatch.setattr(local_visualizer, "has_display", lambda: False)
     build_logger(log_file=str(tmp_path / "run.log"))
     for name in ("a", "b"):
@@ -111,7 +111,7 @@ def test_without_a_display_the_picture_goes_to_a_file_and_the_log_says_so(visual
     assert "to show b on" not in text
 
 
-def test_a_display_gets_the_picture_and_no_file_is_written(visualizer, tmp_path, monkeypatch):
+def test_with_a_display_the_picture_is_shown_and_no_file_is_written(visualizer, tmp_path, monkeypatch):
     shown = []
     monkeypatch.setattr(local_visualizer, "has_display", lambda: True)
     monkeypatch.setattr("PIL.ImageShow.show", lambda image, title: shown.append((image.size, title)) or True)
@@ -120,18 +120,18 @@ def test_a_display_gets_the_picture_and_no_file_is_written(visualizer, tmp_path,
     assert not (tmp_path / "vis_data").exists()
 
 
-def test_an_out_file_takes_the_place_of_the_backends(visualizer, tmp_path):
+def test_out_file_is_written_instead_of_the_backends(visualizer, tmp_path):
     visualizer.add_datasample("a", np.zeros((2, 2), np.uint8), out_file=tmp_path / "x" / "y.png")
     assert (tmp_path / "x" / "y.png").exists()
     assert not (tmp_path / "vis_data").exists()
 
 
-def test_bad_samples_and_settings_are_refused(visualizer):
+def test_invalid_samples_and_settings_are_rejected(visualizer):
     with pytest.raises(KeyError, match="did you mean 'gt_sem_seg'"):
         visualizer.draw(np.zeros((1, 1), np.uint8), {"gt_semseg": np.zeros((1, 1), int)})
-    with pytest.raises(KeyError, match="instances have no 'bbox'"):
+    with pytest.raises(KeyError, match="instances have no entry 'bbox'"):
         visualizer.draw(np.zeros((1, 1), np.uint8), {"gt_instances": {"bbox": np.zeros((1, 4))}})
-    with pytest.raises(ValueError, match="not of the size of the image"):
+    with pytest.raises(ValueError, match="`labels` must have the size of the image"):
         visualizer.draw(np.zeros((1, 1), np.uint8), {"gt_sem_seg": np.zeros((2, 1), int)})
     with pytest.raises(ValueError, match="alpha` must be a number in"):
         LocalVisualizer(alpha=2)
@@ -145,5 +145,5 @@ def test_processes_other_than_the_first_draw_nothing(visualizer, tmp_path, monke
     assert not (tmp_path / "a.png").exists()
 
 
-def test_a_config_names_it():
+def test_it_can_be_built_from_a_config():
     assert isinstance(VISUALIZERS.build(dict(type="LocalVisualizer", zoom=2)), Visualizer)

@@ -15,7 +15,7 @@ from jengine.visualization import BaseVisBackend, LocalVisBackend, TensorboardVi
 
 
 class Recorder(BaseVisBackend):
-    """Keeps what it is told."""
+    """Record all calls."""
 
     def __init__(self, save_dir="unused"):
         super().__init__(save_dir)
@@ -37,7 +37,7 @@ class Recorder(BaseVisBackend):
         self.calls.append(("close",))
 
 
-def test_every_backend_gets_the_same_values_and_the_same_step():
+def test_every_backend_receives_the_same_values_and_steps():
     visualizer = Visualizer([{"type": Recorder, "name": "a"}, {"type": Recorder, "name": "b"}], save_dir="x")
     visualizer.add_scalar("loss", 1.0, step=3)
     visualizer.add_scalars({"loss": 0.5}, step=4, file_path="t.json")
@@ -51,7 +51,7 @@ def test_every_backend_gets_the_same_values_and_the_same_step():
     assert visualizer.get_backend("b").calls == expected
 
 
-def test_a_backend_that_knows_no_histograms_gets_their_summary():
+def test_backends_without_histograms_receive_summary_statistics():
     visualizer = Visualizer([Recorder()])
     visualizer.add_histogram("w", np.array([1.0, 3.0]), step=2)
     expected = {"w/mean": 2.0, "w/std": 1.0, "w/min": 1.0, "w/max": 3.0}
@@ -72,18 +72,18 @@ def test_processes_other_than_the_first_write_nothing(monkeypatch):
 
 def test_the_default_backend_writes_files_below_vis_data(tmp_path):
     visualizer = VISUALIZERS.build({"type": "Visualizer", "save_dir": str(tmp_path)})
-    assert not (tmp_path / "vis_data").exists()  # nothing is opened before it is used
+    assert not (tmp_path / "vis_data").exists()  # nothing is created before the first value
     visualizer.add_scalars({"loss": 1.0}, step=1)
     assert json.loads((tmp_path / "vis_data" / "scalars.json").read_text()) == {"loss": 1.0, "step": 1}
 
 
-def test_without_a_directory_there_is_no_default_backend():
+def test_without_save_dir_there_is_no_default_backend():
     assert Visualizer().vis_backends == {}
     with pytest.raises(TypeError, match="LocalVisBackend needs the argument 'save_dir'"):
         Visualizer([{"type": "LocalVisBackend"}])
 
 
-def test_backends_come_from_configs_and_may_have_their_own_directory(tmp_path):
+def test_backends_are_built_from_configs_and_may_set_their_directory(tmp_path):
     backends = [
         {"type": "LocalVisBackend"},
         ConfigDict({"type": "TensorboardVisBackend", "save_dir": "/tb", "name": "tb"}),
@@ -93,36 +93,38 @@ def test_backends_come_from_configs_and_may_have_their_own_directory(tmp_path):
     assert isinstance(visualizer.get_backend("tb"), TensorboardVisBackend)
     assert visualizer.get_backend("LocalVisBackend").save_dir == tmp_path / "vis_data"
     assert str(visualizer.get_backend("tb").save_dir) == "/tb"
-    assert backends[1].name == "tb"  # the config is left as it was
+    assert backends[1].name == "tb"  # the config is unchanged
 
 
-def test_two_backends_of_one_name_are_refused(tmp_path):
-    with pytest.raises(RuntimeError, match="two visualization backends called 'LocalVisBackend'") as caught:
+def test_duplicate_backend_names_are_rejected(tmp_path):
+    with pytest.raises(
+        RuntimeError, match="names of visualization backends must be unique, got 'LocalVisBackend' twice"
+    ) as caught:
         Visualizer([{"type": "LocalVisBackend"}, {"type": "LocalVisBackend"}], save_dir=tmp_path)
     assert caught.value.__notes__ == ["in the config at `vis_backends[1]`"]
 
 
-def test_names_that_do_not_exist_are_answered_with_the_closest(tmp_path):
+def test_errors_for_unknown_names_suggest_the_closest(tmp_path):
     with pytest.raises(KeyError, match="did you mean 'TensorboardVisBackend'"):
         Visualizer([{"type": "TensorBoardVisBackend"}], save_dir=tmp_path)
     with pytest.raises(KeyError, match="did you mean 'LocalVisBackend'"):
         Visualizer(save_dir=tmp_path).get_backend("LocalBackend")
 
 
-def test_a_single_backend_instead_of_a_list_is_refused(tmp_path):
+def test_single_backend_instead_of_a_list_is_rejected(tmp_path):
     with pytest.raises(TypeError, match="vis_backends` must be a list or None, got"):
         Visualizer({"type": "LocalVisBackend"}, save_dir=tmp_path)
 
 
-def test_a_config_arrives_as_the_text_of_a_config_file(tmp_path):
+def test_config_is_written_as_a_config_file(tmp_path):
     visualizer = Visualizer(save_dir=tmp_path)
     visualizer.add_config(ConfigDict({"lr": 0.1}))
     assert resolve(load_config(tmp_path / "vis_data" / "config.py")) == {"lr": 0.1}
-    visualizer.add_config("# as it is\n")
-    assert (tmp_path / "vis_data" / "config.py").read_text() == "# as it is\n"
+    visualizer.add_config("# verbatim\n")
+    assert (tmp_path / "vis_data" / "config.py").read_text() == "# verbatim\n"
 
 
-def test_a_graph_is_the_jaxpr_of_the_prediction_or_the_repr_of_the_model():
+def test_graph_is_the_jaxpr_of_the_prediction_or_the_repr_of_the_model():
     class Net:
         def init(self, rng, batch):
             return {"w": jax.random.normal(rng, (3,))}, {}
@@ -147,7 +149,7 @@ def test_a_graph_is_the_jaxpr_of_the_prediction_or_the_repr_of_the_model():
     assert texts[3] == "text"
 
 
-def test_samples_are_drawn_by_subclasses(tmp_path):
+def test_subclasses_draw_samples(tmp_path):
     class Boxes(Visualizer):
         def add_datasample(
             self, name, image, data_sample=None, draw_gt=True, draw_pred=True, show=False, wait_time=0, step=0
@@ -155,13 +157,13 @@ def test_samples_are_drawn_by_subclasses(tmp_path):
             self.add_image(name, image + 1, step)
 
     image = np.zeros((1, 1, 3), np.uint8)
-    with pytest.raises(NotImplementedError, match="Visualizer does not know how to draw a dict: subclass Visualizer"):
+    with pytest.raises(NotImplementedError, match="Visualizer cannot draw a dict: subclass Visualizer"):
         Visualizer(save_dir=tmp_path).add_datasample("x", image, {})
     Boxes(save_dir=tmp_path).add_datasample("x", image, {}, step=2)
     assert (tmp_path / "vis_data" / "vis_image" / "x_2.png").is_file()
 
 
-def test_closing_reaches_every_backend_and_can_be_repeated(tmp_path):
+def test_close_closes_every_backend_and_can_be_repeated(tmp_path):
     recorder = Recorder()
     visualizer = Visualizer([recorder, {"type": "TensorboardVisBackend"}], save_dir=tmp_path)
     visualizer.add_scalar("a", 1.0)
@@ -170,7 +172,7 @@ def test_closing_reaches_every_backend_and_can_be_repeated(tmp_path):
     assert recorder.calls.count(("close",)) == 2
 
 
-def test_the_registries_hold_the_built_in_entries():
+def test_built_in_classes_are_registered():
     backends = ("Local", "CSV", "Tensorboard", "Wandb", "MLflow")
     assert {f"{name}VisBackend" for name in backends} <= set(VISBACKENDS)
     assert "Visualizer" in set(VISUALIZERS)
@@ -182,8 +184,8 @@ def test_importing_the_package_imports_no_backend_library():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-class OneAtATime(Recorder):
-    """Is busy for a while with each value."""
+class SlowBackend(Recorder):
+    """Count writes that overlap in time."""
 
     def __init__(self):
         super().__init__()
@@ -199,7 +201,7 @@ class OneAtATime(Recorder):
 
 def test_threads_write_one_at_a_time():
     interval = sys.getswitchinterval()
-    backend = OneAtATime()
+    backend = SlowBackend()
     visualizer = Visualizer([backend])
     try:
         sys.setswitchinterval(1e-5)

@@ -1,4 +1,4 @@
-"""The hooks of iMIX: its level scale, its six methods, its hooks and writers, and its style of config."""
+"""Provide iMIX's hooks, levels, writers, optimizers, schedules and config style."""
 
 from jengine.contrib.imix.checkpoint import CheckPointHook as CheckPointHook
 from jengine.contrib.imix.constructors import BertOptimizerConstructor as BertOptimizerConstructor

@@ -1,4 +1,4 @@
-"""Saves by epochs and by iterations, under iMIX's names."""
+"""Save checkpoints by epoch and by iteration, under iMIX's names."""
 
 import os
 from typing import Any
@@ -11,20 +11,20 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class CheckPointHook(HookBase):
-    """Saves checkpoints of everything, from which a run is resumed.
+    """Save checkpoints of the full training state.
 
-    Epochs and iterations count from 0: `<prefix>_epoch<e>_model` at the end of an epoch, within one, after n iterations
-    of it, `<prefix>_epoch<e>_iter<n>_model`; in a training by iterations `<prefix>_iter<i>_model`; and
-    `<prefix>_model_final` where training ends.
+    Names count epochs and iterations from 0: `<prefix>_epoch<e>_model` at the end of an epoch;
+    `<prefix>_epoch<e>_iter<n>_model` after n iterations of an epoch; `<prefix>_iter<i>_model` in a training by
+    iterations; and `<prefix>_model_final` at the end of training.
 
     Args:
-      prefix: what the names begin with; by default `<model>_<dataset>`, after their classes.
-      iter_period: iterations between two checkpoints, counted anew in each epoch; None for none.
+      prefix: the start of the names; by default `<model>_<dataset>`, the names of their classes.
+      iter_period: iterations between two checkpoints, counted from the start of each epoch; None to save none.
       epoch_period: epochs between two checkpoints.
-      max_num_checkpoints: how many are kept, the newest, besides `<prefix>_model_final`, which stays; None for all.
+      max_num_checkpoints: number of recent checkpoints to keep, in addition to `<prefix>_model_final`; None for all.
 
     Raises:
-      ValueError: a number below 1.
+      ConfigError: a number below 1.
     """
 
     def __init__(
@@ -40,25 +40,25 @@ class CheckPointHook(HookBase):
         self.max_num_checkpoints = max_num_checkpoints
         self._kept: list[str] = []
         self._evicting: list[str] = []
-        self._saved: tuple[int, str] | None = None  # iterations done, and the name, of the newest
+        self._latest: tuple[int, str] | None = None  # completed iterations and name of the latest checkpoint
 
     def name_at(self, iteration: int) -> str | None:
-        """The checkpoint that was saved after `iteration` iterations; None if the newest is of another moment."""
-        return self._saved[1] if self._saved is not None and self._saved[0] == iteration else None
+        """Return the name of the latest checkpoint if it was saved after `iteration` iterations, else None."""
+        return self._latest[1] if self._latest is not None and self._latest[0] == iteration else None
 
     def before_train(self) -> None:
-        """Settles the prefix, and removes what a run that was killed has left."""
+        """Set the default prefix, and delete the checkpoints that an interrupted run did not get to delete."""
         trainer = self.trainer
         if self.prefix is None:
             model = getattr(trainer.model, "module", trainer.model)
             dataset = getattr(trainer.train_loop.dataloader, "dataset", trainer.train_loop.dataloader)
-            self.prefix = f"{_name_of(model)}_{_name_of(dataset)}"
+            self.prefix = f"{_get_name(model)}_{_get_name(dataset)}"
         for name in self._evicting:
             trainer.checkpointer.delete(os.path.join(trainer.work_dir, name))
         self._evicting = []
 
     def after_train_iter(self) -> None:
-        """Saves within an epoch, or in a training by iterations, unless something else saves at that moment."""
+        """Save every `iter_period` iterations, except at the end of an epoch or of training, which are saved anyway."""
         trainer = self.trainer
         if self.iter_period is None or self.is_last_train_iter(trainer):
             return
@@ -72,19 +72,19 @@ class CheckPointHook(HookBase):
             self._save(name, trainer.epoch, trainer.iter + 1)
 
     def after_train_epoch(self) -> None:
-        """Saves at the end of an epoch."""
+        """Save every `epoch_period` epochs."""
         if self.every_n_epochs(self.trainer, self.epoch_period):
             self._save(f"epoch{self.trainer.epoch}_model", self.trainer.epoch + 1, self.trainer.iter)
 
     def after_train(self) -> None:
-        """Saves the end."""
+        """Save the final checkpoint."""
         self._save("model_final", self.trainer.epoch, self.trainer.iter, final=True)
 
     def on_failure(self, runner: Runner) -> None:
-        """An error is no end to save; `on_interrupt` has saved what there was."""
+        """Do nothing: an error saves no final checkpoint, and `on_interrupt` has saved the state."""
 
     def on_interrupt(self, runner: Runner) -> None:
-        """Saves what a signal or an error would lose; called by the Runner between two iterations."""
+        """Save the state before a signal or an error ends the run; the Runner calls this between two iterations."""
         self.bind(runner)
         if runner.iter > 0 and self.name_at(runner.iter) is None:
             self._save("interrupted_model", runner.epoch, runner.iter)
@@ -93,9 +93,9 @@ class CheckPointHook(HookBase):
         trainer, name = self.trainer, f"{self.prefix}_{name}"
         if not final:
             kept = [*(other for other in self._kept if other != name), name]
-            surplus = len(kept) - (self.max_num_checkpoints or len(kept))
-            self._evicting, self._kept = kept[:surplus], kept[surplus:]
-        self._saved = iteration, name
+            num_evicted = len(kept) - (self.max_num_checkpoints or len(kept))
+            self._evicting, self._kept = kept[:num_evicted], kept[num_evicted:]
+        self._latest = iteration, name
         trainer.logger.info(f"Saving checkpoint {name}")
         trainer.save_checkpoint(
             filename=name,
@@ -105,16 +105,16 @@ class CheckPointHook(HookBase):
         self._evicting = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Which checkpoints there are."""
-        return {"kept": list(self._kept), "evicting": list(self._evicting), "saved": self._saved}
+        """Return the names of the checkpoints to keep and to delete, and the latest one."""
+        return {"kept": list(self._kept), "evicting": list(self._evicting), "saved": self._latest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave, in the run that is resumed."""
+        """Restore the result of `state_dict`."""
         self._kept, self._evicting = list(state_dict["kept"]), list(state_dict["evicting"])
         if state_dict["saved"] is not None:
             iteration, name = state_dict["saved"]
-            self._saved = iteration, name
+            self._latest = iteration, name
 
 
-def _name_of(thing: Any) -> str:
-    return getattr(thing, "__name__", type(thing).__name__)
+def _get_name(value: Any) -> str:
+    return getattr(value, "__name__", type(value).__name__)

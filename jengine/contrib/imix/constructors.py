@@ -1,12 +1,12 @@
-"""iMIX's optimizer constructors: which parameters of its vision-and-language models get which rate and decay.
+"""Define iMIX's optimizer constructors, which set learning rates and decays for its vision-and-language models.
 
-The rules are those of `imix/solver/default_constructor.py` in https://github.com/inspur-hsslab/iMIX (v0.1.1). They go
-by the names of PyTorch's BERT, which Flax parameters match through their torch alias; a module also counts as a
-`LayerNorm` by its class, or by the name that Flax gives one (`LayerNorm_0`).
+The rules are those of `imix/solver/default_constructor.py` in https://github.com/inspur-hsslab/iMIX (v0.1.1). They
+match the names of PyTorch's BERT, to which Flax parameters are mapped by their torch alias; a module is also a
+`LayerNorm` by its class, or by Flax's default name (`LayerNorm_0`).
 
-Other than in iMIX: `paramwise_cfg` works with DefaultOptimizerConstructor, DevlbertOptimizerConstructor exempts biases
-and norms from decay instead of everything else (`strict_upstream=True` restores that), a listed language weight matches
-below any outer module, and what matches no parameter is an error.
+Differences from iMIX: `paramwise_cfg` works with DefaultOptimizerConstructor; DevlbertOptimizerConstructor exempts
+biases and norms from decay instead of everything else (`strict_upstream=True` restores iMIX's behavior); a listed
+language weight matches inside any outer module; and a setting that matches no parameter is an error.
 """
 
 import json
@@ -20,24 +20,24 @@ from typing import Any, ClassVar
 from jengine import paths
 from jengine.errors import ConfigError
 from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor, merge_equal
-from jengine.optim.param_groups.modules import Module, Parameter, module_tree, params_of
-from jengine.optim.param_groups.param_group import did_you_mean
+from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree
+from jengine.optim.param_groups.param_group import closest_paths
 from jengine.optim.param_groups.paramwise_cfg import check_value
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 logger = logging.getLogger("jengine")
 
 _NO_DECAY = ("bias", "LayerNorm.bias", "LayerNorm.weight")
-_WEIGHT_DECAY = 0.01  # of Bert, Vilbert and Devlbert, whatever the optimizer's is
-_FROM_SCRATCH_LR = 1e-4  # of Vilbert and Devlbert, for what was not pre-trained
+_WEIGHT_DECAY = 0.01  # of Bert, Vilbert and Devlbert, independent of the optimizer's
+_FROM_SCRATCH_LR = 1e-4  # of Vilbert and Devlbert, for parameters that were not pre-trained
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
-    """Apply iMIX's rules over names and module types.
+    """Apply iMIX's rules for names and module types.
 
-    Group and layer norms are norms, batch norms are not. A parameter has at most one decay rule, by its module: norm,
-    else depthwise convolution, else bias.
+    Norms are group and layer norms, but not batch norms. At most one decay rule applies to a parameter: that of norms,
+    else that of depthwise convolutions, else that of biases.
 
     Args:
       optim_wrapper_cfg: see DefaultOptimWrapperConstructor; the optimizer's `training_encoder_lr_multiply` has no
@@ -62,7 +62,7 @@ class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
             logger.warning("training_encoder_lr_multiply has no effect, as in iMIX; use paramwise_cfg.custom_keys")
 
     def typed_settings(self, name: str, parameter: Parameter, module: Module, is_dcn_module: bool) -> dict[str, Any]:
-        """Return the settings that the rules besides custom_keys give a parameter; empty if none applies."""
+        """Return the settings of a parameter from all rules except custom_keys; empty if none applies."""
         cfg = self.paramwise_cfg
         is_norm = _is_group_or_layer_norm(module)
         settings: dict[str, Any] = {}
@@ -82,8 +82,8 @@ class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
         return {**settings, "patterns": tuple(patterns)} if settings else {}
 
 
-class _ByName(DefaultOptimizerConstructor):
-    """Give every parameter a rate and a decay by its name; subclasses say which."""
+class _NamePatternConstructor(DefaultOptimizerConstructor):
+    """Set the learning rate and decay of every parameter by its name, as defined by subclasses."""
 
     no_decay: ClassVar[tuple[str, ...]] = _NO_DECAY
     required: ClassVar[tuple[str, ...]] = ()
@@ -98,32 +98,32 @@ class _ByName(DefaultOptimizerConstructor):
 
     def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> Any:
         """Build the wrapper; see DefaultOptimWrapperConstructor."""
-        params, types = params_of(model, module_types)
+        params, types = get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr(type(self).__name__)
-        members = _parameters(module_tree(params, types))
+        members = _list_parameters(module_tree(params, types))
         self.check_names([parameter.path for parameter, _ in members])
         groups = [{"params": [p], **self.settings(p.path, self.is_exempt(p, module))} for p, module in members]
-        return self.wrap(params, self.ordered(merge_equal(groups)))
+        return self.wrap(params, self.sort_groups(merge_equal(groups)))
 
     def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that made them.
+        """Return lr, weight_decay and the patterns that matched.
 
         Args:
-          path: the parameter's.
-          exempt: whether it is a bias or of a norm.
+          path: the path of the parameter.
+          exempt: whether the parameter is exempt from weight decay.
         """
         raise NotImplementedError
 
     def check_names(self, names: list[str]) -> None:
         """Check that the settings match parameters."""
 
-    def ordered(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the groups in iMIX's order."""
         return groups
 
     def is_exempt(self, parameter: Parameter, module: Module) -> bool:
-        """Return whether a parameter is one of `no_decay`."""
+        """Return whether a parameter matches `no_decay`."""
         name = paths.torch_alias(re.sub(r"LayerNorm_\d+", "LayerNorm", parameter.path))
         names = (
             [name, f"LayerNorm.{name.rpartition('.')[2]}"] if (module.type or "").startswith("LayerNorm") else [name]
@@ -132,15 +132,15 @@ class _ByName(DefaultOptimizerConstructor):
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
-class BertOptimizerConstructor(_ByName):
+class BertOptimizerConstructor(_NamePatternConstructor):
     """Train language weights with `lr` and all others with `image_lr`; the decay is 0.01, 0 for biases and LayerNorms.
 
     Args:
-      optim_wrapper_cfg: see DefaultOptimWrapperConstructor; its optimizer also has `image_lr`.
-      paramwise_cfg: `language_weights_file`, a JSON list of the names of the language weights, as PyTorch has them.
+      optim_wrapper_cfg: see DefaultOptimWrapperConstructor; the optimizer also has `image_lr`.
+      paramwise_cfg: `language_weights_file`, a JSON list of the PyTorch names of the language weights.
 
     Raises:
-      ConfigError: one of the two is missing; when called: none of the listed names is a parameter's.
+      ConfigError: one of the two is missing; when called, no parameter has one of the listed names.
     """
 
     paramwise_keys: tuple[str, ...] = ("language_weights_file",)
@@ -150,13 +150,15 @@ class BertOptimizerConstructor(_ByName):
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
         super().__init__(optim_wrapper_cfg, paramwise_cfg)
         if "image_lr" not in self.own_settings:
-            raise ConfigError("`optimizer.image_lr` must be given, the learning rate of all but the language weights")
+            raise ConfigError(
+                "`optimizer.image_lr` must be given, the learning rate of all but the language weights, got none"
+            )
         check_value("optimizer.image_lr", "lr", self.own_settings["image_lr"], 1.0)
         _warn_of_fixed_decay(self.base_wd)
         self.language_weights = _read_names(self.paramwise_cfg["language_weights_file"])
 
     def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that made them."""
+        """Return lr, weight_decay and the patterns that matched."""
         is_language = _is_listed(path, self.language_weights)
         return {
             "lr": self.base_lr if is_language else self.own_settings["image_lr"],
@@ -170,7 +172,7 @@ class BertOptimizerConstructor(_ByName):
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
-class VilbertOptimizerConstructor(_ByName):
+class VilbertOptimizerConstructor(_NamePatternConstructor):
     """Train the heads with 1e-4 and the rest with `lr`; the decay is 0.01, 0 for biases and LayerNorms.
 
     With `vision_scratch`, only language weights have `lr` and all others 1e-4.
@@ -181,8 +183,7 @@ class VilbertOptimizerConstructor(_ByName):
         JSON list of the names of the language weights, which is read if `vision_scratch` is True.
 
     Raises:
-      ConfigError: one of the two is missing; when called: with vision_scratch, none of the listed names is a
-        parameter's.
+      ConfigError: one of the two is missing; when called with vision_scratch, no parameter has one of the listed names.
     """
 
     paramwise_keys: tuple[str, ...] = ("language_weights_file", "vision_scratch")
@@ -198,7 +199,7 @@ class VilbertOptimizerConstructor(_ByName):
             self.language_weights = _read_names(self.paramwise_cfg["language_weights_file"])
 
     def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that made them."""
+        """Return lr, weight_decay and the patterns that matched."""
         if self.head in path:
             lr, pattern = _FROM_SCRATCH_LR, self.head
         elif self.language_weights is None or _is_listed(path, self.language_weights):
@@ -208,31 +209,31 @@ class VilbertOptimizerConstructor(_ByName):
         return {"lr": lr, "weight_decay": 0.0 if exempt else _WEIGHT_DECAY, "patterns": (pattern,)}
 
     def check_names(self, names: list[str]) -> None:
-        """Check that some parameters are language weights, where those matter."""
+        """Check that some parameters are language weights, if vision_scratch uses them."""
         if self.language_weights is not None:
             _check_listed(names, self.language_weights, self.paramwise_cfg["language_weights_file"])
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class DevlbertOptimizerConstructor(VilbertOptimizerConstructor):
-    """Train like Vilbert, where only `vil_prediction` is a head.
+    """Train as VilbertOptimizerConstructor does, with `vil_prediction` as the only head.
 
     Args:
       optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
-      paramwise_cfg: see VilbertOptimizerConstructor; `strict_upstream=True` decays biases and LayerNorms and nothing
-        else, as iMIX's constructor does.
+      paramwise_cfg: see VilbertOptimizerConstructor; `strict_upstream=True` decays only biases and LayerNorms, as in
+        iMIX.
     """
 
     paramwise_keys: tuple[str, ...] = ("language_weights_file", "vision_scratch", "strict_upstream")
     head = "vil_prediction"
 
     def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that made them."""
+        """Return lr, weight_decay and the patterns that matched."""
         return super().settings(path, exempt != bool(self.paramwise_cfg.get("strict_upstream")))
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
-class OscarOptimizerConstructor(_ByName):
+class OscarOptimizerConstructor(_NamePatternConstructor):
     """Decay everything but biases and the scales of LayerNorms.
 
     Args:
@@ -240,7 +241,7 @@ class OscarOptimizerConstructor(_ByName):
       paramwise_cfg: `weight_decay`.
 
     Raises:
-      ConfigError: no weight_decay, or one below 0.
+      ConfigError: `weight_decay` is missing or negative.
     """
 
     paramwise_keys: tuple[str, ...] = ("weight_decay",)
@@ -253,12 +254,12 @@ class OscarOptimizerConstructor(_ByName):
         check_value("paramwise_cfg.weight_decay", "weight_decay", self.weight_decay, 1.0)
 
     def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that made them."""
+        """Return lr, weight_decay and the patterns that matched."""
         decay = 0.0 if exempt else self.weight_decay
         return {"lr": self.base_lr, "weight_decay": decay, "patterns": ("no decay",) if exempt else ()}
 
-    def ordered(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the decayed group before the other."""
+    def sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the group with decay before the group without."""
         return sorted(groups, key=lambda group: "no decay" in group["patterns"])
 
 
@@ -285,7 +286,7 @@ class UniterVQAOptimizerConstructor(UniterOptimizerConstructor):
       paramwise_cfg: `weight_decay`, `lr_mul` and `key_named_param`, a part of the names of the head's parameters.
 
     Raises:
-      ConfigError: one is missing or of the wrong kind; when called: no parameter has `key_named_param` in its name.
+      ConfigError: one is missing or illegal; when called, no parameter has `key_named_param` in its name.
     """
 
     paramwise_keys: tuple[str, ...] = ("weight_decay", "lr_mul", "key_named_param")
@@ -299,32 +300,32 @@ class UniterVQAOptimizerConstructor(UniterOptimizerConstructor):
             raise ConfigError(f"`paramwise_cfg.key_named_param` must be a part of a name, got {self.head!r}")
 
     def settings(self, path: str, exempt: bool) -> dict[str, Any]:
-        """Return lr, weight_decay and the patterns that made them."""
+        """Return lr, weight_decay and the patterns that matched."""
         settings = super().settings(path, exempt)
         if not self._is_head(path):
             return settings
         return {**settings, "lr": self.base_lr * self.lr_mul, "patterns": (self.head, *settings["patterns"])}
 
     def check_names(self, names: list[str]) -> None:
-        """Check that the head is found."""
+        """Check that the model has the head."""
         if not any(map(self._is_head, names)):
             raise ConfigError(
                 f"`paramwise_cfg.key_named_param` must be a part of a parameter's name, got {self.head!r}"
-                f"{did_you_mean(self.head, names)}"
+                f"{closest_paths(self.head, names)}"
             )
 
-    def ordered(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the head's groups before the others, decayed ones first."""
-        return sorted(super().ordered(groups), key=lambda group: self.head not in group["patterns"])
+    def sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the groups of the head before the others, each with decay before without."""
+        return sorted(super().sort_groups(groups), key=lambda group: self.head not in group["patterns"])
 
     def _is_head(self, path: str) -> bool:
-        return any(self.head in spelling for spelling in paths.spellings(path))
+        return any(self.head in alias for alias in paths.path_aliases(path))
 
 
-def _parameters(module: Module) -> list[tuple[Parameter, Module]]:
-    """Return all parameters in the order of the model, each with the module that it is in."""
+def _list_parameters(module: Module) -> list[tuple[Parameter, Module]]:
+    """Return all parameters with their modules, in the order of the model."""
     own = [(parameter, module) for parameter in module.parameters.values()]
-    return own + [member for child in module.children.values() for member in _parameters(child)]
+    return own + [member for child in module.children.values() for member in _list_parameters(child)]
 
 
 def _is_group_or_layer_norm(module: Module) -> bool:
@@ -348,15 +349,15 @@ def _is_listed(path: str, names: frozenset[str]) -> bool:
     return any(".".join(parts[start:]) in names for start in range(len(parts)))
 
 
-def _check_listed(paths_of_model: list[str], names: frozenset[str], file: Any) -> None:
-    if not any(_is_listed(path, names) for path in paths_of_model):
-        listed, found = next(iter(sorted(names)), "nothing"), next(iter(paths_of_model), "none")
+def _check_listed(model_paths: list[str], names: frozenset[str], file: Any) -> None:
+    if not any(_is_listed(path, names) for path in model_paths):
+        listed, expected = next(iter(sorted(names)), "nothing"), next(iter(model_paths), "none")
         raise ConfigError(
-            f"`paramwise_cfg.language_weights_file` must list parameters of the model such as {found!r}, "
+            f"`paramwise_cfg.language_weights_file` must list parameters of the model such as {expected!r}, "
             f"got {os.fspath(file)!r} with {listed!r}, ..."
         )
 
 
 def _warn_of_fixed_decay(weight_decay: float | None) -> None:
     if weight_decay not in (None, _WEIGHT_DECAY):
-        logger.warning("weight_decay=%s has no effect: the constructor decays by %s", weight_decay, _WEIGHT_DECAY)
+        logger.warning("weight_decay=%s has no effect: the constructor uses %s", weight_decay, _WEIGHT_DECAY)

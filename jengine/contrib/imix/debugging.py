@@ -1,4 +1,4 @@
-"""Provide the hooks of iMIX for debugging: one locates NaNs, one profiles iterations."""
+"""Provide iMIX's hooks for debugging: one locates NaNs, one profiles iterations."""
 
 import contextlib
 import os
@@ -13,46 +13,46 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class AutogradAnomalyDetectHook(HookBase):
-    """Sets JAX's search for NaNs while training runs, and puts it back as it was at the end.
+    """Set JAX's NaN checks during training, and restore their previous setting at the end.
 
-    Where a step makes a NaN, training ends in that iteration with a FloatingPointError that names the operation. Every
-    step is then waited for, and the state of the step that failed is gone: the newest checkpoint is what is left.
+    A step that produces a NaN ends training with a FloatingPointError that names the operation. The checks make the
+    host wait for every step, and the state of the failed step is lost: only the latest checkpoint remains.
 
     Args:
-      mode: whether NaNs are searched for. False switches a search off that was on.
-      infs: whether infinities are, too.
+      mode: whether to check for NaNs. False disables checks that were enabled before.
+      infs: whether to check for infinities, too.
     """
 
     def __init__(self, mode: bool = False, infs: bool = False) -> None:
         self.mode = mode
         self.infs = infs
-        self._search = contextlib.ExitStack()
+        self._checks = contextlib.ExitStack()
 
     def before_train(self) -> None:
-        """Sets the search for this thread.
+        """Set the checks for this thread.
 
-        For the process it would not do: once JAX has traced an operation that suspends the search for itself, such as
-        logsumexp, a search set for the process no longer reaches the compiled calls of that thread.
+        The process-wide setting does not work: once JAX has traced an operation that disables the checks internally,
+        such as logsumexp, the process-wide setting no longer affects the compiled calls of that thread.
         """
-        self._search.enter_context(jax.debug_nans(self.mode))
-        self._search.enter_context(jax.debug_infs(self.mode and self.infs))
+        self._checks.enter_context(jax.debug_nans(self.mode))
+        self._checks.enter_context(jax.debug_infs(self.mode and self.infs))
 
     def after_train(self) -> None:
-        """Puts it back; also after an error."""
-        self._search.close()
+        """Restore the previous setting, also after an error."""
+        self._checks.close()
 
 
 @HOOKS.register_module()
 class AutogradProfilerHook(HookBase):
-    """Writes a trace of each iteration for which a predicate is true: of the host and of all devices.
+    """Write a trace of the host and all devices for each iteration that a predicate selects.
 
-    A trace is a directory `profiler-trace-iter<n>` below `output_dir`, n counted from 0. TensorBoard's profile plugin
-    and Perfetto read it. A traced iteration is waited for before the trace ends.
+    A trace is a directory `profiler-trace-iter<n>` in `output_dir`, with n counted from 0. TensorBoard's profile plugin
+    and Perfetto can open it. The host waits for a traced iteration before it ends the trace.
 
     Args:
-      enable_predicate: gets the trainer and says whether the iteration that begins is traced.
+      enable_predicate: a function of the trainer that returns whether to trace the iteration that starts.
       output_dir: the directory of the traces.
-      use_cuda: accepted for configs of iMIX; JAX traces whatever devices there are.
+      use_cuda: without effect, for compatibility with iMIX; JAX traces all devices.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class AutogradProfilerHook(HookBase):
         self._tracing = False
 
     def before_train_iter(self) -> None:
-        """Begins a trace if the predicate is true."""
+        """Start a trace if the predicate is true."""
         if self.enable_predicate(self.trainer):
             jax.profiler.start_trace(os.path.join(self.output_dir, f"profiler-trace-iter{self.trainer.iter}"))
             self._tracing = True
 
     def after_train_iter(self) -> None:
-        """Ends it when the iteration is done on the device."""
+        """Stop the trace after the device has completed the iteration."""
         if self._tracing:
             jax.block_until_ready((self.outputs, self.trainer.state))
             self._stop()
 
     def after_train(self) -> None:
-        """Ends a trace that an error has left open."""
+        """Stop the trace of an iteration that failed."""
         if self._tracing:
             self._stop()
 

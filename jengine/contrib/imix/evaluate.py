@@ -1,4 +1,4 @@
-"""Validates at a period, writes the results down, and keeps the best checkpoint."""
+"""Validate periodically, write the results to a file, and keep the best checkpoint."""
 
 import math
 import os
@@ -11,7 +11,7 @@ from jengine.annotations import Count
 from jengine.checkpoint import infer_rule
 from jengine.contrib.imix.checkpoint import CheckPointHook
 from jengine.contrib.imix.hook_base import HookBase
-from jengine.contrib.imix.json_lines import open_lines, write_line
+from jengine.contrib.imix.json_lines import open_json_lines, write_json_line
 from jengine.errors import ConfigError, UnknownNameError, closest
 from jengine.registry import HOOKS
 
@@ -20,26 +20,26 @@ BEST = "best_result"
 
 @HOOKS.register_module()
 class EvaluateHook(HookBase):
-    """Runs the validation at the end of each epoch, and every so many iterations.
+    """Validate at the end of each epoch and every `eval_iter_period` iterations.
 
-    Each result goes to TensorBoard, if the run writes it, and is a line of `eval_json_file` with `iter` and, in a
-    training by epochs, `epoch`, both counted from 0. The best result's checkpoint is `best_result` in the work dir, a
-    whole one. Results are compared by their metrics in order, the first that differs decides; a metric whose name says
-    so (`loss`) is better when it is less.
+    Each result is written to TensorBoard, if the run uses it, and to a line of `eval_json_file` with `iter` and, in a
+    training by epochs, `epoch`, both counted from 0. The best result is saved as the full checkpoint `best_result` in
+    the work dir. Results are compared by the first metric that differs; for metrics such as `loss`, less is better.
 
-    The run needs a validation, and its train loop must not validate by itself (`val_begin` after the end): `from_imix`
-    takes care of both.
+    The run must have a validation, and its train loop must not validate by itself (`val_begin` after the end);
+    `from_imix` sets both.
 
     Args:
-      eval_iter_period: iterations between two validations, counted anew in each epoch; None for none within epochs. It
-        must divide the `iter_period` of a CheckPointHook, else that takes its place, with a warning.
-      is_run_eval: whether anything is validated at all.
-      eval_json_file: the file of results; in the work dir unless it is an absolute path.
-      metrics: what a result is reduced to, written down and compared: names of metrics, or what they end with after a
-        `/`; None for all. `from_imix` reduces results on VisDial to `ndcg`.
+      eval_iter_period: iterations between two validations, counted from the start of each epoch; None to validate only
+        at the end of epochs. If it does not divide the `iter_period` of the CheckPointHook, that period is used, with a
+        warning.
+      is_run_eval: whether to validate.
+      eval_json_file: the file of results; relative to the work dir.
+      metrics: the metrics to write and compare: their names, or the part of their names after the last `/`; None for
+        all. `from_imix` selects `ndcg` for VisDial.
 
     Raises:
-      ValueError: a period below 1. KeyError: from the hook, a validation does not give one of the `metrics`.
+      ConfigError: a period below 1. KeyError: from the hook, a validation lacks one of the `metrics`.
     """
 
     def __init__(
@@ -57,51 +57,51 @@ class EvaluateHook(HookBase):
         self._file: TextIO | None = None
 
     def before_train(self) -> None:
-        """Opens the file of results, and fits the period to that of the checkpoints.
+        """Open the file of results, and adapt the period to that of the checkpoints.
 
         Raises:
-          ConfigError: there is no validation to run.
+          ConfigError: the run has no validation.
         """
         trainer = self.trainer
         if not self.is_run_eval:
             return
         if trainer.val_loop is None:
-            raise ConfigError("EvaluateHook needs a validation: give val_dataloader, val_cfg and val_evaluator")
-        saving = self._saving()
-        period = None if saving is None else saving.iter_period
+            raise ConfigError("EvaluateHook must have val_dataloader, val_cfg and val_evaluator, got no validation")
+        checkpoint_hook = self._find_checkpoint_hook()
+        period = None if checkpoint_hook is None else checkpoint_hook.iter_period
         if self.eval_iter_period and period and period % self.eval_iter_period:
             trainer.logger.warning(
                 f"EvaluateHook: eval_iter_period={self.eval_iter_period} does not divide the iter_period={period} of "
-                "the checkpoints, which is taken instead"
+                "the checkpoints, which is used instead"
             )
             self.eval_iter_period = period
-        # A checkpoint is written before the validation of the same moment, which a resumed run therefore does again.
+        # A checkpoint is saved before the validation at the same iteration, so a resumed run repeats that validation.
         if jax.process_index() == 0:
-            self._file = open_lines(os.path.join(trainer.work_dir, self.eval_json_file), "iter", trainer.iter - 1)
+            self._file = open_json_lines(os.path.join(trainer.work_dir, self.eval_json_file), "iter", trainer.iter - 1)
         if trainer.iter > 0 and self._is_due(trainer.iter):
-            self._evaluate(epoch=trainer.epoch, done=trainer.iter)
+            self._evaluate(epoch=trainer.epoch, iteration=trainer.iter)
 
     def after_train_iter(self) -> None:
-        """Validates when the iteration is due; the last one of an epoch is left to the epoch."""
+        """Validate if it is due; `after_train_epoch` validates after the last iteration of an epoch."""
         trainer = self.trainer
         ends_epoch = trainer.train_loop.by_epoch and self.end_of_epoch(trainer.train_loop.dataloader, self.inner_iter)
         if not ends_epoch and self._is_due(trainer.iter + 1):
-            self._evaluate(epoch=trainer.epoch, done=trainer.iter + 1)
+            self._evaluate(epoch=trainer.epoch, iteration=trainer.iter + 1)
 
     def after_train_epoch(self) -> None:
-        """Validates at the end of each epoch."""
-        self._evaluate(epoch=self.trainer.epoch + 1, done=self.trainer.iter)
+        """Validate at the end of each epoch."""
+        self._evaluate(epoch=self.trainer.epoch + 1, iteration=self.trainer.iter)
 
-    def _is_due(self, done: int) -> bool:
-        """Whether a result belongs to the moment after `done` iterations."""
+    def _is_due(self, iteration: int) -> bool:
+        """Return whether to validate after `iteration` iterations."""
         trainer, period = self.trainer, self.eval_iter_period
         if trainer.train_loop.by_epoch:
-            inner = done % len(trainer.train_loop.dataloader)
+            inner = iteration % len(trainer.train_loop.dataloader)
             return inner == 0 or (period is not None and inner % period == 0)
-        return done == trainer.max_iters or (period is not None and done % period == 0)
+        return iteration == trainer.max_iters or (period is not None and iteration % period == 0)
 
     def after_train(self) -> None:
-        """Says what was best; also after an error."""
+        """Log the best result, also after an error."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -109,50 +109,59 @@ class EvaluateHook(HookBase):
             result = ", ".join(f"{name}: {value:.4f}" for name, value in self._best.items())
             self.trainer.logger.info(f"The best result ({result}) is saved to {BEST}.")
 
-    def _evaluate(self, *, epoch: int, done: int) -> None:
-        """Validates; `epoch` epochs and `done` iterations are done."""
+    def _evaluate(self, *, epoch: int, iteration: int) -> None:
+        """Validate after `epoch` epochs and `iteration` iterations."""
         if not self.is_run_eval:
             return
         trainer = self.trainer
-        metrics = self._reduced(trainer.val_loop.run())
+        metrics = select_metrics(trainer.val_loop.run(), self.metrics)
         for buffer in self.log_buffers():
-            buffer.put_result(metrics, done - 1)
+            buffer.put_result(metrics, iteration - 1)
         if self._file is not None:
-            saving = self._saving()
-            row: dict[str, Any] = {"iter": done - 1, "max_iter": trainer.max_iters}
+            checkpoint_hook = self._find_checkpoint_hook()
+            line: dict[str, Any] = {"iter": iteration - 1, "max_iter": trainer.max_iters}
             if trainer.train_loop.by_epoch:
-                row |= {"epoch": (done - 1) // len(trainer.train_loop.dataloader), "max_epoch": trainer.max_epochs}
-            write_line(self._file, {**row, **metrics, "model_name": saving and saving.name_at(done)})
+                epoch_index = (iteration - 1) // len(trainer.train_loop.dataloader)
+                line |= {"epoch": epoch_index, "max_epoch": trainer.max_epochs}
+            model_name = None if checkpoint_hook is None else checkpoint_hook.name_at(iteration)
+            write_json_line(self._file, {**line, **metrics, "model_name": model_name})
         if metrics and (not self._best or is_better(metrics, self._best)):
             self._best = metrics
-            meta = {"epoch": epoch, "iter": done}
+            meta = {"epoch": epoch, "iter": iteration}
             trainer.save_checkpoint(filename=BEST, meta=meta, latest=False)
 
-    def _reduced(self, found: dict[str, Any]) -> dict[str, float]:
-        """The numbers of a result that count."""
-        numbers = {name: float(value) for name, value in found.items() if _is_number(value)}
-        if self.metrics is None:
-            return numbers
-        reduced = {name: v for name, v in numbers.items() if {name, name.rsplit("/", 1)[-1]} & set(self.metrics)}
-        for metric in self.metrics:
-            if not any(metric in (name, name.rsplit("/", 1)[-1]) for name in reduced):
-                raise UnknownNameError(f"EvaluateHook: the validation gives no {metric!r}{closest(metric, numbers)}")
-        return reduced
-
-    def _saving(self) -> CheckPointHook | None:
+    def _find_checkpoint_hook(self) -> CheckPointHook | None:
         return next((hook for hook in self.trainer.hooks if isinstance(hook, CheckPointHook)), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """The best result."""
+        """Return the best result."""
         return {"best": dict(self._best)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave."""
+        """Restore the result of `state_dict`."""
         self._best = dict(state_dict["best"])
 
 
+def select_metrics(result: dict[str, Any], names: Sequence[str] | None) -> dict[str, float]:
+    """Return the numbers of a validation result that `names` selects; see the `metrics` of EvaluateHook.
+
+    Raises:
+      KeyError: a name selects no metric.
+    """
+    numbers = {name: float(value) for name, value in result.items() if _is_number(value)}
+    if names is None:
+        return numbers
+    selected = {name: value for name, value in numbers.items() if {name, name.rsplit("/", 1)[-1]} & set(names)}
+    for metric in names:
+        if not any(metric in (name, name.rsplit("/", 1)[-1]) for name in selected):
+            raise UnknownNameError(
+                f"EvaluateHook: `metrics` must be metrics of the validation, got {metric!r}{closest(metric, numbers)}"
+            )
+    return selected
+
+
 def is_better(metrics: dict[str, float], best: dict[str, float]) -> bool:
-    """Whether a result beats the best: the first metric that differs decides. A NaN beats nothing."""
+    """Return whether a result is better than the best, by the first metric that differs; a NaN is never better."""
     for name, value in metrics.items():
         other = best.get(name, math.nan)
         if math.isnan(value) or value == other:

@@ -1,11 +1,11 @@
-"""A config in iMIX's style as the arguments of a Runner."""
+"""Convert a config in iMIX's style to the arguments of a Runner."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from jengine.config import check_keys
 from jengine.contrib.imix.optimizer import Fp16OptimizerHook, OptimizerHook
-from jengine.errors import ConfigError, config_path
+from jengine.errors import ArgumentError, ConfigError, config_path
 
 _KEYS = (
     "model", "work_dir", "train_data", "test_data", "optimizer", "optimizer_config", "lr_config", "momentum_config",
@@ -17,31 +17,31 @@ _REPLACED = ("timer", "logger", "param_scheduler", "checkpoint")
 
 
 def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a Runner that trains as a config in iMIX's style says.
+    """Convert a config in iMIX's style to the arguments of a Runner.
 
-    iMIX's hooks take the place of the default hooks for timing, logging, schedules and checkpoints. Updates are made by
-    an optimizer wrapper, as `OptimizerHook` describes it. Model, data and metrics are jengine's own, under iMIX's keys.
+    iMIX's hooks replace the default hooks for timing, logging, schedules and checkpoints. An optimizer wrapper with the
+    settings of `OptimizerHook` makes the updates. Model, data and metrics are jengine's, under iMIX's keys.
 
     Args:
       cfg: `model`, `work_dir`, `optimizer`; `train_data` and `test_data`, each `dict(samples_per_gpu=, data=dict(...),
         workers_per_gpu=0)`, the latter with `post_processor=dict(metrics=[...])`; `total_epochs`, or `max_iter` with or
         without `by_iter=True`; and any of `optimizer_config=dict(grad_clip=)`, `fp16`, `gradient_accumulation_steps`,
-        `is_lr_accumulation`, `lr_config=dict(policy=, ...)`, `momentum_config` likewise,
+        `is_lr_accumulation`, `lr_config=dict(policy=, ...)`, `momentum_config=dict(policy=, ...)`,
         `log_config=dict(period=, hooks=[...])`, `checkpoint_config`, `is_run_eval`, `eval_iter_period`, `custom_hooks`,
-        `load_from`, `resume_from`, `seed`. It is left as it was.
+        `load_from`, `resume_from`, `seed`. It is not modified.
 
     Returns:
-      The arguments, a plain dict; `Runner.from_cfg` takes it, and a config file may return it.
+      The arguments as a plain dict, for `Runner.from_cfg` or as the result of a config file.
 
     Raises:
-      ConfigError: an unknown key, one that is missing, or a length in both epochs and iterations.
-      AssertionError: `custom_hooks` is no list.
+      ConfigError: a key is unknown or missing, or the length is given in both epochs and iterations.
+      ArgumentError: `custom_hooks` is not a list.
     """
     cfg = dict(cfg.items())
     check_keys(cfg, _KEYS)
     for name in ("model", "work_dir", "train_data", "optimizer"):
         if cfg.get(name) is None:
-            raise ConfigError(f"a config in iMIX's style needs the key {name!r}")
+            raise ConfigError(f"a config in iMIX's style must have the key {name!r}, got none")
     has_test = cfg.get("test_data") is not None and cfg.get("is_run_eval", True)
     optimizer = _optimizer_hook(cfg)
     schedules = {name: _schedule(name, cfg) for name in ("lr_config", "momentum_config")}
@@ -50,7 +50,7 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
         work_dir=cfg["work_dir"],
         train_dataloader=_dataloader("train_data", cfg["train_data"]),
         train_cfg=_train_cfg(cfg),
-        optim_wrapper={**_hook(optimizer).wrapper_options(), **_optimizer_and_rules(cfg["optimizer"])},
+        optim_wrapper={**_build_hook(optimizer).wrapper_options(), **_split_optimizer(cfg["optimizer"])},
         param_scheduler=[schedule for schedule in schedules.values() if schedule is not None],
         default_hooks=dict.fromkeys(_REPLACED),
         custom_hooks=[optimizer, *_hooks(cfg, schedules, has_test), *_custom_hooks(cfg)],
@@ -62,7 +62,7 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _optimizer_hook(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of the hook that says what an update is."""
+    """Return the config of the hook that describes the updates."""
     options = {
         "grad_clip": dict(cfg.get("optimizer_config") or {}).get("grad_clip"),
         "gradient_accumulation_steps": cfg.get("gradient_accumulation_steps", 1),
@@ -74,35 +74,35 @@ def _optimizer_hook(cfg: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "Fp16OptimizerHook", **options, "grad_scaler_config": scaler}
 
 
-def _optimizer_and_rules(optimizer: Any) -> dict[str, Any]:
-    """Return `optimizer`, `constructor` and `paramwise_cfg`, of which iMIX has the last two within the first."""
+def _split_optimizer(optimizer: Any) -> dict[str, Any]:
+    """Return `optimizer`, `constructor` and `paramwise_cfg`; iMIX has the last two inside the first."""
     if not hasattr(optimizer, "items"):
         return {"optimizer": optimizer}
-    own = dict(optimizer.items())
-    rules = {name: own.pop(name) for name in ("constructor", "paramwise_cfg") if name in own}
-    if rules or "training_encoder_lr_multiply" in own:
+    arguments = dict(optimizer.items())
+    rules = {name: arguments.pop(name) for name in ("constructor", "paramwise_cfg") if name in arguments}
+    if rules or "training_encoder_lr_multiply" in arguments:
         rules.setdefault("constructor", "DefaultOptimizerConstructor")  # iMIX's
-    return {**rules, "optimizer": own}
+    return {**rules, "optimizer": arguments}
 
 
-def _hook(cfg: Mapping[str, Any]) -> OptimizerHook:
-    kinds = {"OptimizerHook": OptimizerHook, "Fp16OptimizerHook": Fp16OptimizerHook}
+def _build_hook(cfg: Mapping[str, Any]) -> OptimizerHook:
+    types = {"OptimizerHook": OptimizerHook, "Fp16OptimizerHook": Fp16OptimizerHook}
     with config_path("optimizer_config"):
-        return kinds[cfg["type"]](**{name: value for name, value in cfg.items() if name != "type"})
+        return types[cfg["type"]](**{name: value for name, value in cfg.items() if name != "type"})
 
 
 def _schedule(name: str, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A schedule as a scheduler's config; None where there is none."""
+    """Return the config of a scheduler; None if the config has no such schedule."""
     schedule = dict(cfg.get(name) or {})
     if not schedule:
         return None
     if schedule.get("policy") is None:
-        raise ConfigError(f"{name} names its scheduler as `policy`")
+        raise ConfigError(f"`{name}` must have a `policy`, the type of its scheduler, got {sorted(schedule)}")
     return {"type": schedule.pop("policy"), **schedule}
 
 
 def _hooks(cfg: Mapping[str, Any], schedules: Mapping[str, Any], has_test: bool) -> list[dict[str, Any]]:
-    """iMIX's default hooks after the optimizer's, in its order."""
+    """Return iMIX's default hooks after the optimizer hook, in iMIX's order."""
     log = {"period": 50, **dict(cfg.get("log_config") or {})}
     with config_path("log_config"):
         check_keys(log, ("period", "hooks"))
@@ -120,28 +120,29 @@ def _hooks(cfg: Mapping[str, Any], schedules: Mapping[str, Any], has_test: bool)
     ]
     if has_test:
         evaluate = dict(type="EvaluateHook", eval_iter_period=cfg.get("eval_iter_period"))
-        dialog = "VisDial" in str(dict(cfg["test_data"].get("data") or {}).get("type"))
-        hooks.append({**evaluate, "metrics": ["ndcg"]} if dialog else evaluate)
+        is_visdial = "VisDial" in str(dict(cfg["test_data"].get("data") or {}).get("type"))
+        hooks.append({**evaluate, "metrics": ["ndcg"]} if is_visdial else evaluate)
     return hooks
 
 
 def _custom_hooks(cfg: Mapping[str, Any]) -> list[Any]:
     hooks = cfg.get("custom_hooks")
     if hooks is not None and not isinstance(hooks, list | tuple):
-        raise AssertionError(f"custom_hooks is a list of hooks, found {type(hooks).__name__}")
+        raise ArgumentError(f"`custom_hooks` must be a list of hooks, got {type(hooks).__name__}")
     return list(hooks or [])
 
 
 def _train_cfg(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """How long to train. The validation is EvaluateHook's: the loop's own would begin after the end."""
+    """Return the length of training. `val_begin` is after the end, because EvaluateHook runs the validations."""
     epochs: Any = cfg.get("total_epochs")
     iterations: Any = cfg.get("max_iter")
     if (epochs is None) == (iterations is None):
         raise ConfigError(
-            f"give the length as total_epochs or as max_iter, one of the two; found {epochs!r} and {iterations!r}"
+            f"exactly one of `total_epochs` and `max_iter` must be given, got {epochs!r} and {iterations!r}"
         )
-    if cfg.get("by_iter", iterations is not None) is not (iterations is not None):
-        raise ConfigError("by_iter=True goes with max_iter, by_iter=False with total_epochs")
+    by_iter = iterations is not None
+    if cfg.get("by_iter", by_iter) is not by_iter:
+        raise ConfigError(f"`by_iter` must be True with max_iter, False with total_epochs, got {cfg['by_iter']!r}")
     if iterations is not None:
         return dict(by_epoch=False, max_iters=iterations, val_begin=iterations + 1)
     return dict(by_epoch=True, max_epochs=epochs, val_begin=epochs + 1)
@@ -153,7 +154,7 @@ def _dataloader(name: str, cfg: Any) -> dict[str, Any]:
         check_keys(data, _DATA_KEYS)
         for key in ("samples_per_gpu", "data"):
             if key not in data:
-                raise ConfigError(f"{name} needs the key {key!r}")
+                raise ConfigError(f"`{name}` must have the key {key!r}, got {sorted(data)}")
     sampler = {} if data.get("sampler") is None else {"sampler": data["sampler"]}
     return dict(
         batch_size=data["samples_per_gpu"], num_workers=data.get("workers_per_gpu", 0), dataset=data["data"], **sampler
@@ -161,10 +162,10 @@ def _dataloader(name: str, cfg: Any) -> dict[str, Any]:
 
 
 def _evaluation(test_data: Mapping[str, Any]) -> dict[str, Any]:
-    """Validation and test, both on the test data."""
+    """Return the arguments for validation and test, both on the test data."""
     metrics = dict(test_data.get("post_processor") or {}).get("metrics")
     if not metrics:
-        raise ConfigError("test_data needs post_processor=dict(metrics=[...]): what is measured on it")
+        raise ConfigError("`test_data` must have post_processor=dict(metrics=[...]), got no metrics")
     loader = _dataloader("test_data", test_data)
     return dict(
         val_dataloader=loader, val_cfg={}, val_evaluator=metrics,

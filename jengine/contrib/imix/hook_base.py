@@ -1,4 +1,4 @@
-"""The hook of iMIX: six methods without arguments, and the trainer within reach."""
+"""Define iMIX's hook: six methods without arguments that access the run as `self.trainer`."""
 
 import functools
 import inspect
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jengine.contrib.imix.log_buffer import LogBuffer
+from jengine.errors import ArgumentError
 from jengine.hooks.hook import Hook
 from jengine.hooks.priority import PriorityStatus, get_level, to_priority
 from jengine.hooks.runner_protocol import Runner
@@ -27,18 +28,19 @@ STAGES = (
 
 
 class HookBase(_Base):
-    """A hook as iMIX has it: six methods, `before_` and `after_` of `train`, `train_epoch` and `train_iter`.
+    """Define the six stages of iMIX's hooks: `before_` and `after_` of `train`, `train_epoch` and `train_iter`.
 
-    The methods take no arguments. The run is at `self.trainer`, a weak proxy of the Runner, which a hook may therefore
-    keep without keeping the run alive; other hooks are at `self.trainer.hooks`. In the two iteration methods
-    `self.inner_iter` is the number of the iteration in its epoch, from 0, and in the second `self.outputs` are what the
-    step returned, device arrays by name. A training that counts iterations has no epochs: their methods are not
-    called. `after_train` is called when training has failed, too.
+    The methods take no arguments. `self.trainer` is a weak proxy of the Runner, so a hook does not keep the run alive;
+    other hooks are in `self.trainer.hooks`. In the two iteration methods `self.inner_iter` is the index of the
+    iteration in its epoch, and in the second `self.outputs` are the outputs of the step, device arrays by name. A
+    training by iterations has no epochs, so their methods are not called. `after_train` is also called if training has
+    failed.
 
-    All other stages and the traced points are those of `Hook`.
+    All other stages and the traced methods are those of `Hook`.
 
     Attributes:
-      level: when the hook runs among others, see `PriorityStatus`; a config's `level` goes before it.
+      level: the position among other hooks, see `PriorityStatus`; `level` in a config overrides it.
+      log_buffer: validation results, images and histograms to write; None unless the hook has writers.
     """
 
     default_level: ClassVar[PriorityStatus] = PriorityStatus.NORMAL
@@ -46,6 +48,7 @@ class HookBase(_Base):
     trainer: Any = None
     inner_iter: int = 0
     outputs: Mapping[str, Any] | None = None
+    log_buffer: LogBuffer | None = None
     _level: PriorityStatus | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -53,58 +56,59 @@ class HookBase(_Base):
         cls.priority = to_priority(cls.default_level)
         for stage in STAGES:
             if stage in vars(cls):
-                setattr(cls, stage, _with_arguments(cls, stage, vars(cls)[stage]))
+                setattr(cls, stage, _add_runner_arguments(cls, stage, vars(cls)[stage]))
 
     @property
     def level(self) -> PriorityStatus:
-        """When the hook runs among others."""
+        """The position among other hooks."""
         return self.default_level if self._level is None else self._level
 
     @level.setter
     def level(self, level: Any) -> None:
-        """Sets it, from anything that `get_level` takes."""
+        """Set the level from a member, a name or a number; see `get_level`."""
         self._level = get_level(level)
         self.priority = to_priority(self._level)
 
     def bind(self, runner: Runner) -> None:
-        """Puts the run within reach, without keeping it alive."""
+        """Set `self.trainer` to a weak proxy of the run."""
         self.trainer = weakref.proxy(runner)
 
     def put_image(self, name: str, data: Any) -> None:
-        """Has the writers write an image of this iteration; a run without a writer that takes images ignores it.
+        """Write an image of this iteration; ignored if no writer of the run accepts images.
 
         Args:
-          name: what it is called.
-          data: uint8[H, W, C], or floats from 0 to 1; C is 1, 3 or 4. It may be on the device, and is not waited for.
+          name: the tag of the image.
+          data: uint8[H, W, C], or floats from 0 to 1; C is 1, 3 or 4. The host does not wait for a device array.
         """
         for buffer in self.log_buffers():
             buffer.put_image(name, data, self.trainer.iter)
 
     def put_histogram(self, name: str, data: Any) -> None:
-        """Has the writers write how the elements of an array of real numbers are distributed; see `put_image`."""
+        """Write a histogram of the elements of an array of real numbers; see `put_image`."""
         for buffer in self.log_buffers():
             buffer.put_histogram(name, data, self.trainer.iter)
 
     def log_buffers(self) -> list[LogBuffer]:
-        """What waits for the writers, of each PeriodicLogger of the run."""
-        found = [getattr(hook, "buffer", None) for hook in self.trainer.hooks]
-        return [buffer for buffer in found if isinstance(buffer, LogBuffer)]
+        """Return the log buffer of each PeriodicLogger of the run."""
+        hooks = [hook for hook in self.trainer.hooks if isinstance(hook, HookBase)]
+        return [hook.log_buffer for hook in hooks if hook.log_buffer is not None]
 
     def on_failure(self, runner: Runner) -> None:
-        """Training has ended with an error, which goes on: `after_train` is called all the same."""
+        """Call `after_train` when training has ended with an error; the error propagates."""
         if "after_train" in self.get_triggered_stages():
             try:
                 self.after_train(runner)
-            except Exception as error:  # the reason why training ended must not be lost over it
+            except Exception as error:  # must not hide the error that ended training
                 runner.logger.error(f"{type(self).__name__}.after_train failed: {type(error).__name__}: {error}")
 
 
-def _with_arguments(cls: type, stage: str, method: Callable[[Any], None]) -> Callable[..., None]:
-    """The method as the Runner calls it; called without arguments (`super().before_train()`) it is as written."""
-    if len(inspect.signature(method).parameters) != 1:
+def _add_runner_arguments(cls: type, stage: str, method: Callable[[Any], None]) -> Callable[..., None]:
+    """Return the method with the arguments that the Runner passes; all are optional for `super().before_train()`."""
+    parameters = list(inspect.signature(method).parameters)
+    if len(parameters) != 1:
         raise TypeError(
-            f"{cls.__name__}.{stage} takes no arguments besides self, for {cls.__name__} is a HookBase: the run is at "
-            "self.trainer; derive from jengine.hooks.Hook for methods that get the runner"
+            f"{cls.__name__}.{stage} must have no arguments except self, because {cls.__name__} is a HookBase, got "
+            f"{parameters}; use self.trainer for the run, or derive from jengine.hooks.Hook for methods with a runner"
         )
 
     @functools.wraps(method)
@@ -115,7 +119,7 @@ def _with_arguments(cls: type, stage: str, method: Callable[[Any], None]) -> Cal
         data_batch: Any = None,
         outputs: Mapping[str, Any] | None = None,
     ) -> None:
-        """The method as the Runner calls it, with the run within reach."""
+        """Set the attributes of the hook and call the method."""
         if runner is None:
             return method(self)
         if stage.endswith("_epoch") and not runner.train_loop.by_epoch:
@@ -129,15 +133,15 @@ def _with_arguments(cls: type, stage: str, method: Callable[[Any], None]) -> Cal
 
 
 def register_hooks(runner: Runner, hooks: Iterable[HookBase | None]) -> None:
-    """Adds built hooks to a run and gives each its `trainer`; None among them is skipped.
+    """Add built hooks to a run and set their `trainer`; None is skipped.
 
     Raises:
-      AssertionError: one of them is no HookBase.
+      ArgumentError: one of them is not a HookBase.
     """
     for hook in hooks:
         if hook is None:
             continue
         if not isinstance(hook, HookBase):
-            raise AssertionError(f"a hook of iMIX is a HookBase, found {type(hook).__name__}: {hook!r}")
+            raise ArgumentError(f"a hook of iMIX must be a HookBase, got {type(hook).__name__}: {hook!r}")
         hook.bind(runner)
         runner.register_hook(hook)

@@ -1,4 +1,4 @@
-"""Times iterations and epochs, and sums them up at the end."""
+"""Measure the time of iterations and epochs, and log a summary at the end."""
 
 import datetime
 import time
@@ -11,65 +11,66 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class IterationTimerHook(HookBase):
-    """Records `data_time` and `iter_time` of each iteration and `epoch_time`, in seconds, and logs a summary.
+    """Record `data_time` and `iter_time` of each iteration and `epoch_time`, in seconds, and log a summary.
 
-    The device works asynchronously: a single `iter_time` says how long the host took, the mean over several is the time
-    of a step (see IterTimerHook). Iterations count from where training starts, so a resumed run speaks of its own.
+    The device runs asynchronously: a single `iter_time` is the time of the host; the mean over several iterations is
+    the time of a step (see IterTimerHook). The summary of a resumed run counts its own iterations only.
 
     Args:
-      warmup_iter: iterations that the summary of the speed leaves out, together with their time.
-      clock: gives the time in seconds.
+      warmup_iter: number of iterations to exclude from the summary of the speed, together with their time.
+      clock: a function that returns the time in seconds.
     """
 
     def __init__(self, warmup_iter: Index = 0, clock: Callable[[], float] = time.perf_counter) -> None:
         self.warmup_iter = warmup_iter
         self._clock = clock
-        self._began = self._epoch_began = self._iter_began = self._then = self._warm = 0.0
-        self._done = self._epochs_done = 0
+        self._train_start = self._epoch_start = self._iter_start = self._iter_end = self._warmup_end = 0.0
+        self._iters_done = self._epochs_done = 0
 
     def before_train(self) -> None:
-        """Starts the clock."""
-        self._began = self._epoch_began = self._then = self._warm = self._clock()
-        self._done = self._epochs_done = 0
+        """Start the clock."""
+        self._train_start = self._epoch_start = self._iter_end = self._warmup_end = self._clock()
+        self._iters_done = self._epochs_done = 0
 
     def before_train_epoch(self) -> None:
-        """Starts the clock of the epoch."""
-        self._epoch_began = self._then = self._clock()
+        """Start the clock of the epoch."""
+        self._epoch_start = self._iter_end = self._clock()
 
     def before_train_iter(self) -> None:
-        """Records how long the data took."""
-        self._iter_began = self._clock()
-        self.trainer.message_hub.update_scalar("train/data_time", self._iter_began - self._then)
+        """Record the time spent waiting for data."""
+        self._iter_start = self._clock()
+        self.trainer.message_hub.update_scalar("train/data_time", self._iter_start - self._iter_end)
 
     def after_train_iter(self) -> None:
-        """Records how long the iteration took."""
-        self._then = self._clock()
-        self.trainer.message_hub.update_scalar("train/iter_time", self._then - self._iter_began)
-        self._done += 1
-        if self._done == self.warmup_iter:
-            self._warm = self._then
+        """Record the time of the iteration."""
+        self._iter_end = self._clock()
+        self.trainer.message_hub.update_scalar("train/iter_time", self._iter_end - self._iter_start)
+        self._iters_done += 1
+        if self._iters_done == self.warmup_iter:
+            self._warmup_end = self._iter_end
 
     def after_train_epoch(self) -> None:
-        """Records how long the epoch took."""
-        took = self._clock() - self._epoch_began
+        """Record the time of the epoch."""
+        epoch_time = self._clock() - self._epoch_start
         self._epochs_done += 1
-        self.trainer.message_hub.update_scalar("train/epoch_time", took)
-        self.trainer.logger.info(f"epoch {self.trainer.epoch} time:{_text(took)}")
+        self.trainer.message_hub.update_scalar("train/epoch_time", epoch_time)
+        self.trainer.logger.info(f"epoch {self.trainer.epoch} time:{_format_time(epoch_time)}")
 
     def after_train(self) -> None:
-        """Logs the summary."""
-        logger, now = self.trainer.logger, self._clock()
-        counted = self._done - self.warmup_iter
-        if counted > 0:
-            total = self._then - self._warm
+        """Log the summary."""
+        logger, total_time = self.trainer.logger, self._clock() - self._train_start
+        num_iters = self._iters_done - self.warmup_iter
+        if num_iters > 0:
+            iters_time = self._iter_end - self._warmup_end
             logger.info(
-                f"The Whole training speed:{counted} iterations in {_text(total)} ({total / counted:.4f} sec/iter)"
+                f"The Whole training speed:{num_iters} iterations in {_format_time(iters_time)} "
+                f"({iters_time / num_iters:.4f} sec/iter)"
             )
         if self._epochs_done:
-            mean = (now - self._began) / self._epochs_done
-            logger.info(f"{self._epochs_done} epochs in {_text(now - self._began)} ({mean:.4f} sec/epoch)")
-        logger.info(f"total training time:{_text(now - self._began)}")
+            mean = total_time / self._epochs_done
+            logger.info(f"{self._epochs_done} epochs in {_format_time(total_time)} ({mean:.4f} sec/epoch)")
+        logger.info(f"total training time:{_format_time(total_time)}")
 
 
-def _text(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return str(datetime.timedelta(seconds=int(seconds)))

@@ -1,4 +1,4 @@
-"""Files of JSON lines that a resumed run goes on with."""
+"""Write files of JSON lines that a resumed run continues."""
 
 import json
 import math
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 
-def open_lines(path: str | os.PathLike[str], key: str, start: int) -> TextIO:
-    """Opens a file to append lines to.
+def open_json_lines(path: str | os.PathLike[str], key: str, start: int) -> TextIO:
+    """Open a file to append lines to.
 
     Args:
-      path: the file; its directory need not exist.
-      key: the entry of each line that says which iteration it is of.
-      start: the iteration at which the run starts. Lines from there on, which will come again, are removed, and a line
-        that was cut off is, too.
+      path: the file; its directory is created if necessary.
+      key: the entry of each line that holds its iteration.
+      start: the iteration at which the run starts. Lines of this and later iterations, which the run will write again,
+        are removed, as well as incomplete lines.
 
     Returns:
       The file, open at its end.
@@ -26,25 +26,25 @@ def open_lines(path: str | os.PathLike[str], key: str, start: int) -> TextIO:
     if start > 0 and file.exists():
         for line in file.read_text(encoding="utf-8").splitlines():
             try:
-                row = json.loads(line)
+                iteration = json.loads(line).get(key, 0)
             except json.JSONDecodeError:
                 continue
-            if row.get(key, 0) < start:
+            if iteration < start:
                 kept.append(f"{line}\n")
-    fresh = file.with_name(f"{file.name}.new")
-    fresh.write_text("".join(kept), encoding="utf-8")
-    fresh.replace(file)
+    temporary = file.with_name(f"{file.name}.new")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.replace(file)
     return file.open("a", encoding="utf-8")
 
 
-def write_line(file: TextIO, row: Mapping[str, Any]) -> None:
-    """Appends a JSON object with its keys sorted; it is on the disk when the call returns.
+def write_json_line(file: TextIO, values: Mapping[str, Any]) -> None:
+    """Append a JSON object with sorted keys, and flush it to the disk.
 
-    JSON has no NaN and no infinity: they become strings that `float()` reads.
+    JSON has no NaN and no infinity: they become strings that `float()` can parse.
     """
     plain = {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in row.items()
+        for name, value in values.items()
     }
     file.write(json.dumps(plain, sort_keys=True, allow_nan=False) + "\n")
     file.flush()

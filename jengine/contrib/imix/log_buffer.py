@@ -1,4 +1,4 @@
-"""What waits for the writers besides the numbers of training: results of validations, images, histograms."""
+"""Buffer the events of a run for the writers: validation results, images and histograms."""
 
 import functools
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ BINS = 800
 
 
 class Result(NamedTuple):
-    """The metrics of a validation after an iteration."""
+    """Hold the metrics of a validation after an iteration."""
 
     metrics: Mapping[str, float]
     step: int
 
 
 class Image(NamedTuple):
-    """An image of an iteration."""
+    """Hold an image of an iteration."""
 
     name: str
     data: Any  # uint8[H, W, C], or f[H, W, C] from 0 to 1; C is 1, 3 or 4
@@ -27,7 +27,7 @@ class Image(NamedTuple):
 
 
 class Bins(NamedTuple):
-    """How the elements of an array were distributed in an iteration."""
+    """Hold the histogram of an array in an iteration."""
 
     name: str
     counts: Any  # f32[800]
@@ -38,13 +38,13 @@ class Bins(NamedTuple):
 
 
 class LogBuffer:
-    """What hooks have put for the writers since these wrote last; the numbers of training are in the message hub.
+    """Hold the events that hooks have added since the last write; training metrics are in the message hub.
 
-    Nothing waits for the device here: a histogram is binned there, and leaves it when a writer wants it. With several
-    processes all of them put the same, and the first keeps it.
+    The host does not wait for the device: histograms are computed there and transferred when they are written. With
+    several processes all of them add the same events, and the first one keeps them.
 
     Args:
-      keep: whether there is a writer that takes any of it.
+      keep: whether a writer accepts events; otherwise they are dropped.
     """
 
     def __init__(self, keep: bool) -> None:
@@ -54,15 +54,15 @@ class LogBuffer:
         self.histograms: list[Bins] = []
 
     def put_result(self, metrics: Mapping[str, float], step: int) -> None:
-        """Keeps the metrics of a validation, host numbers by name."""
+        """Add the metrics of a validation, host numbers by name."""
         if self.keep and jax.process_index() == 0:
             self.results.append(Result(dict(metrics), step))
 
     def put_image(self, name: str, data: Any, step: int) -> None:
-        """Keeps an image.
+        """Add an image.
 
         Args:
-          name: what it is called.
+          name: the tag of the image.
           data: uint8[H, W, C], or floats from 0 to 1; C is 1, 3 or 4.
           step: the iteration.
         """
@@ -70,41 +70,41 @@ class LogBuffer:
             self.images.append(Image(name, jnp.copy(data) if isinstance(data, jax.Array) else np.copy(data), step))
 
     def put_histogram(self, name: str, data: Any, step: int) -> None:
-        """Keeps how the elements of `data`, an array of real numbers, are distributed; those not finite are left out.
+        """Add a histogram of the finite elements of an array.
 
         Args:
-          name: what it is called.
-          data: array of any shape.
+          name: the tag of the histogram.
+          data: real numbers, of any shape.
           step: the iteration.
         """
         if self.keep:
-            binned = _binned(jnp.asarray(data))
+            histogram = _compute_histogram(jnp.asarray(data))  # on all processes: `data` may be a global array
             if jax.process_index() == 0:
-                counts, edges, mean, std = binned
+                counts, edges, mean, std = histogram
                 self.histograms.append(Bins(name, counts, edges, mean, std, step))
 
-    def take(self) -> tuple[list[Result], list[Image], list[Bins]]:
-        """All that waits, on the host; then nothing waits any more."""
-        waiting = self.results, *jax.device_get((self.images, self.histograms))
+    def pop_all(self) -> tuple[list[Result], list[Image], list[Bins]]:
+        """Return all events as host arrays, and clear the buffer."""
+        events = self.results, *jax.device_get((self.images, self.histograms))
         self.results, self.images, self.histograms = [], [], []
-        return waiting
+        return events
 
 
-def as_pixels(data: np.ndarray) -> np.ndarray:
-    """An image as uint8, from floats from 0 to 1."""
+def to_uint8(data: np.ndarray) -> np.ndarray:
+    """Convert an image of floats from 0 to 1 to uint8; return an image of integers unchanged."""
     if not jnp.issubdtype(data.dtype, jnp.floating):
         return data
     return np.round(np.clip(data.astype(np.float32), 0, 1) * 255).astype(np.uint8)
 
 
 @functools.partial(jax.jit, static_argnames="bins")
-def _binned(data: jax.Array, bins: int = BINS) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Counts f32[bins], edges f32[bins + 1], mean and standard deviation f32[] of the elements that are finite."""
+def _compute_histogram(data: jax.Array, bins: int = BINS) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Return counts f32[bins], edges f32[bins + 1], mean and standard deviation f32[] of the finite elements."""
     values = data.ravel().astype(jnp.float32)
-    real = jnp.isfinite(values)
-    number = real.sum()
-    low = jnp.where(number > 0, jnp.min(values, where=real, initial=jnp.inf), 0.0)
-    high = jnp.where(number > 0, jnp.max(values, where=real, initial=-jnp.inf), 1.0)
-    safe = jnp.where(real, values, low)
-    counts, edges = jnp.histogram(safe, bins, range=(low, high), weights=real.astype(jnp.float32))
-    return counts, edges, values.mean(where=real), values.std(where=real)
+    is_finite = jnp.isfinite(values)
+    any_finite = is_finite.any()
+    low = jnp.where(any_finite, jnp.min(values, where=is_finite, initial=jnp.inf), 0.0)
+    high = jnp.where(any_finite, jnp.max(values, where=is_finite, initial=-jnp.inf), 1.0)
+    safe = jnp.where(is_finite, values, low)
+    counts, edges = jnp.histogram(safe, bins, range=(low, high), weights=is_finite.astype(jnp.float32))
+    return counts, edges, values.mean(where=is_finite), values.std(where=is_finite)

@@ -1,7 +1,8 @@
-"""Steps the schedules, and says which learning rate and which momentum were used."""
+"""Step the schedulers, and record the learning rate and the momentum of each iteration."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 from jengine.contrib.imix.hook_base import HookBase
 from jengine.hooks.priority import PriorityStatus
@@ -14,42 +15,43 @@ _MOMENTUM = "momentum"
 
 @HOOKS.register_module()
 class LRSchedulerHook(HookBase):
-    """Steps the run's schedulers and records, as `lr`, the rate that the iteration has used.
+    """Step the schedulers of the run and record the learning rate of the iteration as `lr`.
 
-    It takes the place of ParamSchedulerHook; where the run has a MomentumSchedulerHook, the momentum is left to that.
-    Schedulers that count iterations step after each, or after each update of
-    the parameters; those that count epochs after each epoch; those that follow a metric get it after a validation.
+    This hook replaces ParamSchedulerHook. If the run has a MomentumSchedulerHook, that hook steps the schedulers of the
+    momentum. Schedulers by iteration step after each iteration, or after each update of the parameters; schedulers by
+    epoch step after each epoch; schedulers that follow a metric receive it after a validation.
 
     Args:
-      is_lr_accumulation: with accumulated gradients, step after each update and not after each iteration.
+      is_lr_accumulation: with gradient accumulation, step after each update instead of after each iteration.
     """
 
     default_level = PriorityStatus.HIGH
     runs_ahead = True
+    steps_momentum: ClassVar[bool] = False  # in a run with hooks for both
 
     def __init__(self, is_lr_accumulation: bool = True) -> None:
         self.is_lr_accumulation = is_lr_accumulation
         self._group = 0
 
     def before_train(self) -> None:
-        """Finds the group whose rate is recorded."""
+        """Select the group whose learning rate is recorded."""
         groups = self.trainer.optim_wrapper.param_groups
-        self._group = best_group([len(group.paths or ()) for group in groups], [group["lr"] for group in groups])
+        self._group = select_group([len(group.paths or ()) for group in groups], [group["lr"] for group in groups])
 
     def after_train_iter(self) -> None:
-        """Records the value before it steps."""
+        """Record the current value, then step the schedulers."""
         trainer = self.trainer
-        trainer.message_hub.update_scalar(*self._used())
+        trainer.message_hub.update_scalar(*self._get_value())
         counts = trainer.optim_wrapper.accumulative_counts if self.is_lr_accumulation else 1
         if (trainer.iter + 1) % counts == 0:
             self._step(by_epoch=False)
 
     def after_train_epoch(self) -> None:
-        """Steps what counts epochs."""
+        """Step the schedulers that count epochs."""
         self._step(by_epoch=True)
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Hands the metrics to what follows one."""
+        """Pass the metrics to the schedulers that follow one."""
         for scheduler in self._schedulers(runner):
             if scheduler.by_epoch and scheduler.need_val_args:
                 step: Callable[..., None] = scheduler.step
@@ -60,43 +62,44 @@ class LRSchedulerHook(HookBase):
             if scheduler.by_epoch is by_epoch:
                 scheduler.step()
 
-    def _used(self) -> tuple[str, float]:
-        """What is recorded, and the value that the iteration has used."""
+    def _get_value(self) -> tuple[str, float]:
+        """Return the name of the scalar and its value in this iteration."""
         return "train/lr", self.trainer.optim_wrapper.param_groups[self._group]["lr"]
 
     def _schedulers(self, runner: Runner) -> Iterator[ParamScheduler]:
-        """The schedulers that this hook steps."""
-        shared = any(isinstance(hook, MomentumSchedulerHook) for hook in runner.hooks)
+        """Yield the schedulers that this hook steps."""
+        has_momentum_hook = any(isinstance(hook, MomentumSchedulerHook) for hook in runner.hooks)
         for scheduler in flatten_schedulers(runner.param_schedulers):
-            if not shared or (scheduler.param_name == _MOMENTUM) is isinstance(self, MomentumSchedulerHook):
+            if not has_momentum_hook or (scheduler.param_name == _MOMENTUM) is self.steps_momentum:
                 yield scheduler
 
 
 @HOOKS.register_module()
 class MomentumSchedulerHook(LRSchedulerHook):
-    """Steps the run's schedulers of the momentum and records, as `momentum`, the one that the iteration has used.
+    """Step the schedulers of the momentum and record the momentum of the iteration as `momentum`.
 
-    Of an optimizer with `betas` the first of them is the momentum. When it steps is settled as in LRSchedulerHook.
+    For an optimizer with `betas`, the momentum is the first of these. Schedulers step as in LRSchedulerHook.
 
     Args:
-      is_lr_accumulation: with accumulated gradients, step after each update and not after each iteration.
+      is_lr_accumulation: with gradient accumulation, step after each update instead of after each iteration.
     """
 
     default_level = PriorityStatus.NORMAL
+    steps_momentum = True
 
-    def _used(self) -> tuple[str, float]:
+    def _get_value(self) -> tuple[str, float]:
         return "train/momentum", self.trainer.optim_wrapper.get_momentum()[_MOMENTUM][self._group]
 
 
-def best_group(sizes: Sequence[int], rates: Sequence[float]) -> int:
-    """The parameter group whose learning rate stands for all.
+def select_group(sizes: Sequence[int], rates: Sequence[float]) -> int:
+    """Select the parameter group whose learning rate represents all groups.
 
     Args:
-      sizes: how many parameters each group has.
-      rates: the learning rate of each.
+      sizes: the number of parameters of each group.
+      rates: the learning rate of each group.
 
     Returns:
-      The index of the largest group; where each has a single parameter, of the first with the rate that most have.
+      The index of the largest group; if all have a single parameter, of the first group with the most common rate.
     """
     largest = max(sizes)
     if largest > 1:

@@ -1,4 +1,4 @@
-"""How the parameters are updated, as iMIX says it: settings of the optimizer wrapper, for the update is in the step."""
+"""Describe updates by iMIX's hooks, whose settings become those of the optimizer wrapper in the compiled step."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -7,6 +7,7 @@ from jengine.annotations import Count
 from jengine.contrib.imix.hook_base import HookBase
 from jengine.errors import ConfigError, closest
 from jengine.hooks.priority import PriorityStatus
+from jengine.optim.amp import AmpOptimWrapper
 from jengine.optim.transforms.clip import parse_clip_grad
 from jengine.registry import HOOKS
 
@@ -15,32 +16,31 @@ _MODES = ("all",)
 
 @HOOKS.register_module()
 class OptimizerHook(HookBase):
-    """Says what an update is: over how many iterations gradients are accumulated, and how they are clipped.
+    """Describe an update: the number of iterations to accumulate gradients, and how to clip them.
 
-    Backward pass, clipping and update are parts of the compiled step, so this hook does nothing while training runs;
-    whatever comes after it, the first of all, sees the updated parameters. `wrapper_options` are the arguments of the
-    optimizer wrapper that does what the hook says; `from_imix` builds that wrapper. Other than in iMIX, gradients are
-    clipped once an update, when the window is full, and the iterations left at the end make an update of their own. The
-    norm before clipping is logged as `grad_norm`.
+    Backward pass, clipping and update are parts of the compiled step, so this hook does nothing during training, and
+    all hooks see the updated parameters. `wrapper_options` returns the arguments of the matching optimizer wrapper,
+    which `from_imix` builds. Unlike in iMIX, gradients are clipped once per update, after accumulation, and the
+    remaining iterations at the end make another update. The norm before clipping is logged as `grad_norm`.
 
     Args:
       grad_clip: `dict(max_norm=, norm_type=2)`; or `dict(max_grad_l2_norm=, clip_norm_mode='all', use_scale=)`, whose
-        `use_scale` has no effect, for gradients are unscaled before they are clipped. None for no clipping.
-      gradient_accumulation_steps: iterations whose mean gradient makes one update.
+        `use_scale` has no effect, because gradients are unscaled before they are clipped. None for no clipping.
+      gradient_accumulation_steps: iterations per update, which uses their mean gradient.
 
     Raises:
-      TypeError, ValueError, AssertionError: a `grad_clip` that makes no sense.
+      TypeError, ValueError: an illegal `grad_clip`.
     """
 
     default_level = PriorityStatus.HIGH
     wrapper_type = "OptimWrapper"
 
     def __init__(self, grad_clip: Mapping[str, Any] | None = None, gradient_accumulation_steps: Count = 1) -> None:
-        self.grad_clip = _read_clip(grad_clip)
+        self.grad_clip = _convert_grad_clip(grad_clip)
         self.gradient_accumulation_steps = gradient_accumulation_steps
 
     def wrapper_options(self) -> dict[str, Any]:
-        """The optimizer wrapper as a config without its `optimizer`."""
+        """Return the config of the optimizer wrapper without its `optimizer`."""
         options: dict[str, Any] = {
             "type": self.wrapper_type,
             "accumulative_counts": self.gradient_accumulation_steps,
@@ -48,35 +48,36 @@ class OptimizerHook(HookBase):
         return options if self.grad_clip is None else {**options, "clip_grad": self.grad_clip}
 
     def before_train(self) -> None:
-        """Checks that the run's optimizer wrapper does what the hook says.
+        """Check that the optimizer wrapper of the run has the settings of the hook.
 
         Raises:
-          ConfigError: it does something else.
+          ConfigError: its settings differ.
         """
         wrapper = self.trainer.optim_wrapper
-        asked = self.gradient_accumulation_steps, parse_clip_grad(self.grad_clip)
-        found = wrapper.accumulative_counts, wrapper.clip_grad
-        if asked != found:
+        expected = self.gradient_accumulation_steps, parse_clip_grad(self.grad_clip)
+        actual = wrapper.accumulative_counts, wrapper.clip_grad
+        if expected != actual:
             raise ConfigError(
-                f"{type(self).__name__} asks for updates over {asked[0]} iterations with clipping {asked[1]}, and the "
-                f"optimizer wrapper has {found[0]} and {found[1]}; build the run with from_imix, or give optim_wrapper="
-                f"dict({', '.join(f'{key}={value!r}' for key, value in self.wrapper_options().items())}, ...)"
+                f"the optimizer wrapper must have the accumulative_counts={expected[0]} and clip_grad={expected[1]} of "
+                f"{type(self).__name__}, got {actual[0]} and {actual[1]}; build the run with from_imix, or use "
+                f"optim_wrapper=dict({', '.join(f'{key}={value!r}' for key, value in self.wrapper_options().items())}, "
+                "...)"
             )
 
 
 @HOOKS.register_module()
 class Fp16OptimizerHook(OptimizerHook):
-    """`OptimizerHook` in half precision with a loss scale.
+    """Describe an update in half precision with a loss scale; see `OptimizerHook`.
 
-    The network computes in float16; parameters, losses and optimizer state stay in float32. An update whose gradients
-    are not finite is left out, and the scale backs off. With accumulation, gradients are unscaled and clipped once, at
-    the end of the window.
+    The network computes in float16; parameters, losses and optimizer state stay in float32. An update with non-finite
+    gradients is skipped, and the loss scale is reduced. With accumulation, gradients are unscaled and clipped once per
+    update.
 
     Args:
-      grad_clip: as for OptimizerHook.
-      grad_scaler_config: `init_scale`, `growth_factor`, `backoff_factor` and `growth_interval` of the loss scale; the
-        usual ones by default.
-      gradient_accumulation_steps: as for OptimizerHook.
+      grad_clip: as in OptimizerHook.
+      grad_scaler_config: `init_scale`, `growth_factor`, `backoff_factor` and `growth_interval` of the loss scale;
+        optional.
+      gradient_accumulation_steps: as in OptimizerHook.
       dtype: 'float16' or 'bfloat16'.
     """
 
@@ -94,38 +95,41 @@ class Fp16OptimizerHook(OptimizerHook):
         self.dtype = dtype
 
     def wrapper_options(self) -> dict[str, Any]:
-        """The optimizer wrapper as a config without its `optimizer`."""
+        """Return the config of the optimizer wrapper without its `optimizer`."""
         return {**super().wrapper_options(), "loss_scale": self.grad_scaler_config or "dynamic", "dtype": self.dtype}
 
     def before_train(self) -> None:
-        """Checks that the run's optimizer wrapper scales the loss.
+        """Check that the optimizer wrapper of the run scales the loss and has the settings of the hook.
 
         Raises:
-          ConfigError: it does not, or clips or accumulates otherwise.
+          ConfigError: it does not scale the loss, or its settings differ.
         """
         super().before_train()
-        if getattr(self.trainer.optim_wrapper, "loss_scale", None) is None:
+        wrapper = self.trainer.optim_wrapper
+        if not isinstance(wrapper, AmpOptimWrapper) or wrapper.loss_scale is None:
             raise ConfigError(
-                f"{type(self).__name__} needs an AmpOptimWrapper, found {type(self.trainer.optim_wrapper).__name__}; "
-                "build the run with from_imix, or give optim_wrapper=dict(type='AmpOptimWrapper', ...)"
+                f"{type(self).__name__} must have an AmpOptimWrapper with a loss scale, got {type(wrapper).__name__}; "
+                "build the run with from_imix, or use optim_wrapper=dict(type='AmpOptimWrapper', ...)"
             )
 
 
-def _read_clip(grad_clip: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """`grad_clip` as the optimizer wrapper has it."""
+def _convert_grad_clip(grad_clip: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Convert iMIX's `grad_clip` to `clip_grad` of the optimizer wrapper."""
     if grad_clip is None:
         return None
     clip = dict(grad_clip.items())
     if "max_grad_l2_norm" in clip:
         mode = clip.pop("clip_norm_mode", "all")
         if mode not in _MODES:
-            raise ConfigError(f"grad_clip: clip_norm_mode is 'all', the norm of all gradients together; found {mode!r}")
+            raise ConfigError(f"`grad_clip.clip_norm_mode` must be 'all', the global norm, got {mode!r}")
         clip.pop("use_scale", None)
         norm = clip.pop("max_grad_l2_norm")
         if clip:
             known = ("max_grad_l2_norm", "clip_norm_mode", "use_scale")
             name = next(iter(clip))
-            raise ConfigError(f"grad_clip with max_grad_l2_norm has no {name!r}{closest(str(name), known)}")
+            raise ConfigError(
+                f"the keys of `grad_clip` with max_grad_l2_norm must be known, got {name!r}{closest(str(name), known)}"
+            )
         clip = {"max_norm": norm}
     parse_clip_grad(clip)
     return clip

@@ -1,4 +1,4 @@
-"""The optimizers of iMIX for BERT-like models: Adam without bias correction, and AdamW as Transformers had it."""
+"""Define iMIX's optimizers for BERT-like models: Adam without bias correction, and the AdamW of Transformers."""
 
 import functools
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from jengine.optim.optimizers.adam import init_moments
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.transforms import scale_by_group_learning_rate
-from jengine.optim.transforms.groups import by_leaf
+from jengine.optim.transforms.groups import broadcast_to_params
 from jengine.registry import OPTIMIZERS
 
 _SCHEDULES = ("warmup_linear", "warmup_cosine", "warmup_constant")
@@ -34,27 +34,27 @@ def BertAdam(
     weight_decay: NonNegative = 0.01,
     max_grad_norm: NonNegative = 1.0,
 ) -> Optimizer:
-    """Build Adam without bias correction and with decoupled weight decay, which may bring its own schedule.
+    """Build Adam without bias correction, with decoupled weight decay and an optional schedule.
 
     Args:
       lr: the learning rate, which the schedule multiplies.
-      warmup: the part of the updates that warms up, in [0, 1), or -1 for none.
+      warmup: the fraction of the updates that warms up, in [0, 1), or -1 for no warm-up.
       t_total: updates of the whole run; -1 for no schedule.
       schedule: 'warmup_linear', 'warmup_cosine' or 'warmup_constant'.
-      b1: weight of the past in the mean of gradients.
-      b2: likewise of their squares.
+      b1: decay rate of the mean of gradients.
+      b2: decay rate of the mean of squared gradients.
       e: added to the root.
-      weight_decay: part of the parameters, times the learning rate, that an update takes away.
+      weight_decay: decoupled weight decay, multiplied by the learning rate.
       max_grad_norm: without effect, as in iMIX; clip with the optimizer wrapper.
 
     Raises:
-      ValueError: a setting outside its range, or an unknown schedule.
+      ConfigError: a setting outside its range, or an unknown schedule.
     """
     if schedule not in _SCHEDULES:
-        raise ConfigError(f"BertAdam: no schedule is called {schedule!r}{closest(schedule, _SCHEDULES)}")
+        raise ConfigError(f"BertAdam: `schedule` must be known, got {schedule!r}{closest(schedule, _SCHEDULES)}")
     settings = _settings(lr, (b1, b2), e, weight_decay)
     settings |= {"warmup": warmup, "t_total": t_total, "schedule": schedule}
-    return Optimizer("BertAdam", settings, _parts_of_bert_adam, _NUMBERS)
+    return Optimizer("BertAdam", settings, _make_bert_adam, _NUMBERS)
 
 
 @OPTIMIZERS.register_module()
@@ -65,14 +65,14 @@ def BertAdam1(
     weight_decay: NonNegative = 0.01,
     max_grad_norm: NonNegative = 1.0,
 ) -> Optimizer:
-    """Build `BertAdam` without a schedule, which scales the gradient of each tensor down to the norm `max_grad_norm`.
+    """Build `BertAdam` without a schedule, which clips the gradient of each tensor to the norm `max_grad_norm`.
 
     Raises:
-      ValueError: a setting outside its range.
+      ConfigError: a setting outside its range.
     """
     settings = _settings(lr, betas, eps, weight_decay)
     settings |= {"max_grad_norm": max_grad_norm}
-    return Optimizer("BertAdam1", settings, _parts_of_bert_adam1, _NUMBERS, whole_tensor=True)
+    return Optimizer("BertAdam1", settings, _make_bert_adam1, _NUMBERS, whole_tensor=True)
 
 
 @OPTIMIZERS.register_module()
@@ -83,43 +83,46 @@ def TansformerAdamW(
     weight_decay: NonNegative = 0.0,
     correct_bias: bool = True,
 ) -> Optimizer:
-    """Build AdamW as Transformers had it; the name is spelt as in iMIX.
+    """Build the AdamW of early Transformers versions; the name is spelled as in iMIX.
 
-    Other than in `AdamW`, `eps` is added before the bias correction, and the decay is taken of the updated parameters.
+    Unlike `AdamW`, it adds `eps` before the bias correction and decays the updated parameters.
 
     Args:
       lr: the learning rate.
-      betas: weights of the past in the means of gradients and of their squares.
+      betas: decay rates of the means of gradients and squared gradients.
       eps: added to the root.
-      weight_decay: part of the parameters, times the learning rate, that an update takes away.
-      correct_bias: whether the means are corrected for their start at zero.
+      weight_decay: decoupled weight decay, multiplied by the learning rate.
+      correct_bias: whether to apply the bias correction.
 
     Raises:
-      ValueError: a setting outside its range.
+      ConfigError: a setting outside its range.
     """
     settings = _settings(lr, betas, eps, weight_decay)
-    return Optimizer("TansformerAdamW", {**settings, "correct_bias": correct_bias}, _parts_of_transformer, _NUMBERS)
+    return Optimizer("TansformerAdamW", {**settings, "correct_bias": correct_bias}, _make_transformers_adamw, _NUMBERS)
 
 
 def _settings(lr: float, betas: Sequence[float], eps: float, weight_decay: float) -> dict[str, Any]:
     return {"lr": lr, "betas": tuple(map(float, betas)), "eps": eps, "weight_decay": weight_decay}
 
 
-def _parts_of_bert_adam(
+def _make_bert_adam(
     lr: Any, betas: Any, eps: Any, weight_decay: Any, warmup: float, t_total: int, schedule: str
 ) -> Parts:
-    parts = _uncorrected(lr, betas, eps, weight_decay)
+    parts = _make_uncorrected_adam(lr, betas, eps, weight_decay)
     if t_total == -1:
         return parts
-    factor = functools.partial(_factor, warmup=warmup, t_total=t_total, schedule=schedule)
+    factor = functools.partial(_compute_factor, warmup=warmup, t_total=t_total, schedule=schedule)
     return [*parts, ("scale_by_schedule", optax.scale_by_schedule(factor))]
 
 
-def _parts_of_bert_adam1(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: float) -> Parts:
-    return [("clip_each_by_norm", clip_each_by_norm(max_grad_norm)), *_uncorrected(lr, betas, eps, weight_decay)]
+def _make_bert_adam1(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: float) -> Parts:
+    return [
+        ("clip_each_by_norm", clip_each_by_norm(max_grad_norm)),
+        *_make_uncorrected_adam(lr, betas, eps, weight_decay),
+    ]
 
 
-def _parts_of_transformer(lr: Any, betas: Any, eps: Any, weight_decay: Any, correct_bias: bool) -> Parts:
+def _make_transformers_adamw(lr: Any, betas: Any, eps: Any, weight_decay: Any, correct_bias: bool) -> Parts:
     b1, b2 = betas
     return [
         ("scale_by_transformers_adam", scale_by_transformers_adam(b1, b2, eps, correct_bias)),
@@ -128,21 +131,21 @@ def _parts_of_transformer(lr: Any, betas: Any, eps: Any, weight_decay: Any, corr
     ]
 
 
-def _uncorrected(lr: Any, betas: Any, eps: Any, weight_decay: Any) -> Parts:
-    """Return Adam without bias correction, with decoupled decay."""
+def _make_uncorrected_adam(lr: Any, betas: Any, eps: Any, weight_decay: Any) -> Parts:
+    """Return Adam without bias correction and with decoupled decay."""
     b1, b2 = betas
     scale = [("scale_by_transformers_adam", scale_by_transformers_adam(b1, b2, eps, correct_bias=False))]
     return common.chain_with_decay(scale, lr, weight_decay, decoupled=True)
 
 
 def scale_by_transformers_adam(b1: Any, b2: Any, eps: Any, correct_bias: bool) -> optax.GradientTransformation:
-    """Rescale gradients by Adam; `optax.scale_by_adam` adds eps after the bias correction, and always corrects.
+    """Rescale gradients by Adam; unlike `optax.scale_by_adam`, eps is added before the optional bias correction.
 
     Args:
-      b1: decay of the mean of gradients.
-      b2: decay of the mean of their squares.
+      b1: decay rate of the mean of gradients.
+      b2: decay rate of the mean of squared gradients.
       eps: added to the root.
-      correct_bias: whether the means are corrected for their start at zero.
+      correct_bias: whether to apply the bias correction.
     """
 
     def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
@@ -159,23 +162,23 @@ def scale_by_transformers_adam(b1: Any, b2: Any, eps: Any, correct_bias: bool) -
 
 
 def decay_updated_params(learning_rate: Any, weight_decay: Any) -> optax.GradientTransformation:
-    """Decay the parameters as they are after the update, other than `optax.add_decayed_weights`.
+    """Decay the updated parameters; `optax.add_decayed_weights` decays the parameters before the update.
 
     Args:
       learning_rate: a number, or a tree of numbers like the parameters.
-      weight_decay: likewise.
+      weight_decay: a number, or a tree of numbers like the parameters.
     """
 
     def update(updates: Tree, params: Tree) -> Tree:
-        params = common.need_params("TansformerAdamW", params)
-        rates, decays = by_leaf(learning_rate, params), by_leaf(weight_decay, params)
+        params = common.require_params("TansformerAdamW", params)
+        rates, decays = broadcast_to_params(learning_rate, params), broadcast_to_params(weight_decay, params)
         return jax.tree.map(lambda u, p, lr, decay: u - lr * decay * (p + u), updates, params, rates, decays)
 
     return optax.stateless(update)
 
 
 def clip_each_by_norm(max_norm: float) -> optax.GradientTransformation:
-    """Scale the gradient of each tensor down to the norm `max_norm`; optax clips the root mean square of a tensor."""
+    """Clip the gradient of each tensor to the norm `max_norm`; optax clips the root mean square of a tensor."""
 
     def clip(g: jax.Array) -> jax.Array:
         return g * jnp.minimum(max_norm / (common.norm(g) + 1e-6), 1.0)
@@ -183,13 +186,13 @@ def clip_each_by_norm(max_norm: float) -> optax.GradientTransformation:
     return optax.stateless(lambda grads, params: jax.tree.map(clip, grads))
 
 
-def _factor(steps: jax.Array, warmup: float, t_total: int, schedule: str) -> jax.Array:
-    """Return the schedule's factor after so many updates; with a warm-up that of the first update is 0."""
-    done = steps.astype(jnp.float32) / t_total
+def _compute_factor(steps: jax.Array, warmup: float, t_total: int, schedule: str) -> jax.Array:
+    """Return the factor of the schedule after `steps` updates; with a warm-up, it is 0 for the first update."""
+    fraction = steps.astype(jnp.float32) / t_total
     if schedule == "warmup_linear":
-        after = jnp.maximum((done - 1) / (warmup - 1), 0.0)
+        factor = jnp.maximum((fraction - 1) / (warmup - 1), 0.0)
     elif schedule == "warmup_cosine":
-        after = 0.5 * (1 + jnp.cos(jnp.pi * done))
+        factor = 0.5 * (1 + jnp.cos(jnp.pi * fraction))
     else:
-        after = jnp.ones((), jnp.float32)
-    return jnp.where(done < warmup, done / warmup, after) if warmup > 0 else after
+        factor = jnp.ones((), jnp.float32)
+    return jnp.where(fraction < warmup, fraction / warmup, factor) if warmup > 0 else factor

@@ -1,4 +1,4 @@
-"""Log the training at intervals, as iMIX does."""
+"""Provide iMIX's hooks for logging: one passes the run to its writers, one logs a text at each stage."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,22 +15,25 @@ from jengine.registry import HOOKS
 
 @HOOKS.register_module()
 class PeriodicLogger(HookBase):
-    """Hands the run to its writers every `log_config_period` iterations, on the first process alone.
+    """Pass the run to its writers every `log_config_period` iterations, on the first process only.
 
-    Training by epochs counts anew in each epoch, and TensorBoard gets what stands at the end of each as well; training
-    by iterations also writes the last one. A line is the only moment at which numbers leave the device; with it go the
-    results of EvaluateHook, and the images and histograms that hooks have put (`HookBase.put_image`, `put_histogram`).
+    Training by epochs counts from the start of each epoch, and TensorBoard also gets the values at the end of each
+    epoch; training by iterations also writes the last iteration. Metrics leave the device only when a line is written,
+    together with the results of EvaluateHook and the images and histograms of hooks (`HookBase.put_image`,
+    `put_histogram`).
 
     Args:
-      loggers: the writers, each a config or built; `CommonMetricLoggerHook` and `JSONLoggerHook` by default.
+      loggers: the writers or their configs; `CommonMetricLoggerHook` and `JSONLoggerHook` by default.
       log_config_period: iterations between two lines.
 
     Attributes:
-      buffer: what waits besides the numbers of training.
+      log_buffer: validation results, images and histograms to write.
 
     Raises:
-      TypeError, ValueError: a period that is no positive integer; something that is no writer.
+      TypeError, ConfigError: the period is not a positive integer, or a logger is not a writer.
     """
+
+    log_buffer: LogBuffer
 
     def __init__(self, loggers: Sequence[Any] | None = None, log_config_period: Count = 50) -> None:
         self.log_config_period = log_config_period
@@ -41,30 +44,30 @@ class PeriodicLogger(HookBase):
             with config_path("loggers", index):
                 built = WRITERS.build(logger) if hasattr(logger, "items") else logger
                 if not isinstance(built, LogBufferWriter):
-                    raise TypeError(f"a writer is a LogBufferWriter or a config of one, found {built!r}")
+                    raise TypeError(f"a writer must be a LogBufferWriter or the config of one, got {built!r}")
                 self.loggers.append(built)
-        self.buffer = LogBuffer(keep=any(logger.takes_more for logger in self.loggers))
+        self.log_buffer = LogBuffer(keep=any(logger.writes_events for logger in self.loggers))
 
     def before_train(self) -> None:
-        """Tells the writers where training starts."""
+        """Start the writers."""
         if jax.process_index() == 0:
             for logger in self.loggers:
                 logger.begin(self.trainer)
 
     def after_train_iter(self) -> None:
-        """Writes the iteration when it is due."""
+        """Write every `log_config_period` iterations, and after the last one of a training by iterations."""
         trainer = self.trainer
-        last = not trainer.train_loop.by_epoch and self.is_last_train_iter(trainer)
-        if self.every_n_inner_iters(self.inner_iter, self.log_config_period) or last:
+        is_last = not trainer.train_loop.by_epoch and self.is_last_train_iter(trainer)
+        if self.every_n_inner_iters(self.inner_iter, self.log_config_period) or is_last:
             self._write(self.loggers)
 
     def after_train_epoch(self) -> None:
-        """Writes the end of the epoch to TensorBoard."""
+        """Write the values at the end of the epoch to TensorBoard."""
         self._write([logger for logger in self.loggers if isinstance(logger, TensorboardLoggerHook)])
 
     def after_train(self) -> None:
-        """Closes the writers; also after an error."""
-        self._write_more()
+        """Write the remaining events and close the writers, also after an error."""
+        self._write_events()
         for logger in self.loggers:
             logger.close()
 
@@ -72,18 +75,18 @@ class PeriodicLogger(HookBase):
         if jax.process_index() == 0:
             for logger in loggers:
                 logger.write(self.trainer)
-            self._write_more()
+            self._write_events()
 
-    def _write_more(self) -> None:
-        waiting = self.buffer.take()
-        if any(waiting):
+    def _write_events(self) -> None:
+        events = self.log_buffer.pop_all()
+        if any(events):
             for logger in self.loggers:
-                logger.write_more(*waiting)
+                logger.write_events(*events)
 
 
 @HOOKS.register_module()
 class TextLoggerHook(HookBase):
-    """Logs a text before training, after each iteration and after training: a hook to see the order of others by.
+    """Log a text before training, after each iteration and after training, to debug the order of hooks.
 
     Args:
       text: the text.
@@ -93,13 +96,13 @@ class TextLoggerHook(HookBase):
         self.text = text
 
     def before_train(self) -> None:
-        """Logs the text."""
+        """Log the text."""
         self.trainer.logger.info(f"before_train:{self.text}")
 
     def after_train_iter(self) -> None:
-        """Logs the text."""
+        """Log the text."""
         self.trainer.logger.info(f"after_train_iter:{self.text}")
 
     def after_train(self) -> None:
-        """Logs the text."""
+        """Log the text."""
         self.trainer.logger.info(f"after_train:{self.text}")

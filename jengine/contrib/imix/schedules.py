@@ -1,4 +1,8 @@
-"""Define the learning rate schedules of iMIX; their steps are iterations."""
+"""Define and register iMIX's learning rate schedules; their steps are iterations.
+
+Each rule computes a factor of the initial value. iMIX's own rules and BERT's come first, then the rules of Hugging Face
+Transformers that iMIX wraps, then the settings of the plateau schedule. The end of the module registers the schedulers.
+"""
 
 import bisect
 import dataclasses
@@ -7,32 +11,32 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 from jengine.annotations import Count, CountOrNever, Decay, Finite, Index, NonNegative
-from jengine.errors import ConfigError, closest
+from jengine.errors import ArgumentError, ConfigError, closest
 from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
-from jengine.optim.schedules.rules import Rule, StepFunction, sorted_milestones
+from jengine.optim.schedules.rules import Affine, Rule, StepFunction, sorted_milestones
 from jengine.optim.schedules.scheduler import ParamScheduler
 from jengine.optim.schedules.variants import make_scheduler
 
 
 @dataclasses.dataclass(frozen=True)
 class FactorRule(Rule):
-    """A rule that sets `factor(t)` times the initial value."""
+    """Set the value to `factor(t)` times the initial value."""
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
 
     def factor(self, t: int) -> float:
-        """What the initial value is multiplied by at step `t` of the window."""
+        """Return the factor of the initial value at step `t`, counted from `begin`."""
         raise NotImplementedError
 
-    def bind(self, span: int) -> StepFunction:
-        """Sets the value whatever it was before."""
+    def bind(self, num_steps: int) -> StepFunction:
+        """Return the factor, independent of the previous value."""
         return lambda t: (0.0, 0.0, self.factor(t))
 
 
 def _ramp(t: int, length: int, start: float = 0.0) -> float:
-    """From `start` at 0 to 1 at `length`."""
-    part = t / max(1, length)
-    return start * (1.0 - part) + part
+    """Interpolate linearly from `start` at 0 to 1 at `length`."""
+    fraction = t / max(1, length)
+    return start * (1.0 - fraction) + fraction
 
 
 def _warmup(method: str, t: int, length: int, start: float) -> float:
@@ -43,12 +47,12 @@ def _warmup(method: str, t: int, length: int, start: float) -> float:
 
 def _check_method(method: str, known: Sequence[str]) -> None:
     if method not in known:
-        raise ConfigError(f"no warmup_method is called {method!r}{closest(method, known)}")
+        raise ConfigError(f"`warmup_method` must be one of {', '.join(known)}, got {method!r}{closest(method, known)}")
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmupMultiStepRule(FactorRule):
-    """A warm-up times `gamma` to the number of milestones passed."""
+    """Warm up, and multiply by `gamma` at each milestone."""
 
     milestones: Sequence[NonNegative]
     gamma: Finite = 0.1
@@ -60,14 +64,14 @@ class WarmupMultiStepRule(FactorRule):
         object.__setattr__(self, "milestones", sorted_milestones("milestones", self.milestones))
 
     def factor(self, t: int) -> float:
-        """The warm-up factor times the steps."""
+        """Return the warm-up factor times `gamma` for each milestone passed."""
         warmup = _warmup(self.warmup_method, t, self.warmup_iters, self.warmup_factor)
         return warmup * self.gamma ** bisect.bisect_right(self.milestones, t)
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmupCosineRule(FactorRule):
-    """A warm-up times half a cosine over all of `max_iters`."""
+    """Warm up, and anneal along half a cosine over `max_iters`."""
 
     max_iters: Count
     warmup_factor: NonNegative = 0.001
@@ -75,14 +79,14 @@ class WarmupCosineRule(FactorRule):
     warmup_method: Literal["constant", "linear"] = "linear"
 
     def factor(self, t: int) -> float:
-        """The warm-up factor times the cosine."""
+        """Return the warm-up factor times the cosine."""
         warmup = _warmup(self.warmup_method, t, self.warmup_iters, self.warmup_factor)
         return warmup * 0.5 * (1.0 + math.cos(math.pi * t / self.max_iters))
 
 
 @dataclasses.dataclass(frozen=True)
 class PythiaRule(FactorRule):
-    """A linear warm-up, up to and with step `warmup_iterations`, then `lr_ratio` to the number of `lr_steps` passed."""
+    """Warm up linearly until step `warmup_iterations` inclusive, then multiply by `lr_ratio` at each of `lr_steps`."""
 
     lr_steps: Sequence[NonNegative]
     lr_ratio: Finite
@@ -94,7 +98,7 @@ class PythiaRule(FactorRule):
         object.__setattr__(self, "lr_steps", sorted_milestones("lr_steps", self.lr_steps))
 
     def factor(self, t: int) -> float:
-        """The warm-up first, the steps after it."""
+        """Return the warm-up factor, then `lr_ratio` for each step passed."""
         if self.use_warmup and self.warmup_iterations > 0 and t <= self.warmup_iterations:
             return _ramp(t, self.warmup_iterations, self.warmup_factor)
         return self.lr_ratio ** bisect.bisect_right(self.lr_steps, t)
@@ -102,20 +106,20 @@ class PythiaRule(FactorRule):
 
 @dataclasses.dataclass(frozen=True)
 class PythiaMultiStepRule(PythiaRule):
-    """`PythiaRule` whose warm-up must be over before the first of `lr_steps`."""
+    """Compute `PythiaRule`, and check that the warm-up ends before the first of `lr_steps`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.use_warmup and self.warmup_iterations >= self.lr_steps[0]:
-            raise AssertionError(
-                f"the warm-up of {self.warmup_iterations} iterations is over before the first of lr_steps, "
-                f"{self.lr_steps[0]}"
+            raise ArgumentError(
+                f"`warmup_iterations` must be smaller than the first of `lr_steps`, {self.lr_steps[0]}, got "
+                f"{self.warmup_iterations}"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmupLinearNonZeroRule(FactorRule):
-    """Linear up and linear down, never below `min_lr`, not even at step 0. `use_warmup` has no effect, as in iMIX."""
+    """Warm up and decay linearly, never below `min_lr`, including step 0. `use_warmup` has no effect, as in iMIX."""
 
     t_total: Count
     warmup_iterations: Index = 0
@@ -123,16 +127,14 @@ class WarmupLinearNonZeroRule(FactorRule):
     min_lr: Finite = 1e-5
 
     def factor(self, t: int) -> float:
-        """The triangle, before the floor."""
-        return _triangle(t, self.warmup_iterations, self.t_total)
+        """Return the factor before it is limited by `min_lr`."""
+        if t < self.warmup_iterations:
+            return _ramp(t, self.warmup_iterations)
+        return max(0.0, (self.t_total - t) / max(1, self.t_total - self.warmup_iterations))
 
-    def least(self) -> float:
-        """The floor."""
+    def min_value(self) -> float:
+        """Return `min_lr`."""
         return self.min_lr
-
-
-def _triangle(t: int, warmup: int, total: int) -> float:
-    return _ramp(t, warmup) if t < warmup else max(0.0, (total - t) / max(1, total - warmup))
 
 
 _BERT_METHODS: dict[str, Callable[[float, float], float]] = {
@@ -144,9 +146,9 @@ _BERT_METHODS: dict[str, Callable[[float, float], float]] = {
 
 @dataclasses.dataclass(frozen=True)
 class BertWarmupLinearRule(FactorRule):
-    """BERT's schedule on the part of the run that is done; `warmup` is the part of the run that warms up.
+    """Compute BERT's schedule from the completed fraction of the run; `warmup` is the fraction that warms up.
 
-    Without a warm-up (-1) the linear method starts at half the initial value, as in BERT's own code.
+    Without a warm-up (-1) the linear method starts at half the initial value, as in BERT's code.
     """
 
     max_iters: CountOrNever
@@ -157,44 +159,46 @@ class BertWarmupLinearRule(FactorRule):
         _check_method(self.warmup_method, tuple(_BERT_METHODS))
 
     def factor(self, t: int) -> float:
-        """The factor at this part of the run; 1 where `max_iters` is -1."""
+        """Return the factor at this fraction of the run; 1 if `max_iters` is -1."""
         if self.max_iters == -1:
             return 1.0
-        done = t / self.max_iters
-        return done / self.warmup if done < self.warmup else _BERT_METHODS[self.warmup_method](done, self.warmup)
+        x = t / self.max_iters
+        return x / self.warmup if x < self.warmup else _BERT_METHODS[self.warmup_method](x, self.warmup)
 
 
 @dataclasses.dataclass(frozen=True)
 class UnchangedRule(FactorRule):
-    """The initial value throughout."""
+    """Keep the initial value."""
 
     def factor(self, t: int) -> float:
-        """Always 1."""
+        """Return 1."""
         return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmupRule(FactorRule):
-    """A linear warm-up from 0, then the initial value."""
+    """Warm up linearly from 0, then keep the initial value."""
 
     num_warmup_steps: Index
 
     def factor(self, t: int) -> float:
-        """The ramp, up to 1."""
+        """Return the linear warm-up, then 1."""
         return _ramp(t, self.num_warmup_steps) if t < self.num_warmup_steps else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class _WarmupDecayRule(FactorRule):
-    """A linear warm-up from 0, then `decay` of the part of the remaining run that is done."""
+    """Warm up linearly from 0, then follow `decay` over the remaining steps."""
 
     num_warmup_steps: Index
     num_training_steps: Count
 
-    def decay(self, part: float) -> float:
+    def decay(self, fraction: float) -> float:
+        """Return the factor at a fraction of the steps after the warm-up."""
         raise NotImplementedError
 
     def factor(self, t: int) -> float:
+        """Return the linear warm-up, then the decay."""
         if t < self.num_warmup_steps:
             return _ramp(t, self.num_warmup_steps)
         return self.decay((t - self.num_warmup_steps) / max(1, self.num_training_steps - self.num_warmup_steps))
@@ -202,65 +206,67 @@ class _WarmupDecayRule(FactorRule):
 
 @dataclasses.dataclass(frozen=True)
 class WarmupLinearRule(_WarmupDecayRule):
-    """A linear warm-up from 0 and a linear fall to 0."""
+    """Warm up linearly from 0, then decay linearly to 0."""
 
-    def decay(self, part: float) -> float:
-        """The straight line to 0."""
-        return max(0.0, 1.0 - part)
+    def decay(self, fraction: float) -> float:
+        """Return the remaining fraction."""
+        return max(0.0, 1.0 - fraction)
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmupHalfCosineRule(_WarmupDecayRule):
-    """A linear warm-up from 0, then `num_cycles` of a cosine."""
+    """Warm up linearly from 0, then follow `num_cycles` cycles of a cosine."""
 
     num_cycles: Finite = 0.5
 
-    def decay(self, part: float) -> float:
-        """The cosine."""
-        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * 2.0 * self.num_cycles * part)))
+    def decay(self, fraction: float) -> float:
+        """Return the cosine."""
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * 2.0 * self.num_cycles * fraction)))
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmupCosineRestartsRule(_WarmupDecayRule):
-    """A linear warm-up from 0, then `num_cycles` half cosines, each starting anew."""
+    """Warm up linearly from 0, then follow `num_cycles` half cosines, each starting at the initial value."""
 
     num_cycles: Count = 1
 
-    def decay(self, part: float) -> float:
-        """The half cosine of the cycle; 0 when the run is over."""
-        return 0.0 if part >= 1.0 else max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((self.num_cycles * part) % 1.0))))
+    def decay(self, fraction: float) -> float:
+        """Return the half cosine of the cycle; 0 after the end of the run."""
+        if fraction >= 1.0:
+            return 0.0
+        return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((self.num_cycles * fraction) % 1.0))))
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmupPolynomialRule(_WarmupDecayRule):
-    """A linear warm-up from 0, then a power of what is left, down to `lr_end` for the optimizer's own initial value."""
+    """Warm up linearly from 0, then decay as a power of the remaining steps to `lr_end`, scaled for each group."""
 
     lr_end: Finite = 1e-7
     power: Finite = 1.0
 
-    def decay(self, part: float) -> float:
-        """The power of what is left of the run."""
-        return max(0.0, 1.0 - part) ** self.power
+    def decay(self, fraction: float) -> float:
+        """Return the power of the remaining fraction."""
+        return max(0.0, 1.0 - fraction) ** self.power
 
-    def bind(self, span: int) -> StepFunction:
-        """Towards `lr_end` once the warm-up is over."""
+    def bind(self, num_steps: int) -> StepFunction:
+        """Return the warm-up, then the interpolation between the initial value and `lr_end`."""
 
-        def change(t: int) -> tuple[float, float, float]:
+        def change(t: int) -> Affine:
             factor = self.factor(t)
             return (0.0, 0.0 if t < self.num_warmup_steps else 1.0 - factor, factor)
 
         return change
 
-    def anchors(self, bases: Sequence[float], reference: float) -> list[float]:
-        """`lr_end`, scaled as the group's initial value is to the optimizer's own."""
+    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
+        """Return `lr_end`, scaled by the ratio of the group's initial value to the optimizer's own."""
         if self.lr_end >= reference:
-            raise ConfigError(f"lr_end is smaller than the initial value {reference}, found {self.lr_end}")
-        return [self.lr_end * base / reference for base in bases]
+            raise ConfigError(f"`lr_end` must be smaller than the initial value {reference}, got {self.lr_end}")
+        return [self.lr_end * initial / reference for initial in initial_values]
 
 
 @dataclasses.dataclass(frozen=True)
 class ImixPlateauSettings(PlateauSettings):
-    """`PlateauSettings` with iMIX's name for the direction: `mode` is 'min' or 'max'."""
+    """Hold `PlateauSettings` with iMIX's name for the comparison: `mode` is 'min' or 'max'."""
 
     rule: Literal["less", "greater"] = dataclasses.field(default="less", init=False)
     mode: Literal["min", "max"] = "min"
@@ -269,20 +275,20 @@ class ImixPlateauSettings(PlateauSettings):
         object.__setattr__(self, "rule", "less" if self.mode == "min" else "greater")
 
 
-def _make_imix(name: str, family: type[Any]) -> type[ParamScheduler]:
+def _make_scheduler(name: str, family: type[Any]) -> type[ParamScheduler]:
     return make_scheduler(name, family, "lr", by_epoch=False)
 
 
-WarmupMultiStepLR = _make_imix("WarmupMultiStepLR", WarmupMultiStepRule)
-WarmupCosineLR = _make_imix("WarmupCosineLR", WarmupCosineRule)
-PythiaScheduler = _make_imix("PythiaScheduler", PythiaRule)
-MultiStepScheduler = _make_imix("MultiStepScheduler", PythiaMultiStepRule)
-WarmupLinearScheduleNonZero = _make_imix("WarmupLinearScheduleNonZero", WarmupLinearNonZeroRule)
-BertWarmupLinearLR = _make_imix("BertWarmupLinearLR", BertWarmupLinearRule)
-ConstantSchedule = _make_imix("ConstantSchedule", UnchangedRule)
-WarmupConstantSchedule = _make_imix("WarmupConstantSchedule", WarmupRule)
-WarmupLinearSchedule = _make_imix("WarmupLinearSchedule", WarmupLinearRule)
-WarmupCosineSchedule = _make_imix("WarmupCosineSchedule", WarmupHalfCosineRule)
-WarmupCosineWithHardRestartsSchedule = _make_imix("WarmupCosineWithHardRestartsSchedule", WarmupCosineRestartsRule)
-WarmupPolynomialSchedule = _make_imix("WarmupPolynomialSchedule", WarmupPolynomialRule)
+WarmupMultiStepLR = _make_scheduler("WarmupMultiStepLR", WarmupMultiStepRule)
+WarmupCosineLR = _make_scheduler("WarmupCosineLR", WarmupCosineRule)
+PythiaScheduler = _make_scheduler("PythiaScheduler", PythiaRule)
+MultiStepScheduler = _make_scheduler("MultiStepScheduler", PythiaMultiStepRule)
+WarmupLinearScheduleNonZero = _make_scheduler("WarmupLinearScheduleNonZero", WarmupLinearNonZeroRule)
+BertWarmupLinearLR = _make_scheduler("BertWarmupLinearLR", BertWarmupLinearRule)
+ConstantSchedule = _make_scheduler("ConstantSchedule", UnchangedRule)
+WarmupConstantSchedule = _make_scheduler("WarmupConstantSchedule", WarmupRule)
+WarmupLinearSchedule = _make_scheduler("WarmupLinearSchedule", WarmupLinearRule)
+WarmupCosineSchedule = _make_scheduler("WarmupCosineSchedule", WarmupHalfCosineRule)
+WarmupCosineWithHardRestartsSchedule = _make_scheduler("WarmupCosineWithHardRestartsSchedule", WarmupCosineRestartsRule)
+WarmupPolynomialSchedule = _make_scheduler("WarmupPolynomialSchedule", WarmupPolynomialRule)
 ReduceOnPlateauSchedule = make_scheduler("ReduceOnPlateauSchedule", ImixPlateauSettings, "lr", PlateauScheduler)

@@ -1,4 +1,4 @@
-"""What PeriodicLogger writes to: the terminal, a file of JSON lines, TensorBoard."""
+"""Define the writers of PeriodicLogger: for the terminal, a file of JSON lines, and TensorBoard."""
 
 import datetime
 import os
@@ -8,8 +8,8 @@ from typing import Any, ClassVar, TextIO
 
 import jax
 
-from jengine.contrib.imix.json_lines import open_lines, write_line
-from jengine.contrib.imix.log_buffer import Bins, Image, Result, as_pixels
+from jengine.contrib.imix.json_lines import open_json_lines, write_json_line
+from jengine.contrib.imix.log_buffer import Bins, Image, Result, to_uint8
 from jengine.hooks.runner_protocol import Runner
 from jengine.logging import HistoryBuffer
 from jengine.registry import Registry
@@ -17,54 +17,54 @@ from jengine.registry import Registry
 WRITERS = Registry("writer", "jengine.contrib.imix")
 
 _PREFIX = "train/"
-_TOTAL = "total_loss"  # what iMIX calls the sum of the losses
-_UNSMOOTHED = frozenset({"lr", "loss_scale", "skipped_steps"})
+_TOTAL = "total_loss"  # iMIX's name of the sum of the losses
+_UNSMOOTHED = frozenset({"lr", "loss_scale", "skipped_steps"})  # metrics whose latest value is written
 _ETA_WINDOW = 1000
 
 
 class LogBufferWriter:
-    """Writes the numbers of a run, read from the trainer's message hub.
+    """Write the metrics of a run, read from the message hub of the trainer.
 
     Attributes:
-      takes_more: whether it has a `write_more`.
+      writes_events: whether the writer defines `write_events`.
     """
 
-    takes_more: ClassVar[bool] = False
+    writes_events: ClassVar[bool] = False
 
     def begin(self, trainer: Runner) -> None:
-        """Training starts, at `trainer.iter`."""
+        """Prepare for a training that starts at `trainer.iter`."""
 
     def write(self, trainer: Runner) -> None:
-        """Writes what the current iteration stands at."""
+        """Write the metrics of the current iteration."""
         raise NotImplementedError(f"{type(self).__name__} must define `write(trainer)`")
 
-    def write_more(self, results: Sequence[Result], images: Sequence[Image], histograms: Sequence[Bins]) -> None:
-        """Writes what has come together since the last time: results of validations, images, histograms."""
+    def write_events(self, results: Sequence[Result], images: Sequence[Image], histograms: Sequence[Bins]) -> None:
+        """Write the validation results, images and histograms since the last call."""
 
     def close(self) -> None:
-        """Finishes what is open. Closing twice is fine."""
+        """Close open files. Closing twice has no effect."""
 
 
-def histories(trainer: Runner) -> dict[str, HistoryBuffer]:
-    """The histories of training by name; the sum of the losses is `total_loss`."""
-    found = {
+def get_histories(trainer: Runner) -> dict[str, HistoryBuffer]:
+    """Return the histories of the training metrics by name; the sum of the losses is `total_loss`."""
+    histories = {
         key.removeprefix(_PREFIX): history
         for key, history in trainer.message_hub.log_scalars.items()
         if key.startswith(_PREFIX)
     }
-    return {_TOTAL if name == "loss" else name: history for name, history in found.items()}
+    return {_TOTAL if name == "loss" else name: history for name, history in histories.items()}
 
 
-def smoothed(trainer: Runner, window_size: int) -> dict[str, float]:
-    """The numbers of training by name: the median of the newest `window_size`, of learning rates the newest."""
+def smooth_metrics(trainer: Runner, window_size: int) -> dict[str, float]:
+    """Return the median of the latest `window_size` values of each training metric, or the latest value for `lr`."""
     return {
         name: history.current() if name in _UNSMOOTHED else median(history, window_size)
-        for name, history in histories(trainer).items()
+        for name, history in get_histories(trainer).items()
     }
 
 
 def median(history: HistoryBuffer, window_size: int) -> float:
-    """The median of the newest `window_size` values."""
+    """Return the median of the latest `window_size` values."""
     values = sorted(history.data[0][-window_size:].tolist())
     middle = len(values) // 2
     return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
@@ -72,12 +72,12 @@ def median(history: HistoryBuffer, window_size: int) -> float:
 
 @WRITERS.register_module()
 class CommonMetricLoggerHook(LogBufferWriter):
-    """Logs a line: where training stands, losses, learning rate, times, memory, and how long it will still take.
+    """Log a line with the progress, losses, learning rate, times, memory, and the remaining time.
 
     Args:
-      max_iter: iterations of the whole run; the run's own by default.
-      max_epoch: epochs likewise.
-      clock: gives the time in seconds, for an estimate where no IterationTimerHook times iterations.
+      max_iter: iterations of the whole run; those of the Runner by default.
+      max_epoch: epochs of the whole run; those of the Runner by default.
+      clock: a function that returns the time in seconds, for an estimate without an IterationTimerHook.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class CommonMetricLoggerHook(LogBufferWriter):
         self._last: tuple[int, float] | None = None
 
     def write(self, trainer: Runner) -> None:
-        """Logs the line."""
-        found = histories(trainer)
+        """Log the line."""
+        histories = get_histories(trainer)
         max_iter = self.max_iter or trainer.max_iters
         parts = []
         if trainer.train_loop.by_epoch:
@@ -102,24 +102,28 @@ class CommonMetricLoggerHook(LogBufferWriter):
         parts += [f"current_iter:{trainer.iter + 1}", f"max_iter:{max_iter}"]
         if trainer.train_loop.by_epoch:
             parts += [f"max_epoch:{self.max_epoch or trainer.max_epochs}"]
-        losses = [f"{name}: {h.current():.3f}" for name, h in found.items() if "loss" in name and name != "loss_scale"]
+        losses = [
+            f"{name}: {history.current():.3f}"
+            for name, history in histories.items()
+            if "loss" in name and name != "loss_scale"
+        ]
         parts += ["  ".join(losses)]
-        if "lr" in found:
-            parts += [f"lr:{found['lr'].current():.6e}"]
-        if "data_time" in found:
-            parts += [f"load_data_time:{found['data_time'].mean(20):.4f}"]
-        if "iter_time" in found:
-            parts += [f"iter_time:{found['iter_time'].mean():.4f}"]
-        if (memory := _peak_memory()) is not None:
+        if "lr" in histories:
+            parts += [f"lr:{histories['lr'].current():.6e}"]
+        if "data_time" in histories:
+            parts += [f"load_data_time:{histories['data_time'].mean(20):.4f}"]
+        if "iter_time" in histories:
+            parts += [f"iter_time:{histories['iter_time'].mean():.4f}"]
+        if (memory := _get_peak_memory()) is not None:
             parts += [f"max used memory:{memory / 2**20:.0f}M"]
-        if (eta := self._eta(found, trainer.iter, max_iter)) is not None:
+        if (eta := self._estimate_eta(histories, trainer.iter, max_iter)) is not None:
             parts += [f"eta:{datetime.timedelta(seconds=int(eta))}"]
         trainer.logger.info(" \t ".join(parts))
 
-    def _eta(self, found: dict[str, HistoryBuffer], iteration: int, max_iter: int) -> float | None:
-        """Seconds to the end: from the median time of an iteration, else from the clock since the last line."""
-        if "iter_time" in found:
-            return median(found["iter_time"], _ETA_WINDOW) * (max_iter - iteration)
+    def _estimate_eta(self, histories: dict[str, HistoryBuffer], iteration: int, max_iter: int) -> float | None:
+        """Return the remaining seconds, from the median iteration time or else the clock since the last line."""
+        if "iter_time" in histories:
+            return median(histories["iter_time"], _ETA_WINDOW) * (max_iter - iteration)
         last, self._last = self._last, (iteration, self._clock())
         if last is None or last[0] >= iteration:
             return None
@@ -128,16 +132,16 @@ class CommonMetricLoggerHook(LogBufferWriter):
 
 @WRITERS.register_module()
 class JSONLoggerHook(LogBufferWriter):
-    """Appends one JSON object per line, its keys sorted, each on the disk when the call returns.
+    """Append one JSON object per line, with sorted keys, and flush each line to the disk.
 
-    A line has `iteration`, counted from 0, with epochs also `epoch` and `inner-iteration`, and the numbers of training:
-    the median over the window, of the learning rate the newest. JSON has no NaN and no infinity: they are strings that
-    `float()` reads. A run that starts anew begins the file anew, one that is resumed goes on with it from
-    the iteration that it goes on with.
+    A line has `iteration`, counted from 0, with epochs also `epoch` and `inner-iteration`, and the training metrics:
+    their medians over the latest `window_size` values, but the latest learning rate. JSON has no NaN and no infinity:
+    they are strings that `float()` can parse. A new run overwrites the file; a resumed run continues it from its first
+    iteration.
 
     Args:
       json_file: the file; `training_status.json` in the work dir by default.
-      window_size: iterations in the window.
+      window_size: number of values for the median.
     """
 
     def __init__(self, json_file: str | os.PathLike[str] | None = None, window_size: int = 20) -> None:
@@ -146,24 +150,24 @@ class JSONLoggerHook(LogBufferWriter):
         self._file: TextIO | None = None
 
     def begin(self, trainer: Runner) -> None:
-        """Opens the file, without the lines of iterations that are done again."""
+        """Open the file, without the lines of iterations that the run repeats."""
         self.close()
-        self._file = open_lines(
+        self._file = open_json_lines(
             self.json_file or os.path.join(trainer.work_dir, "training_status.json"), "iteration", trainer.iter
         )
 
     def write(self, trainer: Runner) -> None:
-        """Appends the line."""
-        row: dict[str, Any] = {"iteration": trainer.iter}
+        """Append the line."""
+        if self._file is None:
+            raise RuntimeError("JSONLoggerHook: `begin` must be called before `write`")
+        line: dict[str, Any] = {"iteration": trainer.iter}
         if trainer.train_loop.by_epoch:
             inner = trainer.iter - trainer.epoch * len(trainer.train_loop.dataloader)
-            row |= {"epoch": trainer.epoch, "inner-iteration": inner}
-        if self._file is None:
-            raise RuntimeError("JSONLoggerHook: `begin` comes before `write`")
-        write_line(self._file, {**row, **smoothed(trainer, self.window_size)})
+            line |= {"epoch": trainer.epoch, "inner-iteration": inner}
+        write_json_line(self._file, {**line, **smooth_metrics(trainer, self.window_size)})
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -171,16 +175,16 @@ class JSONLoggerHook(LogBufferWriter):
 
 @WRITERS.register_module()
 class TensorboardLoggerHook(LogBufferWriter):
-    """Writes all that there is to a TensorBoard event file, at its iteration, counted from 0.
+    """Write training metrics, results of EvaluateHook, images and histograms to a TensorBoard event file.
 
-    That is the numbers of training, the results of EvaluateHook, and the images and histograms that hooks put.
+    Steps are iterations, counted from 0.
 
     Args:
-      log_dir: the event file lies in `runs` below it; the work dir by default.
-      window_size: iterations in the window of the median.
+      log_dir: the event file is written to its subdirectory `runs`; the work dir by default.
+      window_size: number of values for the medians.
     """
 
-    takes_more = True
+    writes_events = True
 
     def __init__(self, log_dir: str | os.PathLike[str] | None = None, window_size: int = 20) -> None:
         self.log_dir = log_dir
@@ -188,7 +192,7 @@ class TensorboardLoggerHook(LogBufferWriter):
         self._backend: Any = None
 
     def begin(self, trainer: Runner) -> None:
-        """Names the event file; TensorBoard forgets what an earlier one holds of iterations that are done again."""
+        """Create the event file; TensorBoard discards earlier values of the iterations that the run repeats."""
         from jengine.visualization import TensorboardVisBackend
 
         self._backend = TensorboardVisBackend(os.path.join(self.log_dir or trainer.work_dir, "runs"))
@@ -196,30 +200,30 @@ class TensorboardLoggerHook(LogBufferWriter):
             self._backend.load_state_dict({}, trainer.iter - 1)
 
     def write(self, trainer: Runner) -> None:
-        """Writes the numbers."""
+        """Write the training metrics."""
         if self._backend is None:
-            raise RuntimeError("TensorboardLoggerHook: `begin` comes before `write`")
-        self._backend.add_scalars(smoothed(trainer, self.window_size), step=trainer.iter)
+            raise RuntimeError("TensorboardLoggerHook: `begin` must be called before `write`")
+        self._backend.add_scalars(smooth_metrics(trainer, self.window_size), step=trainer.iter)
 
-    def write_more(self, results: Sequence[Result], images: Sequence[Image], histograms: Sequence[Bins]) -> None:
-        """Writes them, each at its own iteration."""
+    def write_events(self, results: Sequence[Result], images: Sequence[Image], histograms: Sequence[Bins]) -> None:
+        """Write the events, each at its own iteration."""
         from jengine.visualization.convert import Histogram
 
         for result in results:
             self._backend.add_scalars(result.metrics, result.step)
         for image in images:
-            self._backend.add_image(image.name, as_pixels(image.data), image.step)
+            self._backend.add_image(image.name, to_uint8(image.data), image.step)
         for bins in histograms:
             histogram = Histogram(bins.counts, bins.edges, float(bins.mean), float(bins.std))
             self._backend.add_histogram(bins.name, histogram, bins.step)
 
     def close(self) -> None:
-        """Closes the event file."""
+        """Close the event file."""
         if self._backend is not None:
             self._backend.close()
 
 
-def _peak_memory() -> int | None:
-    """The most bytes that the first device has had in use; None where it does not say, as on a CPU."""
+def _get_peak_memory() -> int | None:
+    """Return the peak memory of the first device in bytes; None if the backend does not report it, as on a CPU."""
     stats = jax.local_devices()[0].memory_stats()
     return None if not stats else stats.get("peak_bytes_in_use")

@@ -8,7 +8,7 @@ import numpy as np
 
 from jengine.annotations import Count
 from jengine.contrib.segmentation.batch_entries import read_entry, read_predictions
-from jengine.evaluation.metric import BaseMetric, real_rows
+from jengine.evaluation.metric import BaseMetric, example_mask
 from jengine.logging import format_table, print_log
 from jengine.registry import METRICS
 
@@ -81,7 +81,7 @@ class IoUMetric(BaseMetric):
         predictions = read_predictions(predictions, self.prediction, "IoUMetric")
         num_classes = self._get_num_classes()
         predicted = _class_indices(jnp.asarray(predictions), labels, num_classes)
-        is_counted = real_rows(batch).reshape(-1, *(1,) * (labels.ndim - 1))
+        is_counted = example_mask(batch).reshape(-1, *(1,) * (labels.ndim - 1))
         is_counted = is_counted & (labels != self.ignore_index) & (labels >= 0) & (labels < num_classes)
         column = jnp.where((predicted >= 0) & (predicted < num_classes), predicted, num_classes)
         shape = (num_classes, num_classes + 1)

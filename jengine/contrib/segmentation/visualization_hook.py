@@ -116,7 +116,7 @@ class SegVisualizationHook(Hook):
         if predictions.ndim == np.ndim(batch.get(self.label, predictions[..., 0])) + 1:
             predictions = predictions.argmax(axis=-1)
         loop = runner.val_loop if mode == "val" else runner.test_loop
-        meta = getattr(loop.dataloader, "metainfo", None) or {}
+        meta = loop.dataloader.metainfo or {}
         visualizer = runner.visualizer
         if visualizer.dataset_meta is None:
             visualizer.dataset_meta = meta

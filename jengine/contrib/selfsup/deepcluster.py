@@ -122,8 +122,7 @@ class DeepClusterHook(Hook):
         name = type(self).__name__
         if not runner.train_loop.by_epoch:
             raise ArgumentError(f"{name}: `train_cfg.by_epoch` must be True, got False; it clusters between epochs")
-        # The dataset and the sampler may be of any class; an `IterableLoader` has no sampler.
-        dataset, sampler = self._train_loader.dataset, getattr(self._train_loader, "sampler", None)
+        dataset, sampler = self._train_loader.dataset, self._train_loader.sampler  # of any class
         if not hasattr(dataset, "assign_labels"):
             raise ArgumentError(
                 f"{name}: the training dataset must have assign_labels(), got {type(dataset).__name__}; use a "
@@ -227,7 +226,7 @@ def _build_reset(
     def reset_arrays(params: PyTree, opt_state: Any, rng: jax.Array, batch: PyTree) -> tuple[PyTree, Any]:
         leaves = zip(flags, layout.flatten(model.init(rng, batch)[0]), layout.flatten(params), strict=True)
         params = layout.treedef.unflatten([new.astype(old.dtype) if flag else old for flag, new, old in leaves])
-        return params, optim_wrapper.grouped.hold(layout, flags, optim_wrapper.tx.init(params), opt_state)
+        return params, optim_wrapper.grouped.select_state(layout, flags, optim_wrapper.tx.init(params), opt_state)
 
     shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
     compiled = jax.jit(reset_arrays, donate_argnums=(0, 1), out_shardings=shardings)

@@ -150,7 +150,7 @@ class SwAVHook(Hook):
     def _check_frozen_layers(self, runner: Runner) -> None:
         param_paths = list(paths.flatten(runner.state.params))
         for pattern in self.frozen_layers_cfg:
-            if not any(pattern in spelling for path in param_paths for spelling in paths.spellings(path)):
+            if not any(pattern in alias for path in param_paths for alias in paths.path_aliases(path)):
                 raise ArgumentError(
                     f"SwAVHook: `frozen_layers_cfg` must have substrings of parameter paths, got {pattern!r}"
                     f"{closest(pattern, param_paths)}"

@@ -1,4 +1,4 @@
-"""The optimizers, one family a file. Importing this package registers them."""
+"""Export the optimizers, one family per module; importing this package registers them."""
 
 from jengine.optim.optimizers.adafactor import Adafactor as Adafactor
 from jengine.optim.optimizers.adagrad import Adadelta as Adadelta

@@ -1,4 +1,4 @@
-"""Adafactor as torch.optim.Adafactor defines it."""
+"""Define Adafactor with the formulas of torch.optim.Adafactor."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -10,10 +10,11 @@ from jengine.annotations import NonNegative, Range
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.optim.transforms.groups import by_leaf
+from jengine.optim.transforms.groups import broadcast_to_params
 from jengine.registry import OPTIMIZERS
 
 
+@OPTIMIZERS.register_module(name="TorchAdafactor")  # MMEngine's name
 @OPTIMIZERS.register_module()
 def Adafactor(
     lr: NonNegative = 1e-2,
@@ -26,12 +27,13 @@ def Adafactor(
     """Build Adafactor (Shazeer and Stern, arXiv:1804.04235), factored over the last two axes of each tensor.
 
     Args:
-      lr: the greatest relative step.
-      beta2_decay: power of the step by which the second moment forgets.
-      eps: floors, of the second moment's root (None: the precision of float32) and of the parameters' scale; read once.
-      d: the greatest root mean square of an update.
+      lr: the maximum relative step size.
+      beta2_decay: exponent of the step in the decay of the second moment.
+      eps: minima of the square root of the second moment (None: the precision of float32) and of the scale of the
+        parameters; constants, which cannot be scheduled.
+      d: the maximum root mean square of an update.
       weight_decay: decoupled decay.
-      maximize: climb.
+      maximize: maximize the objective.
 
     Raises:
       ValueError: a setting outside its range.
@@ -44,21 +46,9 @@ def Adafactor(
         "weight_decay": weight_decay,
         "maximize": maximize,
     }
-    return Optimizer("Adafactor", settings, _parts, ("lr", "beta2_decay", "d", "weight_decay"), whole_tensor=True)
-
-
-def _parts(
-    lr: Any, beta2_decay: Any, eps: tuple[float | None, float], d: Any, weight_decay: Any, maximize: bool
-) -> Parts:
-    floor, scale_floor = eps
-    floor = float(jnp.finfo(jnp.float32).eps) if floor is None else floor
-    scale = [
-        ("scale_by_factored_rms", scale_by_factored_rms(beta2_decay, floor)),
-        ("clip_by_block_rms", optax.clip_by_block_rms(d)),
-        ("scale_by_param_block_rms", optax.scale_by_param_block_rms(scale_floor)),
-        ("cap_learning_rate", cap_learning_rate(lr)),
-    ]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=True, maximize=maximize)
+    return Optimizer(
+        "Adafactor", settings, _adafactor_parts, ("lr", "beta2_decay", "d", "weight_decay"), whole_tensor=True
+    )
 
 
 class FactoredRmsState(NamedTuple):
@@ -72,31 +62,31 @@ class FactoredRmsState(NamedTuple):
 def scale_by_factored_rms(beta2_decay: Any, eps: Any) -> optax.GradientTransformation:
     """Divide gradients by the root of a second moment that is factored over the last two axes of each tensor.
 
-    `optax.scale_by_factored_rms` factors the two largest axes, and those only from 128 on.
+    `optax.scale_by_factored_rms` factors over the two largest axes, and only if both have at least 128 elements.
 
     Args:
-      beta2_decay: power of the step by which the second moment forgets.
-      eps: the least root.
+      beta2_decay: exponent of the step in the decay of the second moment.
+      eps: the minimum of the root.
     """
 
     def init(params: Tree) -> FactoredRmsState:
         zeros = common.zeros_like(params)
         rows = jax.tree.map(lambda z: z[..., :1] if z.ndim > 1 else z, zeros)
         columns = jax.tree.map(lambda z: z[..., :1, :] if z.ndim > 1 else jnp.zeros((), z.dtype), zeros)
-        return FactoredRmsState(common.step_zero(), rows, columns)
+        return FactoredRmsState(common.zero_count(), rows, columns)
 
     def update(grads: Tree, state: FactoredRmsState, params: Tree = None) -> tuple[Tree, FactoredRmsState]:
         count = state.count + 1
 
         def leaf(g: Any, row: Any, column: Any) -> tuple[Any, ...]:
-            forget = count.astype(row.dtype) ** beta2_decay
+            weight = count.astype(row.dtype) ** beta2_decay
             square = g * g
             if g.ndim > 1:
-                row = row + forget * (jnp.mean(square, -1, keepdims=True) - row)
-                column = column + forget * (jnp.mean(square, -2, keepdims=True) - column)
+                row = row + weight * (jnp.mean(square, -1, keepdims=True) - row)
+                column = column + weight * (jnp.mean(square, -2, keepdims=True) - column)
                 moment = row * column / jnp.maximum(jnp.mean(row, -2, keepdims=True), eps)
             else:
-                row = row + forget * (square - row)
+                row = row + weight * (square - row)
                 moment = row
             return g * jax.lax.rsqrt(jnp.maximum(moment, eps**2)), row, column
 
@@ -113,14 +103,14 @@ class CapLearningRateState(NamedTuple):
 
 
 def cap_learning_rate(learning_rate: Any) -> optax.GradientTransformation:
-    """Scale updates so that the learning rate, which multiplies them later, counts as at most `1 / sqrt(count)`.
+    """Scale updates so that the learning rate, applied later in the chain, has the effect of at most `1 / sqrt(count)`.
 
     Args:
       learning_rate: a number, or a tree of numbers like the parameters.
     """
 
     def init(params: Tree) -> CapLearningRateState:
-        return CapLearningRateState(common.step_zero())
+        return CapLearningRateState(common.zero_count())
 
     def update(updates: Tree, state: CapLearningRateState, params: Tree = None) -> tuple[Tree, CapLearningRateState]:
         count = state.count + 1
@@ -128,10 +118,20 @@ def cap_learning_rate(learning_rate: Any) -> optax.GradientTransformation:
         def leaf(u: Any, lr: Any) -> jax.Array:
             return u * jnp.minimum(1, jax.lax.rsqrt(count.astype(u.dtype)) / lr)
 
-        return jax.tree.map(leaf, updates, by_leaf(learning_rate, updates)), CapLearningRateState(count)
+        return jax.tree.map(leaf, updates, broadcast_to_params(learning_rate, updates)), CapLearningRateState(count)
 
     return optax.GradientTransformation(init, update)
 
 
-# the name under which MMEngine registers it
-OPTIMIZERS.register_module(name="TorchAdafactor")(Adafactor)
+def _adafactor_parts(
+    lr: Any, beta2_decay: Any, eps: tuple[float | None, float], d: Any, weight_decay: Any, maximize: bool
+) -> Parts:
+    eps1, eps2 = eps
+    eps1 = float(jnp.finfo(jnp.float32).eps) if eps1 is None else eps1
+    scale = [
+        ("scale_by_factored_rms", scale_by_factored_rms(beta2_decay, eps1)),
+        ("clip_by_block_rms", optax.clip_by_block_rms(d)),
+        ("scale_by_param_block_rms", optax.scale_by_param_block_rms(eps2)),
+        ("cap_learning_rate", cap_learning_rate(lr)),
+    ]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=True, maximize=maximize)

@@ -1,4 +1,4 @@
-"""Define Adagrad and Adadelta as torch.optim does."""
+"""Define Adagrad and Adadelta with the formulas of torch.optim."""
 
 from typing import Any, NamedTuple
 
@@ -27,10 +27,10 @@ def Adagrad(
     Args:
       lr: learning rate.
       lr_decay: after n updates the learning rate is divided by `1 + n * lr_decay`.
-      weight_decay: decay.
-      initial_accumulator_value: first value of the sums of squares.
+      weight_decay: coupled weight decay.
+      initial_accumulator_value: initial value of the sums of squares.
       eps: added to the root of the sums.
-      maximize: climb.
+      maximize: maximize the objective.
 
     Raises:
       ValueError: a setting outside its range.
@@ -43,41 +43,7 @@ def Adagrad(
         "eps": eps,
         "maximize": maximize,
     }
-    return Optimizer("Adagrad", settings, _parts, ("lr", "lr_decay", "weight_decay", "eps"))
-
-
-def _parts(
-    lr: Any, lr_decay: Any, weight_decay: Any, initial_accumulator_value: float, eps: Any, maximize: bool
-) -> Parts:
-    scale = [
-        ("scale_by_adagrad", scale_by_adagrad(initial_accumulator_value, eps)),
-        ("scale_by_schedule", optax.scale_by_schedule(lambda count: 1 / (1 + count * lr_decay))),
-    ]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
-
-
-class AdagradState(NamedTuple):
-    """Hold the state of Adagrad."""
-
-    sum_of_squares: Tree  # float32, like the parameters
-
-
-def scale_by_adagrad(initial_accumulator_value: float, eps: Any) -> optax.GradientTransformation:
-    """Divide gradients by the root of the sum of their squares; `optax.scale_by_rss` adds eps inside the root.
-
-    Args:
-      initial_accumulator_value: first value of the sums.
-      eps: added to the root.
-    """
-
-    def init(params: Tree) -> AdagradState:
-        return AdagradState(jax.tree.map(lambda z: z + initial_accumulator_value, common.zeros_like(params)))
-
-    def update(grads: Tree, state: AdagradState, params: Tree = None) -> tuple[Tree, AdagradState]:
-        sums = jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, grads)
-        return jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), grads, sums), AdagradState(sums)
-
-    return optax.GradientTransformation(init, update)
+    return Optimizer("Adagrad", settings, _adagrad_parts, ("lr", "lr_decay", "weight_decay", "eps"))
 
 
 @OPTIMIZERS.register_module()
@@ -95,6 +61,41 @@ def Adadelta(
     """
     settings = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
     return Optimizer("Adadelta", settings, _adadelta_parts, ("lr", "rho", "eps", "weight_decay"))
+
+
+class AdagradState(NamedTuple):
+    """Hold the state of Adagrad."""
+
+    sum_of_squares: Tree  # float32, like the parameters
+
+
+def scale_by_adagrad(initial_accumulator_value: float, eps: Any) -> optax.GradientTransformation:
+    """Divide gradients by the root of the sum of their squares; `optax.scale_by_rss` adds eps inside the root.
+
+    Args:
+      initial_accumulator_value: initial value of the sums.
+      eps: added to the root.
+    """
+
+    def init(params: Tree) -> AdagradState:
+        return AdagradState(jax.tree.map(lambda z: z + initial_accumulator_value, common.zeros_like(params)))
+
+    def update(grads: Tree, state: AdagradState, params: Tree = None) -> tuple[Tree, AdagradState]:
+        sum_of_squares = jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, grads)
+        updates = jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), grads, sum_of_squares)
+        return updates, AdagradState(sum_of_squares)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _adagrad_parts(
+    lr: Any, lr_decay: Any, weight_decay: Any, initial_accumulator_value: float, eps: Any, maximize: bool
+) -> Parts:
+    scale = [
+        ("scale_by_adagrad", scale_by_adagrad(initial_accumulator_value, eps)),
+        ("scale_by_schedule", optax.scale_by_schedule(lambda count: 1 / (1 + count * lr_decay))),
+    ]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
 
 
 def _adadelta_parts(lr: Any, rho: Any, eps: Any, weight_decay: Any, maximize: bool) -> Parts:

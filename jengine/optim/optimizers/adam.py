@@ -1,4 +1,4 @@
-"""Define Adam, AdamW, Adamax, NAdam and RAdam as torch.optim does."""
+"""Define Adam, AdamW, Adamax, NAdam and RAdam with the formulas of torch.optim."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ def Adam(
     Raises:
       ValueError: a setting outside its range.
     """
-    return _adam("Adam", lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay)
+    return _build_adam("Adam", lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay)
 
 
 @OPTIMIZERS.register_module()
@@ -46,37 +46,100 @@ def AdamW(
     Raises:
       ValueError: a setting outside its range.
     """
-    return _adam("AdamW", lr, betas, eps, weight_decay, amsgrad, maximize, True)
+    return _build_adam("AdamW", lr, betas, eps, weight_decay, amsgrad, maximize, True)
 
 
-def _adam(
-    name: str, lr: float, betas: Sequence[float], eps: float, weight_decay: float, amsgrad: bool, maximize: bool,
-    decoupled: bool,
-) -> Optimizer:  # fmt: skip
+@OPTIMIZERS.register_module()
+def Adamax(
+    lr: NonNegative = 2e-3,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    maximize: bool = False,
+) -> Optimizer:
+    """Build Adamax, Adam with the infinity norm (Kingma and Ba, arXiv:1412.6980), with coupled weight decay.
+
+    Raises:
+      ValueError: a setting outside its range.
+    """
     settings = {
-        "lr": lr, "betas": tuple(map(float, betas)), "eps": eps, "weight_decay": weight_decay,
-        "amsgrad": amsgrad, "maximize": maximize, "decoupled_weight_decay": decoupled,
-    }  # fmt: skip
-    return Optimizer(name, settings, _parts, ("lr", "betas", "eps", "weight_decay"))
+        "lr": lr,
+        "betas": tuple(map(float, betas)),
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "maximize": maximize,
+    }
+    return Optimizer("Adamax", settings, _adamax_parts, ("lr", "betas", "eps", "weight_decay"))
 
 
-def _parts(
-    lr: Any, betas: Any, eps: Any, weight_decay: Any, amsgrad: bool, maximize: bool, decoupled_weight_decay: bool
-) -> Parts:
-    b1, b2 = betas
-    if amsgrad:
-        scale: Parts = [("scale_by_amsgrad", scale_by_amsgrad(b1, b2, eps))]
-    else:
-        scale = [("scale_by_adam", scale_by_adam(b1, b2, eps))]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
+@OPTIMIZERS.register_module()
+def NAdam(
+    lr: NonNegative = 2e-3,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    momentum_decay: NonNegative = 4e-3,
+    decoupled_weight_decay: bool = False,
+    maximize: bool = False,
+) -> Optimizer:
+    """Build NAdam, Adam with Nesterov momentum (Dozat, ICLR workshop 2016).
+
+    Args:
+      lr: learning rate.
+      betas: decay of the means of gradients and of their squares.
+      eps: added to the root of the squares.
+      weight_decay: weight decay.
+      momentum_decay: how fast the momentum increases from half of `betas[0]` to `betas[0]`.
+      decoupled_weight_decay: decoupled weight decay, as in AdamW.
+      maximize: maximize the objective.
+
+    Raises:
+      ValueError: a setting outside its range.
+    """
+    settings = {
+        "lr": lr,
+        "betas": tuple(map(float, betas)),
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "momentum_decay": momentum_decay,
+        "decoupled_weight_decay": decoupled_weight_decay,
+        "maximize": maximize,
+    }
+    hyperparams = ("lr", "betas", "eps", "weight_decay", "momentum_decay")
+    return Optimizer("NAdam", settings, _nadam_parts, hyperparams)
+
+
+@OPTIMIZERS.register_module()
+def RAdam(
+    lr: NonNegative = 1e-3,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    decoupled_weight_decay: bool = False,
+    maximize: bool = False,
+) -> Optimizer:
+    """Build RAdam, rectified Adam (Liu et al., arXiv:1908.03265).
+
+    Raises:
+      ValueError: a setting outside its range.
+    """
+    settings = {
+        "lr": lr,
+        "betas": tuple(map(float, betas)),
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "decoupled_weight_decay": decoupled_weight_decay,
+        "maximize": maximize,
+    }
+    return Optimizer("RAdam", settings, _radam_parts, ("lr", "betas", "eps", "weight_decay"))
 
 
 def scale_by_adam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
     """Rescale gradients by Adam, with the state of `optax.scale_by_adam`.
 
-    `optax.scale_by_adam` computes `1 - b2**count` in float32 without `expm1`: with its constants an update is off by up
-    to 4e-5 (2e-6 here), with a traced b2 by 6e-6. And compilers may round its mean of squares otherwise within a
-    `lax.scan`, so that steps in chunks would differ from single ones in the last bit.
+    `optax.scale_by_adam` computes `1 - b2**count` in float32 without `expm1`, with a relative error of the update of up
+    to 4e-5 (here 2e-6), or 6e-6 for a traced b2. Also, compilers may round its mean of squares differently inside a
+    `lax.scan`, so that steps in chunks would differ from single steps in the last bit.
 
     Args:
       b1: decay of the mean of gradients.
@@ -96,8 +159,8 @@ def scale_by_adam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
 
 
 def init_moments(params: Tree) -> optax.ScaleByAdamState:
-    """Return the state of Adam before the first update."""
-    return optax.ScaleByAdamState(common.step_zero(), common.zeros_like(params), common.zeros_like(params))
+    """Return the initial state of Adam."""
+    return optax.ScaleByAdamState(common.zero_count(), common.zeros_like(params), common.zeros_like(params))
 
 
 class AmsgradState(NamedTuple):
@@ -110,7 +173,7 @@ class AmsgradState(NamedTuple):
 
 
 def scale_by_amsgrad(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
-    """Rescale gradients by AMSGrad; the maximum is taken before the bias correction, by optax after it.
+    """Rescale gradients by AMSGrad, with the maximum taken before the bias correction; optax takes it after.
 
     Args:
       b1: decay of the mean of gradients.
@@ -119,7 +182,7 @@ def scale_by_amsgrad(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation
     """
 
     def init(params: Tree) -> AmsgradState:
-        return AmsgradState(common.step_zero(), *(common.zeros_like(params) for _ in range(3)))
+        return AmsgradState(common.zero_count(), *(common.zeros_like(params) for _ in range(3)))
 
     def update(grads: Tree, state: AmsgradState, params: Tree = None) -> tuple[Tree, AmsgradState]:
         count = state.count + 1
@@ -133,74 +196,6 @@ def scale_by_amsgrad(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation
     return optax.GradientTransformation(init, update)
 
 
-@OPTIMIZERS.register_module()
-def Adamax(
-    lr: NonNegative = 2e-3,
-    betas: tuple[Decay, Decay] = (0.9, 0.999),
-    eps: NonNegative = 1e-8,
-    weight_decay: NonNegative = 0.0,
-    maximize: bool = False,
-) -> Optimizer:
-    """Build Adam with the infinity norm (Kingma and Ba, arXiv:1412.6980) and coupled weight decay.
-
-    Raises:
-      ValueError: a setting outside its range.
-    """
-    decays = tuple(map(float, betas))
-    settings = {"lr": lr, "betas": decays, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
-    return Optimizer("Adamax", settings, _adamax_parts, ("lr", "betas", "eps", "weight_decay"))
-
-
-def _adamax_parts(lr: Any, betas: Any, eps: Any, weight_decay: Any, maximize: bool) -> Parts:
-    scale = [("scale_by_adamax", optax.scale_by_adamax(*betas, eps))]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
-
-
-@OPTIMIZERS.register_module()
-def NAdam(
-    lr: NonNegative = 2e-3,
-    betas: tuple[Decay, Decay] = (0.9, 0.999),
-    eps: NonNegative = 1e-8,
-    weight_decay: NonNegative = 0.0,
-    momentum_decay: NonNegative = 4e-3,
-    decoupled_weight_decay: bool = False,
-    maximize: bool = False,
-) -> Optimizer:
-    """Build Adam with Nesterov momentum (Dozat, ICLR workshop 2016).
-
-    Args:
-      lr: learning rate.
-      betas: decay of the means of gradients and of their squares.
-      eps: added to the root of the squares.
-      weight_decay: decay.
-      momentum_decay: how fast the momentum rises to `betas[0]` from half of it.
-      decoupled_weight_decay: decay as AdamW does.
-      maximize: climb.
-
-    Raises:
-      ValueError: a setting outside its range.
-    """
-    settings = {
-        "lr": lr,
-        "betas": tuple(map(float, betas)),
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "momentum_decay": momentum_decay,
-        "decoupled_weight_decay": decoupled_weight_decay,
-        "maximize": maximize,
-    }
-    numbers = ("lr", "betas", "eps", "weight_decay", "momentum_decay")
-    return Optimizer("NAdam", settings, _nadam_parts, numbers)
-
-
-def _nadam_parts(
-    lr: Any, betas: Any, eps: Any, weight_decay: Any, momentum_decay: Any, decoupled_weight_decay: bool, maximize: bool
-) -> Parts:
-    b1, b2 = betas
-    scale = [("scale_by_nadam", scale_by_nadam(b1, b2, eps, momentum_decay))]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
-
-
 class NadamState(NamedTuple):
     """Hold the state of NAdam."""
 
@@ -211,13 +206,13 @@ class NadamState(NamedTuple):
 
 
 def scale_by_nadam(b1: Any, b2: Any, eps: Any, momentum_decay: Any) -> optax.GradientTransformation:
-    """Rescale gradients by NAdam with its schedule of momenta, which `optax.scale_by_adam(nesterov=True)` leaves out.
+    """Rescale gradients by NAdam with its momentum schedule, which `optax.scale_by_adam(nesterov=True)` lacks.
 
     Args:
-      b1: the momentum in the end, and decay of the mean of gradients.
+      b1: the final momentum, and the decay of the mean of gradients.
       b2: decay of the mean of their squares.
       eps: added to the root.
-      momentum_decay: how fast the momentum rises to b1 from half of it.
+      momentum_decay: how fast the momentum increases from half of b1 to b1.
     """
 
     def momentum(count: jax.Array) -> jax.Array:
@@ -225,55 +220,22 @@ def scale_by_nadam(b1: Any, b2: Any, eps: Any, momentum_decay: Any) -> optax.Gra
 
     def init(params: Tree) -> NadamState:
         product = jnp.ones((), jnp.float32)
-        return NadamState(common.step_zero(), common.zeros_like(params), common.zeros_like(params), product)
+        return NadamState(common.zero_count(), common.zeros_like(params), common.zeros_like(params), product)
 
     def update(grads: Tree, state: NadamState, params: Tree = None) -> tuple[Tree, NadamState]:
         count = state.count + 1
         mu = common.moving_average(state.mu, b1, grads)
         nu = common.moving_average_of_squares(state.nu, b2, grads)
-        now, following = momentum(count), momentum(count + 1)
-        product = state.momentum_product * now
-        of_grad, of_mean = (1 - now) / (1 - product), following / (1 - product * following)
+        current, following = momentum(count), momentum(count + 1)
+        product = state.momentum_product * current
+        grad_weight, mean_weight = (1 - current) / (1 - product), following / (1 - product * following)
         second = common.bias_correction(b2, count)
         updates = jax.tree.map(
-            lambda g, m, v: (of_grad * g + of_mean * m) / (jnp.sqrt(v / second) + eps), grads, mu, nu
+            lambda g, m, v: (grad_weight * g + mean_weight * m) / (jnp.sqrt(v / second) + eps), grads, mu, nu
         )
         return updates, NadamState(count, mu, nu, product.astype(state.momentum_product.dtype))
 
     return optax.GradientTransformation(init, update)
-
-
-@OPTIMIZERS.register_module()
-def RAdam(
-    lr: NonNegative = 1e-3,
-    betas: tuple[Decay, Decay] = (0.9, 0.999),
-    eps: NonNegative = 1e-8,
-    weight_decay: NonNegative = 0.0,
-    decoupled_weight_decay: bool = False,
-    maximize: bool = False,
-) -> Optimizer:
-    """Build rectified Adam (Liu et al., arXiv:1908.03265).
-
-    Raises:
-      ValueError: a setting outside its range.
-    """
-    settings = {
-        "lr": lr,
-        "betas": tuple(map(float, betas)),
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "decoupled_weight_decay": decoupled_weight_decay,
-        "maximize": maximize,
-    }
-    return Optimizer("RAdam", settings, _radam_parts, ("lr", "betas", "eps", "weight_decay"))
-
-
-def _radam_parts(
-    lr: Any, betas: Any, eps: Any, weight_decay: Any, decoupled_weight_decay: bool, maximize: bool
-) -> Parts:
-    b1, b2 = betas
-    scale = [("scale_by_radam", scale_by_radam(b1, b2, eps))]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
 
 
 def scale_by_radam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
@@ -300,11 +262,54 @@ def scale_by_radam(b1: Any, b2: Any, eps: Any) -> optax.GradientTransformation:
     return optax.GradientTransformation(init_moments, update)
 
 
+def _build_adam(
+    name: str, lr: float, betas: Sequence[float], eps: float, weight_decay: float, amsgrad: bool, maximize: bool,
+    decoupled: bool,
+) -> Optimizer:  # fmt: skip
+    settings = {
+        "lr": lr, "betas": tuple(map(float, betas)), "eps": eps, "weight_decay": weight_decay,
+        "amsgrad": amsgrad, "maximize": maximize, "decoupled_weight_decay": decoupled,
+    }  # fmt: skip
+    return Optimizer(name, settings, _adam_parts, ("lr", "betas", "eps", "weight_decay"))
+
+
+def _adam_parts(
+    lr: Any, betas: Any, eps: Any, weight_decay: Any, amsgrad: bool, maximize: bool, decoupled_weight_decay: bool
+) -> Parts:
+    b1, b2 = betas
+    if amsgrad:
+        scale: Parts = [("scale_by_amsgrad", scale_by_amsgrad(b1, b2, eps))]
+    else:
+        scale = [("scale_by_adam", scale_by_adam(b1, b2, eps))]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
+
+
+def _adamax_parts(lr: Any, betas: Any, eps: Any, weight_decay: Any, maximize: bool) -> Parts:
+    scale = [("scale_by_adamax", optax.scale_by_adamax(*betas, eps))]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
+
+
+def _nadam_parts(
+    lr: Any, betas: Any, eps: Any, weight_decay: Any, momentum_decay: Any, decoupled_weight_decay: bool, maximize: bool
+) -> Parts:
+    b1, b2 = betas
+    scale = [("scale_by_nadam", scale_by_nadam(b1, b2, eps, momentum_decay))]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
+
+
+def _radam_parts(
+    lr: Any, betas: Any, eps: Any, weight_decay: Any, decoupled_weight_decay: bool, maximize: bool
+) -> Parts:
+    b1, b2 = betas
+    scale = [("scale_by_radam", scale_by_radam(b1, b2, eps))]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
+
+
 def _average_length(beta: jax.Array, count: jax.Array) -> jax.Array:
     """Return the length of the approximated moving average, rho_t of the paper.
 
-    `rho_inf - 2 t beta**t / (1 - beta**t)` is 1999 minus 1994 in the first steps: in float32 nothing is left of the
-    difference. There its series in `x = -t log(beta)` serves.
+    In the first steps `rho_inf - 2 t beta**t / (1 - beta**t)` is about 1999 - 1994, which cancels in float32; there a
+    series in `x = -t log(beta)` is used.
     """
     rate = -jnp.log(beta)
     t = count.astype(jnp.result_type(beta))
@@ -318,6 +323,6 @@ def _average_length(beta: jax.Array, count: jax.Array) -> jax.Array:
 def _rectification(beta: jax.Array, count: jax.Array) -> jax.Array:
     """Return r_t of the paper times the root of the bias correction of the squares."""
     infinite = 2 / (1 - beta) - 1
-    length = jnp.maximum(_average_length(beta, count), 5)  # below it the value is not used
+    length = jnp.maximum(_average_length(beta, count), 5)  # for smaller lengths the result is not used
     factor = (length - 4) * (length - 2) * infinite / ((infinite - 4) * (infinite - 2) * length)
     return jnp.sqrt(factor * common.bias_correction(beta, count))

@@ -1,4 +1,4 @@
-"""Adan as MMPretrain defines it."""
+"""Define Adan with the formulas of MMPretrain."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from jengine.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.optim.transforms.groups import by_leaf
+from jengine.optim.transforms.groups import broadcast_to_params
 from jengine.registry import OPTIMIZERS
 
 
@@ -23,16 +23,16 @@ def Adan(
     max_grad_norm: NonNegative = 0.0,
     no_prox: bool = False,
 ) -> Optimizer:
-    """Build adaptive Nesterov momentum (Xie et al., arXiv:2208.06677) with its proximal weight decay.
+    """Build Adan, adaptive Nesterov momentum (Xie et al., arXiv:2208.06677), with proximal weight decay.
 
     Args:
       lr: learning rate.
-      betas: decay of gradients, of their differences, of squares.
+      betas: decay of the means of gradients, of their differences, and of squares.
       eps: added to the root of the squares.
-      weight_decay: decay.
-      max_grad_norm: the gradients of all tensors together are scaled down to this norm; 0 for never. Groups that differ
-        in more than lr and weight_decay are clipped each by themselves.
-      no_prox: decay as AdamW does.
+      weight_decay: weight decay.
+      max_grad_norm: the maximum global norm of the gradients; 0 for no clipping. Groups that differ in more than lr and
+        weight_decay are clipped separately.
+      no_prox: decoupled weight decay, as in AdamW.
 
     Raises:
       ValueError: a setting outside its range.
@@ -45,15 +45,7 @@ def Adan(
         "max_grad_norm": max_grad_norm,
         "no_prox": no_prox,
     }
-    return Optimizer("Adan", settings, _parts, ("lr", "betas", "eps", "weight_decay"))
-
-
-def _parts(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: float, no_prox: bool) -> Parts:
-    clip = [("clip_by_global_norm", optax.clip_by_global_norm(max_grad_norm))] if max_grad_norm > 0 else []
-    proximal = [] if no_prox else [("divide_by_proximal_decay", divide_by_proximal_decay(lr, weight_decay))]
-    b1, b2, b3 = betas
-    scale = [("scale_by_adan", scale_by_adan(b1, b2, b3, eps))]
-    return [*clip, *common.chain_with_decay(scale, lr, weight_decay, decoupled=True), *proximal]
+    return Optimizer("Adan", settings, _adan_parts, ("lr", "betas", "eps", "weight_decay"))
 
 
 class AdanState(NamedTuple):
@@ -67,17 +59,17 @@ class AdanState(NamedTuple):
 
 
 def scale_by_adan(b1: Any, b2: Any, b3: Any, eps: Any) -> optax.GradientTransformation:
-    """Rescale gradients by Adan; `optax.scale_by_adan` weighs the difference of gradients by `1 - b2`, not by `b2`.
+    """Rescale gradients by Adan; `optax.scale_by_adan` weights the difference of gradients by `1 - b2`, not by `b2`.
 
     Args:
       b1: decay of the mean of gradients.
-      b2: decay of the mean of their differences, and weight of a difference.
+      b2: decay of the mean of their differences, and the weight of a difference.
       b3: decay of the mean of squares.
       eps: added to the root.
     """
 
     def init(params: Tree) -> AdanState:
-        return AdanState(common.step_zero(), *(common.zeros_like(params) for _ in range(4)))
+        return AdanState(common.zero_count(), *(common.zeros_like(params) for _ in range(4)))
 
     def update(grads: Tree, state: AdanState, params: Tree = None) -> tuple[Tree, AdanState]:
         count = state.count + 1
@@ -99,11 +91,19 @@ def divide_by_proximal_decay(learning_rate: Any, weight_decay: Any) -> optax.Gra
 
     Args:
       learning_rate: a number, or a tree of numbers like the parameters.
-      weight_decay: likewise.
+      weight_decay: a number, or a tree of numbers like the parameters.
     """
 
     def update(updates: Tree, params: Tree) -> Tree:
-        rates, decays = by_leaf(learning_rate, updates), by_leaf(weight_decay, updates)
+        rates, decays = broadcast_to_params(learning_rate, updates), broadcast_to_params(weight_decay, updates)
         return jax.tree.map(lambda u, lr, decay: u / (1 + lr * decay), updates, rates, decays)
 
     return optax.stateless(update)
+
+
+def _adan_parts(lr: Any, betas: Any, eps: Any, weight_decay: Any, max_grad_norm: float, no_prox: bool) -> Parts:
+    clip = [("clip_by_global_norm", optax.clip_by_global_norm(max_grad_norm))] if max_grad_norm > 0 else []
+    proximal = [] if no_prox else [("divide_by_proximal_decay", divide_by_proximal_decay(lr, weight_decay))]
+    b1, b2, b3 = betas
+    scale = [("scale_by_adan", scale_by_adan(b1, b2, b3, eps))]
+    return [*clip, *common.chain_with_decay(scale, lr, weight_decay, decoupled=True), *proximal]

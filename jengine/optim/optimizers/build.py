@@ -1,4 +1,4 @@
-"""From what a config or a user gives as an optimizer to an `Optimizer`."""
+"""Build an `Optimizer` from a config or an optax gradient transformation."""
 
 import logging
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from jengine.registry import OPTIMIZERS, as_config
 
 logger = logging.getLogger("jengine")
 
-# How PyTorch runs its kernels. A config that carries them over means the same numbers without them.
-_TORCH_EXECUTION = ("foreach", "fused", "capturable", "differentiable")
+# These select how PyTorch runs its kernels and do not change the results, so configs from PyTorch may keep them.
+_TORCH_FLAGS = ("foreach", "fused", "capturable", "differentiable")
 
 
 def build_optimizer(
     cfg: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any] | str,
 ) -> Optimizer:
-    """Build an optimizer from anything that describes one.
+    """Build an optimizer from a config, an `Optimizer` or an optax transformation.
 
     Args:
       cfg: a config, `dict(type='SGD', lr=0.1)`, in which PyTorch's execution flags (`foreach`, `fused`,
@@ -28,24 +28,24 @@ def build_optimizer(
         transformation or an `optax.MultiSteps`.
 
     Raises:
-      TypeError: none of these, or a tuple of one, which a trailing comma makes of a config.
-      KeyError, ValueError: what is wrong with the config.
+      TypeError: none of these, or a tuple of one config, because of a trailing comma.
+      KeyError, ValueError: an invalid config.
     """
     if isinstance(cfg, Optimizer):
         return cfg
     if isinstance(cfg, optax.GradientTransformation | optax.MultiSteps):
         return from_optax(cfg)
     with config_path("optimizer"):
-        refuse_trailing_comma(cfg, "an optimizer")
+        reject_trailing_comma(cfg, "an optimizer")
         cfg = as_config(cfg)
         if not hasattr(cfg, "items"):
             raise TypeError(
                 "an optimizer must be a dict with a 'type', an Optimizer or an optax gradient transformation, "
                 f"got {type(cfg).__name__}: {cfg!r}"
             )
-        ignored = [name for name in _TORCH_EXECUTION if name in cfg]
+        ignored = [name for name in _TORCH_FLAGS if name in cfg]
         if ignored:
-            logger.info("optimizer: %s concern PyTorch's kernels and have no effect here", ", ".join(ignored))
+            logger.info("optimizer: ignored %s, which select PyTorch's kernels", ", ".join(ignored))
         arguments = {name: value for name, value in cfg.items() if name not in ignored}
         factory = arguments.get("type")
         if callable(factory) and factory.__module__.partition(".")[0] == "optax":
@@ -54,12 +54,12 @@ def build_optimizer(
         return built if isinstance(built, Optimizer) else from_optax(built)
 
 
-def refuse_trailing_comma(cfg: Any, what: str) -> None:
-    """Raise a TypeError that names the comma where `cfg` is a tuple of one.
+def reject_trailing_comma(cfg: Any, what: str) -> None:
+    """Raise a TypeError if `cfg` is a tuple of one element, the result of a trailing comma.
 
     Args:
-      cfg: what should be a config.
+      cfg: the value of a config.
       what: its name in the message, such as 'an optimizer'.
     """
     if isinstance(cfg, tuple) and len(cfg) == 1:
-        raise TypeError(f"{what} is a dict, found a tuple of one: remove the comma after `dict(...)`")
+        raise TypeError(f"{what} must be a dict, got a tuple of one; remove the comma after `dict(...)`")

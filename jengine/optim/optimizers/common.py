@@ -1,4 +1,4 @@
-"""Provide what the optimizers share: moving averages, and the ends of their chains."""
+"""Provide helpers shared by the optimizers: moving averages, and the common parts of their chains."""
 
 import math
 from collections.abc import Sequence
@@ -15,60 +15,60 @@ Parts: TypeAlias = Sequence[tuple[str, optax.GradientTransformation]]
 
 
 def state_dtype(dtype: Any) -> Any:
-    """Return the dtype of state that belongs to a parameter: float32, or the parameter's own if that is wider."""
+    """Return the dtype of optimizer state for a parameter: float32, or the dtype of the parameter if it is wider."""
     return jnp.promote_types(jnp.float32, dtype)
 
 
-def wide(tree: Tree) -> Tree:
-    """Return `tree` in float32, or wider where it is."""
+def upcast(tree: Tree) -> Tree:
+    """Return `tree` with at least float32 precision."""
     return jax.tree.map(lambda x: jnp.asarray(x, state_dtype(x.dtype)), tree)
 
 
-def strongly_typed(tree: Tree) -> Tree:
+def strip_weak_types(tree: Tree) -> Tree:
     """Return the arrays without weak types, which come from Python numbers (`jnp.full(3, 0.5)`).
 
     Args:
-      tree: arrays; keys and strongly typed arrays are passed through.
+      tree: arrays; keys and strongly typed arrays are returned unchanged.
     """
     return jax.tree.map(lambda x: jnp.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x, tree)
 
 
 def zeros_like(tree: Tree) -> Tree:
-    """Return zeros for the state of an optimizer: shapes and shardings of `tree`, at least float32."""
+    """Return zeros for the state of an optimizer, with the shapes and shardings of `tree`, at least float32."""
     return jax.tree.map(lambda x: jnp.zeros_like(x, dtype=state_dtype(x.dtype)), tree)
 
 
-def step_zero() -> jax.Array:
-    """Return the count of updates before the first, int32[]."""
+def zero_count() -> jax.Array:
+    """Return the initial count of updates, int32[]."""
     return jnp.zeros((), jnp.int32)
 
 
 def bias_correction(beta: Any, count: jax.Array) -> jax.Array:
-    """Return `1 - beta**count`, accurate in float32 where the plain formula loses five digits.
+    """Return `1 - beta**count`, accurate in float32, in which the plain formula loses five digits.
 
     Args:
       beta: decay, float32[], or a float.
-      count: the number of this update, from 1, int32[].
+      count: the number of this update, starting at 1, int32[].
     """
     log = math.log(beta) if isinstance(beta, float) else jnp.log(beta)
     return -jnp.expm1(count.astype(jnp.result_type(jnp.float32, beta)) * log)
 
 
 def moving_average(previous: Tree, beta: Any, new: Tree) -> Tree:
-    """Return the exponential mean `beta * previous + (1 - beta) * new`."""
+    """Return the exponential moving average `beta * previous + (1 - beta) * new`."""
     return jax.tree.map(lambda m, x: m + (1 - beta) * (x - m), previous, new)
 
 
 def moving_average_of_squares(previous: Tree, beta: Any, new: Tree) -> Tree:
-    """Return the exponential mean of the squares of `new`."""
+    """Return the exponential moving average of the squares of `new`."""
     return jax.tree.map(lambda v, x: beta * v + (1 - beta) * x * x, previous, new)
 
 
 def unzip(tree: Tree, like: Tree, count: int) -> tuple[Tree, ...]:
-    """Return a tree of tuples, made by a map over `like`, as a tuple of trees."""
+    """Return a tree of tuples, from a map over `like`, as a tuple of trees."""
     treedef: Any = jax.tree.structure(like)
-    rows = treedef.flatten_up_to(tree)
-    return tuple(treedef.unflatten([row[i] for row in rows]) for i in range(count))
+    leaves = treedef.flatten_up_to(tree)
+    return tuple(treedef.unflatten([leaf[i] for leaf in leaves]) for i in range(count))
 
 
 def norm(x: jax.Array) -> jax.Array:
@@ -77,29 +77,30 @@ def norm(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(x * x))
 
 
-def need_params(optimizer: str, params: Tree) -> Tree:
+def require_params(optimizer: str, params: Tree) -> Tree:
     """Return `params`.
 
     Raises:
-      ValueError: there are none.
+      ValueError: `params` is None.
     """
     if params is None:
-        raise ValueError(f"{optimizer} needs the parameters: call update(grads, state, params)")
+        raise ValueError(f"`params` must be given for {optimizer}, got None; call update(grads, state, params)")
     return params
 
 
-def is_zero(number: Any) -> bool:
-    """Return whether a setting is the constant 0, not data."""
-    return isinstance(number, int | float) and number == 0
+def is_zero(value: Any) -> bool:
+    """Return whether a setting is the constant 0, not an array."""
+    return isinstance(value, int | float) and value == 0
 
 
-def ascent(maximize: bool) -> Parts:
-    """Return what `maximize=True` does to gradients."""
+def ascent_parts(maximize: bool) -> Parts:
+    """Return the part that flips the sign of gradients for `maximize=True`, else no part."""
     return [("ascent", optax.scale(-1.0))] if maximize else []
 
 
 def chain_with_decay(scale: Parts, lr: Any, weight_decay: Any, *, decoupled: bool, maximize: bool = False) -> Parts:
-    """Return the usual chain: coupled decay before `scale`, or decoupled decay behind it, and the learning rate."""
+    """Return the usual chain: coupled decay before `scale`, or decoupled decay after it, and the learning rate."""
     decay = [] if is_zero(weight_decay) else [("add_decayed_weights", add_decayed_weights_by_rule(weight_decay))]
     rate = ("scale_by_learning_rate", scale_by_group_learning_rate(lr))
-    return [*ascent(maximize), *scale, *decay, rate] if decoupled else [*ascent(maximize), *decay, *scale, rate]
+    ascent = ascent_parts(maximize)
+    return [*ascent, *scale, *decay, rate] if decoupled else [*ascent, *decay, *scale, rate]

@@ -1,4 +1,4 @@
-"""Define LARS as MMSelfSup does, and LAMB as MMPretrain does."""
+"""Define LARS with the formulas of MMSelfSup, and LAMB with those of MMPretrain."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from jengine.optim.optimizers import common
 from jengine.optim.optimizers.adam import init_moments, scale_by_adam
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.optim.optimizers.sgd import momentum_parts
+from jengine.optim.optimizers.sgd import check_nesterov, momentum_parts
 from jengine.optim.transforms import add_decayed_weights_by_rule, scale_by_group_learning_rate
-from jengine.optim.transforms.groups import by_leaf
+from jengine.optim.transforms.groups import broadcast_to_params
 from jengine.registry import OPTIMIZERS
 
 
@@ -27,27 +27,24 @@ def LARS(
     nesterov: bool = False,
     eps: NonNegative = 1e-8,
 ) -> Optimizer:
-    """Build layer-wise adaptive rate scaling (You et al., arXiv:1708.03888). Without momentum it holds no state.
+    """Build LARS, layer-wise adaptive rate scaling (You et al., arXiv:1708.03888). Without momentum it has no state.
 
-    The learning rate is inside the momentum, other than in SGD. A group setting `lars_exclude=True` switches the trust
-    ratio off; decay then still acts.
+    Unlike in SGD, the learning rate is applied before the momentum. A group setting `lars_exclude=True` disables the
+    trust ratio, but not the weight decay.
 
     Args:
       lr: learning rate.
       momentum: momentum.
-      weight_decay: coupled decay, inside the trust ratio.
-      dampening: the part of a gradient that does not enter the momentum.
+      weight_decay: coupled weight decay, included in the trust ratio.
+      dampening: reduces the weight of a gradient in the momentum.
       eta: factor of the trust ratio.
-      nesterov: look ahead.
-      eps: added to the norm that divides.
+      nesterov: use Nesterov momentum.
+      eps: added to the denominator of the trust ratio.
 
     Raises:
       ValueError: a negative setting, or nesterov without momentum or with dampening.
     """
-    if nesterov and (momentum <= 0 or dampening != 0):
-        raise ValueError(
-            f"LARS: nesterov needs momentum above 0 and dampening 0, found momentum={momentum}, dampening={dampening}"
-        )
+    check_nesterov("LARS", nesterov, momentum, dampening)
     settings = {
         "lr": lr,
         "momentum": momentum,
@@ -61,49 +58,12 @@ def LARS(
     return Optimizer(
         "LARS",
         settings,
-        _parts,
-        numbers=("lr", "momentum", "weight_decay", "dampening", "eta", "eps", "lars_exclude"),
-        by_leaf=("lr", "weight_decay", "lars_exclude"),
+        _lars_parts,
+        hyperparams=("lr", "momentum", "weight_decay", "dampening", "eta", "eps", "lars_exclude"),
+        per_parameter=("lr", "weight_decay", "lars_exclude"),
         absent_at_zero=("weight_decay", "momentum", "dampening"),
         whole_tensor=True,
     )
-
-
-def _parts(
-    lr: Any, momentum: Any, weight_decay: Any, dampening: Any, eta: Any, nesterov: bool, eps: Any, lars_exclude: Any
-) -> Parts:
-    scale = scale_by_lars(lr, weight_decay, eta, eps, lars_exclude)
-    return [("scale_by_lars", scale), *momentum_parts(momentum, dampening, nesterov), ("descent", optax.scale(-1.0))]
-
-
-def scale_by_lars(
-    learning_rate: Any, weight_decay: Any, eta: Any, eps: Any, exclude: Any = False
-) -> optax.GradientTransformation:
-    """Decay gradients, and multiply them by the learning rate and the trust ratio of their tensor.
-
-    The ratio is `eta |w| / (|g| + weight_decay |w| + eps)`, and 1 where a norm is 0; `optax.lars` takes the norm of
-    `g + weight_decay w` instead.
-
-    Args:
-      learning_rate: a number, or a tree of numbers like the parameters.
-      weight_decay: likewise.
-      eta: factor of the ratio.
-      eps: added to the norm that divides.
-      exclude: where it is not 0 the ratio is 1; a number, or a tree of numbers like the parameters.
-    """
-
-    def leaf(g: Any, p: Any, lr: Any, decay: Any, excluded: Any) -> jax.Array:
-        p_norm, g_norm = common.norm(p), common.norm(g)
-        trust = eta * p_norm / (g_norm + decay * p_norm + eps)
-        trust = jnp.where((excluded != 0) | (p_norm == 0) | (g_norm == 0), 1, trust)
-        return (g + decay * p) * (lr * trust)
-
-    def update(grads: Tree, params: Tree) -> Tree:
-        params = common.need_params("LARS", params)
-        numbers = (by_leaf(number, params) for number in (learning_rate, weight_decay, exclude))
-        return jax.tree.map(leaf, grads, params, *numbers)
-
-    return optax.stateless(update)
 
 
 @OPTIMIZERS.register_module()
@@ -118,19 +78,19 @@ def Lamb(
     trust_clip: bool = False,
     always_adapt: bool = False,
 ) -> Optimizer:
-    """Build LAMB (You et al., arXiv:1904.00962). Tensors without weight decay are not adapted.
+    """Build LAMB (You et al., arXiv:1904.00962). Tensors without weight decay are not scaled by the trust ratio.
 
     Args:
       lr: learning rate.
-      bias_correction: correct the moments for their start at zero.
+      bias_correction: correct the bias of the moments.
       betas: decay of the two moments.
       eps: added to the root of the second moment.
-      weight_decay: decay, inside the trust ratio.
-      grad_averaging: weigh a new gradient by `1 - betas[0]`.
-      max_grad_norm: the gradients of all tensors together are scaled down to this norm; None for never. Groups that
-        differ in more than lr and weight_decay are clipped each by themselves.
-      trust_clip: the trust ratio is at most 1.
-      always_adapt: adapt tensors without weight decay too.
+      weight_decay: weight decay, included in the trust ratio.
+      grad_averaging: multiply new gradients by `1 - betas[0]` in the first moment.
+      max_grad_norm: the maximum global norm of the gradients; None for no clipping. Groups that differ in more than lr
+        and weight_decay are clipped separately.
+      trust_clip: limit the trust ratio to 1.
+      always_adapt: scale tensors without weight decay by the trust ratio too.
 
     Raises:
       ValueError: a setting outside its range.
@@ -149,35 +109,47 @@ def Lamb(
     return Optimizer("Lamb", settings, _lamb_parts, ("lr", "betas", "eps", "weight_decay"), whole_tensor=True)
 
 
-def _lamb_parts(
-    lr: Any, bias_correction: bool, betas: Any, eps: Any, weight_decay: Any, grad_averaging: bool,
-    max_grad_norm: float | None, trust_clip: bool, always_adapt: bool,
-) -> Parts:  # fmt: skip
-    b1, b2 = betas
-    if bias_correction and grad_averaging:
-        scale = scale_by_adam(b1, b2, eps)
-    else:
-        scale = scale_by_lamb_moments(b1, b2, eps, bias_correction, grad_averaging)
-    return [
-        *([] if max_grad_norm is None else [("clip_by_global_norm", optax.clip_by_global_norm(max_grad_norm))]),
-        ("scale_by_adam", scale),
-        ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay)),
-        ("scale_by_trust_ratio", scale_by_trust_ratio(True if always_adapt else weight_decay, trust_clip)),
-        ("scale_by_learning_rate", scale_by_group_learning_rate(lr)),
-    ]
+def scale_by_lars(
+    learning_rate: Any, weight_decay: Any, eta: Any, eps: Any, exclude: Any = False
+) -> optax.GradientTransformation:
+    """Add weight decay to gradients, and multiply them by the learning rate and the trust ratio of their tensor.
+
+    The ratio is `eta |w| / (|g| + weight_decay |w| + eps)`, or 1 if a norm is 0; `optax.lars` uses the norm of
+    `g + weight_decay w` instead.
+
+    Args:
+      learning_rate: a number, or a tree of numbers like the parameters.
+      weight_decay: a number, or a tree of numbers like the parameters.
+      eta: factor of the ratio.
+      eps: added to the denominator.
+      exclude: if not 0, the ratio is 1; a number, or a tree of numbers like the parameters.
+    """
+
+    def leaf(g: Any, p: Any, lr: Any, decay: Any, excluded: Any) -> jax.Array:
+        p_norm, g_norm = common.norm(p), common.norm(g)
+        trust = eta * p_norm / (g_norm + decay * p_norm + eps)
+        trust = jnp.where((excluded != 0) | (p_norm == 0) | (g_norm == 0), 1, trust)
+        return (g + decay * p) * (lr * trust)
+
+    def update(grads: Tree, params: Tree) -> Tree:
+        params = common.require_params("LARS", params)
+        hyperparams = (broadcast_to_params(value, params) for value in (learning_rate, weight_decay, exclude))
+        return jax.tree.map(leaf, grads, params, *hyperparams)
+
+    return optax.stateless(update)
 
 
 def scale_by_lamb_moments(
     b1: Any, b2: Any, eps: Any, bias_correction: bool, grad_averaging: bool
 ) -> optax.GradientTransformation:
-    """Rescale gradients by Adam without one of its corrections, which `optax.scale_by_adam` always makes.
+    """Rescale gradients by Adam with optional bias correction and averaging; `optax.scale_by_adam` always applies both.
 
     Args:
       b1: decay of the mean of gradients.
       b2: decay of the mean of their squares.
       eps: added to the root.
-      bias_correction: correct the moments for their start at zero.
-      grad_averaging: weigh a new gradient by `1 - b1`, not by 1.
+      bias_correction: correct the bias of the moments.
+      grad_averaging: multiply new gradients by `1 - b1` in the first moment, not by 1.
     """
 
     def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
@@ -195,20 +167,45 @@ def scale_by_lamb_moments(
 
 
 def scale_by_trust_ratio(adapt: Any, trust_clip: bool = False) -> optax.GradientTransformation:
-    """Bring the update of each tensor to the norm of the tensor; `optax.scale_by_trust_ratio` adapts all tensors.
+    """Scale the update of each tensor to the norm of the tensor; `optax.scale_by_trust_ratio` scales all tensors.
 
     Args:
-      adapt: where it is 0 the tensor is not adapted; a number, or a tree of numbers like the parameters.
-      trust_clip: the ratio is at most 1.
+      adapt: if 0, the tensor is not scaled; a number, or a tree of numbers like the parameters.
+      trust_clip: limit the ratio to 1.
     """
 
-    def leaf(u: Any, p: Any, adapted: Any) -> jax.Array:
+    def leaf(u: Any, p: Any, is_adapted: Any) -> jax.Array:
         p_norm, u_norm = common.norm(p), common.norm(u)
-        ratio = jnp.where((adapted != 0) & (p_norm > 0) & (u_norm > 0), p_norm / u_norm, 1)
+        ratio = jnp.where((is_adapted != 0) & (p_norm > 0) & (u_norm > 0), p_norm / u_norm, 1)
         return u * (jnp.minimum(ratio, 1) if trust_clip else ratio)
 
     def update(updates: Tree, params: Tree) -> Tree:
-        params = common.need_params("Lamb", params)
-        return jax.tree.map(leaf, updates, params, by_leaf(adapt, params))
+        params = common.require_params("Lamb", params)
+        return jax.tree.map(leaf, updates, params, broadcast_to_params(adapt, params))
 
     return optax.stateless(update)
+
+
+def _lars_parts(
+    lr: Any, momentum: Any, weight_decay: Any, dampening: Any, eta: Any, nesterov: bool, eps: Any, lars_exclude: Any
+) -> Parts:
+    scale = scale_by_lars(lr, weight_decay, eta, eps, lars_exclude)
+    return [("scale_by_lars", scale), *momentum_parts(momentum, dampening, nesterov), ("descent", optax.scale(-1.0))]
+
+
+def _lamb_parts(
+    lr: Any, bias_correction: bool, betas: Any, eps: Any, weight_decay: Any, grad_averaging: bool,
+    max_grad_norm: float | None, trust_clip: bool, always_adapt: bool,
+) -> Parts:  # fmt: skip
+    b1, b2 = betas
+    if bias_correction and grad_averaging:
+        scale = scale_by_adam(b1, b2, eps)
+    else:
+        scale = scale_by_lamb_moments(b1, b2, eps, bias_correction, grad_averaging)
+    return [
+        *([] if max_grad_norm is None else [("clip_by_global_norm", optax.clip_by_global_norm(max_grad_norm))]),
+        ("scale_by_adam", scale),
+        ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay)),
+        ("scale_by_trust_ratio", scale_by_trust_ratio(True if always_adapt else weight_decay, trust_clip)),
+        ("scale_by_learning_rate", scale_by_group_learning_rate(lr)),
+    ]

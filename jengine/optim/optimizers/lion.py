@@ -1,4 +1,4 @@
-"""Lion as lion-pytorch defines it, which MMEngine registers."""
+"""Define Lion with the formulas of lion-pytorch, which MMEngine registers."""
 
 from typing import Any
 
@@ -21,8 +21,8 @@ def Lion(
       ValueError: a setting outside its range.
     """
     settings = {"lr": lr, "betas": tuple(map(float, betas)), "weight_decay": weight_decay}
-    return Optimizer("Lion", settings, _parts, ("lr", "betas", "weight_decay"))
+    return Optimizer("Lion", settings, _lion_parts, ("lr", "betas", "weight_decay"))
 
 
-def _parts(lr: Any, betas: Any, weight_decay: Any) -> Parts:
+def _lion_parts(lr: Any, betas: Any, weight_decay: Any) -> Parts:
     return common.chain_with_decay([("scale_by_lion", optax.scale_by_lion(*betas))], lr, weight_decay, decoupled=True)

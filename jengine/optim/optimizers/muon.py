@@ -1,4 +1,4 @@
-"""Muon as torch.optim.Muon defines it."""
+"""Define Muon with the formulas of torch.optim.Muon."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -28,24 +28,24 @@ def Muon(
     ns_steps: Annotated[int, Range(ge=1, lt=100)] = 5,
     adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
 ) -> Optimizer:
-    """Build orthogonalised momentum for matrices (Jordan et al., 2024), by Newton-Schulz iterations in bfloat16.
+    """Build Muon, orthogonalised momentum for matrices (Jordan et al., 2024), by Newton-Schulz iterations in bfloat16.
 
-    Only matrices can be trained; give their groups, and other parameters another optimizer. Matrices are in Flax's
-    layout, (in, out). `muon`, optax's, trains other parameters with Adam.
+    It trains only matrices, in Flax's layout (in, out); use another optimizer for other parameters. The `muon` of optax
+    trains these with Adam.
 
     Args:
       lr: learning rate.
-      weight_decay: decoupled decay.
+      weight_decay: decoupled weight decay.
       momentum: decay of the momentum.
-      nesterov: look ahead.
-      ns_coefficients: of the quintic polynomial.
-      eps: least norm to divide by.
-      ns_steps: iterations.
-      adjust_lr_fn: the rate of a matrix: 'original' (None) multiplies lr by `sqrt(max(1, out / in))`,
-        'match_rms_adamw' by `0.2 sqrt(max(out, in))`.
+      nesterov: use Nesterov momentum.
+      ns_coefficients: coefficients of the quintic polynomial.
+      eps: minimum of the norm in the denominator.
+      ns_steps: number of Newton-Schulz iterations.
+      adjust_lr_fn: the scale of the learning rate of a matrix: 'original' (None) multiplies lr by
+        `sqrt(max(1, out / in))`, 'match_rms_adamw' by `0.2 sqrt(max(out, in))`.
 
     Raises:
-      ValueError: a setting outside its range; at `init`, a parameter that is no matrix.
+      ValueError: a setting outside its range; at `init`, a parameter that is not a matrix.
     """
     settings = {
         "lr": lr,
@@ -57,15 +57,7 @@ def Muon(
         "ns_steps": ns_steps,
         "adjust_lr_fn": adjust_lr_fn,
     }
-    return Optimizer("Muon", settings, _parts, ("lr", "weight_decay", "momentum"), whole_tensor=True)
-
-
-def _parts(
-    lr: Any, weight_decay: Any, momentum: Any, nesterov: bool, ns_coefficients: Sequence[float], eps: float,
-    ns_steps: int, adjust_lr_fn: str | None,
-) -> Parts:  # fmt: skip
-    scale = [("scale_by_muon", scale_by_muon(momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn))]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=True)
+    return Optimizer("Muon", settings, _muon_parts, ("lr", "weight_decay", "momentum"), whole_tensor=True)
 
 
 class MuonState(NamedTuple):
@@ -82,15 +74,15 @@ def scale_by_muon(
     ns_steps: int = 5,
     adjust_lr_fn: str | None = None,
 ) -> optax.GradientTransformation:
-    """Orthogonalise the momentum of matrices in bfloat16; `optax.contrib.scale_by_muon` corrects its bias.
+    """Orthogonalise the momentum of matrices in bfloat16; `optax.contrib.scale_by_muon` also corrects its bias.
 
     Args:
       momentum: decay of the momentum.
-      nesterov: look ahead.
-      ns_coefficients: of the quintic polynomial.
-      eps: least norm to divide by.
-      ns_steps: iterations.
-      adjust_lr_fn: the factor of a matrix, see `Muon`.
+      nesterov: use Nesterov momentum.
+      ns_coefficients: coefficients of the quintic polynomial.
+      eps: minimum of the norm in the denominator.
+      ns_steps: number of Newton-Schulz iterations.
+      adjust_lr_fn: the scale of the update of a matrix, see `Muon`.
 
     Raises:
       ValueError: at `init`, a parameter that is not a matrix.
@@ -100,8 +92,8 @@ def scale_by_muon(
         for path, leaf in paths.flatten(params).items():
             if leaf.ndim != 2:
                 raise ValueError(
-                    f"Muon trains matrices only, parameter {path!r} has shape {leaf.shape}: give it another optimizer, "
-                    "or use 'muon', which trains such parameters with Adam"
+                    f"Muon: parameter {path!r} must be a matrix, got shape {leaf.shape}; use another optimizer for it, "
+                    "or 'muon', which trains such parameters with Adam"
                 )
         return MuonState(common.zeros_like(params))
 
@@ -122,13 +114,21 @@ def scale_by_muon(
     return optax.GradientTransformation(init, update)
 
 
+def _muon_parts(
+    lr: Any, weight_decay: Any, momentum: Any, nesterov: bool, ns_coefficients: Sequence[float], eps: float,
+    ns_steps: int, adjust_lr_fn: str | None,
+) -> Parts:  # fmt: skip
+    scale = [("scale_by_muon", scale_by_muon(momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn))]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=True)
+
+
 def _orthogonalise(matrix: jax.Array, coefficients: Sequence[float], steps: int, eps: float) -> jax.Array:
     a, b, c = coefficients
     x = matrix.astype(jnp.bfloat16)
-    wide = x.shape[0] <= x.shape[1]
-    x = x if wide else x.T
+    is_wide = x.shape[0] <= x.shape[1]
+    x = x if is_wide else x.T
     x = x / jnp.maximum(jnp.linalg.norm(x), eps)
     for _ in range(steps):
         gram = x @ x.T
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return x if wide else x.T
+    return x if is_wide else x.T

@@ -1,7 +1,7 @@
-"""Use the optimizers of optax by their names and arguments in a config, and optax transformations that are built.
+"""Adapt the optimizers of optax: by name and arguments in a config, or as a built transformation.
 
-A factory of optax closes over its numbers. To have them as data it is called inside the trace, with the scalars of a
-group in the place of its float arguments. Each group has a chain of its own, on its own parameters.
+A factory of optax closes over its hyperparameters. To pass them as data, the factory is called while tracing, with the
+scalars of a group instead of its float arguments. Each group has a separate chain for its parameters.
 """
 
 import functools
@@ -19,13 +19,13 @@ from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.registry import OPTIMIZERS
 
-# left out: what needs gradients of single examples (dpsgd) or another transformation (schedule_free)
-_NAMES = (
+# without optimizers that need gradients of single examples (dpsgd) or another transformation (schedule_free)
+OPTAX_NAMES = (
     "adabelief", "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamaxw", "adamw", "adan", "amsgrad", "fromage",
     "lamb", "lars", "lbfgs", "lion", "noisy_sgd", "novograd", "optimistic_adam_v2", "optimistic_gradient_descent",
     "polyak_sgd", "radam", "rmsprop", "rprop", "sgd", "sign_sgd", "signum", "sm3", "yogi",
 )  # fmt: skip
-_CONTRIB_NAMES = (
+OPTAX_CONTRIB_NAMES = (
     "acprop", "ademamix", "adopt", "cocob", "dadapt_adamw", "dog", "dowg", "galore", "madgrad", "momo", "momo_adam",
     "muon", "prodigy", "schedule_free_adamw", "schedule_free_sgd", "simplified_ademamix",
 )  # fmt: skip
@@ -34,66 +34,35 @@ Factory = Callable[..., optax.GradientTransformation]
 
 
 def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) -> Optimizer:
-    """Return a transformation that is already built as an optimizer of one group.
+    """Return a built transformation as an optimizer with one group.
 
-    Its numbers are its own: the group has none, unless `optax.inject_hyperparams` keeps them in the state. Those may be
-    set and scheduled, `learning_rate` as `lr`, where it has no schedule for them.
+    The group has no hyperparameters, except those that `optax.inject_hyperparams` keeps in the state and that do not
+    follow a schedule of optax. These may be set and scheduled, `learning_rate` as `lr`.
     """
     if isinstance(transformation, optax.MultiSteps):
         transformation = transformation.gradient_transformation()
     tx = optax.with_extra_args_support(transformation)
-    injected = _injected(tx)
+    injected = _find_injected_hyperparams(tx)
     defaults = {"lr" if name == "learning_rate" else name: value for name, value in injected.items()}
 
     def parts(**settings: Any) -> Parts:
-        numbers = {"learning_rate" if name == "lr" else name: value for name, value in settings.items()}
-        return [("optax", _with_numbers(tx, numbers) if numbers else tx)]
+        hyperparams = {"learning_rate" if name == "lr" else name: value for name, value in settings.items()}
+        return [("optax", _set_hyperparams(tx, hyperparams) if hyperparams else tx)]
 
-    return Optimizer("optax", defaults, parts, tuple(defaults), by_leaf=(), whole_tensor=True)
-
-
-def _with_numbers(
-    tx: optax.GradientTransformationExtraArgs, numbers: Mapping[str, Any]
-) -> optax.GradientTransformationExtraArgs:
-    """Return a transformation of `optax.inject_hyperparams` on numbers that its own state does not keep."""
-
-    def without(state: Any) -> Any:
-        return state._replace(hyperparams={k: v for k, v in state.hyperparams.items() if k not in numbers})
-
-    def init(params: Tree) -> Any:
-        return without(tx.init(params))
-
-    def update(grads: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
-        whole = state._replace(hyperparams={**state.hyperparams, **numbers})
-        updates, state = tx.update(grads, whole, params, **extra)
-        return updates, without(state)
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _injected(tx: optax.GradientTransformation) -> dict[str, float]:
-    """Return the numbers that `optax.inject_hyperparams` keeps in the state, without those that follow a schedule."""
-    try:
-        state = jax.eval_shape(tx.init, {"parameter": jax.ShapeDtypeStruct((1,), jnp.float32)})
-    except Exception:  # a transformation for parameters of other names or shapes
-        return {}
-    if not isinstance(state, optax.InjectStatefulHyperparamsState):
-        return {}
-    state = tx.init({"parameter": jnp.zeros(1)})
-    return {k: float(v) for k, v in state.hyperparams.items() if k not in state.hyperparams_states and v.ndim == 0}
+    return Optimizer("optax", defaults, parts, tuple(defaults), per_parameter=(), whole_tensor=True)
 
 
 def register(factory: Factory) -> None:
-    """Make a factory of optax known to configs under its own name, with its own arguments.
+    """Register a factory of optax under its own name, with its own arguments.
 
     Args:
-      factory: a function that returns a gradient transformation, of `learning_rate` as a rule, and other settings.
+      factory: a function from settings, usually with `learning_rate`, to a gradient transformation.
     """
     OPTIMIZERS.register_module()(from_factory(factory))
 
 
 def from_factory(factory: Factory) -> Callable[..., Optimizer]:
-    """Return a function of the arguments of `factory` that returns an `Optimizer`, whose floats are data."""
+    """Return a function with the arguments of `factory` that builds an `Optimizer`; its floats are hyperparameters."""
     signature = inspect.signature(factory)
 
     @functools.wraps(factory)
@@ -105,19 +74,17 @@ def from_factory(factory: Factory) -> Callable[..., Optimizer]:
         if has_rate:
             lr = settings.pop("learning_rate")
             if callable(lr):
-                raise TypeError(
-                    f"{name}: learning_rate must be a number, found a schedule; put it into param_scheduler"
-                )
+                raise TypeError(f"{name}: learning_rate must be a number, got a schedule; put it into param_scheduler")
             check_values(name, _check_rate, {"learning_rate": lr})
             settings = {"lr": lr, **settings}
-        numbers = tuple(k for k, v in settings.items() if isinstance(v, float) or (k == "lr" and v is not None))
+        hyperparams = tuple(k for k, v in settings.items() if isinstance(v, float) or (k == "lr" and v is not None))
 
-        def parts(**own: Any) -> Parts:
+        def parts(**arguments: Any) -> Parts:
             if has_rate:
-                own["learning_rate"] = own.pop("lr")
-            return [(name, factory(**own))]
+                arguments["learning_rate"] = arguments.pop("lr")
+            return [(name, factory(**arguments))]
 
-        return Optimizer(name, settings, parts, numbers, by_leaf=(), whole_tensor=True)
+        return Optimizer(name, settings, parts, hyperparams, per_parameter=(), whole_tensor=True)
 
     return build
 
@@ -126,7 +93,38 @@ def _check_rate(learning_rate: NonNegative | None = None) -> None:
     """Have the annotation of the learning rate that this module allows: optax takes schedules too, and any number."""
 
 
-for _name in _NAMES:
+def _set_hyperparams(
+    tx: optax.GradientTransformationExtraArgs, hyperparams: Mapping[str, Any]
+) -> optax.GradientTransformationExtraArgs:
+    """Return a transformation of `optax.inject_hyperparams` with these hyperparameters, not kept in its state."""
+
+    def remove(state: Any) -> Any:
+        return state._replace(hyperparams={k: v for k, v in state.hyperparams.items() if k not in hyperparams})
+
+    def init(params: Tree) -> Any:
+        return remove(tx.init(params))
+
+    def update(grads: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
+        full_state = state._replace(hyperparams={**state.hyperparams, **hyperparams})
+        updates, state = tx.update(grads, full_state, params, **extra)
+        return updates, remove(state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _find_injected_hyperparams(tx: optax.GradientTransformation) -> dict[str, float]:
+    """Return the hyperparameters that `optax.inject_hyperparams` keeps in the state and that have no schedule."""
+    try:
+        state = jax.eval_shape(tx.init, {"parameter": jax.ShapeDtypeStruct((1,), jnp.float32)})
+    except Exception:  # a transformation that requires other parameters
+        return {}
+    if not isinstance(state, optax.InjectStatefulHyperparamsState):
+        return {}
+    state = tx.init({"parameter": jnp.zeros(1)})
+    return {k: float(v) for k, v in state.hyperparams.items() if k not in state.hyperparams_states and v.ndim == 0}
+
+
+for _name in OPTAX_NAMES:
     register(getattr(optax, _name))
-for _name in _CONTRIB_NAMES:
+for _name in OPTAX_CONTRIB_NAMES:
     register(getattr(optax.contrib, _name))

@@ -1,4 +1,4 @@
-"""Define RMSprop and Rprop as torch.optim does."""
+"""Define RMSprop and Rprop with the formulas of torch.optim."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from jengine.annotations import NonNegative, Range
-from jengine.errors import ConfigError
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.sgd import momentum_parts
-from jengine.optim.transforms.groups import by_leaf
+from jengine.optim.transforms.groups import broadcast_to_params
 from jengine.registry import OPTIMIZERS
 
 
@@ -28,7 +27,8 @@ def RMSprop(
 ) -> Optimizer:
     """Build RMSprop (Hinton, lecture notes), centered as in Graves (arXiv:1308.0850), with coupled weight decay.
 
-    The learning rate multiplies behind the momentum, so that a schedule acts at once; in `optax.rmsprop` before it.
+    The learning rate is applied after the momentum, so that a schedule takes effect at once; `optax.rmsprop` applies it
+    before.
 
     Raises:
       ValueError: a setting outside its range.
@@ -42,17 +42,34 @@ def RMSprop(
         "centered": centered,
         "maximize": maximize,
     }
-    numbers = ("lr", "alpha", "eps", "weight_decay", "momentum")
-    return Optimizer("RMSprop", settings, _parts, numbers, absent_at_zero=("weight_decay", "momentum"))
+    hyperparams = ("lr", "alpha", "eps", "weight_decay", "momentum")
+    return Optimizer("RMSprop", settings, _rmsprop_parts, hyperparams, absent_at_zero=("weight_decay", "momentum"))
 
 
-def _parts(lr: Any, alpha: Any, eps: Any, weight_decay: Any, momentum: Any, centered: bool, maximize: bool) -> Parts:
-    if centered:
-        scale: Parts = [("scale_by_stddev", scale_by_stddev(alpha, eps))]
-    else:
-        scale = [("scale_by_rms", optax.scale_by_rms(alpha, eps, eps_in_sqrt=False))]
-    scale = [*scale, *momentum_parts(momentum, dampening=0, nesterov=False)]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
+@OPTIMIZERS.register_module()
+def Rprop(
+    lr: NonNegative = 1e-2,
+    etas: tuple[Annotated[float, Range(gt=0, lt=1)], Annotated[float, Range(gt=1)]] = (0.5, 1.2),
+    step_sizes: tuple[NonNegative, NonNegative] = (1e-6, 50.0),
+    maximize: bool = False,
+) -> Optimizer:
+    """Build Rprop, resilient backpropagation (Riedmiller and Braun, 1993).
+
+    Args:
+      lr: the initial step size; it has no effect later.
+      etas: factors of a step size if the sign of the gradient has changed, and if it has not.
+      step_sizes: the minimum and the maximum step size.
+      maximize: maximize the objective.
+
+    Raises:
+      ValueError: a setting outside its range.
+    """
+    if len(etas) != 2 or not 0 < etas[0] < 1 < etas[1]:
+        raise ValueError(f"Rprop: etas must be two numbers with 0 < first < 1 < second, got {etas!r}")
+    if len(step_sizes) != 2 or not 0 <= step_sizes[0] <= step_sizes[1]:
+        raise ValueError(f"Rprop: step_sizes must be a minimum and a maximum, got {step_sizes!r}")
+    settings = {"lr": lr, "etas": tuple(etas), "step_sizes": tuple(step_sizes), "maximize": maximize}
+    return Optimizer("Rprop", settings, _rprop_parts, ("lr", "etas", "step_sizes"))
 
 
 class StddevState(NamedTuple):
@@ -65,7 +82,7 @@ class StddevState(NamedTuple):
 def scale_by_stddev(decay: Any, eps: Any) -> optax.GradientTransformation:
     """Divide gradients by their standard deviation.
 
-    `optax.scale_by_stddev` gives NaN where rounding makes a variance negative.
+    `optax.scale_by_stddev` returns NaN if rounding makes a variance negative.
 
     Args:
       decay: decay of the means of gradients and of their squares.
@@ -84,70 +101,57 @@ def scale_by_stddev(decay: Any, eps: Any) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-@OPTIMIZERS.register_module()
-def Rprop(
-    lr: NonNegative = 1e-2,
-    etas: tuple[Annotated[float, Range(gt=0, lt=1)], Annotated[float, Range(gt=1)]] = (0.5, 1.2),
-    step_sizes: tuple[NonNegative, NonNegative] = (1e-6, 50.0),
-    maximize: bool = False,
-) -> Optimizer:
-    """Build resilient backpropagation (Riedmiller and Braun, 1993).
-
-    Args:
-      lr: the first step size; it has no effect later.
-      etas: factors of a step size where the gradient has changed its sign, and where it has kept it.
-      step_sizes: the least and the greatest step size.
-      maximize: climb.
-
-    Raises:
-      ValueError: a setting outside its range.
-    """
-    if step_sizes[0] > step_sizes[1]:
-        raise ConfigError(f"`Rprop.step_sizes` must be a least and a greatest size, got {step_sizes!r}")
-    settings = {"lr": lr, "etas": tuple(etas), "step_sizes": tuple(step_sizes), "maximize": maximize}
-    return Optimizer("Rprop", settings, _rprop_parts, ("lr", "etas", "step_sizes"))
-
-
-def _rprop_parts(lr: Any, etas: Any, step_sizes: Any, maximize: bool) -> Parts:
-    scale = scale_by_rprop(lr, *etas, *step_sizes)
-    return [*common.ascent(maximize), ("scale_by_rprop", scale), ("descent", optax.scale(-1.0))]
-
-
 class RpropState(NamedTuple):
     """Hold the state of Rprop."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    previous_grads: Tree  # float32, like the parameters: the last gradient, 0 where it had changed its sign
+    previous_grads: Tree  # float32, like the parameters: the last gradients, 0 if their sign had changed
     step_sizes: Tree  # float32, like the parameters
 
 
 def scale_by_rprop(
     learning_rate: Any, eta_minus: Any, eta_plus: Any, min_step_size: Any, max_step_size: Any
 ) -> optax.GradientTransformation:
-    """Replace gradients by their sign times a step size; `optax.scale_by_rprop` returns the update of the step before.
+    """Replace gradients by their sign times a step size; `optax.scale_by_rprop` returns the update of the last step.
 
     Args:
-      learning_rate: the first step size, a number or a tree of numbers like the parameters.
-      eta_minus: factor of a step size where the gradient has changed its sign.
-      eta_plus: factor where it has kept it.
-      min_step_size: the least step size.
-      max_step_size: the greatest step size.
+      learning_rate: the initial step size, a number or a tree of numbers like the parameters.
+      eta_minus: factor of a step size if the sign of the gradient has changed.
+      eta_plus: factor if the sign has not changed.
+      min_step_size: the minimum step size.
+      max_step_size: the maximum step size.
     """
 
     def init(params: Tree) -> RpropState:
-        return RpropState(common.step_zero(), common.zeros_like(params), common.zeros_like(params))
+        return RpropState(common.zero_count(), common.zeros_like(params), common.zeros_like(params))
 
     def update(grads: Tree, state: RpropState, params: Tree = None) -> tuple[Tree, RpropState]:
         def leaf(g: Any, previous: Any, size: Any, lr: Any) -> tuple[Any, ...]:
-            turn = jnp.sign(g * previous)
-            factor = jnp.where(turn > 0, eta_plus, jnp.where(turn < 0, eta_minus, 1))
+            sign = jnp.sign(g * previous)
+            factor = jnp.where(sign > 0, eta_plus, jnp.where(sign < 0, eta_minus, 1))
             size = jnp.clip(jnp.where(state.count == 0, lr, size) * factor, min_step_size, max_step_size)
-            g = jnp.where(turn < 0, 0, g)
+            g = jnp.where(sign < 0, 0, g)
             return jnp.sign(g) * size, g, size
 
-        rates = by_leaf(learning_rate, grads)
-        rows = jax.tree.map(leaf, grads, state.previous_grads, state.step_sizes, rates)
-        updates, previous, sizes = common.unzip(rows, grads, 3)
-        return updates, RpropState(state.count + 1, previous, sizes)
+        rates = broadcast_to_params(learning_rate, grads)
+        results = jax.tree.map(leaf, grads, state.previous_grads, state.step_sizes, rates)
+        updates, previous_grads, step_sizes = common.unzip(results, grads, 3)
+        return updates, RpropState(state.count + 1, previous_grads, step_sizes)
 
     return optax.GradientTransformation(init, update)
+
+
+def _rmsprop_parts(
+    lr: Any, alpha: Any, eps: Any, weight_decay: Any, momentum: Any, centered: bool, maximize: bool
+) -> Parts:
+    if centered:
+        scale: Parts = [("scale_by_stddev", scale_by_stddev(alpha, eps))]
+    else:
+        scale = [("scale_by_rms", optax.scale_by_rms(alpha, eps, eps_in_sqrt=False))]
+    scale = [*scale, *momentum_parts(momentum, dampening=0, nesterov=False)]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
+
+
+def _rprop_parts(lr: Any, etas: Any, step_sizes: Any, maximize: bool) -> Parts:
+    scale = scale_by_rprop(lr, *etas, *step_sizes)
+    return [*common.ascent_parts(maximize), ("scale_by_rprop", scale), ("descent", optax.scale(-1.0))]

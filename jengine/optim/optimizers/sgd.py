@@ -1,4 +1,4 @@
-"""Define SGD and averaged SGD as torch.optim does."""
+"""Define SGD and averaged SGD with the formulas of torch.optim."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.transforms import add_decayed_weights_by_rule
-from jengine.optim.transforms.groups import by_leaf
+from jengine.optim.transforms.groups import broadcast_to_params
 from jengine.registry import OPTIMIZERS
 
 
@@ -24,15 +24,12 @@ def SGD(
     nesterov: bool = False,
     maximize: bool = False,
 ) -> Optimizer:
-    """Build SGD with coupled weight decay. Without momentum it holds no state.
+    """Build SGD with coupled weight decay. Without momentum it has no state.
 
     Raises:
       ValueError: a negative setting, or nesterov without momentum or with dampening.
     """
-    if nesterov and (momentum <= 0 or dampening != 0):
-        raise ValueError(
-            f"SGD: nesterov needs momentum above 0 and dampening 0, found momentum={momentum}, dampening={dampening}"
-        )
+    check_nesterov("SGD", nesterov, momentum, dampening)
     settings = {
         "lr": lr,
         "momentum": momentum,
@@ -41,50 +38,8 @@ def SGD(
         "nesterov": nesterov,
         "maximize": maximize,
     }
-    numbers = ("lr", "momentum", "dampening", "weight_decay")
-    return Optimizer("SGD", settings, _parts, numbers, absent_at_zero=("weight_decay", "momentum", "dampening"))
-
-
-def _parts(lr: Any, momentum: Any, dampening: Any, weight_decay: Any, nesterov: bool, maximize: bool) -> Parts:
-    momentum_of = momentum_parts(momentum, dampening, nesterov)
-    return common.chain_with_decay(momentum_of, lr, weight_decay, decoupled=False, maximize=maximize)
-
-
-def momentum_parts(momentum: Any, dampening: Any, nesterov: bool) -> Parts:
-    """Return the momentum of SGD: nothing where it is the constant 0."""
-    if common.is_zero(momentum):
-        return []
-    if common.is_zero(dampening):
-        return [("scale_by_momentum", optax.trace(momentum, nesterov))]
-    return [("scale_by_momentum", dampened_trace(momentum, dampening))]
-
-
-class DampenedTraceState(NamedTuple):
-    """Hold the state of momentum with dampening."""
-
-    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    trace: Tree  # float32, like the parameters
-
-
-def dampened_trace(decay: Any, dampening: Any) -> optax.GradientTransformation:
-    """Sum gradients with decay and dampening, which `optax.trace` does not have.
-
-    All but the first enter with `1 - dampening`; with a momentum of 0 the sum is the gradient.
-
-    Args:
-      decay: the momentum.
-      dampening: the part of a gradient that does not enter.
-    """
-
-    def init(params: Tree) -> DampenedTraceState:
-        return DampenedTraceState(common.step_zero(), common.zeros_like(params))
-
-    def update(grads: Tree, state: DampenedTraceState, params: Tree = None) -> tuple[Tree, DampenedTraceState]:
-        intake = jnp.where((state.count == 0) | (decay == 0), 1, 1 - dampening)
-        trace = jax.tree.map(lambda m, g: m * decay + intake * g, state.trace, grads)
-        return trace, DampenedTraceState(state.count + 1, trace)
-
-    return optax.GradientTransformation(init, update)
+    hyperparams = ("lr", "momentum", "dampening", "weight_decay")
+    return Optimizer("SGD", settings, _sgd_parts, hyperparams, absent_at_zero=("weight_decay", "momentum", "dampening"))
 
 
 @OPTIMIZERS.register_module()
@@ -96,15 +51,15 @@ def ASGD(
     weight_decay: NonNegative = 0.0,
     maximize: bool = False,
 ) -> Optimizer:
-    """Build averaged SGD (Polyak and Juditsky, 1992). A change of lr acts one update later, as in PyTorch.
+    """Build ASGD, averaged SGD (Polyak and Juditsky, 1992). As in PyTorch, a new lr takes effect one update later.
 
     Args:
       lr: learning rate.
       lambd: decay of the parameters.
-      alpha: power of the decay of the rate.
+      alpha: exponent in the decay of the rate.
       t0: the update at which averaging begins.
-      weight_decay: coupled decay.
-      maximize: climb.
+      weight_decay: coupled weight decay.
+      maximize: maximize the objective.
 
     Raises:
       ValueError: a setting outside its range.
@@ -117,44 +72,86 @@ def ASGD(
         "weight_decay": weight_decay,
         "maximize": maximize,
     }
-    numbers = ("lr", "lambd", "alpha", "t0", "weight_decay")
-    return Optimizer("ASGD", settings, _asgd_parts, numbers, whole_tensor=True)
+    hyperparams = ("lr", "lambd", "alpha", "t0", "weight_decay")
+    return Optimizer("ASGD", settings, _asgd_parts, hyperparams, whole_tensor=True)
 
 
-def _asgd_parts(lr: Any, lambd: Any, alpha: Any, t0: Any, weight_decay: Any, maximize: bool) -> Parts:
-    return [
-        *common.ascent(maximize),
-        ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay)),
-        ("averaged_sgd", averaged_sgd(lr, lambd, alpha, t0)),
-    ]
+def momentum_parts(momentum: Any, dampening: Any, nesterov: bool) -> Parts:
+    """Return the part with the momentum of SGD; no part if the momentum is the constant 0."""
+    if common.is_zero(momentum):
+        return []
+    if common.is_zero(dampening):
+        return [("scale_by_momentum", optax.trace(momentum, nesterov))]
+    return [("scale_by_momentum", dampened_trace(momentum, dampening))]
+
+
+def check_nesterov(optimizer: str, nesterov: bool, momentum: float, dampening: float) -> None:
+    """Check the arguments of Nesterov momentum.
+
+    Raises:
+      ValueError: nesterov without momentum or with dampening.
+    """
+    if nesterov and (momentum <= 0 or dampening != 0):
+        raise ValueError(
+            f"{optimizer}: nesterov must have momentum above 0 and dampening 0, got momentum={momentum}, "
+            f"dampening={dampening}"
+        )
+
+
+class DampenedTraceState(NamedTuple):
+    """Hold the state of momentum with dampening."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
+    trace: Tree  # float32, like the parameters
+
+
+def dampened_trace(decay: Any, dampening: Any) -> optax.GradientTransformation:
+    """Sum gradients with decay and dampening; `optax.trace` has no dampening.
+
+    All gradients except the first have the weight `1 - dampening`; with a momentum of 0 the sum is the gradient.
+
+    Args:
+      decay: the momentum.
+      dampening: reduces the weight of a gradient in the sum.
+    """
+
+    def init(params: Tree) -> DampenedTraceState:
+        return DampenedTraceState(common.zero_count(), common.zeros_like(params))
+
+    def update(grads: Tree, state: DampenedTraceState, params: Tree = None) -> tuple[Tree, DampenedTraceState]:
+        weight = jnp.where((state.count == 0) | (decay == 0), 1, 1 - dampening)
+        trace = jax.tree.map(lambda m, g: m * decay + weight * g, state.trace, grads)
+        return trace, DampenedTraceState(state.count + 1, trace)
+
+    return optax.GradientTransformation(init, update)
 
 
 class AveragedSgdState(NamedTuple):
     """Hold the state of averaged SGD."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    eta: Tree  # float32[] a leaf: the rate of the next update, made from the learning rate of this one
+    eta: Tree  # float32[] per leaf: the rate of the next update, computed from the learning rate of this one
     average: Tree  # float32, like the parameters: their average, for the user
 
 
 def averaged_sgd(learning_rate: Any, lambd: Any, alpha: Any, t0: Any) -> optax.GradientTransformation:
-    """Descend with a decaying rate and average the parameters in the state, which optax does not have.
+    """Descend with a decaying rate and average the parameters in the state; optax has no such transformation.
 
     Args:
       learning_rate: a number, or a tree of numbers like the parameters.
       lambd: decay of the parameters.
-      alpha: power of the decay of the rate.
+      alpha: exponent in the decay of the rate.
       t0: the update at which averaging begins.
     """
 
     def init(params: Tree) -> AveragedSgdState:
         eta = jax.tree.map(lambda p: jnp.zeros((), common.state_dtype(p.dtype)), params)
-        return AveragedSgdState(common.step_zero(), eta, common.zeros_like(params))
+        return AveragedSgdState(common.zero_count(), eta, common.zeros_like(params))
 
     def update(grads: Tree, state: AveragedSgdState, params: Tree = None) -> tuple[Tree, AveragedSgdState]:
-        params = common.need_params("ASGD", params)
+        params = common.require_params("ASGD", params)
         count = state.count + 1
-        rates = by_leaf(learning_rate, params)
+        rates = broadcast_to_params(learning_rate, params)
         eta = jax.tree.map(lambda lr, e: jnp.where(state.count == 0, lr, e), rates, state.eta)
         updates = jax.tree.map(lambda e, p, g: -e * (lambd * p + g), eta, params, grads)
         weight = 1 / jnp.maximum(1, state.count - t0)
@@ -163,3 +160,16 @@ def averaged_sgd(learning_rate: Any, lambd: Any, alpha: Any, t0: Any) -> optax.G
         return updates, AveragedSgdState(count, eta, average)
 
     return optax.GradientTransformation(init, update)
+
+
+def _sgd_parts(lr: Any, momentum: Any, dampening: Any, weight_decay: Any, nesterov: bool, maximize: bool) -> Parts:
+    scale = momentum_parts(momentum, dampening, nesterov)
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
+
+
+def _asgd_parts(lr: Any, lambd: Any, alpha: Any, t0: Any, weight_decay: Any, maximize: bool) -> Parts:
+    return [
+        *common.ascent_parts(maximize),
+        ("add_decayed_weights", add_decayed_weights_by_rule(weight_decay)),
+        ("averaged_sgd", averaged_sgd(lr, lambd, alpha, t0)),
+    ]

@@ -1,4 +1,4 @@
-"""Optimizers of PyTorch that cannot be had here, refused by name with the reason."""
+"""Reject PyTorch optimizers that are not supported, with the reason."""
 
 from typing import Any, NoReturn
 
@@ -8,20 +8,20 @@ from jengine.registry import OPTIMIZERS
 
 @OPTIMIZERS.register_module()
 def LBFGS(**kwargs: Any) -> NoReturn:
-    """Refuse: PyTorch's line search is not here; optax's is, as `lbfgs`.
+    """Reject LBFGS: PyTorch's line search is not implemented; optax's L-BFGS is available as `lbfgs`.
 
     Raises:
       ConfigError: always.
     """
     raise ConfigError(
-        "LBFGS evaluates the loss several times in a step with PyTorch's line search, which is not here; use optax's, "
-        "dict(type='lbfgs')"
+        "LBFGS evaluates the loss several times per step with PyTorch's line search, which is not implemented; use "
+        "optax's, dict(type='lbfgs')"
     )
 
 
 @OPTIMIZERS.register_module()
 def SparseAdam(**kwargs: Any) -> NoReturn:
-    """Refuse: JAX has no sparse gradients.
+    """Reject SparseAdam: JAX has no sparse gradients.
 
     Raises:
       ConfigError: always.

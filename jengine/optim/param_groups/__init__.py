@@ -1,1 +1,1 @@
-"""Divide parameters into groups by rules: paths, module types, layer depth."""
+"""Divide parameters into groups by rules over paths, module types and layers."""

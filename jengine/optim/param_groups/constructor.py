@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine import paths
-from jengine.errors import ConfigError, closest, config_path
+from jengine.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.model.model import Model
-from jengine.optim.optimizers.build import build_optimizer, refuse_trailing_comma
+from jengine.optim.optimizers.build import build_optimizer, reject_trailing_comma
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.optim.param_groups.modules import Module, Parameter, module_tree, params_of
-from jengine.optim.param_groups.param_group import did_you_mean
+from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree
+from jengine.optim.param_groups.param_group import closest_paths
 from jengine.optim.param_groups.paramwise_cfg import check_custom_fields, check_rules, parse_custom_keys
 from jengine.optim.wrapper import OptimWrapper
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
@@ -23,35 +23,35 @@ _NOT_SETTINGS = ("lr_mult", "decay_mult", "requires_grad")
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module(name="ForceDefaultOptimWrapperConstructor")  # MMSegmentation's name
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class DefaultOptimWrapperConstructor:
-    """Give each parameter its learning rate and weight decay by rules over names, module types and shapes.
+    """Set the learning rate and weight decay of each parameter by rules over names, module types and shapes.
 
-    To write another constructor, derive from it, override `add_params` and register the class.
+    To write another constructor, derive from this class, override `add_params` and register the class.
 
     Args:
       optim_wrapper_cfg: `dict(optimizer=dict(type=, lr=, ...), ...)`, `type` optional.
       paramwise_cfg: the rules; None or {} for one group of all parameters. Keys:
         custom_keys: {part of a parameter's name: dict(lr_mult=1, decay_mult=1, requires_grad=True, any setting of
-          the optimizer's groups, fix_lr, lars_exclude)}, or a list of such pairs. The longest matching key alone
-          decides, no other rule applies to that parameter.
+          the optimizer's groups, fix_lr, lars_exclude)}, or a list of such pairs. Only the longest matching key is
+          used, and no other rule applies to that parameter.
         bias_lr_mult, bias_decay_mult: biases outside norm layers (decay: also inside).
         norm_decay_mult: all parameters of batch, instance, group and layer norms.
         dwconv_decay_mult: depthwise convolutions.
         flat_decay_mult: one-dimensional parameters.
-        dcn_offset_lr_mult, dcn_modules: convolutions under a `conv_offset` in a deformable convolution, found by
-          its class name or by being named (in part) in the list `dcn_modules`.
-        force_default_settings: True: after a custom key the other rules apply as well and win.
-        bypass_duplicate: accepted; a pytree holds a shared parameter once.
-        strict: True: a custom key that matches nothing is an error, not a warning.
+        dcn_offset_lr_mult, dcn_modules: convolutions under a `conv_offset` in a deformable convolution, which is
+          recognised by its class name or by a match in the list `dcn_modules`.
+        force_default_settings: True: the other rules also apply where a custom key matches, and take precedence.
+        bypass_duplicate: ignored, because a pytree has a shared parameter only once.
+        strict: True: a custom key that matches no parameter is an error, not a warning.
 
     Attributes:
       base_lr: the optimizer's learning rate.
-      base_wd: its weight decay, None if the config gives none.
+      base_wd: the optimizer's weight decay, None if it is not in the config.
       matched, unmatched: custom keys that matched a parameter, and those that did not.
-      custom_fields: fields of a custom key that are legal besides those above; for a constructor that reads more.
+      custom_fields: additional legal fields of a custom key, for derived classes.
 
     Raises:
-      AssertionError: no 'optimizer'. TypeError: a config that is not a dict. ConfigError: an unknown rule or field, or
-        a value that it cannot have.
+      ArgumentError: no 'optimizer'. TypeError: a config that is not a dict. ConfigError: an unknown rule or field, or
+        an illegal value.
     """
 
     paramwise_keys: tuple[str, ...] = (
@@ -61,18 +61,18 @@ class DefaultOptimWrapperConstructor:
     custom_fields: tuple[str, ...] = ()
 
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
-        refuse_trailing_comma(optim_wrapper_cfg, "an optimizer wrapper")
-        refuse_trailing_comma(paramwise_cfg, "paramwise_cfg")
+        reject_trailing_comma(optim_wrapper_cfg, "an optimizer wrapper")
+        reject_trailing_comma(paramwise_cfg, "paramwise_cfg")
         if not hasattr(optim_wrapper_cfg, "items"):
-            raise TypeError(f"an optimizer wrapper is a dict, found {type(optim_wrapper_cfg).__name__}")
+            raise TypeError(f"an optimizer wrapper must be a dict, got {type(optim_wrapper_cfg).__name__}")
         if "optimizer" not in optim_wrapper_cfg:
-            raise AssertionError(f"an optimizer wrapper needs an 'optimizer', found only {sorted(optim_wrapper_cfg)}")
+            raise ArgumentError(f"an optimizer wrapper must have an 'optimizer', got {sorted(optim_wrapper_cfg)}")
         if paramwise_cfg is not None and not hasattr(paramwise_cfg, "items"):
             raise TypeError(f"`paramwise_cfg` must be a dict, got {type(paramwise_cfg).__name__}: {paramwise_cfg!r}")
         self.optim_wrapper_cfg = dict(optim_wrapper_cfg)
         self.optimizer_cfg = as_config(self.optim_wrapper_cfg.pop("optimizer"))
         with config_path("optimizer"):
-            refuse_trailing_comma(self.optimizer_cfg, "an optimizer")
+            reject_trailing_comma(self.optimizer_cfg, "an optimizer")
         self.paramwise_cfg = {} if paramwise_cfg is None else dict(paramwise_cfg)
         settings = self._optimizer_settings()
         self.base_lr: Any = settings.get("lr", settings.get("learning_rate"))
@@ -85,12 +85,12 @@ class DefaultOptimWrapperConstructor:
         """Build the wrapper.
 
         Args:
-          model: what `params_of` takes: parameters, or what holds them. Without rules also a `Model` before its `init`.
+          model: parameters, or an object with parameters, see `get_params`; without rules also a `Model` before `init`.
           module_types: dotted module path -> class name.
         """
         if not self.paramwise_cfg and isinstance(model, Model) and not hasattr(model, "params"):
             return self.wrap(None, None)
-        params, types = params_of(model, module_types)
+        params, types = get_params(model, module_types)
         if not self.paramwise_cfg:
             return self.wrap(params, None)
         self.read_optimizer()
@@ -100,11 +100,11 @@ class DefaultOptimWrapperConstructor:
         return self.wrap(params, merge_equal(groups))
 
     def read_optimizer(self) -> None:
-        """Take the optimizer's default learning rate where the config gives none, and check the custom keys by it.
+        """Use the optimizer's default learning rate if the config has none, and check the custom keys.
 
         Raises:
-          ConfigError: a custom key with a field or a value that the optimizer's groups do not have, or a multiplier
-        where the optimizer has no learning rate.
+          ConfigError: a field of a custom key that the optimizer's groups do not have, or an illegal value; or a
+            multiplier for an optimizer without a learning rate.
         """
         optimizer = build_optimizer(self.optimizer_cfg)
         if self.base_lr is None:
@@ -114,11 +114,11 @@ class DefaultOptimWrapperConstructor:
         rules += [f"custom_keys[{key!r}].lr_mult" for key, rule in custom_keys.items() if "lr_mult" in rule]
         if rules:
             self.require_base_lr(rules[0])
-        if not self._has_own_rules():
+        if not self._overrides_rules():
             check_custom_fields(custom_keys, optimizer.name, optimizer.defaults, self.custom_fields)
 
     def require_base_lr(self, rule: str) -> None:
-        """Raise a ConfigError if the optimizer has no learning rate, which `rule` multiplies."""
+        """Raise a ConfigError if the optimizer has no learning rate for `rule` to multiply."""
         if self.base_lr is None:
             raise ConfigError(f"`optimizer.lr` must be a number, which {rule} multiplies, got none")
 
@@ -126,7 +126,7 @@ class DefaultOptimWrapperConstructor:
         """Return the wrapper of the config.
 
         Args:
-          params: the parameters; None where they are not known before `wrapper.init(params)`.
+          params: the parameters; None if they are unknown until `wrapper.init(params)`.
           groups: the parameter groups; None for one group of all parameters.
         """
         optimizer = build_optimizer(self.optimizer_cfg)
@@ -141,41 +141,41 @@ class DefaultOptimWrapperConstructor:
     def add_params(
         self, params: list[dict[str, Any]], module: Module, prefix: str = "", is_dcn_module: bool = False
     ) -> None:
-        """Append the settings of every parameter of `module` and below.
+        """Append the settings of every parameter of `module` and its children.
 
         Args:
-          params: list of dicts with `params`, the parameters concerned, and any settings that are not the
-            optimizer's own.
-          module: where to look.
-          prefix: its dotted path.
-          is_dcn_module: whether its parent is a deformable convolution.
+          params: list of dicts with `params`, a list of parameters, and settings that differ from the optimizer's
+            defaults.
+          module: the module.
+          prefix: dotted path of the module.
+          is_dcn_module: whether the parent of the module is a deformable convolution.
         """
         for name, parameter in module.named_parameters(recurse=False):
             full_name = f"{prefix}.{name}" if prefix else name
             settings = self._settings(name, parameter, module, is_dcn_module)
             if not settings.get("requires_grad", True):
-                logger.warning("%s does not require gradients: it is left out of the parameter groups", full_name)
+                logger.warning("%s does not require gradients and is in no parameter group", full_name)
                 continue
             for key, value in settings.items():
                 if key not in ("patterns", "switched_off"):
                     logger.info("paramwise_options -- %s:%s=%s", full_name, key, value)
-            # settings left out are the optimizer's, so that equal groups are recognised
+            # add the optimizer's values for missing settings, so that equal groups can be merged
             lr = {} if self.base_lr is None else {"lr": self.base_lr}
             weight_decay = {} if self.base_wd is None else {"weight_decay": self.base_wd}
             params.append({"params": [parameter], **lr, **weight_decay, **settings})
-        below_dcn = module.is_deformable_conv() or any(
-            key in spelling for key in self.paramwise_cfg.get("dcn_modules", ()) for spelling in paths.spellings(prefix)
+        is_dcn = module.is_deformable_conv() or any(
+            key in alias for key in self.paramwise_cfg.get("dcn_modules", ()) for alias in paths.path_aliases(prefix)
         )
         for name, child in module.named_children():
-            self.add_params(params, child, f"{prefix}.{name}" if prefix else name, below_dcn)
+            self.add_params(params, child, f"{prefix}.{name}" if prefix else name, is_dcn)
 
     # ------------------------------------------------------------------ rules
 
     def custom_settings(self, path: str) -> dict[str, Any]:
-        """Return the settings that the longest matching custom key gives a parameter; empty if none matches."""
+        """Return the settings of a parameter from the longest matching custom key; empty if none matches."""
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
         for key in sorted(sorted(custom_keys), key=len, reverse=True):
-            if any(key in spelling for spelling in paths.spellings(path)):
+            if any(key in alias for alias in paths.path_aliases(path)):
                 self.matched.add(key)
                 rule = dict(custom_keys[key])
                 settings: dict[str, Any] = {}
@@ -187,12 +187,12 @@ class DefaultOptimWrapperConstructor:
         return {}
 
     def typed_settings(self, name: str, parameter: Parameter, module: Module, is_dcn_module: bool) -> dict[str, Any]:
-        """Return the settings that all other rules give a parameter; empty if none applies.
+        """Return the settings of a parameter from all other rules; empty if none applies.
 
         Args:
-          name: its name in `module`.
+          name: name of the parameter in `module`.
           parameter: the parameter.
-          module: where it is.
+          module: the module that has it.
           is_dcn_module: whether the parent of `module` is a deformable convolution.
         """
         cfg = self.paramwise_cfg
@@ -224,7 +224,7 @@ class DefaultOptimWrapperConstructor:
         custom = self.custom_settings(parameter.path)
         typed = self.typed_settings(name, parameter, module, is_dcn_module)
         if custom and not self.paramwise_cfg.get("force_default_settings"):
-            return {**custom, "switched_off": switched_off(custom, typed)}
+            return {**custom, "switched_off": find_overridden_rules(custom, typed)}
         return {**custom, **typed, "patterns": (*custom.get("patterns", ()), *typed.get("patterns", ()))}
 
     # ------------------------------------------------------------------ config
@@ -234,12 +234,12 @@ class DefaultOptimWrapperConstructor:
             return self.optimizer_cfg
         return self.optimizer_cfg.defaults if isinstance(self.optimizer_cfg, Optimizer) else {}
 
-    def _has_own_rules(self) -> bool:
+    def _overrides_rules(self) -> bool:
         return type(self).add_params is not DefaultOptimWrapperConstructor.add_params
 
     def _validate_cfg(self) -> None:
         cfg = self.paramwise_cfg
-        if self.paramwise_keys and not self._has_own_rules():
+        if self.paramwise_keys and not self._overrides_rules():
             for key in cfg:
                 if key in ("lr_mult", "decay_mult"):
                     logger.warning("paramwise_cfg: %s has an effect only inside an entry of custom_keys", key)
@@ -252,58 +252,58 @@ class DefaultOptimWrapperConstructor:
         decays += [f"custom_keys[{k!r}].decay_mult" for k, rule in cfg.get("custom_keys", {}).items()
                    if "decay_mult" in rule]  # fmt: skip
         if decays and self.base_wd is None:
-            raise ValueError(f"base_wd should not be None: {decays[0]} needs a weight_decay in the optimizer's config")
+            raise ValueError(f"`optimizer.weight_decay` must be set for {decays[0]}, got none")
 
     def report_unmatched(self, params: Any) -> None:
         """Warn of custom keys that match no parameter; with `strict` raise a ConfigError."""
         leaves = paths.flatten(params)
-        names = {spelling for path in leaves for spelling in paths.spellings(path)}
+        names = {alias for path in leaves for alias in paths.path_aliases(path)}
         for key in self.paramwise_cfg.get("custom_keys", {}):
             if key not in self.matched and not any(key in name for name in names):
-                text = f"custom_keys: {key!r} matches no parameter{did_you_mean(key, leaves)}"
+                text = f"custom_keys: {key!r} matches no parameter{closest_paths(key, leaves)}"
                 if self.paramwise_cfg.get("strict"):
                     raise ConfigError(text)
                 logger.warning(text)
                 self.unmatched.append(key)
 
 
-def switched_off(custom: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the rules that would give a parameter another number than the custom key that matched it.
+def find_overridden_rules(custom: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the rules whose value for a parameter differs from that of its custom key.
 
     Args:
-      custom: the settings of the custom key.
-      typed: the settings of the other rules, with their names as `patterns`.
+      custom: settings from the custom key.
+      typed: settings from the other rules, with the names of these rules as `patterns`.
     """
     setting = {rule: "lr" if rule.endswith("lr_mult") else "weight_decay" for rule in typed.get("patterns", ())}
     return tuple(rule for rule, name in setting.items() if typed[name] != custom.get(name))
 
 
 def merge_equal(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join groups whose settings are equal, in the order of their first appearance.
+    """Merge groups with equal settings, in the order of their first appearance.
 
     Args:
-      groups: dicts of settings with `params`, a list of Parameters or paths, and perhaps `patterns`, the rules that
-        made them, and `switched_off`, the rules that the first pattern replaces; multipliers in them are dropped.
+      groups: dicts of settings with `params`, a list of Parameters or paths, and optionally `patterns`, the rules that
+        define the group, and `switched_off`, the rules overridden by the first pattern; multipliers are dropped.
 
     Returns:
-      Groups with `patterns` as the group table shows them: `head (switches off norm_decay_mult)`.
+      Groups with `patterns` formatted for the group table: `head (switches off norm_decay_mult)`.
     """
     merged: dict[str, dict[str, Any]] = {}
-    rules: dict[str, dict[str, list[str]]] = {}  # of each group: pattern -> what it switches off
+    rules: dict[str, dict[str, list[str]]] = {}  # of each group: pattern -> overridden rules
     for group in groups:
-        own = {k: v for k, v in group.items() if k not in ("params", "patterns", "switched_off", *_NOT_SETTINGS)}
+        settings = {k: v for k, v in group.items() if k not in ("params", "patterns", "switched_off", *_NOT_SETTINGS)}
         members = [p if isinstance(p, str) else p.path for p in group["params"]]
-        identity = repr(sorted(own.items()))
-        merged.setdefault(identity, {"params": [], "patterns": [], **own})["params"] += members
+        identity = repr(sorted(settings.items()))
+        merged.setdefault(identity, {"params": [], "patterns": [], **settings})["params"] += members
         patterns = rules.setdefault(identity, {})
         for index, pattern in enumerate(group.get("patterns", ())):
-            off = patterns.setdefault(pattern, [])
-            off += [rule for rule in group.get("switched_off", ()) if index == 0 and rule not in off]
+            overridden = patterns.setdefault(pattern, [])
+            overridden += [rule for rule in group.get("switched_off", ()) if index == 0 and rule not in overridden]
     for identity, patterns in rules.items():
-        merged[identity]["patterns"] = [shown_pattern(pattern, off) for pattern, off in patterns.items()]
+        merged[identity]["patterns"] = [format_pattern(pattern, rules) for pattern, rules in patterns.items()]
     return list(merged.values())
 
 
-def shown_pattern(pattern: str, switched_off: Sequence[str]) -> str:
-    """Return how the group table shows a pattern and the rules that it switches off."""
-    return f"{pattern} (switches off {', '.join(switched_off)})" if switched_off else pattern
+def format_pattern(pattern: str, overridden_rules: Sequence[str]) -> str:
+    """Return the text for a pattern and the rules that it overrides, for the group table."""
+    return f"{pattern} (switches off {', '.join(overridden_rules)})" if overridden_rules else pattern

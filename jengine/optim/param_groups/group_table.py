@@ -1,33 +1,33 @@
-"""Tabulate parameter groups: their rules, sizes and numbers."""
+"""Tabulate parameter groups: their rules, sizes, learning rates and weight decays."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jengine.optim.param_groups.param_group import Layout, ParamGroup
+from jengine.optim.param_groups.param_group import GroupLayout, ParamGroup
 
 COLUMNS = ("group", "patterns", "tensors", "parameters", "lr", "weight decay")
 
 
 def group_table(
-    groups: Sequence[ParamGroup], layout: Layout, sizes: Mapping[str, tuple[int, ...]], unmatched: Iterable[str]
+    groups: Sequence[ParamGroup], layout: GroupLayout, shapes: Mapping[str, tuple[int, ...]], unmatched: Iterable[str]
 ) -> list[list[str]]:
-    """Return the rows under COLUMNS.
+    """Return the rows of the table with the columns COLUMNS.
 
     Args:
       groups: the parameter groups.
-      layout: which leaf belongs to which.
-      sizes: shape of each leaf by dotted path.
-      unmatched: custom keys that match nothing; each gets a row.
+      layout: the group of each leaf.
+      shapes: shape of each leaf by dotted path.
+      unmatched: custom keys that match no parameter; each gets a row.
 
     Returns:
-      One row a group, one for frozen parameters if there are any, one an unmatched key. A parameter whose layers are
-      divided among groups counts as a tensor in each, with its layers there as parameters.
+      One row per group, one for frozen parameters if there are any, and one per unmatched key. A parameter whose
+      layers are in several groups counts as a tensor in each, with the elements of its layers in that group.
     """
     tensors = [0] * (len(groups) + 1)
     parameters = [0] * (len(groups) + 1)
     for path, member in zip(layout.paths, layout.groups, strict=True):
-        size = math.prod(sizes[path])
+        size = math.prod(shapes[path])
         layers = member if isinstance(member, tuple) else (len(groups) if member is None else member,)
         for group in set(layers):
             tensors[group] += 1
@@ -38,8 +38,8 @@ def group_table(
             ", ".join(group.patterns),
             str(tensors[index]),
             f"{parameters[index]:,}",
-            _number(group.get("lr")),
-            _number(group.get("weight_decay")),
+            _format(group.get("lr")),
+            _format(group.get("weight_decay")),
         ]
         for index, group in enumerate(groups)
     ]
@@ -49,5 +49,5 @@ def group_table(
     return rows
 
 
-def _number(value: Any) -> str:
+def _format(value: Any) -> str:
     return "" if value is None else f"{value:.6g}"

@@ -1,4 +1,4 @@
-"""Optimizer wrappers whose learning rate falls layer by layer from the head to the stem."""
+"""Build optimizer wrappers with learning rates that decrease layer by layer from the head to the stem."""
 
 import json
 import logging
@@ -7,193 +7,62 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from jengine import paths
-from jengine.errors import ConfigError, closest
+from jengine.errors import ArgumentError, ConfigError, closest
 from jengine.optim.optimizers.build import build_optimizer
 from jengine.optim.param_groups import layer_depth
-from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor, shown_pattern, switched_off
+from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor, find_overridden_rules, format_pattern
 from jengine.optim.param_groups.layer_depth import STEM, LayerPattern
-from jengine.optim.param_groups.modules import Module, Parameter, module_tree, params_of
+from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree
 from jengine.optim.param_groups.paramwise_cfg import check_value
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 logger = logging.getLogger("jengine")
 
 LayerId: TypeAlias = Callable[[str], int]
-# The name of a parameter by which its layer is known; of a stacked one, the name of each of its layers.
+# The name of a parameter that identifies its layer; for a stacked parameter, a function from layer to name.
 NameOf: TypeAlias = Callable[[Parameter], str | Callable[[int], str]]
 
 
-class Entry(NamedTuple):
-    """A parameter, or one layer of a parameter in which `nn.scan` stacks all layers."""
+class LayerParameter(NamedTuple):
+    """Describe a parameter, or one layer of a parameter in which `nn.scan` stacks all layers."""
 
     path: str  # dotted path; with [i] for layer i of a stacked parameter
-    name: str  # as that of a model whose layers are not stacked; PyTorch's for the rules taken over from there
+    name: str  # as in a model without stacked layers; in PyTorch's alias for rules adopted from PyTorch projects
     ndim: int  # without the stacked axis
     parameter: Parameter
     module: Module
 
 
-def entries(root: Module, name_of: NameOf) -> list[Entry]:
-    """Return all parameters in the order of the model, stacked ones layer by layer.
+class ParameterDecay(NamedTuple):
+    """Hold the weight decay of a parameter and the rules that set it."""
 
-    Args:
-      root: the model.
-      name_of: a parameter -> its name; for a stacked one a function layer -> name.
-
-    Raises:
-      ValueError: stacked parameters with different numbers of layers.
-    """
-    found: list[Entry] = []
-    layers: dict[str, int] = {}
-    for module in _modules(root):
-        for parameter in module.parameters.values():
-            name = name_of(parameter)
-            if isinstance(name, str):
-                found.append(Entry(parameter.path, name, parameter.ndim, parameter, module))
-                continue
-            layers[parameter.path] = parameter.shape[0] if parameter.shape else 0
-            found += [
-                Entry(f"{parameter.path}[{i}]", name(i), parameter.ndim - 1, parameter, module)
-                for i in range(layers[parameter.path])
-            ]
-    if len(set(layers.values())) > 1:
-        raise ValueError(f"stacked parameters must have the same number of layers, got {layers}")
-    return found
-
-
-def torch_names(stacked: str = "backbone.layers") -> NameOf:
-    """Return the names of PyTorch, for a model that stacks its layers in `stacked` or numbers them below it.
-
-    Args:
-      stacked: the module whose parameters have all layers along their first axis, if what follows it is no number.
-    """
-
-    def name_of(parameter: Parameter) -> str | Callable[[int], str]:
-        """Return the torch alias of a parameter, or that of each layer."""
-        name = paths.torch_alias(parameter.path)
-        rest = name.removeprefix(f"{stacked}.")
-        if rest == name or rest.split(".")[0].isdigit():
-            return name
-        return lambda layer: f"{stacked}.{layer}.{rest}"
-
-    return name_of
-
-
-def flax_names(root: Module, pattern: LayerPattern) -> NameOf:
-    """Return the names of Flax, with the number of the layer in the names of what `pattern` finds to be stacked."""
-    stacked = pattern.stacked({parameter.path: parameter for _, parameter in root.named_parameters()})
-    return lambda parameter: stacked.get(parameter.path, parameter.path)
-
-
-def _modules(root: Module) -> list[Module]:
-    return [root, *(below for child in root.children.values() for below in _modules(child))]
-
-
-class Member(NamedTuple):
-    """A parameter with its weight decay and the rules that it comes from."""
-
-    entry: Entry
+    parameter: LayerParameter
     weight_decay: float
     patterns: tuple[str, ...] = ()
 
 
-def layer_groups(
-    members: Sequence[Member],
-    layer_id: LayerId,
-    scale: Callable[[int], float],
-    base_lr: float,
-    collapse: bool = False,
-) -> list[dict[str, Any]]:
-    """Return the parameter groups of a model by layer and weight decay, in the order of their first parameter.
-
-    Args:
-      members: parameters and their weight decays.
-      layer_id: the layer of a name.
-      scale: the factor of a layer's learning rate.
-      base_lr: the learning rate at factor 1.
-      collapse: a layer's decays other than 0 become that of its first parameter.
-
-    Returns:
-      Groups called `layer_ID_decay` and `layer_ID_no_decay`, settings lr, weight_decay, lr_scale and group_name.
-    """
-    groups: dict[Any, dict[str, Any]] = {}
-    for entry, weight_decay, patterns in members:
-        layer = layer_id(entry.name)
-        name = f"layer_{layer}_{'decay' if weight_decay else 'no_decay'}"
-        group = groups.setdefault(
-            name if collapse else (name, weight_decay),
-            {
-                "params": [],
-                "patterns": [],
-                "weight_decay": weight_decay,
-                "lr_scale": scale(layer),
-                "group_name": name,
-                "lr": base_lr * scale(layer),
-            },
-        )
-        group["params"].append(entry.path)
-        group["patterns"] += [pattern for pattern in patterns if pattern not in group["patterns"]]
-    logger.info("Param groups = %s", json.dumps({g["group_name"]: g for g in groups.values()}, indent=2))
-    return list(groups.values())
-
-
-def check_layers(members: Sequence[Member], layer_id: LayerId, expected: str, blocks: int | None = None) -> None:
-    """Check that layer decay finds the layers of the model.
-
-    Args:
-      members: the parameters.
-      layer_id: the layer of a name.
-      expected: the names that it looks for, for the message.
-      blocks: how many layers were counted, None where they are not counted.
-
-    Raises:
-      ConfigError: no layer was found, or all parameters are in one, so that there would be one learning rate.
-    """
-    if blocks != 0 and len({layer_id(member.entry.name) for member in members}) > 1:
-        return
-    names = list(dict.fromkeys(member.entry.parameter.path for member in members))
-    modules = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in names))
-    shown = ", ".join(modules[:8]) + (", ..." if len(modules) > 8 else "")
-    guess = _numbered_series(names)
-    hint = (
-        f"; did you mean layer_pattern=r'{guess}'?" if guess else "; `layer_pattern` names the layers of other models"
-    )
-    raise ConfigError(f"layer decay: the parameters must be called {expected}, got {shown or 'none'}{hint}")
-
-
-def _numbered_series(names: Sequence[str]) -> str:
-    """Return a pattern for the modules that are numbered, for the longest series; empty if there is none."""
-    series: dict[str, set[str]] = {}
-    for name in names:
-        match = re.search(r"([A-Za-z]\w*)\.(\d+)\.", paths.torch_alias(name))
-        if match:
-            series.setdefault(match[1], set()).add(match[2])
-    longest = max(series, key=lambda module: len(series[module]), default="")
-    return rf"{longest}[._](\d+)" if longest and len(series[longest]) > 1 else ""
-
-
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
-    """Lower the learning rate layer by layer as in MMSelfSup: `lr * layer_decay_rate ** (N - id - 1)`, N layers.
+    """Reduce the learning rate layer by layer as in MMSelfSup: `lr * layer_decay_rate ** (N - id - 1)`, N layers.
 
     Settings, in the `optimizer` of the config (MMSelfSup) or in `paramwise_cfg` (MMPretrain):
       layer_decay_rate: the factor from layer to layer; 1.0 by default, with a warning.
-      model_type: 'vit', 'swin' or 'mixmim', with the names of those models.
-      layer_pattern: in its place, for any model: a regular expression with a group around the layer's number, such as
-        r'encoderblock_(\\d+)'; see `LayerPattern`.
-      stem_pattern: with layer_pattern, what outside the layers belongs to layer 0.
+      model_type: 'vit', 'swin' or 'mixmim', for models with the names of those models.
+      layer_pattern: instead of model_type, for any model: a regular expression with a group around the layer's number,
+        such as r'encoderblock_(\\d+)'; see `LayerPattern`.
+      stem_pattern: with layer_pattern, matches the parameters outside the layers that belong to layer 0.
 
     Weight decay follows `paramwise_cfg`: custom_keys (decay_mult), norm_decay_mult, bias_decay_mult,
     dwconv_decay_mult and flat_decay_mult; learning-rate multipliers are ignored with a warning.
 
     Args:
       optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
-      paramwise_cfg: as above, and `strict_upstream=True` for MMSelfSup's own handling of decay: the shortest
-        matching custom key wins, the other rules are ignored, and a layer has one decay other than 0.
+      paramwise_cfg: the rules above, and `strict_upstream=True` for MMSelfSup's handling of decay: the shortest
+        matching custom key is used, other rules are ignored, and a layer has at most one non-zero decay.
 
     Raises:
-      AssertionError: unknown or missing model_type without a layer_pattern, or no weight_decay. ConfigError: a setting
-        of the wrong kind, or given twice; when called: a model in which the layers are not found.
+      ArgumentError: unknown or missing model_type without a layer_pattern, or no weight_decay. ConfigError: a setting
+        of the wrong type, or given twice; when called: a model whose layers are not recognised.
     """
 
     _SETTINGS = ("model_type", "layer_decay_rate", "layer_pattern", "stem_pattern")
@@ -211,7 +80,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             if name in self.optimizer_cfg:
                 settings[name] = self.optimizer_cfg.pop(name)
         self.model_type = settings.get("model_type")
-        self.pattern = _layer_pattern(settings)
+        self.pattern = _parse_layer_pattern(settings)
         if self.pattern is not None and self.model_type is not None:
             raise ConfigError(
                 f"layer decay: one of `model_type` and `layer_pattern` must be given, got {self.model_type!r} and "
@@ -220,38 +89,38 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if self.pattern is None and self.model_type not in ("vit", "swin", "mixmim"):
             known = ("vit", "swin", "mixmim")
             hint = closest(str(self.model_type), known)
-            raise AssertionError(
-                f"optimizer.model_type must be one of {known}, got {self.model_type!r}{hint}; for other models give "
+            raise ArgumentError(
+                f"`optimizer.model_type` must be one of {known}, got {self.model_type!r}{hint}; for other models set "
                 "`layer_pattern`"
             )
         if self.base_wd is None:
-            raise AssertionError("layer-wise learning rates need a weight_decay in the optimizer's config")
+            raise ArgumentError("`optimizer.weight_decay` must be set for layer-wise learning rates, got none")
         if "layer_decay_rate" not in settings:
-            logger.warning("layer_decay_rate is 1 unless it is set: all layers get the same learning rate")
+            logger.warning("layer_decay_rate is not set and defaults to 1: all layers have the same learning rate")
         self.decay_rate = settings.get("layer_decay_rate", 1.0)
         _check_rate("layer_decay_rate", self.decay_rate)
 
     def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> Any:
         """Build the wrapper; see DefaultOptimWrapperConstructor."""
         self.warn_of_learning_rate_rules()
-        params, types = params_of(model, module_types)
+        params, types = get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr("layer decay")
         root = module_tree(params, types)
         name_of = torch_names() if self.pattern is None else flax_names(root, self.pattern)
-        trained = [entry for entry in entries(root, name_of) if self._is_trained(entry)]
-        layer_id, layers, expected = self.layers([entry.name for entry in trained])
-        strict = bool(self.paramwise_cfg.get("strict_upstream"))
-        members = [self._upstream_member(entry) if strict else self._member(entry) for entry in trained]
-        check_layers(members, layer_id, expected, layers - (1 if self.model_type == "mixmim" else 2))
+        trained = [parameter for parameter in list_layer_parameters(root, name_of) if self._is_trained(parameter)]
+        layer_id, layers, expected = self.layers([parameter.name for parameter in trained])
+        is_strict = bool(self.paramwise_cfg.get("strict_upstream"))
+        decays = [self._upstream_decay(p) if is_strict else self._parameter_decay(p) for p in trained]
+        check_layers(trained, layer_id, expected, layers - (1 if self.model_type == "mixmim" else 2))
         self.report_unmatched(params)
         groups = layer_groups(
-            members, layer_id, lambda layer: self.decay_rate ** (layers - layer - 1), self.base_lr, collapse=strict
+            decays, layer_id, lambda layer: self.decay_rate ** (layers - layer - 1), self.base_lr, collapse=is_strict
         )
         return self.wrap(params, groups)
 
     def layers(self, names: Sequence[str]) -> tuple[LayerId, int, str]:
-        """Return the function that numbers layers, their number, and the names that it looks for.
+        """Return a function name -> layer, the number of layers, and the expected names for messages.
 
         Args:
           names: the parameters of the model.
@@ -261,17 +130,17 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if self.model_type == "vit":
             layers = layer_depth.count_below(names, "backbone.layers") + 2
             expected = "`backbone.layers.0`, `backbone.patch_embed`, ..., as model_type='vit' expects"
-            return lambda name: layer_depth.vit_id(name, layers), layers, expected
+            return lambda name: layer_depth.vit_layer_id(name, layers), layers, expected
         if self.model_type == "swin":
             depths = layer_depth.stage_depths(names, "backbone.stages")
             expected = "`backbone.stages.0.blocks.0`, ..., as model_type='swin' expects"
-            return lambda name: layer_depth.swin_id(name, depths), sum(depths) + 2, expected
+            return lambda name: layer_depth.swin_layer_id(name, depths), sum(depths) + 2, expected
         depths = layer_depth.stage_depths(names, "backbone.layers")
         expected = "`backbone.layers.0.blocks.0`, ..., as model_type='mixmim' expects"
-        return lambda name: layer_depth.mixmim_id(name, depths), sum(depths) + 1, expected
+        return lambda name: layer_depth.mixmim_layer_id(name, depths), sum(depths) + 1, expected
 
     def warn_of_learning_rate_rules(self) -> None:
-        """Warn of the rules that have no effect because the layer alone decides the learning rate."""
+        """Warn of rules without effect, because the learning rate depends only on the layer."""
         ignored = [key for key in ("bias_lr_mult", "dcn_offset_lr_mult") if self.paramwise_cfg.get(key) is not None]
         ignored += [
             f"custom_keys[{key!r}].{setting}"
@@ -280,55 +149,56 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             if setting not in ("decay_mult", "requires_grad")
         ]
         if ignored:
-            logger.warning("ignored, for the layer alone decides the learning rate: %s", ", ".join(ignored))
+            logger.warning("ignored, because the learning rate depends only on the layer: %s", ", ".join(ignored))
 
-    def _is_trained(self, entry: Entry) -> bool:
-        return bool(self.custom_settings(entry.parameter.path).get("requires_grad", True))
+    def _is_trained(self, parameter: LayerParameter) -> bool:
+        return bool(self.custom_settings(parameter.parameter.path).get("requires_grad", True))
 
-    def _member(self, entry: Entry) -> Member:
-        leaf = entry.parameter.path.rpartition(".")[2]
-        custom = self.custom_settings(entry.parameter.path)
-        # a stacked parameter counts with the axes of one of its layers
-        shape = entry.parameter.shape[len(entry.parameter.shape) - entry.ndim :]
-        single = Parameter(entry.parameter.path, shape, entry.parameter.dtype)
-        typed = self.typed_settings(leaf, single, entry.module, False)
+    def _parameter_decay(self, parameter: LayerParameter) -> ParameterDecay:
+        path, shape = parameter.parameter.path, parameter.parameter.shape
+        custom = self.custom_settings(path)
+        # for rules by shape, a stacked parameter has the shape of one of its layers
+        layer = Parameter(path, shape[len(shape) - parameter.ndim :], parameter.parameter.dtype)
+        typed = self.typed_settings(path.rpartition(".")[2], layer, parameter.module, False)
         patterns = tuple(rule for rule in typed.get("patterns", ()) if rule.endswith("decay_mult"))
         if not custom or (self.paramwise_cfg.get("force_default_settings") and patterns):
-            return Member(entry, typed.get("weight_decay", self.base_wd), patterns)
-        off = switched_off(custom, {"weight_decay": typed.get("weight_decay"), "patterns": patterns})
-        return Member(entry, custom["weight_decay"], tuple(shown_pattern(key, off) for key in custom["patterns"]))
+            return ParameterDecay(parameter, typed.get("weight_decay", self.base_wd), patterns)
+        overridden = find_overridden_rules(custom, {"weight_decay": typed.get("weight_decay"), "patterns": patterns})
+        custom_patterns = tuple(format_pattern(key, overridden) for key in custom["patterns"])
+        return ParameterDecay(parameter, custom["weight_decay"], custom_patterns)
 
-    def _upstream_member(self, entry: Entry) -> Member:
-        member = Member(entry, self.base_wd)
+    def _upstream_decay(self, parameter: LayerParameter) -> ParameterDecay:
+        decay = ParameterDecay(parameter, self.base_wd)
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
         for key in sorted(sorted(custom_keys), key=len, reverse=True):
-            if key in entry.name or key in entry.path:
+            if key in parameter.name or key in parameter.path:
                 self.matched.add(key)
-                member = Member(entry, self.base_wd * custom_keys[key].get("decay_mult", 1.0), (key,))
-        return member
+                decay = ParameterDecay(parameter, self.base_wd * custom_keys[key].get("decay_mult", 1.0), (key,))
+        return decay
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
-    """Lower the learning rate layer- or stage-wise as in MMSegmentation: `lr * decay_rate ** (L - id - 1)`.
+    """Reduce the learning rate layer- or stage-wise as in MMSegmentation: `lr * decay_rate ** (L - id - 1)`.
 
     L is num_layers + 2. One-dimensional parameters and biases have no weight decay.
 
     Args:
       optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
       paramwise_cfg: `num_layers` (int), `decay_rate`, `decay_type`, 'layer_wise' (default) or 'stage_wise', and
-        `backbone`, 'ConvNeXt', 'BEiT' or 'MAE', where the class name of the module `backbone` does not contain one of
+        `backbone`, 'ConvNeXt', 'BEiT' or 'MAE', if the class name of the module `backbone` does not contain one of
         these. For any other model `decay_rate` and `layer_pattern`, a regular expression with a group around the
-        layer's number (and perhaps `stem_pattern`, see `LayerPattern`); `num_layers` is then counted. With none of
-        num_layers, decay_rate and layer_pattern one group is built, with a warning; other keys are ignored with one.
+        layer's number (and optionally `stem_pattern`, see `LayerPattern`); `num_layers` is then counted. With none of
+        num_layers, decay_rate and layer_pattern, one group is built, with a warning. Other keys are ignored, with a
+        warning.
 
     Raises:
-      ValueError: an unknown decay_type. ConfigError: some settings without the others or of the wrong kind; when
-        called: a model in which the layers are not found. NotImplementedError, when called: another backbone, or
-        'stage_wise' for one that is not a ConvNeXt.
+      ValueError: an unknown decay_type. ConfigError: missing settings or settings of the wrong type; when called: a
+        model whose layers are not recognised. NotImplementedError, when called: another backbone, or 'stage_wise' for a
+        backbone that is not a ConvNeXt.
     """
 
-    paramwise_keys = ()  # it warns of what it ignores
+    paramwise_keys = ()  # unknown keys are a warning, not an error
     _OWN_KEYS = ("num_layers", "decay_rate", "decay_type", "backbone", "layer_pattern", "stem_pattern")
 
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
@@ -337,8 +207,11 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         self.decay_type = cfg.get("decay_type", "layer_wise")
         if "layer_wise" not in self.decay_type and self.decay_type != "stage_wise":
             known = ("layer_wise", "stage_wise")
-            raise ValueError(f"paramwise_cfg: unknown decay_type {self.decay_type!r}{closest(self.decay_type, known)}")
-        self.pattern = _layer_pattern(cfg)
+            raise ValueError(
+                f"`paramwise_cfg.decay_type` must be one of {known}, got {self.decay_type!r}"
+                f"{closest(self.decay_type, known)}"
+            )
+        self.pattern = _parse_layer_pattern(cfg)
         self.is_set = any(name in cfg for name in ("num_layers", "decay_rate", "layer_pattern"))
         if self.is_set:
             for name in ("decay_rate",) if self.pattern is not None else ("decay_rate", "num_layers"):
@@ -357,19 +230,20 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
 
     def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> Any:
         """Build the wrapper; see DefaultOptimWrapperConstructor."""
-        params, types = params_of(model, module_types)
+        params, types = get_params(model, module_types)
         if not self.is_set:
-            logger.warning("paramwise_cfg has no num_layers and decay_rate: all layers get the same learning rate")
+            logger.warning("paramwise_cfg has no num_layers and decay_rate: all layers have the same learning rate")
             return self.wrap(params, None)
         ignored = [key for key in self.paramwise_cfg if key not in self._OWN_KEYS]
         if ignored:
             logger.warning("paramwise_cfg: ignored by %s: %s", type(self).__name__, ", ".join(ignored))
-        if self.base_lr is None:  # not read_optimizer: custom keys are ignored here, so their fields are not checked
+        if self.base_lr is None:  # unlike `read_optimizer`, do not check the custom keys, which are ignored here
             self.base_lr = build_optimizer(self.optimizer_cfg).defaults.get("lr")
         self.require_base_lr("layer decay")
         root = module_tree(params, types)
         name_of = torch_names() if self.pattern is None else flax_names(root, self.pattern)
-        members = [Member(entry, 0.0 if _undecayed(entry) else self.base_wd or 0.0) for entry in entries(root, name_of)]
+        parameters = list_layer_parameters(root, name_of)
+        decays = [ParameterDecay(p, (self.base_wd or 0.0) if _is_decayed(p) else 0.0) for p in parameters]
         rate = self.paramwise_cfg["decay_rate"]
         if self.pattern is None:
             layers, blocks = self.paramwise_cfg["num_layers"] + 2, None
@@ -377,36 +251,36 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
             layer_id = self.layer_id(backbone)
             expected = f"`backbone.{'stages' if 'ConvNeXt' in backbone else 'layers'}.0`, ..., as of a {backbone}"
         else:
-            layer_id, layers = self.pattern.number([member.entry.name for member in members])
+            layer_id, layers = self.pattern.number([parameter.name for parameter in parameters])
             blocks, expected = layers - 2, f"as layer_pattern=r'{self.pattern.pattern}' matches"
-        check_layers(members, layer_id, expected, blocks)
+        check_layers(parameters, layer_id, expected, blocks)
         if blocks is not None and self.paramwise_cfg.get("num_layers", blocks) != blocks:
             raise ConfigError(
                 f"`paramwise_cfg.num_layers` must be {blocks}, which layer_pattern counts, "
-                f"got {self.paramwise_cfg['num_layers']}; leave it out"
+                f"got {self.paramwise_cfg['num_layers']}; remove it"
             )
-        groups = layer_groups(members, layer_id, lambda layer: rate ** (layers - layer - 1), self.base_lr)
+        groups = layer_groups(decays, layer_id, lambda layer: rate ** (layers - layer - 1), self.base_lr)
         return self.wrap(params, groups)
 
     def layer_id(self, backbone: str) -> LayerId:
-        """Return the function that numbers the layers of a backbone of class `backbone`."""
+        """Return a function name -> layer for a backbone of class `backbone`."""
         layers = self.paramwise_cfg["num_layers"]
         if "ConvNeXt" in backbone:
             if self.decay_type == "stage_wise":
                 return lambda name: layer_depth.convnext_stage_id(name, layers + 2)
             return lambda name: layer_depth.convnext_layer_id(name, layers)
         if ("BEiT" in backbone or "MAE" in backbone) and self.decay_type != "stage_wise":
-            return lambda name: layer_depth.vit_id(name, layers + 2)
+            return lambda name: layer_depth.vit_layer_id(name, layers + 2)
         raise NotImplementedError(
-            f"{self.decay_type} learning rates for a backbone {backbone or 'of unknown class'!r}: known are ConvNeXt, "
-            "and layer_wise BEiT and MAE; name the closest as paramwise_cfg['backbone'], or give the names of the "
-            "layers as paramwise_cfg['layer_pattern']"
+            f"the backbone must be a ConvNeXt, or with layer_wise learning rates a BEiT or MAE, got backbone "
+            f"{backbone or 'of unknown class'!r} with {self.decay_type}; set paramwise_cfg['backbone'] to the most "
+            "similar of these, or paramwise_cfg['layer_pattern'] to a pattern for the layers"
         )
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LayerDecayOptimizerConstructor(LearningRateDecayOptimizerConstructor):
-    """Read MMSegmentation's older settings: `num_layers` and `layer_decay_rate`, which is `decay_rate` now.
+    """Support MMSegmentation's older settings: `num_layers` and `layer_decay_rate`, now called `decay_rate`.
 
     Args:
       optim_wrapper_cfg: see DefaultOptimWrapperConstructor.
@@ -422,17 +296,134 @@ class LayerDecayOptimizerConstructor(LearningRateDecayOptimizerConstructor):
             raise ConfigError(f"`paramwise_cfg` must have layer_decay_rate and not decay_rate, got {sorted(cfg)}")
         logger.warning(
             "LayerDecayOptimizerConstructor is the old name of LearningRateDecayOptimizerConstructor, and "
-            "layer_decay_rate that of its decay_rate"
+            "layer_decay_rate the old name of decay_rate"
         )
         decay_rate = cfg.pop("layer_decay_rate")
         super().__init__(optim_wrapper_cfg, {**cfg, "decay_rate": decay_rate, "decay_type": "layer_wise_vit"})
 
 
-def _layer_pattern(settings: Mapping[str, Any]) -> LayerPattern | None:
+def list_layer_parameters(root: Module, name_of: NameOf) -> list[LayerParameter]:
+    """Return all parameters in the order of the model, stacked ones layer by layer.
+
+    Args:
+      root: the model.
+      name_of: parameter -> name; for a stacked parameter a function layer -> name.
+
+    Raises:
+      ValueError: stacked parameters with different numbers of layers.
+    """
+    parameters: list[LayerParameter] = []
+    layers: dict[str, int] = {}
+    for module in _list_modules(root):
+        for parameter in module.parameters.values():
+            name = name_of(parameter)
+            if isinstance(name, str):
+                parameters.append(LayerParameter(parameter.path, name, parameter.ndim, parameter, module))
+                continue
+            layers[parameter.path] = parameter.shape[0] if parameter.shape else 0
+            parameters += [
+                LayerParameter(f"{parameter.path}[{i}]", name(i), parameter.ndim - 1, parameter, module)
+                for i in range(layers[parameter.path])
+            ]
+    if len(set(layers.values())) > 1:
+        raise ValueError(f"stacked parameters must have the same number of layers, got {layers}")
+    return parameters
+
+
+def torch_names(stacked: str = "backbone.layers") -> NameOf:
+    """Return the names of PyTorch, for a model that stacks or numbers its layers in the module `stacked`.
+
+    Args:
+      stacked: the module of the layers; if no number follows it in a path, the parameter has all layers along its
+        first axis.
+    """
+
+    def name_of(parameter: Parameter) -> str | Callable[[int], str]:
+        """Return the torch alias of a parameter, or of each of its layers."""
+        name = paths.torch_alias(parameter.path)
+        suffix = name.removeprefix(f"{stacked}.")
+        if suffix == name or suffix.split(".")[0].isdigit():
+            return name
+        return lambda layer: f"{stacked}.{layer}.{suffix}"
+
+    return name_of
+
+
+def flax_names(root: Module, pattern: LayerPattern) -> NameOf:
+    """Return the names of Flax, with layer numbers in the names of parameters that `pattern` identifies as stacked."""
+    stacked = pattern.find_stacked({parameter.path: parameter for _, parameter in root.named_parameters()})
+    return lambda parameter: stacked.get(parameter.path, parameter.path)
+
+
+def layer_groups(
+    decays: Sequence[ParameterDecay],
+    layer_id: LayerId,
+    scale: Callable[[int], float],
+    base_lr: float,
+    collapse: bool = False,
+) -> list[dict[str, Any]]:
+    """Return the parameter groups of a model by layer and weight decay, in the order of their first parameter.
+
+    Args:
+      decays: parameters and their weight decays.
+      layer_id: name -> layer.
+      scale: layer -> factor of its learning rate.
+      base_lr: the learning rate for a factor of 1.
+      collapse: use the first non-zero decay in a layer for all its parameters that decay.
+
+    Returns:
+      Groups called `layer_ID_decay` and `layer_ID_no_decay`, with settings lr, weight_decay, lr_scale and group_name.
+    """
+    groups: dict[Any, dict[str, Any]] = {}
+    for parameter, weight_decay, patterns in decays:
+        layer = layer_id(parameter.name)
+        name = f"layer_{layer}_{'decay' if weight_decay else 'no_decay'}"
+        group = groups.setdefault(
+            name if collapse else (name, weight_decay),
+            {
+                "params": [],
+                "patterns": [],
+                "weight_decay": weight_decay,
+                "lr_scale": scale(layer),
+                "group_name": name,
+                "lr": base_lr * scale(layer),
+            },
+        )
+        group["params"].append(parameter.path)
+        group["patterns"] += [pattern for pattern in patterns if pattern not in group["patterns"]]
+    logger.info("Param groups = %s", json.dumps({g["group_name"]: g for g in groups.values()}, indent=2))
+    return list(groups.values())
+
+
+def check_layers(
+    parameters: Sequence[LayerParameter], layer_id: LayerId, expected: str, blocks: int | None = None
+) -> None:
+    """Check that layer decay recognises the layers of the model.
+
+    Args:
+      parameters: the parameters.
+      layer_id: name -> layer.
+      expected: the expected names, for the message.
+      blocks: number of layers found, None if they are not counted.
+
+    Raises:
+      ConfigError: no layers, or all parameters in one layer, so that all learning rates would be equal.
+    """
+    if blocks != 0 and len({layer_id(parameter.name) for parameter in parameters}) > 1:
+        return
+    names = list(dict.fromkeys(parameter.parameter.path for parameter in parameters))
+    modules = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in names))
+    examples = ", ".join(modules[:8]) + (", ..." if len(modules) > 8 else "")
+    pattern = _guess_layer_pattern(names)
+    hint = f"did you mean layer_pattern=r'{pattern}'?" if pattern else "set `layer_pattern` for other models"
+    raise ConfigError(f"layer decay: the parameters must be called {expected}, got {examples or 'none'}; {hint}")
+
+
+def _parse_layer_pattern(settings: Mapping[str, Any]) -> LayerPattern | None:
     if "layer_pattern" in settings:
         return LayerPattern(settings["layer_pattern"], settings.get("stem_pattern", STEM))
     if "stem_pattern" in settings:
-        raise ConfigError("`stem_pattern` must stand next to a layer_pattern, got it alone")
+        raise ConfigError("`layer_pattern` must be set with stem_pattern, got only stem_pattern")
     return None
 
 
@@ -442,5 +433,21 @@ def _check_rate(path: str, rate: Any) -> None:
         raise ConfigError(f"`{path}` must be above 0, got {rate!r}")
 
 
-def _undecayed(entry: Entry) -> bool:
-    return entry.ndim == 1 or entry.name.endswith(".bias") or entry.name in ("pos_embed", "cls_token")
+def _is_decayed(parameter: LayerParameter) -> bool:
+    name = parameter.name
+    return not (parameter.ndim == 1 or name.endswith(".bias") or name in ("pos_embed", "cls_token"))
+
+
+def _list_modules(root: Module) -> list[Module]:
+    return [root, *(module for child in root.children.values() for module in _list_modules(child))]
+
+
+def _guess_layer_pattern(names: Sequence[str]) -> str:
+    """Return a pattern for the longest series of numbered modules; empty if there is none."""
+    series: dict[str, set[str]] = {}
+    for name in names:
+        match = re.search(r"([A-Za-z]\w*)\.(\d+)\.", paths.torch_alias(name))
+        if match:
+            series.setdefault(match[1], set()).add(match[2])
+    longest = max(series, key=lambda module: len(series[module]), default="")
+    return rf"{longest}[._](\d+)" if longest and len(series[longest]) > 1 else ""

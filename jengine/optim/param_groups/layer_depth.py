@@ -1,4 +1,4 @@
-"""Find the depth of the layer of a parameter, by rules for known models or by a regular expression."""
+"""Find the layer of a parameter, by rules for known models or by a regular expression."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,106 +8,24 @@ from jengine import paths
 from jengine.errors import ConfigError
 from jengine.optim.param_groups.modules import Parameter
 
+# Matches the parameters before the first layer: embeddings of patches, tokens and positions, and the stem of a CNN.
+STEM = r"embed|token|patch|stem|(^|\.)cls$"
+
+LayerKey: TypeAlias = tuple[tuple[int, int], ...]  # (index of a group in the pattern, matched number), outermost first
+
 _TOKENS = ("backbone.cls_token", "backbone.mask_token", "backbone.pos_embed")
 
 
-def count_below(names: Iterable[str], prefix: str) -> int:
-    """Return how many numbered modules there are below `prefix`: 2 for `layers.0.w`, `layers.1.w`."""
-    found = (re.match(rf"{re.escape(prefix)}\.(\d+)(\.|$)", name) for name in names)
-    return len({match[1] for match in found if match})
-
-
-def stage_depths(names: Sequence[str], prefix: str) -> list[int]:
-    """Return the number of blocks in each stage: of `stages.0.blocks.1.w` and so on."""
-    return [count_below(names, f"{prefix}.{s}.blocks") for s in range(count_below(names, prefix))]
-
-
-def _number(name: str, prefix: str) -> int | None:
-    match = re.match(rf"{re.escape(prefix)}[._](\d+)", name)
-    return int(match[1]) if match else None
-
-
-def _block(name: str) -> int | None:
-    """Return i of `backbone.stages.0.blocks.i`; None for what a stage has besides blocks, such as a downsampling."""
-    block = name.split(".")[4:5]
-    return int(block[0]) if block and block[0].isdigit() else None
-
-
-def vit_id(name: str, layers: int) -> int:
-    """Return the layer of a vision transformer: 0 the stem, i + 1 block i, `layers - 1` everything behind."""
-    if name in _TOKENS or name.startswith("backbone.patch_embed"):
-        return 0
-    block = _number(name, "backbone.layers")
-    return layers - 1 if block is None else block + 1
-
-
-def swin_id(name: str, depths: Sequence[int]) -> int:
-    """Return the layer of a Swin transformer: 0 the stem, then the blocks, a downsampling as the last before it."""
-    if "mask_token" in name or "patch_embed" in name:
-        return 0
-    stage = _number(name, "backbone.stages")
-    if stage is None:
-        return sum(depths) + 1
-    block = _block(name)
-    return sum(depths[: stage + 1]) if block is None else sum(depths[:stage]) + block + 1
-
-
-def mixmim_id(name: str, depths: Sequence[int]) -> int:
-    """Return the layer of MixMIM: -1 the stem, blocks from 0; the head counts as the layer before the last."""
-    if any(part in name for part in ("patch_embed", "absolute_pos_embed", "pos_embed")):
-        return -1
-    stage = _number(name, "backbone.layers")
-    if stage is None:
-        return sum(depths) - 1
-    block = _block(name)
-    return sum(depths[: stage + 1]) - 1 if block is None else sum(depths[:stage]) + block
-
-
-def convnext_layer_id(name: str, layers: int) -> int:
-    """Return the layer of a ConvNeXt: its third stage is divided into threes, its last has number `layers`.
-
-    Args:
-      name: the parameter's name.
-      layers: 12 for the models with 27 blocks in the third stage, 6 for those with 9.
-    """
-    if name in _TOKENS:
-        return 0
-    downsampling = _number(name, "backbone.downsample_layers")
-    if downsampling is not None:
-        return (0, 2, 3, layers)[downsampling]
-    stage = _number(name, "backbone.stages")
-    if stage is None:
-        return layers + 1
-    if stage == 2:
-        block = re.match(r"backbone\.stages[._]2\D+(\d+)", name)
-        return 3 + (int(block[1]) if block else 0) // 3
-    return (1, 2, 3, layers)[stage]
-
-
-def convnext_stage_id(name: str, layers: int) -> int:
-    """Return the stage of a ConvNeXt: 0 the stem and all downsamplings, s + 1 stage s, `layers - 1` everything else."""
-    if name in _TOKENS or name.startswith("backbone.downsample_layers"):
-        return 0
-    stage = _number(name, "backbone.stages")
-    return layers - 1 if stage is None else stage + 1
-
-
-# What lies before the first layer: embeddings of patches, tokens and positions, and the stem of a CNN.
-STEM = r"embed|token|patch|stem|(^|\.)cls$"
-
-LayerKey: TypeAlias = tuple[tuple[int, int], ...]  # (group of the pattern, number that it matched), outermost first
-
-
 class LayerPattern:
-    """Number the layers of a model: 0 for the stem, then the layers that the pattern finds, then everything else.
+    """Number the layers of a model: 0 for the stem, then the layers that match the pattern, then everything else.
 
-    The pattern is searched in the Flax path and in its torch alias; the first match counts. Each group holds a number:
-    `layers_(\\d+)` counts one series of layers, `stages_(\\d+)\\.blocks_(\\d+)` blocks within stages, and of
-    `encoder_(\\d+)|decoder_(\\d+)` the first series comes before the second. Depths are counted from the parameters.
+    The pattern is searched in the Flax path and in its torch alias; the first match is used. Each group matches a
+    number: `layers_(\\d+)` numbers one series of layers, `stages_(\\d+)\\.blocks_(\\d+)` blocks within stages, and with
+    `encoder_(\\d+)|decoder_(\\d+)` the first series comes before the second. Layers are counted from the parameters.
 
     Args:
       pattern: a regular expression with a group around each number.
-      stem: a regular expression; a parameter outside the layers that it finds in, in any case, belongs to the stem.
+      stem: a regular expression, not case-sensitive; matching parameters outside the layers belong to the stem.
 
     Raises:
       ConfigError: not a regular expression, or a pattern without a group.
@@ -115,37 +33,37 @@ class LayerPattern:
 
     def __init__(self, pattern: str, stem: str = STEM) -> None:
         self.pattern = pattern
-        self._layer = _compiled("layer_pattern", pattern)
-        self._stem = _compiled("stem_pattern", stem, re.IGNORECASE)
+        self._layer = _compile("layer_pattern", pattern)
+        self._stem = _compile("stem_pattern", stem, re.IGNORECASE)
         if not self._layer.groups:
             raise ConfigError(
                 rf"`layer_pattern` must have a group around the layer's number, such as 'layers_(\d+)', got {pattern!r}"
             )
 
     def key(self, name: str) -> LayerKey | None:
-        """Return the numbers of the layer that the parameter `name` is in; None outside the layers.
+        """Return the numbers that identify the layer of the parameter `name`; None outside the layers.
 
         Raises:
-          ConfigError: a group that matched something else than a number.
+          ConfigError: a group matched text that is not a number.
         """
-        for spelling in (name, paths.torch_alias(name)):
-            match = self._layer.search(spelling)
-            found = [(i, text) for i, text in enumerate(match.groups()) if text] if match else []
-            if found:
-                wrong = next((text for _, text in found if not text.isdigit()), None)
-                if wrong is not None:
+        for alias in (name, paths.torch_alias(name)):
+            match = self._layer.search(alias)
+            groups = [(i, text) for i, text in enumerate(match.groups()) if text] if match else []
+            if groups:
+                invalid = next((text for _, text in groups if not text.isdigit()), None)
+                if invalid is not None:
                     raise ConfigError(
-                        f"each group of `layer_pattern` must match a number, got {wrong!r} in {spelling!r}; "
+                        f"each group of `layer_pattern` must match a number, got {invalid!r} in {alias!r}; "
                         "write (?:...) for a group that is not a number"
                     )
-                return tuple((i, int(text)) for i, text in found)
+                return tuple((i, int(text)) for i, text in groups)
         return None
 
     def number(self, names: Iterable[str]) -> tuple[Callable[[str], int], int]:
-        """Return the function that numbers the layers of a model, and the number of all, stem and head included.
+        """Return a function name -> layer for a model, and the number of layers, including stem and head.
 
         Args:
-          names: the parameters, each layer of a stacked one by a name of its own.
+          names: names of the parameters, and of each layer of a stacked parameter.
         """
         keys = sorted({key for name in names if (key := self.key(name)) is not None})
         depth = {key: index for index, key in enumerate(keys, start=1)}
@@ -159,54 +77,136 @@ class LayerPattern:
 
         return layer_id, len(depth) + 2
 
-    def stacked(self, parameters: Mapping[str, Parameter]) -> dict[str, Callable[[int], str]]:
+    def find_stacked(self, parameters: Mapping[str, Parameter]) -> dict[str, Callable[[int], str]]:
         """Find the parameters in which `nn.scan` stacks all layers.
 
-        A module counts as stacked if the pattern matches its name followed by a number, and the shapes of all
-        parameters below it have one axis more than those of a layer, of one length, in front.
+        A module is stacked if the pattern matches its name followed by a number, and all parameters below it have an
+        additional first axis, of equal length.
 
         Args:
-          parameters: by path.
+          parameters: parameters by path.
 
         Returns:
-          Path of each stacked parameter -> the name of its layer i, as if the layers were not stacked.
+          Path of each stacked parameter -> function from i to the name of its layer i in a model without stacking.
         """
         # path of a module that may be stacked -> separator before the number
-        modules = dict(found for path in parameters if (found := self._stack_of(path)))
+        modules = dict(stack for path in parameters if (stack := self._find_stack(path)))
         names: dict[str, Callable[[int], str]] = {}
         for module, separator in modules.items():
             below = {path: parameter for path, parameter in parameters.items() if path.startswith(f"{module}.")}
             lengths = {parameter.shape[:1] for parameter in below.values()}
             if len(lengths) == 1 and all(_has_layer_axis(parameter) for parameter in below.values()):
                 for path in below:
-                    names[path] = _numbered(module, separator, path.removeprefix(module))
+                    names[path] = _insert_number(module, separator, path.removeprefix(module))
         return names
 
-    def _stack_of(self, path: str) -> tuple[str, str] | None:
+    def _find_stack(self, path: str) -> tuple[str, str] | None:
+        """Return the module in the path that may be stacked, and the separator before the number of a layer."""
         parts = path.split(".")
         for count in range(1, len(parts)):
-            module, rest = ".".join(parts[:count]), parts[count:]
-            for separator in () if rest[0].isdigit() else ("_", ".", ""):
-                match = self._layer.search(".".join([f"{module}{separator}0", *rest]))
+            module, suffix = ".".join(parts[:count]), parts[count:]
+            for separator in () if suffix[0].isdigit() else ("_", ".", ""):
+                match = self._layer.search(".".join([f"{module}{separator}0", *suffix]))
                 spans = [match.span(group) for group in range(1, self._layer.groups + 1)] if match else []
                 start = len(module) + len(separator)
-                if (start, start + 1) in spans:  # a group matched the number that was inserted
+                if (start, start + 1) in spans:  # a group matched the inserted number
                     return module, separator
         return None
 
 
-def _compiled(name: str, pattern: Any, flags: int = 0) -> re.Pattern[str]:
+def vit_layer_id(name: str, layers: int) -> int:
+    """Return the layer of a vision transformer: 0 for the stem, i + 1 for block i, `layers - 1` for the rest."""
+    if name in _TOKENS or name.startswith("backbone.patch_embed"):
+        return 0
+    block = _parse_number(name, "backbone.layers")
+    return layers - 1 if block is None else block + 1
+
+
+def swin_layer_id(name: str, depths: Sequence[int]) -> int:
+    """Return the layer of a Swin transformer: 0 for the stem, then the blocks; a downsampling is in the last block."""
+    if "mask_token" in name or "patch_embed" in name:
+        return 0
+    stage = _parse_number(name, "backbone.stages")
+    if stage is None:
+        return sum(depths) + 1
+    block = _parse_block(name)
+    return sum(depths[: stage + 1]) if block is None else sum(depths[:stage]) + block + 1
+
+
+def mixmim_layer_id(name: str, depths: Sequence[int]) -> int:
+    """Return the layer of MixMIM: -1 for the stem, then the blocks from 0; the head is in the last block."""
+    if any(part in name for part in ("patch_embed", "absolute_pos_embed", "pos_embed")):
+        return -1
+    stage = _parse_number(name, "backbone.layers")
+    if stage is None:
+        return sum(depths) - 1
+    block = _parse_block(name)
+    return sum(depths[: stage + 1]) - 1 if block is None else sum(depths[:stage]) + block
+
+
+def convnext_layer_id(name: str, layers: int) -> int:
+    """Return the layer of a ConvNeXt: every three blocks of the third stage are a layer, the last stage is `layers`.
+
+    Args:
+      name: the parameter's name.
+      layers: 12 for models with 27 blocks in the third stage, 6 for models with 9.
+    """
+    if name in _TOKENS:
+        return 0
+    downsampling = _parse_number(name, "backbone.downsample_layers")
+    if downsampling is not None:
+        return (0, 2, 3, layers)[downsampling]
+    stage = _parse_number(name, "backbone.stages")
+    if stage is None:
+        return layers + 1
+    if stage == 2:
+        block = re.match(r"backbone\.stages[._]2\D+(\d+)", name)
+        return 3 + (int(block[1]) if block else 0) // 3
+    return (1, 2, 3, layers)[stage]
+
+
+def convnext_stage_id(name: str, layers: int) -> int:
+    """Return the stage of a ConvNeXt: 0 for stem and downsamplings, s + 1 for stage s, `layers - 1` for the rest."""
+    if name in _TOKENS or name.startswith("backbone.downsample_layers"):
+        return 0
+    stage = _parse_number(name, "backbone.stages")
+    return layers - 1 if stage is None else stage + 1
+
+
+def count_below(names: Iterable[str], prefix: str) -> int:
+    """Return the number of numbered modules below `prefix`: 2 for `layers.0.w`, `layers.1.w`."""
+    matches = (re.match(rf"{re.escape(prefix)}\.(\d+)(\.|$)", name) for name in names)
+    return len({match[1] for match in matches if match})
+
+
+def stage_depths(names: Sequence[str], prefix: str) -> list[int]:
+    """Return the number of blocks in each stage, for names such as `stages.0.blocks.1.w`."""
+    return [count_below(names, f"{prefix}.{s}.blocks") for s in range(count_below(names, prefix))]
+
+
+def _parse_number(name: str, prefix: str) -> int | None:
+    match = re.match(rf"{re.escape(prefix)}[._](\d+)", name)
+    return int(match[1]) if match else None
+
+
+def _parse_block(name: str) -> int | None:
+    """Return i of `backbone.stages.0.blocks.i`; None for other parts of a stage, such as a downsampling."""
+    block = name.split(".")[4:5]
+    return int(block[0]) if block and block[0].isdigit() else None
+
+
+def _compile(name: str, pattern: Any, flags: int = 0) -> re.Pattern[str]:
     try:
         return re.compile(pattern, flags)
     except (re.error, TypeError) as error:
         raise ConfigError(f"`{name}` must be a regular expression, got {pattern!r}: {error}") from None
 
 
-def _numbered(module: str, separator: str, rest: str) -> Callable[[int], str]:
-    return lambda layer: f"{module}{separator}{layer}{rest}"
+def _insert_number(module: str, separator: str, suffix: str) -> Callable[[int], str]:
+    return lambda layer: f"{module}{separator}{layer}{suffix}"
 
 
 def _has_layer_axis(parameter: Parameter) -> bool:
-    """Return whether the shape has an axis more than such a parameter of one layer has at least."""
+    """Return whether a parameter has more axes than the minimum for its name in a single layer."""
     axes = {"kernel": 2, "embedding": 2, "bias": 1, "scale": 1}
     return parameter.ndim > axes.get(parameter.path.rpartition(".")[2], 0)

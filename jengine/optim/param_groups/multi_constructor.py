@@ -1,13 +1,13 @@
-"""Build several optimizer wrappers, each for its own part of the model."""
+"""Build several optimizer wrappers, each for one part of the model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine import paths
 from jengine.errors import config_path
-from jengine.optim.optimizers.build import refuse_trailing_comma
-from jengine.optim.param_groups.modules import params_of
-from jengine.optim.param_groups.param_group import did_you_mean
+from jengine.optim.optimizers.build import reject_trailing_comma
+from jengine.optim.param_groups.modules import get_params
+from jengine.optim.param_groups.param_group import closest_paths
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
@@ -15,24 +15,24 @@ from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class MultiOptimWrapperConstructor:
-    """Give each named part of the model its own optimizer wrapper.
+    """Build an optimizer wrapper for each named part of the model.
 
     Args:
-      optim_wrapper_cfg: name -> a built wrapper, or the config of one, as for one optimizer (`optimizer`, `clip_grad`,
-        `paramwise_cfg`, `constructor`, …). Its parameters are those of the module called `name`, or of those that
-        its entry `modules` lists.
-      paramwise_cfg: rules for every wrapper that has none of its own.
+      optim_wrapper_cfg: name -> a built wrapper, or a config as for a single optimizer (`optimizer`, `clip_grad`,
+        `paramwise_cfg`, `constructor`, …). It trains the parameters of the module called `name`, or of the modules
+        listed in its entry `modules`.
+      paramwise_cfg: rules for every wrapper without rules.
 
     Raises:
-      TypeError: not of that form.
+      TypeError: a value that is neither a wrapper nor a config.
     """
 
     def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
         cfg = {name: value for name, value in optim_wrapper_cfg.items() if name != "type"}
-        for name, own in cfg.items():
-            refuse_trailing_comma(own, "an optimizer wrapper")
-            if not hasattr(own, "items") and not isinstance(own, OptimWrapper):
-                raise TypeError(f"several optimizers are a dict of wrapper configs by name, found {name}={own!r}")
+        for name, value in cfg.items():
+            reject_trailing_comma(value, "an optimizer wrapper")
+            if not hasattr(value, "items") and not isinstance(value, OptimWrapper):
+                raise TypeError(f"`{name}` must be an optimizer wrapper or the config of one, got {value!r}")
         self.optim_wrapper_cfg = cfg
         self.paramwise_cfg = paramwise_cfg
 
@@ -40,52 +40,54 @@ class MultiOptimWrapperConstructor:
         """Build the wrappers.
 
         Args:
-          model: what `params_of` takes: parameters, or what holds them.
+          model: parameters, or an object with parameters, see `get_params`.
           module_types: dotted module path -> class name.
 
         Raises:
-          ValueError: a module that is not there, or one that two wrappers claim.
+          ValueError: a module without parameters, or one of several wrappers.
         """
-        from jengine.optim.build import construct  # which itself finds this class in the registry
+        from jengine.optim.build import construct  # its module imports the wrappers first
 
-        params, types = params_of(model, module_types)
+        params, types = get_params(model, module_types)
         wrappers: dict[str, Any] = {}
-        claimed: dict[str, str] = {}
+        owners: dict[str, str] = {}
         for name, cfg in self.optim_wrapper_cfg.items():
             if isinstance(cfg, OptimWrapper):
                 wrappers[name] = cfg
                 continue
-            own = dict(cfg.items())
-            modules = own.pop("modules", [name])
+            wrapper_cfg = dict(cfg.items())
+            modules = wrapper_cfg.pop("modules", [name])
             if self.paramwise_cfg is not None:
-                own.setdefault("paramwise_cfg", self.paramwise_cfg)
+                wrapper_cfg.setdefault("paramwise_cfg", self.paramwise_cfg)
             with config_path(name):
-                part = _part(params, [modules] if isinstance(modules, str) else modules)
-                for path in paths.flatten(part):
-                    if path in claimed:
-                        raise ValueError(f"parameter {path!r} is claimed by {claimed[path]!r} and {name!r}")
-                    claimed[path] = name
-                wrappers[name] = construct(part, own, types)
-                wrappers[name].grouped.restrict(part)
+                selected = _select_modules(params, [modules] if isinstance(modules, str) else modules)
+                for path in paths.flatten(selected):
+                    if path in owners:
+                        raise ValueError(
+                            f"parameter {path!r} must be in one optimizer wrapper, got {owners[path]!r} and {name!r}"
+                        )
+                    owners[path] = name
+                wrappers[name] = construct(selected, wrapper_cfg, types)
+                wrappers[name].grouped.restrict(selected)
         return OptimWrapperDict(**wrappers)
 
 
-def _part(params: Any, modules: Sequence[str]) -> Any:
-    """Return the parameters below `modules`, in the nesting of `params`.
+def _select_modules(params: Any, modules: Sequence[str]) -> Any:
+    """Return the parameters of `modules`, nested as in `params`.
 
     Raises:
-      ValueError: no parameter lies below one of them.
+      ValueError: a module without parameters.
     """
-    everything = paths.flatten(params)
-    part: dict[str, Any] = {}
+    leaves = paths.flatten(params)
+    selected: dict[str, Any] = {}
     for module in modules:
-        found = [path for path in everything if path == module or path.startswith(f"{module}.")]
-        if not found:
-            raise ValueError(f"no parameter lies below {module!r}{did_you_mean(module, everything)}")
-        for path in found:
+        below = [path for path in leaves if path == module or path.startswith(f"{module}.")]
+        if not below:
+            raise ValueError(f"`modules` must have parameters, got {module!r}{closest_paths(module, leaves)}")
+        for path in below:
             *parents, leaf = path.split(".")
-            node = part
+            node = selected
             for key in parents:
                 node = node.setdefault(key, {})
-            node[leaf] = everything[path]
-    return part
+            node[leaf] = leaves[path]
+    return selected

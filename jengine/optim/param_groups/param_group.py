@@ -1,7 +1,7 @@
-"""Hold parameter groups: their numbers, and which parameter belongs to which.
+"""Define parameter groups: their settings, and the group of each parameter.
 
 A leaf belongs to one group, or to one group for each index along its first axis (layers stacked by `nn.scan`), or to
-none: then it is frozen. Frozen leaves are None in the trees that the chain sees, so they hold no state.
+no group: then it is frozen. Frozen leaves are None in the trees that the chain receives, so they have no state.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import optax
 from jengine import paths
 
 Tree: TypeAlias = Any
-# the group of a leaf; of each index along its first axis; None when frozen
+# the group of a leaf; the groups of its indices along the first axis; None if frozen
 Membership: TypeAlias = int | tuple[int, ...] | None
 
 
@@ -25,9 +25,9 @@ class ParamGroup(dict[str, Any]):
     """Hold the settings that some parameters share: lr, weight_decay, momentum or betas, eps, and any extra key.
 
     Attributes:
-      paths: dotted paths of its parameters, `path[i]` for one layer of a stacked parameter; None until the
-        parameters are known, when the group is the only one.
-      patterns: the config keys that made it.
+      paths: dotted paths of its parameters, `path[i]` for one layer of a stacked parameter; None for a group of all
+        parameters until they are known.
+      patterns: the config keys that define the group.
     """
 
     def __init__(
@@ -38,9 +38,16 @@ class ParamGroup(dict[str, Any]):
         self.patterns = tuple(patterns)
 
 
+def get_momentum(group: Mapping[str, Any]) -> float:
+    """Return the momentum of a group: the first of `betas`, else `momentum`, else `b1`, else 0."""
+    if "betas" in group:
+        return group["betas"][0]
+    return group.get("momentum", group.get("b1")) or 0.0
+
+
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """Describe which group each leaf of a parameter tree belongs to.
+class GroupLayout:
+    """Describe the group of each leaf of a parameter tree.
 
     Attributes:
       treedef: the structure of the parameters.
@@ -53,100 +60,145 @@ class Layout:
     groups: tuple[Membership, ...]
 
     def trainable(self, tree: Tree) -> Tree:
-        """`tree` with None in the place of every frozen leaf."""
+        """Return `tree` with None for every frozen leaf."""
         leaves = self.flatten(tree)
         return self.treedef.unflatten([x if g is not None else None for x, g in zip(leaves, self.groups, strict=True)])
 
-    def fill(self, tree: Tree, frozen: Tree) -> Tree:
-        """Return the whole tree: leaves of `tree`, and those of `frozen` where that one is None."""
-        mine, other = self.flatten(tree), self.flatten(frozen)
-        return self.treedef.unflatten([b if a is None else a for a, b in zip(mine, other, strict=True)])
+    def combine(self, tree: Tree, other: Tree) -> Tree:
+        """Return `tree` with the leaves of `other` where it has None."""
+        pairs = zip(self.flatten(tree), self.flatten(other), strict=True)
+        return self.treedef.unflatten([b if a is None else a for a, b in pairs])
 
     def flatten(self, tree: Tree) -> list[Any]:
-        """Return the leaves of `tree`, a None for each frozen one that it leaves out.
+        """Return the leaves of `tree`, including a None for each missing frozen leaf.
 
         Raises:
-          ValueError: its structure is not that of the parameters.
+          ValueError: a structure other than that of the parameters.
         """
         try:
             return self.treedef.flatten_up_to(tree)
         except (ValueError, TypeError) as error:
             raise ValueError(f"a tree does not have the structure of the parameters: {error}") from None
 
-    def part(self, tree: Tree, groups: Sequence[int]) -> Tree:
-        """Return `tree` with None in the place of each leaf that is not in one of `groups`."""
+    def select(self, tree: Tree, groups: Sequence[int]) -> Tree:
+        """Return `tree` with None for each leaf that is not in one of `groups`."""
         leaves = self.flatten(tree)
-        own = [x if _first(g) in groups else None for x, g in zip(leaves, self.groups, strict=True)]
-        return self.treedef.unflatten(own)
+        selected = [x if _first_group(g) in groups else None for x, g in zip(leaves, self.groups, strict=True)]
+        return self.treedef.unflatten(selected)
 
-    def spread(self, numbers: Mapping[str, jax.Array], like: Tree) -> dict[str, Any]:
-        """Return the numbers of each leaf.
+    def broadcast(self, hyperparams: Mapping[str, jax.Array], like: Tree) -> dict[str, Any]:
+        """Return the hyperparameters of each leaf.
 
         Args:
-          numbers: by name float[] for all leaves, or float[G].
+          hyperparams: by name float[] for all leaves, or float[G].
           like: the parameters; a stacked one gets a vector along its first axis, shaped to broadcast.
 
         Returns:
-          By name the number itself where it is a scalar, else a tree of scalars and vectors, None for frozen leaves.
+          By name the value itself if it is a scalar, else a tree of scalars and vectors, None for frozen leaves.
         """
         leaves = self.flatten(like)
         return {
             name: self.treedef.unflatten(
-                [_number_of(leaf, group, found) for leaf, group in zip(leaves, self.groups, strict=True)]
+                [_value_for_leaf(leaf, group, values) for leaf, group in zip(leaves, self.groups, strict=True)]
             )
-            if isinstance(found, list)
-            else found
-            for name, found in _by_group(numbers).items()
+            if isinstance(values, list)
+            else values
+            for name, values in _unstack_groups(hyperparams).items()
         }
 
     def check_stacked(self, chains: Sequence[Sequence[int]], optimizer: Any) -> None:
-        """Check that the layers of each stacked parameter can be in different groups.
+        """Check that the optimizer supports the groups of stacked layers.
 
         Args:
           chains: the groups that share a chain.
           optimizer: the `Optimizer`.
 
         Raises:
-          ValueError: they cannot.
+          ValueError: the layers of a tensor are in different groups, which the optimizer does not support.
         """
         for path, group in zip(self.paths, self.groups, strict=True):
             if not isinstance(group, tuple):
                 continue
             if optimizer.whole_tensor:
                 raise ValueError(
-                    f"{optimizer.name} works on whole tensors, so that the stacked layers of {path!r} cannot be in "
-                    "different groups"
+                    f"{optimizer.name} updates whole tensors, so the stacked layers of {path!r} must be in one group"
                 )
             if not any(set(group) <= set(chain) for chain in chains):
                 raise ValueError(
-                    f"the stacked layers of {path!r} are in groups that differ in more than lr and weight_decay, "
-                    f"which {optimizer.name} cannot apply to parts of a tensor"
+                    f"the groups of the stacked layers of {path!r} must differ only in lr and weight_decay: "
+                    f"{optimizer.name} cannot apply other settings to parts of a tensor"
                 )
 
 
-def _first(group: Membership) -> int | None:
+def assign_groups(params: Tree, members: Sequence[Sequence[str] | None]) -> GroupLayout:
+    """Find the group of every leaf.
+
+    Args:
+      params: pytree of floating arrays or ShapeDtypeStructs; frozen leaves may have any dtype.
+      members: the paths of each group, None for all; the path of a module includes all parameters below it. Paths may
+        be missing in a partial tree, as `optax.masked` and `optax.partition` pass it.
+
+    Raises:
+      ValueError: a path without a parameter, or a parameter in two groups.
+      TypeError: a trainable leaf that is not floating.
+    """
+    leaves = paths.flatten(params)
+    treedef: Any = jax.tree_util.tree_structure(params)
+    if len(leaves) != treedef.num_leaves:
+        raise ValueError("two parameters have the same dotted path: keys must not contain dots")
+    member: dict[str, Any] = {}
+    is_partial = not leaves or any(_is_masked(node) for node in jax.tree.leaves(params, is_leaf=_is_masked))
+    for index, group_paths in enumerate(members):
+        for group_path in leaves if group_paths is None else group_paths:
+            for path, layer in _find_leaves(group_path, leaves, is_partial):
+                _assign(member, path, layer, index, leaves[path])
+    for path, leaf in leaves.items():
+        if path in member and not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"parameter {path!r} must have a floating dtype to be trained, got {leaf.dtype}; keep it in the model "
+                "state, or freeze it with custom_keys={..: dict(requires_grad=False)}"
+            )
+        if isinstance(member.get(path), list):
+            if None in member[path]:
+                missing = [i for i, group in enumerate(member[path]) if group is None]
+                raise ValueError(f"all layers of {path!r} must have a group, got none for layers {missing}")
+            member[path] = member[path][0] if len(set(member[path])) == 1 else tuple(member[path])
+    return GroupLayout(treedef, tuple(leaves), tuple(member.get(path) for path in leaves))
+
+
+def closest_paths(path: str, candidates: Iterable[str]) -> str:
+    """Return a hint '; closest: ...' with up to three of `candidates` or their modules; empty if none is close."""
+    names: dict[str, None] = {}
+    for candidate in candidates:
+        parts = candidate.split(".")
+        names.update(dict.fromkeys(".".join(parts[:n]) for n in range(1, len(parts) + 1)))
+    close = difflib.get_close_matches(path, names, n=3, cutoff=0.5)
+    return f"; closest: {', '.join(close)}" if close else ""
+
+
+def _first_group(group: Membership) -> int | None:
     return group[0] if isinstance(group, tuple) else group
 
 
-def _by_group(numbers: Mapping[str, jax.Array]) -> dict[str, Any]:
-    """Return the numbers, vectors as lists of scalars."""
+def _unstack_groups(hyperparams: Mapping[str, jax.Array]) -> dict[str, Any]:
+    """Return the hyperparameters with vectors as lists of scalars."""
 
     def unstack(vectors: dict[str, jax.Array]) -> dict[str, list[jax.Array]]:
         return {name: list(jnp.unstack(vector)) for name, vector in vectors.items()}
 
     def unstack_in_branch(vectors: dict[str, jax.Array]) -> dict[str, list[jax.Array]]:
-        # XLA for CPUs fuses no slices across a branch. Fused with its slice, the update of each group would be a
-        # program of its own to compile (1,000 leaves in 100 groups: 2.9 times the time of one group; here 1.35).
+        # XLA for CPUs does not fuse slices across a branch. Fused with its slice, the update of each group would be a
+        # separate kernel to compile, and the compile time would grow with the number of groups.
         first = next(iter(vectors.values()))[0]
         return jax.lax.cond(first == first, unstack, unstack, vectors)
 
-    vectors = {name: values for name, values in numbers.items() if values.ndim}
+    vectors = {name: values for name, values in hyperparams.items() if values.ndim}
     if not vectors:
-        return dict(numbers)
-    return {**numbers, **jax.lax.platform_dependent(vectors, cpu=unstack_in_branch, default=unstack)}
+        return dict(hyperparams)
+    return {**hyperparams, **jax.lax.platform_dependent(vectors, cpu=unstack_in_branch, default=unstack)}
 
 
-def _number_of(leaf: Any, group: Membership, scalars: Sequence[Any]) -> Any:
+def _value_for_leaf(leaf: Any, group: Membership, scalars: Sequence[Any]) -> Any:
     """Return the scalar of a leaf's group, a broadcastable vector for a stacked leaf, None for a frozen one."""
     if group is None:
         return None
@@ -156,76 +208,33 @@ def _number_of(leaf: Any, group: Membership, scalars: Sequence[Any]) -> Any:
     return scalars[group]
 
 
-def bind(params: Tree, members: Sequence[Sequence[str] | None]) -> Layout:
-    """Find the group of every leaf.
-
-    Args:
-      params: pytree of floating arrays or ShapeDtypeStructs; frozen leaves may have any dtype.
-      members: the paths of each group, None for all; a module path stands for everything below it. Paths may be
-        missing in a tree that is only a part, as `optax.masked` and `optax.partition` pass it.
-
-    Raises:
-      ValueError: a path that is none of the parameters', or a parameter in two groups.
-      TypeError: a trainable leaf that is not floating.
-    """
-    leaves = paths.flatten(params)
-    treedef: Any = jax.tree_util.tree_structure(params)
-    if len(leaves) != treedef.num_leaves:
-        raise ValueError("two parameters have the same dotted path: keys must not contain dots")
-    member: dict[str, Any] = {}
-    is_part = not leaves or any(isinstance(x, optax.MaskedNode) for x in jax.tree.leaves(params, is_leaf=_is_masked))
-    for index, own in enumerate(members):
-        for path in leaves if own is None else own:
-            for found, layer in _resolve(path, leaves, is_part):
-                _join(member, found, layer, index, leaves[found])
-    for path, leaf in leaves.items():
-        if path in member and not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(
-                f"parameter {path!r} has dtype {leaf.dtype}: only floating parameters can be optimized; keep it in the "
-                "model state, or freeze it with custom_keys={..: dict(requires_grad=False)}"
-            )
-        if isinstance(member.get(path), list):
-            if None in member[path]:
-                raise ValueError(
-                    f"layers {[i for i, g in enumerate(member[path]) if g is None]} of {path!r} have no group"
-                )
-            member[path] = member[path][0] if len(set(member[path])) == 1 else tuple(member[path])
-    return Layout(treedef, tuple(leaves), tuple(member.get(path) for path in leaves))
-
-
 def _is_masked(node: Any) -> bool:
     return isinstance(node, optax.MaskedNode)
 
 
-def _resolve(path: str, leaves: Mapping[str, Any], is_part: bool) -> list[tuple[str, int | None]]:
+def _find_leaves(path: str, leaves: Mapping[str, Any], is_partial: bool) -> list[tuple[str, int | None]]:
+    """Return the leaves, and the layers of stacked ones, at the path of a parameter, a layer or a module."""
     if path in leaves:
         return [(path, None)]
     layer = re.fullmatch(r"(.*)\[(\d+)\]", path)
     if layer and layer[1] in leaves:
         return [(layer[1], int(layer[2]))]
     below: list[tuple[str, int | None]] = [(p, None) for p in leaves if p.startswith(f"{path}.")]
-    if not below and not is_part:
-        raise ValueError(f"no parameter is called {path!r} or lies below it{did_you_mean(path, leaves)}")
+    if not below and not is_partial:
+        raise ValueError(
+            f"`params` of a parameter group must be paths of parameters or modules, got {path!r}"
+            f"{closest_paths(path, leaves)}"
+        )
     return below
 
 
-def _join(member: dict[str, Any], path: str, layer: int | None, group: int, leaf: Any) -> None:
+def _assign(member: dict[str, Any], path: str, layer: int | None, group: int, leaf: Any) -> None:
     if layer is None:
         if path in member:
-            raise ValueError(f"parameter {path!r} is in two groups, {member[path]} and {group}")
+            raise ValueError(f"parameter {path!r} must be in one group, got {member[path]} and {group}")
         member[path] = group
         return
     layers = member.setdefault(path, [None] * leaf.shape[0])
     if not isinstance(layers, list) or layers[layer] is not None:
-        raise ValueError(f"layer {layer} of parameter {path!r} is in two groups, one of them {group}")
+        raise ValueError(f"layer {layer} of parameter {path!r} must be in one group, got {group} and another")
     layers[layer] = group
-
-
-def did_you_mean(path: str, candidates: Iterable[str]) -> str:
-    """'; closest: ...' with up to three of `candidates` or of the modules that hold them; empty when none is near."""
-    names: dict[str, None] = {}
-    for candidate in candidates:
-        parts = candidate.split(".")
-        names.update(dict.fromkeys(".".join(parts[:n]) for n in range(1, len(parts) + 1)))
-    close = difflib.get_close_matches(path, names, n=3, cutoff=0.5)
-    return f"; closest: {', '.join(close)}" if close else ""

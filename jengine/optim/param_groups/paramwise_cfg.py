@@ -1,4 +1,4 @@
-"""Check `paramwise_cfg`: the forms of `custom_keys`, legal fields and legal values."""
+"""Check `paramwise_cfg`: the type of `custom_keys`, and legal fields and values."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,19 +8,19 @@ from typing import Any
 from jengine.errors import ConfigError, closest
 
 MULTIPLIERS = ("lr_mult", "decay_mult")
-# Marks that hooks and optimizers read from a group; they need not be a setting of the run's optimizer.
-MARKS = {"fix_lr": False, "lars_exclude": False}
+# Flags that hooks and optimizers read from a group; legal even if they are not a setting of the optimizer.
+FLAGS = {"fix_lr": False, "lars_exclude": False}
 _NOT_NEGATIVE = ("lr", "weight_decay", *MULTIPLIERS)
 
 
 def parse_custom_keys(custom_keys: Any) -> dict[str, dict[str, Any]]:
-    """Return `custom_keys` as a dict, in the order in which they are written.
+    """Return `custom_keys` as a dict, in their original order.
 
     Args:
-      custom_keys: a dict, or a list of pairs (key, fields): a ConfigDict cannot hold keys with dots.
+      custom_keys: a dict, or a list of pairs (key, fields), because a ConfigDict cannot have keys with dots.
 
     Raises:
-      TypeError: neither. ConfigError: a key twice, or multipliers that are not numbers of at least 0.
+      TypeError: another type. ConfigError: a duplicate key, or multipliers that are not numbers of at least 0.
     """
     pairs = list(custom_keys.items()) if hasattr(custom_keys, "items") else custom_keys
     if not isinstance(pairs, list | tuple) or not all(_is_pair(pair) for pair in pairs):
@@ -46,18 +46,18 @@ def parse_custom_keys(custom_keys: Any) -> dict[str, dict[str, Any]]:
 def check_custom_fields(
     custom_keys: Mapping[str, Mapping[str, Any]], optimizer: str, settings: Mapping[str, Any], more: Iterable[str] = ()
 ) -> None:
-    """Check that every field of a custom key has a meaning, and a value of the right kind.
+    """Check that every field of a custom key is known and has a value of the right type.
 
     Args:
-      custom_keys: as `parse_custom_keys` returns them.
-      optimizer: its name.
-      settings: the settings of its groups, by which the kind of a value is known.
-      more: further legal fields, of any value.
+      custom_keys: the result of `parse_custom_keys`.
+      optimizer: the name of the optimizer.
+      settings: the default settings of its groups; values must have the same types.
+      more: further legal fields, with any value.
 
     Raises:
-      ConfigError: an unknown field, or a value of another kind than that of the setting.
+      ConfigError: an unknown field, or a value of another type than the default.
     """
-    known = {**MARKS, **settings}
+    known = {**FLAGS, **settings}
     legal = {*MULTIPLIERS, "requires_grad", *known, *more}
     for key, fields in custom_keys.items():
         for name, value in fields.items():
@@ -71,7 +71,7 @@ def check_custom_fields(
 
 
 def check_rules(cfg: Mapping[str, Any]) -> None:
-    """Check the values of the rules beside `custom_keys`; a rule that is None is not set.
+    """Check the values of the rules other than `custom_keys`; None disables a rule.
 
     Raises:
       ConfigError: a multiplier that is not a number of at least 0, a switch that is not a bool, or modules that are
@@ -88,16 +88,16 @@ def check_rules(cfg: Mapping[str, Any]) -> None:
 
 
 def check_value(path: str, name: str, value: Any, example: Any) -> None:
-    """Check that a value is of the kind of `example`: a bool, a finite number, or as many numbers.
+    """Check that a value has the type of `example`: a bool, a finite number, or a sequence of numbers of equal length.
 
     Args:
-      path: where the value is written, for the message.
+      path: the config path of the value, for the message.
       name: the setting; learning rates, weight decays and multipliers must be at least 0.
-      value: what to check.
-      example: a legal value; one of another type than those above allows any value.
+      value: the value to check.
+      example: a legal value; an example of any other type allows all values.
 
     Raises:
-      ConfigError: the value is of another kind.
+      ConfigError: a value of another type.
     """
     if isinstance(example, bool):
         if not isinstance(value, bool):
@@ -107,8 +107,8 @@ def check_value(path: str, name: str, value: Any, example: Any) -> None:
         if not _is_number(value) or (name in _NOT_NEGATIVE and value < 0):
             raise ConfigError(f"`{path}` must be {legal}, got {value!r}")
     elif isinstance(example, tuple | list) and example and all(map(_is_number, example)):
-        numbers = isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_number, value))
-        if not numbers or len(value) != len(example):
+        has_numbers = isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_number, value))
+        if not has_numbers or len(value) != len(example):
             raise ConfigError(f"`{path}` must be {len(example)} numbers, got {value!r}")
 
 

@@ -1,6 +1,6 @@
 """Schedule values of the optimizer (`lr`, `momentum`, ...) on the host, as functions of a counter.
 
-A schedule is a `Rule`, a pure function of the step; `variants` makes the scheduler classes from rules.
+A schedule is a `Rule`, a pure function of the step; `variants` creates the scheduler classes from rules.
 """
 
 from jengine.optim.schedules.build import Schedulers as Schedulers
@@ -8,7 +8,7 @@ from jengine.optim.schedules.build import build_param_schedulers as build_param_
 from jengine.optim.schedules.build import check_param_schedulers as check_param_schedulers
 from jengine.optim.schedules.build import flatten_schedulers as flatten_schedulers
 from jengine.optim.schedules.resume import load_schedulers_state_dict as load_schedulers_state_dict
-from jengine.optim.schedules.resume import replay as replay
+from jengine.optim.schedules.resume import replay_schedulers as replay_schedulers
 from jengine.optim.schedules.resume import schedulers_state_dict as schedulers_state_dict
 from jengine.optim.schedules.rules import INF as INF
 from jengine.optim.schedules.rules import Rule as Rule

@@ -1,4 +1,4 @@
-"""The rules that follow cosines: annealing, annealing with restarts, and the one-cycle policy."""
+"""Define the cosine rules: annealing, annealing with restarts, and the one-cycle policy."""
 
 import bisect
 import dataclasses
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from jengine.annotations import Finite, Fraction, Positive
-from jengine.errors import ConfigError
-from jengine.optim.schedules.rules import Affine, ConflictError, Rule, StepFunction
+from jengine.errors import ArgumentError, ConfigError
+from jengine.optim.schedules.rules import Affine, Rule, StepFunction
 
 
-def _floors(bases: Sequence[float], eta_min: Finite | None, ratio: float | None) -> list[float]:
-    return [base * ratio if ratio is not None else eta_min or 0.0 for base in bases]
+def _minimum_values(initial_values: Sequence[float], eta_min: float | None, ratio: float | None) -> list[float]:
+    return [initial * ratio if ratio is not None else eta_min or 0.0 for initial in initial_values]
 
 
 @dataclasses.dataclass(frozen=True)
 class CosineAnnealingRule(Rule):
-    """Half a cosine from the value at `begin` down to a floor in `T_max` steps, and up again after that.
+    """Anneal along half a cosine from the value at `begin` to the minimum in `T_max` steps, then back up.
 
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017, without the restarts.
     """
@@ -30,16 +30,18 @@ class CosineAnnealingRule(Rule):
 
     def __post_init__(self) -> None:
         if self.eta_min is not None and self.eta_min_ratio is not None:
-            raise ConflictError("give eta_min or eta_min_ratio, not both")
+            raise ArgumentError(
+                "`eta_min` must be None if `eta_min_ratio` is given, got "
+                f"eta_min={self.eta_min} and eta_min_ratio={self.eta_min_ratio}"
+            )
 
-    def bind(self, span: int) -> StepFunction:
-        """The ratio form, but for the step after a trough, where there is nothing left to multiply."""
-        length = span if self.T_max is None else self.T_max
+    def bind(self, num_steps: int) -> StepFunction:
+        """Return ratios to the previous value; an increment after the minimum, where the ratio is undefined."""
+        length = num_steps if self.T_max is None else self.T_max
         cos, step, period = math.cos, math.pi / length, 2 * length
         rebound = (1.0 - cos(step)) / 2.0
 
         def change(t: int) -> Affine | None:
-            """How the value of step t follows from the one before; None: it stays."""
             if t == 0:
                 return None
             if (t - 1 - length) % period == 0:
@@ -49,14 +51,17 @@ class CosineAnnealingRule(Rule):
 
         return change
 
-    def anchors(self, bases: Sequence[float], reference: float) -> list[float]:
-        """The floor of each group."""
-        return _floors(bases, self.eta_min, self.eta_min_ratio)
+    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
+        """Return the minimum of each group."""
+        return _minimum_values(initial_values, self.eta_min, self.eta_min_ratio)
 
 
 @dataclasses.dataclass(frozen=True)
 class CosineRestartRule(Rule):
-    """One half cosine per period, each starting at its weight times the initial value (SGDR, as above)."""
+    """Anneal along half a cosine in each period, from its weight times the initial value.
+
+    Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017.
+    """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("periods",)
     periods: Sequence[Positive]
@@ -66,43 +71,45 @@ class CosineRestartRule(Rule):
 
     def __post_init__(self) -> None:
         if (self.eta_min is None) == (self.eta_min_ratio is None):
-            raise ConflictError("give one of eta_min and eta_min_ratio")
+            raise ArgumentError(
+                "exactly one of `eta_min` and `eta_min_ratio` must be given, got "
+                f"eta_min={self.eta_min} and eta_min_ratio={self.eta_min_ratio}"
+            )
         if len(self.periods) != len(self.restart_weights):
-            raise ConflictError(
-                f"periods and restart_weights are of equal length, found {len(self.periods)} and "
+            raise ArgumentError(
+                f"`periods` and `restart_weights` must have the same length, got {len(self.periods)} and "
                 f"{len(self.restart_weights)}"
             )
         object.__setattr__(self, "periods", tuple(self.periods))
         object.__setattr__(self, "restart_weights", tuple(self.restart_weights))
 
-    def bind(self, span: int) -> StepFunction:
-        """Sets the value at the start of a period, follows the ratio form inside, rests after the last."""
+    def bind(self, num_steps: int) -> StepFunction:
+        """Return a new value at the start of each period and ratios within it; nothing after the last one."""
         ends = list(itertools.accumulate(self.periods))
         starts = [0, *ends[:-1]]
 
         def change(t: int) -> Affine | None:
-            """How the value of step t follows from the one before; None: it stays."""
             period = bisect.bisect_right(ends, t)
             if period == len(ends):
                 return None
             if t == starts[period]:
                 return (0.0, 0.0, float(self.restart_weights[period]))
-            step, since = math.pi / self.periods[period], t - starts[period]
-            ratio = (1.0 + math.cos(step * since)) / (1.0 + math.cos(step * (since - 1)))
+            step, offset = math.pi / self.periods[period], t - starts[period]
+            ratio = (1.0 + math.cos(step * offset)) / (1.0 + math.cos(step * (offset - 1)))
             return (ratio, 1.0 - ratio, 0.0)
 
         return change
 
-    def anchors(self, bases: Sequence[float], reference: float) -> list[float]:
-        """The floor of each group."""
-        return _floors(bases, self.eta_min, self.eta_min_ratio)
+    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
+        """Return the minimum of each group."""
+        return _minimum_values(initial_values, self.eta_min, self.eta_min_ratio)
 
 
 @dataclasses.dataclass(frozen=True)
 class OneCycleRule(Rule):
-    """From `eta_max / div_factor` up to `eta_max`, then down to a `final_div_factor`-th of where it began.
+    """Increase the value from `eta_max / div_factor` to `eta_max`, then decay to the start over `final_div_factor`.
 
-    It sets values outright, the initial ones too, and so chains with nothing that runs at the same time.
+    The rule sets the values, the initial ones too, so it does not chain with schedulers that run at the same time.
     Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates", 2018.
     """
 
@@ -115,46 +122,45 @@ class OneCycleRule(Rule):
     final_div_factor: Positive = 1e4
     three_phase: bool = False
 
-    def bind(self, span: int) -> StepFunction:
-        """The value as a part of `eta_max`, phase by phase."""
-        total = span if self.total_steps is None else self.total_steps
+    def bind(self, num_steps: int) -> StepFunction:
+        """Return the value as a fraction of `eta_max`, phase by phase."""
+        total = num_steps if self.total_steps is None else self.total_steps
         anneal = _ANNEAL[self.anneal_strategy]
         start = 1.0 / self.div_factor
         finish = start / self.final_div_factor
-        up = self.pct_start * total - 1.0
-        phases = [(0.0, up, start, 1.0), (up, total - 1.0, 1.0, finish)]
+        peak = self.pct_start * total - 1.0
+        phases = [(0.0, peak, start, 1.0), (peak, total - 1.0, 1.0, finish)]
         if self.three_phase:
-            phases[1:] = [(up, 2.0 * up, 1.0, start), (2.0 * up, total - 1.0, start, finish)]
+            phases[1:] = [(peak, 2.0 * peak, 1.0, start), (2.0 * peak, total - 1.0, start, finish)]
 
         def change(t: int) -> Affine:
-            """How the value of step t follows from the one before; None: it stays."""
             if t > total:
-                raise ConfigError(f"the one-cycle schedule has total_steps={total} and was stepped past it")
-            for begin, end, low, high in phases:
+                raise ConfigError(f"`total_steps` must be at least the number of steps, got {total} at step {t}")
+            for begin, end, first, last in phases:
                 if t <= end:
-                    part = (t - begin) / (end - begin) if end > begin else 1.0
-                    return (0.0, anneal(low, high, part), 0.0)
+                    fraction = (t - begin) / (end - begin) if end > begin else 1.0
+                    return (0.0, anneal(first, last, fraction), 0.0)
             return (0.0, finish, 0.0)
 
         return change
 
-    def anchors(self, bases: Sequence[float], reference: float) -> list[float]:
-        """`eta_max` of each group; raises ValueError when it is a list of another length."""
+    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
+        """Return `eta_max` of each group; raise ConfigError if the list has another length."""
         if isinstance(self.eta_max, int | float):
-            return [float(self.eta_max)] * len(bases)
-        if len(self.eta_max) != len(bases):
+            return [float(self.eta_max)] * len(initial_values)
+        if len(self.eta_max) != len(initial_values):
             raise ConfigError(
-                f"eta_max has {len(self.eta_max)} values for {len(bases)} parameter groups; the optimizer's own "
-                "settings count as the last group where there are several"
+                f"`eta_max` must have one value for each of the {len(initial_values)} parameter groups, got "
+                f"{len(self.eta_max)}; with several groups, the optimizer's own settings count as the last one"
             )
         return [float(value) for value in self.eta_max]
 
-    def initials(self, bases: Sequence[float]) -> list[float]:
-        """Where the cycle starts, which becomes the initial value."""
-        return [eta / self.div_factor for eta in self.anchors(bases, 0.0)]
+    def initial_values(self, values: Sequence[float]) -> list[float]:
+        """Return the start of the cycle, which becomes the initial value."""
+        return [eta / self.div_factor for eta in self.targets(values, 0.0)]
 
 
 _ANNEAL = {
-    "cos": lambda low, high, part: high + (low - high) / 2.0 * (1.0 + math.cos(math.pi * part)),
-    "linear": lambda low, high, part: low + (high - low) * part,
+    "cos": lambda first, last, fraction: last + (first - last) / 2.0 * (1.0 + math.cos(math.pi * fraction)),
+    "linear": lambda first, last, fraction: first + (last - first) * fraction,
 }

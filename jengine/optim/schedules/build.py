@@ -1,4 +1,4 @@
-"""From the `param_scheduler` of a config to built schedulers."""
+"""Build the schedulers of a run from the `param_scheduler` of its config."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -23,17 +23,17 @@ def build_param_schedulers(
     epoch_length: int | None,
     by_epoch_loop: bool = True,
 ) -> Schedulers:
-    """Builds the schedulers of a run, in the order of the config.
+    """Build the schedulers of a run, in the order of the config.
 
-    A scheduler without `end` lasts for the run. One with `convert_to_iter_based=True` has its epochs counted in
-    iterations. In a loop over iterations no epoch ever ends: a scheduler that counts epochs is refused there unless it
-    is converted (those that follow validations apart).
+    A scheduler without `end` lasts until the end of the run. `convert_to_iter_based=True` converts epochs to
+    iterations. A loop over iterations has no epochs, so a scheduler that counts epochs must be converted, unless it
+    follows validations.
 
     Args:
-      cfg: None, a scheduler's config, a function `step -> learning rate` such as an optax schedule, which counts
-        iterations, a list of these, or for several optimizers a dict of those by the optimizer's name; schedulers that
-        are built already pass through.
-      wrapper: the optimizer wrapper, or a mapping of them by name.
+      cfg: None, the config of a scheduler, a function `step -> learning rate` such as an optax schedule, which counts
+        iterations, or a list of these; for several optimizers, a dict of such values by the name of the optimizer. It
+        may contain built schedulers.
+      wrapper: the optimizer wrapper, or a mapping of wrappers by name.
       max_epochs: epochs of the run; None if unknown.
       max_iters: iterations of the run; None if unknown.
       epoch_length: iterations in an epoch; None if unknown.
@@ -43,9 +43,9 @@ def build_param_schedulers(
       A list; for several optimizers a dict of lists. With `cfg` None they are empty.
 
     Raises:
-      ValueError, KeyError, TypeError: what is wrong with which entry of the config.
+      ConfigError, KeyError, TypeError: an entry of the config is illegal; the message contains its path.
     """
-    return _build(cfg, wrapper, _Run(max_epochs, max_iters, epoch_length, by_epoch_loop))
+    return _build(cfg, wrapper, _RunLength(max_epochs, max_iters, epoch_length, by_epoch_loop))
 
 
 def check_param_schedulers(
@@ -55,22 +55,25 @@ def check_param_schedulers(
 
     What depends on that length is checked by `build_param_schedulers` alone. The result cannot be stepped.
     """
-    return flatten_schedulers(_build(cfg, wrapper, _Run(max_epochs, max_iters, None, by_epoch_loop, is_open=True)))
+    return flatten_schedulers(
+        _build(cfg, wrapper, _RunLength(max_epochs, max_iters, None, by_epoch_loop, is_open=True))
+    )
 
 
-def _build(cfg: Any, wrapper: Any, run: "_Run") -> Schedulers:
+def _build(cfg: Any, wrapper: Any, run: "_RunLength") -> Schedulers:
     with config_path("param_scheduler"):
         if not _is_mapping(wrapper):
             if _is_mapping(cfg) and "type" not in cfg and cfg:
                 raise ConfigError(
-                    f"there is one optimizer: a scheduler or a list of them is expected, found a dict of "
-                    f"{sorted(map(str, cfg))}; a scheduler needs a 'type'"
+                    "`param_scheduler` must be a scheduler with a 'type' or a list of schedulers for a single "
+                    f"optimizer, got a dict of {sorted(map(str, cfg))}"
                 )
             return _build_list(cfg, wrapper, run)
         if _is_mapping(cfg) and "type" not in cfg:
             if set(cfg) != set(wrapper.keys()):
                 raise ConfigError(
-                    f"schedulers by name are for the optimizers {sorted(wrapper.keys())}, found {sorted(cfg)}"
+                    f"`param_scheduler` must have the names of the optimizers, {sorted(wrapper.keys())}, got "
+                    f"{sorted(cfg)}"
                 )
             built = {}
             for name, optimizer in wrapper.items():
@@ -80,8 +83,8 @@ def _build(cfg: Any, wrapper: Any, run: "_Run") -> Schedulers:
         return {name: _build_list(cfg, optimizer, run) for name, optimizer in wrapper.items()}
 
 
-class _Run:
-    """How long the run is, in epochs and in iterations."""
+class _RunLength:
+    """Hold the length of the run in epochs and iterations."""
 
     def __init__(
         self,
@@ -95,13 +98,13 @@ class _Run:
         self.epochs, self.iters, self.epoch_length, self.by_epoch_loop = epochs, iters, epoch_length, by_epoch_loop
 
     def length(self, by_epoch: bool, converted: bool) -> float | None:
-        """The default `end`, in the unit that the config counts in."""
+        """Return the default `end`, in the unit of the config."""
         if converted and not self.by_epoch_loop and self.iters is not None and self.epoch_length:
             return Fraction(self.iters, self.epoch_length)  # type: ignore[return-value]  # exact when multiplied back
         return self.epochs if by_epoch else self.iters
 
 
-def _build_list(cfg: Any, wrapper: Any, run: _Run) -> list[ParamScheduler]:
+def _build_list(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
     if cfg is None:
         return []
     if isinstance(cfg, list | tuple):
@@ -109,15 +112,15 @@ def _build_list(cfg: Any, wrapper: Any, run: _Run) -> list[ParamScheduler]:
         for index, item in enumerate(cfg):
             with config_path(index):
                 built += _build_one(item, wrapper, run)
-        _check_windows(built, run)
+        _check_overlaps(built, run)
         return built
     return _build_one(cfg, wrapper, run)
 
 
-def _build_one(cfg: Any, wrapper: Any, run: _Run) -> list[ParamScheduler]:
+def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
     if isinstance(cfg, ParamScheduler):
         return [cfg] if cfg.optimizer is wrapper else []
-    if callable(cfg) and not isinstance(cfg, type):  # it goes on where a run is made longer
+    if callable(cfg) and not isinstance(cfg, type):  # without an end, so that the run can be extended
         cfg = {"type": "OptaxLR", "schedule": cfg, "by_epoch": False, "end": INF}
     cfg = as_config(cfg)
     if not _is_mapping(cfg):
@@ -132,14 +135,14 @@ def _build_one(cfg: Any, wrapper: Any, run: _Run) -> list[ParamScheduler]:
         with config_path("type"):
             entry = PARAM_SCHEDULERS.get(entry)
     if entry is None:
-        return [PARAM_SCHEDULERS.build(arguments, optimizer=wrapper)]  # says what is missing
+        return [PARAM_SCHEDULERS.build(arguments, optimizer=wrapper)]  # raises the error for a missing type
     del arguments["type"]
     by_epoch = bool(arguments.get("by_epoch", _default(entry, "by_epoch", True)))
     follows_validations = getattr(entry, "need_val_args", False)
     if by_epoch and not run.by_epoch_loop and not converted and not follows_validations:
         raise ConfigError(
-            f"{entry.__name__} counts epochs (by_epoch=True, the default), but the train loop counts iterations, so "
-            "that its value would never change; write by_epoch=False if its numbers are iterations, or "
+            f"`by_epoch` of {entry.__name__} must be False in a train loop that counts iterations, got True (the "
+            "default), with which its value would never change; write by_epoch=False if its numbers are iterations, or "
             "convert_to_iter_based=True if they are epochs"
         )
     if "end" not in arguments:
@@ -150,46 +153,59 @@ def _build_one(cfg: Any, wrapper: Any, run: _Run) -> list[ParamScheduler]:
 
 
 def _construct(
-    entry: type[ParamScheduler], wrapper: Any, arguments: dict[str, Any], run: _Run, converted: bool
+    entry: type[ParamScheduler], wrapper: Any, arguments: dict[str, Any], run: _RunLength, converted: bool
 ) -> ParamScheduler:
     if not converted:
         return PARAM_SCHEDULERS.build({"type": entry, **arguments}, optimizer=wrapper)
     if run.epoch_length is None and not run.is_open:
-        raise ConfigError("convert_to_iter_based needs a train dataloader whose length is known")
+        raise ConfigError(
+            "`convert_to_iter_based` must be False unless the train dataloader has a known length, got True"
+        )
     check_arguments(entry, {"optimizer": wrapper, **arguments})
     return entry.build_iter_from_epoch(wrapper, epoch_length=run.epoch_length or 1, **arguments)
 
 
 def _default_end(
-    entry: Any, arguments: Mapping[str, Any], run: _Run, by_epoch: bool, converted: bool, follows_validations: bool
+    entry: Any,
+    arguments: Mapping[str, Any],
+    run: _RunLength,
+    by_epoch: bool,
+    converted: bool,
+    follows_validations: bool,
 ) -> Any:
     if follows_validations and not run.by_epoch_loop:
         if arguments.get("begin", 0) > 0:
-            raise ConfigError(f"{entry.__name__} with begin > 0 counts epochs, which never end in this train loop")
+            raise ConfigError(
+                f"`begin` of {entry.__name__} must be 0 in a train loop without epochs, got {arguments['begin']}"
+            )
         return INF
     end = run.length(by_epoch, converted)
     if end is None and run.is_open:
         return INF // 2  # an end, but none that a schedule reaches
     if end is None:
         unit = "epochs" if by_epoch else "iterations"
-        raise ConfigError(f"the length of the run in {unit} is unknown: give {entry.__name__} its `end`")
+        raise ConfigError(
+            f"`end` of {entry.__name__} must be given in a run whose length in {unit} is unknown, got no end"
+        )
     return end
 
 
-def _check_total_steps(scheduler: ParamScheduler, run: _Run) -> None:
-    """Raises ValueError when a one-cycle schedule ends before the run does."""
+def _check_total_steps(scheduler: ParamScheduler, run: _RunLength) -> None:
+    """Raise ConfigError if a one-cycle schedule ends before the run."""
     length = run.epochs if scheduler.by_epoch else run.iters
     if not isinstance(scheduler.settings, OneCycleRule) or scheduler.settings.total_steps is None or length is None:
         return
-    needed = int(min(scheduler.end, length) - scheduler.begin)
-    if scheduler.settings.total_steps < needed:
-        raise ConfigError(f"total_steps is {scheduler.settings.total_steps}, but the run has {needed} steps for it")
+    num_steps = int(min(scheduler.end, length) - scheduler.begin)
+    if scheduler.settings.total_steps < num_steps:
+        raise ConfigError(
+            f"`total_steps` must be at least {num_steps}, the steps of the run, got {scheduler.settings.total_steps}"
+        )
 
 
-def _check_windows(chain: Sequence[ParamScheduler], run: _Run) -> None:
-    """Raise ConfigError when a schedule of optax, which sets a value, acts where another one changes that value."""
+def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:
+    """Raise ConfigError if an optax schedule, which sets its value, overlaps with another schedule of that value."""
 
-    def window(scheduler: ParamScheduler) -> tuple[float, float]:
+    def active_range(scheduler: ParamScheduler) -> tuple[float, float]:
         """Return begin and end, in iterations if the length of an epoch is known."""
         length = (run.epoch_length or 1) if scheduler.by_epoch else 1
         return scheduler.begin * length, scheduler.end * length
@@ -197,26 +213,26 @@ def _check_windows(chain: Sequence[ParamScheduler], run: _Run) -> None:
     for index, scheduler in enumerate(chain):
         if not isinstance(scheduler.settings, OptaxRule):
             continue
-        begin, end = window(scheduler)
+        begin, end = active_range(scheduler)
         for other_index, other in enumerate(chain):
             if other is scheduler or other.param_name != scheduler.param_name:
                 continue
             if run.epoch_length is None and other.by_epoch != scheduler.by_epoch:
-                continue  # the windows cannot be compared
-            other_begin, other_end = window(other)
+                continue  # the ranges cannot be compared
+            other_begin, other_end = active_range(other)
             if max(begin, other_begin) < min(end, other_end):
                 with config_path(index):
                     raise ConfigError(
-                        f"the schedule of optax at [{index}] must be alone in its window, because it sets "
+                        f"the optax schedule at [{index}] must not overlap with another schedule, because it sets "
                         f"{scheduler.param_name!r} at each step, got {type(other).__name__} at [{other_index}] in the "
-                        "same window; give both a `begin` and an `end`, or put all of it into one optax.join_schedules"
+                        "same range; give both a `begin` and an `end`, or use one optax.join_schedules"
                     )
 
 
-def _default(entry: Any, name: str, otherwise: Any) -> Any:
-    """The default that the constructor of `entry` has for an argument."""
+def _default(entry: Any, name: str, fallback: Any) -> Any:
+    """Return the default of an argument of `entry`; `fallback` if its constructor has no explicit signature."""
     signature: Any = getattr(entry.__init__, "__signature__", None)
-    return signature.parameters[name].default if signature is not None else otherwise
+    return signature.parameters[name].default if signature is not None else fallback
 
 
 def _is_mapping(value: Any) -> bool:
@@ -224,7 +240,7 @@ def _is_mapping(value: Any) -> bool:
 
 
 def flatten_schedulers(schedulers: Schedulers | None) -> Sequence[ParamScheduler]:
-    """All schedulers of a run in one list, whether they are by optimizer or not."""
+    """Return all schedulers of a run in one list, for one or several optimizers."""
     if schedulers is None:
         return []
     return [s for group in schedulers.values() for s in group] if isinstance(schedulers, dict) else schedulers

@@ -1,6 +1,6 @@
-"""Reduce a value when a metric of the validation stops improving.
+"""Reduce a value when a validation metric stops improving.
 
-The one schedule that is not a function of the counter: what it has seen is its state, saved with every checkpoint.
+This is the only schedule that is not a function of the counter: its state is saved in every checkpoint.
 """
 
 import dataclasses
@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from jengine.annotations import Decay, Finite, Index, NonNegative
-from jengine.errors import ConfigError, UnknownNameError, closest
+from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.optim.schedules.rules import Settings
-from jengine.optim.schedules.scheduler import ParamScheduler
+from jengine.optim.schedules.scheduler import ParamScheduler, default_group
 
 _RULES = ("less", "greater")
 _THRESHOLD_RULES = ("rel", "abs")
@@ -18,10 +18,10 @@ _THRESHOLD_RULES = ("rel", "abs")
 
 @dataclasses.dataclass(frozen=True)
 class PlateauSettings(Settings):
-    """Settings of the reduction on a plateau.
+    """Hold the settings of the reduction on a plateau.
 
-    `patience` and `cooldown` count validations. `min_value` is one floor or one per group, the last of which also
-    holds for the optimizer's own settings.
+    `patience` and `cooldown` count validations. `min_value` is one number or one per group; the optimizer's own
+    settings use the last one.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
@@ -36,21 +36,21 @@ class PlateauSettings(Settings):
     eps: NonNegative = 1e-8
 
     def is_better(self, metric: float, best: float) -> bool:
-        """Whether `metric` improves on `best` by more than the threshold."""
+        """Return whether `metric` improves on `best` by more than the threshold."""
         margin = best * self.threshold if self.threshold_rule == "rel" else self.threshold
         return metric < best - margin if self.rule == "less" else metric > best + margin
 
 
 class PlateauState(NamedTuple):
-    """What the schedule has seen."""
+    """Hold the history of the monitored metric."""
 
     best: float  # the best metric so far
     bad: int = 0  # validations without improvement
-    cooldown: int = 0  # validations that still do not count
+    cooldown: int = 0  # remaining validations of the cooldown
 
 
 def observe(settings: PlateauSettings, state: PlateauState, metric: float) -> tuple[PlateauState, bool]:
-    """The state after one more validation, and whether the value is to be reduced."""
+    """Return the state after another validation, and whether to reduce the value."""
     best, bad, cooldown = state
     if settings.is_better(metric, best):
         best, bad = metric, 0
@@ -64,34 +64,37 @@ def observe(settings: PlateauSettings, state: PlateauState, metric: float) -> tu
 
 
 class PlateauScheduler(ParamScheduler):
-    """A parameter scheduler that multiplies by `factor` when the monitored metric stops improving."""
+    """Multiply a value by `factor` when the monitored metric stops improving."""
 
     need_val_args: ClassVar[bool] = True
     settings: PlateauSettings
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("by_epoch", True):
-            raise AssertionError(f"{type(self).__name__} follows validations: it works with by_epoch=True only")
+            raise ArgumentError(
+                f"`by_epoch` must be True for {type(self).__name__}, which counts validations, got False"
+            )
         self.reductions: list[int] = []  # the global step of each reduction, so that they can be replayed
         super().__init__(*args, **kwargs)
         self.state = PlateauState(best=1e9 if self.settings.rule == "less" else -1e9)
 
     def step(self, metrics: Mapping[str, float] | None = None) -> None:
-        """Counts an epoch, or with the metrics of a validation looks at the monitored one.
+        """Count an epoch; or, given the metrics of a validation, check whether to reduce the value.
 
         Raises:
-          TypeError: `metrics` is no mapping. KeyError: the monitored metric is not in it.
+          TypeError: `metrics` is not a mapping. KeyError: `metrics` lacks the monitored metric.
         """
         if metrics is None:
             self.global_step += 1
             return
         if not isinstance(metrics, Mapping):
-            raise TypeError(f"metrics are a dict by name, found {type(metrics).__name__}")
+            raise TypeError(f"`metrics` must be a dict by name, got {type(metrics).__name__}")
         if not self.begin <= self.global_step < self.end:
             return
         if self.settings.monitor not in metrics:
             raise UnknownNameError(
-                f"the validation gave no metric {self.settings.monitor!r}{closest(self.settings.monitor, metrics)}"
+                f"`monitor` must be a metric of the validation, got {self.settings.monitor!r}"
+                f"{closest(self.settings.monitor, metrics)}"
             )
         self.last_step += 1
         self.state, reduce = observe(self.settings, self.state, float(metrics[self.settings.monitor]))
@@ -102,20 +105,20 @@ class PlateauScheduler(ParamScheduler):
             self._log_values()
 
     def reduce(self) -> None:
-        """Multiplies the value of every driven group by `factor`, down to its minimum."""
+        """Multiply the value of every scheduled group by `factor`, down to its minimum."""
         groups = self._groups()
-        for place, _, least in self._driven:
-            value = float(groups[place][self.param_name])
-            reduced = max(value * self.settings.factor, least)
+        for index, _, minimum in self._scheduled:
+            value = float(groups[index][self.param_name])
+            reduced = max(value * self.settings.factor, minimum)
             if value - reduced > self.settings.eps:
-                self._write(groups[place], reduced)
+                self._write(groups[index], reduced)
 
     def state_dict(self) -> dict[str, Any]:
-        """As for every scheduler, and what has been seen."""
+        """Return the state of a scheduler, the history of the metric, and the reductions."""
         return {**super().state_dict(), "plateau": self.state._asdict(), "reductions": list(self.reductions)}
 
     def load_state_dict(self, state: dict[str, Any], settings: str = "checkpoint") -> None:
-        """As for every scheduler; what has been seen comes from the state under either choice of settings."""
+        """Load the state of a scheduler; the history of the metric is loaded for either choice of `settings`."""
         super().load_state_dict(state, settings)
         if "plateau" in state:
             self.state = PlateauState(**state["plateau"])
@@ -123,14 +126,16 @@ class PlateauScheduler(ParamScheduler):
 
     def _bind(self) -> None:
         super()._bind()
-        least = self.settings.min_value
+        min_value = self.settings.min_value
         count = len(self.base_values)
-        if isinstance(least, int | float):
-            floors = [float(least)] * count
+        if isinstance(min_value, int | float):
+            targets = [float(min_value)] * count
         else:
-            floors = [float(value) for value in least]
-            if len(floors) == count - 1 and getattr(self.optimizer, "base_param_settings", None) is not None:
-                floors.append(floors[-1])
-            if len(floors) != count:
-                raise ConfigError(f"min_value has {len(least)} values for {count} parameter groups")
-        self._driven = [driven._replace(anchor=floors[driven.place]) for driven in self._driven]
+            targets = [float(value) for value in min_value]
+            if len(targets) == count - 1 and default_group(self.optimizer) is not None:
+                targets.append(targets[-1])
+            if len(targets) != count:
+                raise ConfigError(
+                    f"`min_value` must have one value for each of the {count} parameter groups, got {len(min_value)}"
+                )
+        self._scheduled = [scheduled._replace(target=targets[scheduled.group_index]) for scheduled in self._scheduled]

@@ -1,4 +1,4 @@
-"""The state of all schedulers of a run: saved, loaded, and replayed when the config has changed in between."""
+"""Save and load the state of all schedulers of a run, and replay the schedules of a changed config."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _CHOICES = ("checkpoint", "config")
 
 
 def schedulers_state_dict(schedulers: Schedulers) -> Any:
-    """The states of `schedulers`, in the same structure. Fits JSON."""
+    """Return the states of `schedulers` in the same structure, as JSON-serializable values."""
     if isinstance(schedulers, dict):
         return {name: [scheduler.state_dict() for scheduler in group] for name, group in schedulers.items()}
     return [scheduler.state_dict() for scheduler in schedulers]
@@ -28,31 +28,32 @@ def load_schedulers_state_dict(
     epochs: int = 0,
     epoch_length: int | None = None,
 ) -> list[str]:
-    """Goes on with the schedules of a checkpoint. Load the state of the optimizer wrapper before: it has the values.
+    """Continue the schedules of a checkpoint. First load the state of the optimizer wrapper, which holds the values.
 
     Args:
       schedulers: the built schedulers.
-      state: what `schedulers_state_dict` gave.
-      settings: whose settings hold where the two differ. With 'checkpoint' the schedule goes on as it was. With
-        'config' every value becomes what the settings in the config would have made it by now (see `replay`).
-      iters: iterations that are done; for 'config' alone, as the two below.
-      epochs: epochs that are done.
+      state: the result of `schedulers_state_dict`.
+      settings: which settings to use if config and checkpoint differ. 'checkpoint' continues the saved schedule.
+        'config' sets every value that the settings in the config give by now (see `replay_schedulers`).
+      iters: completed iterations; used with 'config' only, as the next two arguments.
+      epochs: completed epochs.
       epoch_length: iterations in an epoch.
 
     Returns:
       One line for each setting in which config and checkpoint differ, empty if they agree.
 
     Raises:
-      ValueError: an unknown choice, or with 'checkpoint' another number or other types of schedulers.
+      ConfigError: an unknown choice; with 'checkpoint', another number or other types of schedulers.
     """
     if settings not in _CHOICES:
-        raise ConfigError(f"no choice is called {settings!r}{closest(settings, _CHOICES)}")
+        raise ConfigError(f"`settings` must be 'checkpoint' or 'config', got {settings!r}{closest(settings, _CHOICES)}")
     with config_path("param_scheduler"):
         if isinstance(schedulers, dict) != isinstance(state, dict) or (
             isinstance(schedulers, dict) and set(schedulers) != set(state)
         ):
             raise ConfigError(
-                f"the checkpoint has schedulers for {_owners(state)}, the config for {_owners(schedulers)}"
+                f"the schedulers of the checkpoint must be for {_owners(schedulers)} as in the config, got schedulers "
+                f"for {_owners(state)}"
             )
         if isinstance(schedulers, dict):
             differences = []
@@ -62,20 +63,20 @@ def load_schedulers_state_dict(
         else:
             differences = _load_chain(schedulers, state, settings, "param_scheduler")
     if settings == "config":
-        replay(schedulers, iters=iters, epochs=epochs, epoch_length=epoch_length)
+        replay_schedulers(schedulers, iters=iters, epochs=epochs, epoch_length=epoch_length)
     return differences
 
 
-def replay(schedulers: Schedulers, *, iters: int, epochs: int = 0, epoch_length: int | None = None) -> None:
-    """Brings every value to where the settings of `schedulers` have it after so many iterations and epochs.
+def replay_schedulers(schedulers: Schedulers, *, iters: int, epochs: int = 0, epoch_length: int | None = None) -> None:
+    """Set every value that the settings of `schedulers` give after `iters` iterations and `epochs` epochs.
 
-    It goes from the initial values through all steps in the order of a training run, and repeats the reductions that a
-    schedule on a plateau has recorded.
+    Repeats all steps from the initial values in the order of a training run, including the recorded reductions of
+    plateau schedules.
 
     Args:
       schedulers: the built schedulers.
-      iters: iterations that are done.
-      epochs: epochs that are done.
+      iters: completed iterations.
+      epochs: completed epochs.
       epoch_length: iterations in an epoch; if unknown, all iterations come before all epochs.
     """
     chain = flatten_schedulers(schedulers)
@@ -86,14 +87,14 @@ def replay(schedulers: Schedulers, *, iters: int, epochs: int = 0, epoch_length:
     for scheduler in chain:
         scheduler.step()
     _repeat_reductions(by_epoch, 0)
-    done = 0
+    epochs_done = 0
     for iteration in range(1, iters + 1):
         for scheduler in by_iter:
             scheduler.step()
-        if epoch_length is not None and iteration % epoch_length == 0 and done < epochs:
-            done += 1
-            _step_epoch(by_epoch, done)
-    for epoch in range(done + 1, epochs + 1):
+        if epoch_length is not None and iteration % epoch_length == 0 and epochs_done < epochs:
+            epochs_done += 1
+            _step_epoch(by_epoch, epochs_done)
+    for epoch in range(epochs_done + 1, epochs + 1):
         _step_epoch(by_epoch, epoch)
 
 
@@ -112,20 +113,23 @@ def _repeat_reductions(schedulers: Sequence[ParamScheduler], epoch: int) -> None
 
 def _load_chain(chain: list[ParamScheduler], states: list[Any], settings: str, prefix: str) -> list[str]:
     if len(chain) != len(states):
-        message = f"{prefix}: the config has {len(chain)} schedulers, the checkpoint {len(states)}"
         if settings == "checkpoint":
-            raise ConfigError(f"{message}; load with settings='config' to go by the config")
-        return [message]
+            raise ConfigError(
+                f"`{prefix}` must have the {len(states)} schedulers of the checkpoint, got {len(chain)}; load with "
+                "settings='config' to use those of the config"
+            )
+        return [f"{prefix}: {len(chain)} schedulers in the config, {len(states)} in the checkpoint"]
     differences = []
     for index, (scheduler, state) in enumerate(zip(chain, states, strict=True)):
         with config_path(index):
             configured, saved = scheduler.state_dict()["settings"], state["settings"]
             for key in sorted(configured.keys() | saved.keys()):
                 if configured.get(key) != saved.get(key):
-                    here, there = configured.get(key), saved.get(key)
-                    differences.append(f"{prefix}[{index}].{key}: {here} in the config, {there} in the checkpoint")
-                    if settings == "checkpoint" and key == "schedule" and is_function(there):
-                        differences[-1] += " (a function cannot be loaded: the config's applies)"
+                    new, old = configured.get(key), saved.get(key)
+                    line = f"{prefix}[{index}].{key}: {new} in the config, {old} in the checkpoint"
+                    if settings == "checkpoint" and key == "schedule" and is_function(old):
+                        line += " (a function cannot be loaded: the config's applies)"
+                    differences.append(line)
             if settings == "checkpoint" or configured["type"] == saved["type"]:
                 scheduler.load_state_dict(state, settings)
     return differences

@@ -1,13 +1,13 @@
-"""The rules of parameter schedules, as pure functions of a counter.
+"""Define the rules of parameter schedules as pure functions of a counter.
 
-Whatever a schedule does at one step is an affine map of the current value of a parameter group,
+At each step a schedule applies an affine map to the current value of a parameter group,
 
-    value -> a * value + p * anchor + q * base
+    value -> a * value + b * target + c * initial
 
-where `base` is the initial value of the group, `anchor` is a constant of the group (the floor that a cosine falls to,
-say), and `(a, p, q)` depend on the step alone. That one form serves the schedules that multiply what is there, which
-is how several of them chain, and the schedules that set a value outright (`a = 0`). A rule is a frozen dataclass: its
-fields are the settings in a config, its `bind` gives the function from the step to `(a, p, q)`.
+where `initial` is the initial value of the group, `target` is a constant of the group (for example the minimum of a
+cosine), and `(a, b, c)` depend on the step only. Schedules that multiply the current value can be chained; schedules
+that set the value have `a = 0`. A rule is a frozen dataclass: its fields are the settings in a config, and `bind`
+returns the function from the step to `(a, b, c)`.
 """
 
 import collections
@@ -19,26 +19,22 @@ from typing import Any, ClassVar, Self
 from jengine.annotations import Finite, Fraction, NonNegative, Positive
 from jengine.errors import ConfigError
 
-Affine = tuple[float, float, float]  # (a, p, q): the weights of the current value, of the anchor and of the base
-INF = 10**9  # MMEngine's "no end"; a conversion to iterations leaves it alone
-StepFunction = Callable[[int], Affine | None]  # from the step in the window, from 0; None leaves the value alone
-
-
-class ConflictError(ConfigError, AssertionError):
-    """Settings that exclude each other. Also an AssertionError, which is what MMEngine raises for them."""
+Affine = tuple[float, float, float]  # (a, b, c): the weights of the current value, the target and the initial value
+INF = 10**9  # MMEngine's "no end"; a conversion to iterations leaves it unchanged
+StepFunction = Callable[[int], Affine | None]  # from the number of steps since `begin`; None keeps the value
 
 
 class Settings:
-    """Save and load the settings of one family of schedules, the fields of a frozen dataclass.
+    """Save and load the settings of a family of schedules, the fields of a frozen dataclass.
 
-    `epoch_units` names the settings that count steps, which a conversion from epochs to iterations scales; None says
-    that the family cannot be converted.
+    `epoch_units` names the settings that count steps, which a conversion from epochs to iterations scales; None if the
+    family cannot be converted.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings by name. Fits JSON."""
+        """Return the settings by name, as JSON-serializable values."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
@@ -49,40 +45,40 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Rule(Settings):
-    """The settings of one family of schedules, and what they do to a value at each step."""
+    """Hold the settings of a family of schedules and compute how a value changes at each step."""
 
-    def bind(self, span: int) -> StepFunction:
-        """The function from the step in the window to the change of the value.
+    def bind(self, num_steps: int) -> StepFunction:
+        """Return the function from the step, counted from `begin`, to the change of the value.
 
         Args:
-          span: how many steps the window has, `end - begin`; the last step is `span - 1`.
+          num_steps: the number of steps from `begin` to `end`; the last step is `num_steps - 1`.
         """
         raise NotImplementedError
 
-    def anchors(self, bases: Sequence[float], reference: float) -> list[float]:
-        """The anchor of each group.
+    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
+        """Return the target of each group.
 
         Args:
-          bases: the initial value of each group.
-          reference: the optimizer's own initial value, before any multiplier of a group.
+          initial_values: the initial value of each group.
+          reference: the initial value in the optimizer's own settings, before any multiplier of a group.
         """
-        return [0.0] * len(bases)
+        return [0.0] * len(initial_values)
 
-    def initials(self, bases: Sequence[float]) -> list[float]:
-        """The initial value of each group under this rule; only a rule that sets them itself changes `bases`."""
-        return list(bases)
+    def initial_values(self, values: Sequence[float]) -> list[float]:
+        """Return the initial value of each group: `values`, unless the rule sets the initial values itself."""
+        return list(values)
 
-    def muted_steps(self, span: int) -> int:
-        """For how many steps from the start the value shown is 0 although it comes back (a warm-up from 0)."""
+    def frozen_steps(self, num_steps: int) -> int:
+        """Return the number of steps at the start for which a warm-up from 0 sets 0 and hides the value."""
         return 0
 
-    def least(self) -> float:
-        """The smallest value that the rule ever sets."""
+    def min_value(self) -> float:
+        """Return the lower bound of the values that the rule sets."""
         return float("-inf")
 
 
 def scale_epochs(settings: Mapping[str, Any], names: Sequence[str], epoch_length: int) -> dict[str, Any]:
-    """A copy of `settings` in which the numbers, or lists of them, called `names` are multiplied by `epoch_length`."""
+    """Return a copy of `settings` with the numbers, or lists of numbers, in `names` multiplied by `epoch_length`."""
     scaled = dict(settings)
     for name in names:
         if isinstance(scaled.get(name), list | tuple):
@@ -105,13 +101,13 @@ def sorted_milestones(name: str, value: Sequence[float]) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class ConstantRule(Rule):
-    """Multiplies by `factor` until the last step of the window, which restores the value."""
+    """Multiply the value by `factor` until the last step, which restores it."""
 
     factor: Fraction = 1.0 / 3
 
-    def bind(self, span: int) -> StepFunction:
-        """Changes at the first and the last step; in a window of one step those cancel."""
-        last = span - 1
+    def bind(self, num_steps: int) -> StepFunction:
+        """Return the changes at the first and the last step; they cancel if these are the same step."""
+        last = num_steps - 1
         if last == 0:
             return lambda t: None
         if self.factor == 0.0:
@@ -119,54 +115,54 @@ class ConstantRule(Rule):
         changes = {0: (self.factor, 0.0, 0.0), last: (1.0 / self.factor, 0.0, 0.0)}
         return changes.get
 
-    def muted_steps(self, span: int) -> int:
-        """All but the last step when the factor is 0."""
-        return span - 1 if self.factor == 0.0 else 0
+    def frozen_steps(self, num_steps: int) -> int:
+        """Return all steps but the last if the factor is 0."""
+        return num_steps - 1 if self.factor == 0.0 else 0
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearRule(Rule):
-    """Multiplies by a factor that goes in a straight line from `start_factor` to `end_factor` at the last step."""
+    """Multiply the value by a factor that changes linearly from `start_factor` to `end_factor` at the last step."""
 
     start_factor: Fraction = 1.0 / 3
     end_factor: Fraction = 1.0
 
-    def bind(self, span: int) -> StepFunction:
-        """The ratio of each factor to the one before it; a window of one step is at its end at once."""
-        last, start, rise = span - 1, self.start_factor, self.end_factor - self.start_factor
+    def bind(self, num_steps: int) -> StepFunction:
+        """Return the ratio of each factor to the previous one; with a single step, `end_factor`."""
+        last, start, rise = num_steps - 1, self.start_factor, self.end_factor - self.start_factor
         if last == 0:
             return lambda t: (self.end_factor, 0.0, 0.0)
 
-        def change(t: int) -> Affine:
+        def change(t: int) -> Affine | None:
             if t == 0:
-                return (start or 1.0, 0.0, 0.0)  # from 0 the value is muted, not multiplied: it has to come back
-            before = last * start + (t - 1) * rise
-            return ((before + rise) / (before or last), 0.0, 0.0)
+                return (start or 1.0, 0.0, 0.0)  # from 0 the value is frozen, not multiplied: it must be restored
+            previous = last * start + (t - 1) * rise
+            return ((previous + rise) / (previous or last), 0.0, 0.0)
 
         return change
 
-    def muted_steps(self, span: int) -> int:
-        """The first step, when it starts from 0 and does not stay there."""
-        return 1 if self.start_factor == 0.0 and span > 1 else 0
+    def frozen_steps(self, num_steps: int) -> int:
+        """Return 1 if the line starts at 0 and has more than one step."""
+        return 1 if self.start_factor == 0.0 and num_steps > 1 else 0
 
 
 @dataclasses.dataclass(frozen=True)
 class StepRule(Rule):
-    """Multiplies by `gamma` every `step_size` steps."""
+    """Multiply the value by `gamma` every `step_size` steps."""
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("step_size",)
     step_size: Positive
     gamma: Finite = 0.1
 
-    def bind(self, span: int) -> StepFunction:
-        """Changes at the positive multiples of `step_size`."""
-        size, drop = self.step_size, (self.gamma, 0.0, 0.0)
-        return lambda t: drop if t > 0 and t % size == 0 else None
+    def bind(self, num_steps: int) -> StepFunction:
+        """Return the changes at the positive multiples of `step_size`."""
+        size, decay = self.step_size, (self.gamma, 0.0, 0.0)
+        return lambda t: decay if t > 0 and t % size == 0 else None
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiStepRule(Rule):
-    """Multiplies by `gamma` at each milestone, counted from `begin`; a milestone given twice counts twice."""
+    """Multiply the value by `gamma` at each milestone, counted from `begin`; a repeated milestone counts twice."""
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("milestones",)
     milestones: Sequence[NonNegative]
@@ -175,34 +171,34 @@ class MultiStepRule(Rule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "milestones", sorted_milestones("milestones", self.milestones))
 
-    def bind(self, span: int) -> StepFunction:
-        """Changes at the milestones."""
+    def bind(self, num_steps: int) -> StepFunction:
+        """Return the changes at the milestones."""
         counts = collections.Counter(self.milestones)
         return {milestone: (self.gamma**count, 0.0, 0.0) for milestone, count in counts.items()}.get
 
 
 @dataclasses.dataclass(frozen=True)
 class ExponentialRule(Rule):
-    """Multiplies by `gamma` at every step but the first."""
+    """Multiply the value by `gamma` at every step but the first."""
 
     gamma: Finite
 
-    def bind(self, span: int) -> StepFunction:
-        """The same change at each step."""
+    def bind(self, num_steps: int) -> StepFunction:
+        """Return the same change for each step."""
         decay = (self.gamma, 0.0, 0.0)
         return lambda t: decay if t > 0 else None
 
 
 @dataclasses.dataclass(frozen=True)
 class PolyRule(Rule):
-    """Falls as a power of the steps left, to `eta_min` at the last step of the window."""
+    """Decay the value as a power of the remaining steps, to `eta_min` at the last step."""
 
     eta_min: Finite = 0.0
     power: Finite = 1.0
 
-    def bind(self, span: int) -> StepFunction:
-        """The ratio of the distance to `eta_min` to that of the step before."""
-        last, power = span - 1, self.power
+    def bind(self, num_steps: int) -> StepFunction:
+        """Return the ratio of each distance to `eta_min` to the previous distance."""
+        last, power = num_steps - 1, self.power
 
         def change(t: int) -> Affine | None:
             if t == 0:
@@ -212,34 +208,34 @@ class PolyRule(Rule):
 
         return change
 
-    def anchors(self, bases: Sequence[float], reference: float) -> list[float]:
-        """The floor, the same for every group."""
-        return [self.eta_min] * len(bases)
+    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
+        """Return `eta_min` for every group."""
+        return [self.eta_min] * len(initial_values)
 
 
 @dataclasses.dataclass(frozen=True)
 class PolyRatioRule(PolyRule):
-    """`PolyRule` whose floor may be a part of each group's initial value (MMSegmentation)."""
+    """Decay like `PolyRule`, to a minimum that may be a fraction of each initial value (MMSegmentation)."""
 
     eta_min_ratio: Finite | None = None
 
-    def anchors(self, bases: Sequence[float], reference: float) -> list[float]:
-        """`eta_min_ratio` of each base, or `eta_min` where no ratio is given."""
+    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
+        """Return `eta_min_ratio` times each initial value; `eta_min` if there is no ratio."""
         if self.eta_min_ratio is None:
-            return super().anchors(bases, reference)
-        return [base * self.eta_min_ratio for base in bases]
+            return super().targets(initial_values, reference)
+        return [initial * self.eta_min_ratio for initial in initial_values]
 
 
 @dataclasses.dataclass(frozen=True)
 class QuadraticWarmupRule(Rule):
-    """Rises as the square of the step, to the initial value at the last step of the window (MMDetection)."""
+    """Increase the value as the square of the step, to the initial value at the last step (MMDetection)."""
 
-    def bind(self, span: int) -> StepFunction:
-        """Adds `(2t + 1) / span**2` of the initial value, from 0; raises ValueError when the window has no end."""
-        if span >= INF:
-            raise ConfigError("a quadratic warm-up needs its `end`")
+    def bind(self, num_steps: int) -> StepFunction:
+        """Return increments of `(2t + 1) / num_steps**2` of the initial value; raise ConfigError without an end."""
+        if num_steps >= INF:
+            raise ConfigError("`end` must be given for a quadratic warm-up, got no end")
 
         def change(t: int) -> Affine:
-            return (0.0 if t == 0 else 1.0, 0.0, (2 * t + 1) / span**2)
+            return (0.0 if t == 0 else 1.0, 0.0, (2 * t + 1) / num_steps**2)
 
         return change

@@ -1,7 +1,7 @@
-"""What all parameter schedulers share: the window, the counters, the groups that they drive, and the saved state.
+"""Define the base class of parameter schedulers: the active range, the counters, the groups, and the saved state.
 
-A scheduler lives on the host. It writes Python floats into the optimizer wrapper's parameter groups; the compiled step
-receives them as inputs, so that a schedule costs no device work and no second trace.
+A scheduler runs on the host. It writes Python floats into the parameter groups of the optimizer wrapper; the compiled
+step receives them as inputs, so that a schedule costs no device work and no recompilation.
 """
 
 import logging
@@ -9,7 +9,7 @@ import numbers
 from collections.abc import MutableMapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from jengine.errors import ConfigError, UnknownNameError, closest
+from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.optim.schedules.rules import INF, scale_epochs
 
 Group = MutableMapping[str, Any]  # a parameter group: host numbers by name
@@ -17,9 +17,9 @@ _LOGGER = logging.getLogger("jengine")
 
 
 class Groups(Protocol):
-    """What a scheduler needs of an optimizer wrapper.
+    """Describe the part of an optimizer wrapper that a scheduler uses.
 
-    It may also have `base_param_settings`, a group (or None) with the optimizer's own settings, scheduled as well.
+    It may also have `base_param_settings`, a group (or None) with the optimizer's own settings; see `default_group`.
     """
 
     @property
@@ -27,35 +27,35 @@ class Groups(Protocol):
         """Mappings of host numbers by name (`lr`, `momentum`, ...)."""
 
 
-class Driven(NamedTuple):
-    """A group that a scheduler drives."""
+class ScheduledGroup(NamedTuple):
+    """Describe a parameter group that a scheduler changes."""
 
-    place: int  # among the groups
-    base: float  # its initial value
-    anchor: float  # the constant of the group that the rule works towards
+    group_index: int  # position in the list of groups
+    initial: float  # initial value
+    target: float  # constant of the group that the rule moves the value towards
 
 
 class ParamScheduler:
-    """A schedule of one named value of the parameter groups.
+    """Schedule one named value of the parameter groups.
 
-    Building it records the initial value of each group under `initial_<param_name>` and applies the value of the first
-    iteration; each `step` counts, and inside the window computes the next value from the current one, so that several
-    schedulers chain in the order of their list. After the window the last value stays. A group whose `fix_lr` is true
-    is left out of learning rate schedules.
+    The constructor records the initial value of each group under `initial_<param_name>` and sets the value of the first
+    iteration. Each `step` counts and, from `begin` to `end`, computes the next value from the current one, so that
+    several schedulers chain in list order. After `end` the last value stays. Learning rate schedules skip groups whose
+    `fix_lr` is true.
 
     Args:
-      optimizer: the optimizer wrapper, or anything with its `param_groups`.
-      param_name: the value to drive: 'lr', 'weight_decay', ...; 'momentum' stands for the first of `betas` where an
-        optimizer has those.
+      optimizer: the optimizer wrapper, or any object with its `param_groups`.
+      param_name: the value to schedule: 'lr', 'weight_decay', ...; for an optimizer with `betas`, 'momentum' is the
+        first of these.
       settings: the settings of the family, a frozen dataclass.
-      begin: first step of the window, in epochs or iterations as `by_epoch` says.
-      end: the step after the window.
-      last_step: the last step done inside the window, to go on without a saved state; -1 starts.
-      by_epoch: steps are epochs, otherwise iterations.
+      begin: first step of the schedule, in epochs or iterations (see `by_epoch`).
+      end: the step after the last one.
+      last_step: the last completed step since `begin`, to continue without a saved state; -1 to start.
+      by_epoch: whether steps are epochs; otherwise iterations.
       verbose: log every new value.
 
     Raises:
-      ValueError: an empty window, or `last_step` below -1. KeyError: no group has `param_name`.
+      ConfigError: `end` is not after `begin`, or `last_step` is below -1. KeyError: no group has `param_name`.
     """
 
     need_val_args: ClassVar[bool] = False  # its step takes the metrics of a validation
@@ -75,14 +75,16 @@ class ParamScheduler:
         verbose: bool = False,
     ) -> None:
         if end <= begin:
-            raise ConfigError(f"`end` must be larger than begin={begin}, got {end}")
+            raise ConfigError(f"`end` must be larger than `begin`, got begin={begin} and end={end}")
         self.optimizer = optimizer
         self.param_name = param_name
         self.settings = settings
         self.begin, self.end, self.by_epoch = begin, end, by_epoch
         self.verbose = verbose
-        self._shadow = _apart(optimizer)
-        self.base_values = self._take_initial_values(resumed=last_step > -1)
+        default = default_group(optimizer)
+        is_separate = not any(group is default for group in optimizer.param_groups)
+        self._default_group = default if is_separate else None
+        self.base_values = self._record_initial_values(resumed=last_step > -1)
         self._bind()
         self.last_step = last_step
         self.global_step = -1 if last_step == -1 else int(begin) + last_step
@@ -90,7 +92,7 @@ class ParamScheduler:
 
     @classmethod
     def build_iter_from_epoch(cls, *args: Any, epoch_length: int | None = None, **kwargs: Any) -> "ParamScheduler":
-        """Builds the scheduler with everything that its settings count in epochs counted in iterations.
+        """Build the scheduler from settings in epochs, converted to iterations.
 
         Args:
           *args: as for the constructor.
@@ -98,17 +100,15 @@ class ParamScheduler:
           **kwargs: as for the constructor; `by_epoch` must be true.
 
         Raises:
-          AssertionError: `by_epoch` is false, or `epoch_length` is not a positive number.
+          ArgumentError: `by_epoch` is false, or `epoch_length` is not a positive integer.
           NotImplementedError: the family cannot be converted.
         """
         if cls.family.epoch_units is None:
             raise NotImplementedError(f"{cls.__name__} cannot be converted from epochs to iterations")
         if not kwargs.get("by_epoch", True):
-            raise AssertionError(f"{cls.__name__} counts iterations already (by_epoch=False): nothing to convert")
+            raise ArgumentError(f"`by_epoch` must be True to convert {cls.__name__} to iterations, got False")
         if not isinstance(epoch_length, int) or epoch_length <= 0:
-            raise AssertionError(
-                f"a conversion to iterations needs the epoch's length in iterations, found {epoch_length}"
-            )
+            raise ArgumentError(f"`epoch_length` must be a positive number of iterations, got {epoch_length}")
         kwargs = scale_epochs(kwargs, cls.family.epoch_units, epoch_length)
         for name in ("begin", "end"):
             if kwargs.get(name, INF) != INF:
@@ -116,15 +116,15 @@ class ParamScheduler:
         return cls(*args, **{**kwargs, "by_epoch": False})
 
     def step(self) -> None:
-        """Counts one iteration or epoch and, inside the window, sets the next value of every driven group."""
+        """Count an iteration or epoch; from `begin` to `end`, set the next value of every scheduled group."""
         raise NotImplementedError
 
     def get_last_value(self) -> list[float]:
-        """The value in force of each group that has it."""
+        """Return the current value of each group that has it."""
         return [float(group[self.param_name]) for group in self._groups() if self.param_name in group]
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters, and the settings for a loader that prefers those of the checkpoint. Fits JSON."""
+        """Return the counters and the settings, as JSON-serializable values."""
         return {
             "global_step": self.global_step,
             "last_step": self.last_step,
@@ -132,15 +132,15 @@ class ParamScheduler:
         }
 
     def load_state_dict(self, state: dict[str, Any], settings: str = "checkpoint") -> None:
-        """Goes on where `state` was taken. Load the state of the optimizer wrapper, which holds the values, before.
+        """Restore `state`. First load the state of the optimizer wrapper, which holds the values.
 
         Args:
-          state: what `state_dict` gave.
-          settings: whose settings hold from here: those in `state` ('checkpoint') or those that the scheduler was
-            built with ('config'; then `replay` brings the values to where those settings would have them by now).
+          state: the result of `state_dict`.
+          settings: which settings to use from now on: those in `state` ('checkpoint') or those of the constructor
+            ('config'; `replay_schedulers` then sets the values that these settings give).
 
         Raises:
-          ValueError: the state is one of another type of scheduler, whose settings cannot be taken over.
+          ConfigError: the state belongs to another type of scheduler, whose settings cannot be loaded.
         """
         self.global_step = state["global_step"]
         self.last_step = state["last_step"]
@@ -149,8 +149,8 @@ class ParamScheduler:
             return
         if saved["type"] != type(self).__name__ or saved["param_name"] != self.param_name:
             raise ConfigError(
-                f"the checkpoint has a {saved['type']} of {saved['param_name']!r} where the config has a "
-                f"{type(self).__name__} of {self.param_name!r}; load it with settings='config'"
+                f"the scheduler of the checkpoint must be {type(self).__name__} of {self.param_name!r} as in the "
+                f"config, got {saved['type']} of {saved['param_name']!r}; load it with settings='config'"
             )
         self.settings = self.settings.load_state_dict(saved)
         self.begin, self.end, self.by_epoch = saved["begin"], saved["end"], saved["by_epoch"]
@@ -158,59 +158,65 @@ class ParamScheduler:
         self._bind()
 
     def rewind(self) -> None:
-        """Puts the initial values back and the counters before the first step. `step` then starts anew."""
+        """Restore the initial values and reset the counters; the next `step` is the first one."""
         groups = self._groups()
         self.global_step = self.last_step = -1
-        for driven in self._driven:
-            groups[driven.place][f"initial_{self.param_name}"] = driven.base
-            self._write(groups[driven.place], driven.base)
+        for scheduled in self._scheduled:
+            groups[scheduled.group_index][f"initial_{self.param_name}"] = scheduled.initial
+            self._write(groups[scheduled.group_index], scheduled.initial)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.settings}, begin={self.begin}, end={self.end}, by_epoch={self.by_epoch})"
 
     def _bind(self) -> None:
-        """Works out what depends on the settings alone: which groups are driven, from what and towards what."""
+        """Compute what depends on the settings only: the scheduled groups, their initial values and targets."""
         groups = self._groups()
         if len(groups) != len(self.base_values):
             raise ConfigError(
-                f"the schedule was saved for {len(self.base_values)} parameter groups, found {len(groups)}"
+                f"the optimizer must have the {len(self.base_values)} parameter groups of the saved schedule, got "
+                f"{len(groups)}"
             )
-        self._driven = [
-            Driven(index, base, 0.0)
-            for index, base in enumerate(self.base_values)
-            if base is not None
-            and not (self.skips_zero and base == 0.0)
+        self._scheduled = [
+            ScheduledGroup(index, value, 0.0)
+            for index, value in enumerate(self.base_values)
+            if value is not None
+            and not (self.skips_zero and value == 0.0)
             and not (self.param_name == "lr" and groups[index].get("fix_lr"))
         ]
 
     def _groups(self) -> Sequence[Group]:
         groups = self.optimizer.param_groups
-        return [*groups, self.optimizer.base_param_settings] if self._shadow else groups  # type: ignore[attr-defined]
+        return groups if self._default_group is None else [*groups, self._default_group]
 
     def _write(self, group: Group, value: float) -> None:
         group[self.param_name] = value
         if self.mirrors_betas and "betas" in group:
             group["betas"] = (value, *group["betas"][1:])
 
-    def _take_initial_values(self, resumed: bool) -> list[float | None]:
-        """The initial value of each group, recorded in the group by the first scheduler; None where it has none."""
+    def _record_initial_values(self, resumed: bool) -> list[float | None]:
+        """Return the initial value of each group, None if it has no such value; the first scheduler records them."""
         key = f"initial_{self.param_name}"
         groups = self._groups()
         if self.mirrors_betas:
             self._mirror_betas()
         if not any(self.param_name in group for group in groups):
             names = {name for group in groups for name, value in group.items() if _is_number(value)}
-            raise UnknownNameError(f"no parameter group has a {self.param_name!r}{closest(self.param_name, names)}")
+            raise UnknownNameError(
+                f"`param_name` must be a value of a parameter group, got {self.param_name!r}"
+                f"{closest(self.param_name, names)}"
+            )
         values: list[float | None] = []
         for index, group in enumerate(groups):
             if self.param_name not in group:
                 values.append(None)
                 continue
             if not _is_number(group[self.param_name]):
-                raise ConfigError(f"{self.param_name!r} of a parameter group is no number: {group[self.param_name]!r}")
+                raise ConfigError(
+                    f"`{self.param_name}` of a parameter group must be a number, got {group[self.param_name]!r}"
+                )
             if key not in group:
                 if resumed:
-                    raise UnknownNameError(f"last_step goes on with a schedule, but group {index} has no {key!r}")
+                    raise UnknownNameError(f"`last_step` must be -1 unless the groups have {key!r}, got group {index}")
                 group[key] = float(group[self.param_name])
             values.append(float(group[key]))
         return values
@@ -218,7 +224,7 @@ class ParamScheduler:
     def _mirror_betas(self) -> None:
         groups = self._groups()
         if not any("momentum" in group or "betas" in group for group in groups):
-            raise ConfigError("a momentum schedule needs an optimizer with momentum or betas; its groups have neither")
+            raise ConfigError("a momentum schedule must have an optimizer with `momentum` or `betas`, got neither")
         for group in groups:
             if "betas" in group:
                 group["momentum"] = float(group["betas"][0])
@@ -239,10 +245,9 @@ class ParamScheduler:
             _LOGGER.info("Adjusting %s of group %d to %.4e", self.param_name, index, value)
 
 
-def _apart(optimizer: Groups) -> bool:
-    """Whether the optimizer's own settings are a group that `param_groups` does not hold."""
-    shadow = getattr(optimizer, "base_param_settings", None)
-    return shadow is not None and not any(group is shadow for group in optimizer.param_groups)
+def default_group(optimizer: Groups) -> Group | None:
+    """Return the group of the optimizer's own settings; None if the object has no such group."""
+    return getattr(optimizer, "base_param_settings", None)
 
 
 def _is_number(value: Any) -> bool:

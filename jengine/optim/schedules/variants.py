@@ -1,4 +1,4 @@
-"""The registered schedulers: every family for the learning rate, for the momentum and for any named value."""
+"""Register the schedulers: every family for the learning rate, the momentum and any named value."""
 
 import inspect
 from collections.abc import Callable
@@ -29,31 +29,31 @@ def make_scheduler(
     by_epoch: bool = True,
     skips_zero: bool = False,
 ) -> type[ParamScheduler]:
-    """Makes the scheduler class of a family, registered in `PARAM_SCHEDULERS`.
+    """Create the scheduler class of a family and register it in `PARAM_SCHEDULERS`.
 
     Args:
-      name: its name.
+      name: the name of the class.
       family: the frozen dataclass of its settings, a `Rule`; the fields become arguments of the class.
-      param_name: the value that it drives; None makes that an argument.
-      base: what steps it.
-      by_epoch: whether it counts epochs where the config does not say.
-      skips_zero: leave groups alone whose initial value is 0.
+      param_name: the value to schedule; None to make it an argument.
+      base: the base class, which defines `step`.
+      by_epoch: the default of the argument `by_epoch`.
+      skips_zero: whether groups whose initial value is 0 keep it.
 
     Returns:
-      A class that takes the optimizer wrapper, `param_name` unless that is fixed, the settings of the family, then
-      `begin`, `end`, `last_step`, `by_epoch` and `verbose`.
+      A class whose arguments are the optimizer wrapper, `param_name` unless given here, the settings of the family,
+      then `begin`, `end`, `last_step`, `by_epoch` and `verbose`.
     """
     signature = _signature(family, param_name is None, by_epoch)
 
     def init(self: ParamScheduler, *args: Any, **kwargs: Any) -> None:
-        """Builds the rule from the family's settings and hands the rest to the base."""
+        """Build the rule from the settings of the family and pass the rest to the base class."""
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
-        given = dict(bound.arguments)
-        common = {key: given.pop(key) for key in _COMMON}
-        del given["self"]
-        optimizer, driven = given.pop("optimizer"), given.pop("param_name", param_name)
-        base.__init__(self, optimizer, driven, family(**given), **common)
+        settings = dict(bound.arguments)
+        common = {key: settings.pop(key) for key in _COMMON}
+        del settings["self"]
+        optimizer, scheduled_name = settings.pop("optimizer"), settings.pop("param_name", param_name)
+        base.__init__(self, optimizer, scheduled_name, family(**settings), **common)
 
     init.__signature__ = signature  # type: ignore[attr-defined]
     init.__name__ = "__init__"
@@ -68,11 +68,11 @@ def make_scheduler(
     return PARAM_SCHEDULERS.register_module(name)(type(name, (base,), members))
 
 
-def _signature(family: type[Any], named: bool, by_epoch: bool) -> inspect.Signature:
-    """The arguments of a scheduler class: the optimizer, the name, the settings, then those that all have."""
+def _signature(family: type[Any], with_name: bool, by_epoch: bool) -> inspect.Signature:
+    """Return the arguments of a scheduler class: optimizer, name, settings, then the common arguments."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     own = list(inspect.signature(family).parameters.values())
-    leading = {"self": Any, "optimizer": Any, **({"param_name": str} if named else {})}
+    leading = {"self": Any, "optimizer": Any, **({"param_name": str} if with_name else {})}
     common = {**_COMMON, "by_epoch": (bool, by_epoch)}
     return inspect.Signature(
         [
@@ -90,7 +90,7 @@ def _signature(family: type[Any], named: bool, by_epoch: bool) -> inspect.Signat
 def make_variants(
     name: str, family: type[Any], base: type[ParamScheduler] = RuleScheduler
 ) -> tuple[type[ParamScheduler], type[ParamScheduler], type[ParamScheduler]]:
-    """Makes `{name}LR`, `{name}Momentum` and `{name}ParamScheduler` of one family."""
+    """Create `{name}LR`, `{name}Momentum` and `{name}ParamScheduler` for a family."""
     make: Callable[..., type[ParamScheduler]] = make_scheduler
     return (
         make(f"{name}LR", family, "lr", base),

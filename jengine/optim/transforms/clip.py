@@ -1,4 +1,4 @@
-"""Clip gradients by norm as PyTorch does, and read the `clip_grad` of an optimizer wrapper."""
+"""Clip gradients by norm as PyTorch does, and parse the `clip_grad` of an optimizer wrapper."""
 
 import math
 from collections.abc import Mapping
@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.errors import closest
+from jengine.errors import ArgumentError, closest
 
 PyTree = Any
+
+_ARGUMENTS = {"norm": ("max_norm", "norm_type"), "value": ("clip_value",)}
 
 
 class ClipByNormState(NamedTuple):
@@ -21,13 +23,13 @@ class ClipByNormState(NamedTuple):
 
 
 def clip_by_norm(max_norm: float, norm_type: float = 2.0) -> optax.GradientTransformation:
-    """Scale all gradients so that their common p-norm is at most `max_norm`.
+    """Scale all gradients so that their global p-norm is at most `max_norm`.
 
-    `optax.clip_by_global_norm` knows the 2-norm alone and divides by the norm, PyTorch by the norm plus 1e-6.
+    `optax.clip_by_global_norm` supports only the 2-norm and divides by the norm; PyTorch divides by the norm plus 1e-6.
 
     Args:
-      max_norm: the largest norm.
-      norm_type: the p of the norm; `math.inf` for the largest magnitude.
+      max_norm: the maximum norm.
+      norm_type: the p of the norm; `math.inf` for the maximum absolute value.
     """
 
     def init(params: PyTree) -> ClipByNormState:
@@ -43,11 +45,11 @@ def clip_by_norm(max_norm: float, norm_type: float = 2.0) -> optax.GradientTrans
 
 
 def global_norm(grads: PyTree, norm_type: float = 2.0) -> jax.Array:
-    """Return the norm of all elements of all leaves together, float32[].
+    """Return the norm over all elements of all leaves, float32[].
 
     Args:
       grads: pytree of floating arrays.
-      norm_type: the p of the p-norm; `math.inf` for the largest magnitude.
+      norm_type: the p of the p-norm; `math.inf` for the maximum absolute value.
     """
     leaves = [jnp.asarray(leaf, jnp.promote_types(jnp.float32, leaf.dtype)) for leaf in jax.tree.leaves(grads)]
     if not leaves:
@@ -61,59 +63,68 @@ def global_norm(grads: PyTree, norm_type: float = 2.0) -> jax.Array:
     return sum(jnp.sum(jnp.abs(leaf) ** norm_type) for leaf in leaves) ** (1 / norm_type)
 
 
-_ARGUMENTS = {"norm": ("max_norm", "norm_type"), "value": ("clip_value",)}
-
-
 class ClipByNorm(NamedTuple):
-    """Describe clipping by norm: scale all gradients so that their common norm is at most `max_norm`."""
+    """Configure clipping by norm: scale all gradients so that their global norm is at most `max_norm`."""
 
     max_norm: float
     norm_type: float = 2.0
 
 
 class ClipByValue(NamedTuple):
-    """Describe clipping by value: clamp every element to [-clip_value, clip_value]."""
+    """Configure clipping by value: clamp every element to [-clip_value, clip_value]."""
 
     clip_value: float
 
 
 def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue | None:
-    """Read the `clip_grad` of an optimizer wrapper.
+    """Parse the `clip_grad` of an optimizer wrapper.
 
     Args:
       cfg: `dict(max_norm=, norm_type=2)` or `dict(clip_value=)`, with or without `type='norm'` or `'value'`; None
-        for no clipping. It is left as it was.
+        for no clipping. It is not modified.
 
     Raises:
-      AssertionError: empty, or a dict of nothing but its type. TypeError: no dict.
-      ValueError: unknown type or key, keys of both kinds, or a value outside its range.
+      ArgumentError: an empty dict, or only a type. TypeError: not a dict.
+      ValueError: an unknown type or key, keys of both types, or a value outside its range.
     """
     if cfg is None:
         return None
     if not isinstance(cfg, Mapping) and not hasattr(cfg, "items"):
-        raise TypeError(f"clip_grad must be a dict or None, found {type(cfg).__name__}: {cfg!r}")
+        raise TypeError(f"`clip_grad` must be a dict or None, got {type(cfg).__name__}: {cfg!r}")
     keys = {k: v for k, v in cfg.items() if k not in ("type", "_delete_", "foreach")}
     if not keys:
-        raise AssertionError("clip_grad must not be empty: give max_norm (and norm_type), or clip_value, or None")
+        raise ArgumentError("`clip_grad` must have max_norm (and norm_type) or clip_value, or be None, got neither")
     kind = cfg.get("type") or ("value" if "clip_value" in keys else "norm")
     if kind not in _ARGUMENTS:
-        raise ValueError(f"clip_grad: type must be 'norm' or 'value', found {kind!r}")
+        raise ValueError(f"`clip_grad.type` must be 'norm' or 'value', got {kind!r}")
     if "clip_value" in keys and "max_norm" in keys:
-        raise ValueError("clip_grad: give either max_norm or clip_value, found both")
+        raise ValueError("`clip_grad` must have either max_norm or clip_value, got both")
     if keys.pop("error_if_nonfinite", False):
-        raise ValueError("clip_grad: a compiled step cannot raise; watch the loss with CheckInvalidLossHook instead")
+        raise ValueError(
+            "`clip_grad.error_if_nonfinite` must be False, got True: a compiled step cannot raise; use "
+            "CheckInvalidLossHook instead"
+        )
     for key in keys:
         if key not in _ARGUMENTS[kind]:
-            raise ValueError(f"clip_grad of type {kind!r} has no {key!r}{closest(str(key), _ARGUMENTS[kind])}")
+            raise ValueError(f"`clip_grad` of type {kind!r} has no {key!r}{closest(str(key), _ARGUMENTS[kind])}")
     if kind == "value":
-        return ClipByValue(_positive("clip_value", keys.get("clip_value")))
+        return ClipByValue(_parse_threshold("clip_value", keys.get("clip_value")))
     norm_type = float(keys.get("norm_type", 2.0))
     if not norm_type > 0:
-        raise ValueError(f"clip_grad: norm_type must be above 0 or 'inf', found {norm_type}")
-    return ClipByNorm(_positive("max_norm", keys.get("max_norm")), norm_type)
+        raise ValueError(f"`clip_grad.norm_type` must be above 0 or 'inf', got {norm_type}")
+    return ClipByNorm(_parse_threshold("max_norm", keys.get("max_norm")), norm_type)
 
 
-def _positive(name: str, value: Any) -> float:
+def clipping_parts(clip_grad: ClipByNorm | ClipByValue | None) -> list[tuple[str, optax.GradientTransformation]]:
+    """Return the named parts of a chain that clip as configured; no part without clipping."""
+    if clip_grad is None:
+        return []
+    if isinstance(clip_grad, ClipByNorm):
+        return [("clip_by_norm", clip_by_norm(*clip_grad))]
+    return [("clip", optax.clip(clip_grad.clip_value))]
+
+
+def _parse_threshold(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
-        raise ValueError(f"clip_grad: {name} must be a number of at least 0, found {value!r}")
+        raise ValueError(f"`clip_grad.{name}` must be a number of at least 0, got {value!r}")
     return float(value)

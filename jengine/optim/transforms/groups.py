@@ -1,4 +1,4 @@
-"""Apply a learning rate and a weight decay that differ from parameter to parameter."""
+"""Apply a learning rate and a weight decay that differ between parameters."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -10,54 +10,56 @@ import optax
 PyTree = Any
 # a number for all parameters, or a tree like the parameters (or a prefix of it) of numbers and broadcastable arrays, or
 # a function from the parameters to such a tree
-ByRule: TypeAlias = Any
+PerParameter: TypeAlias = Any
 
 
 class GroupHyperparamsState(NamedTuple):
     """Hold the hyperparameters of parameter groups, which may be set between two updates, and the state of a chain."""
 
-    hyperparams: dict[str, jax.Array]  # float32[] by name; float32[G] where there are several groups
+    hyperparams: dict[str, jax.Array]  # float32[] by name; float32[G] for G groups
     inner_state: Any
 
 
-def add_decayed_weights_by_rule(weight_decay: ByRule) -> optax.GradientTransformation:
-    """Add `weight_decay` times the parameters to the updates, with a weight decay of its own for each parameter.
+def add_decayed_weights_by_rule(weight_decay: PerParameter) -> optax.GradientTransformation:
+    """Add `weight_decay` times the parameters to the updates, with a separate weight decay for each parameter.
 
-    Before `scale_by_adam` this is the coupled (L2) decay of Adam, behind it the decoupled one of AdamW.
+    Before `scale_by_adam` this is the coupled (L2) decay of Adam, after it the decoupled decay of AdamW.
 
     Args:
       weight_decay: a number for all parameters; a tree of numbers like the parameters (or a prefix of it), such as
-        `wrapper.weight_decays(params)`; or a function that returns one for the parameters.
+        `wrapper.weight_decays(params)`; or a function that returns such a tree for the parameters.
     """
 
     def update(updates: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple[PyTree, optax.EmptyState]:
         if params is None:
-            raise ValueError("weight decay needs the parameters: call update(grads, state, params)")
-        decays = by_leaf(weight_decay, params)
+            raise ValueError("`params` must be given for weight decay, got None; call update(grads, state, params)")
+        decays = broadcast_to_params(weight_decay, params)
         return jax.tree.map(lambda u, wd, p: u + wd * p, updates, decays, params), state
 
     return optax.GradientTransformation(optax.init_empty_state, update)
 
 
-def scale_by_group_learning_rate(learning_rate: ByRule, *, flip_sign: bool = True) -> optax.GradientTransformation:
+def scale_by_group_learning_rate(
+    learning_rate: PerParameter, *, flip_sign: bool = True
+) -> optax.GradientTransformation:
     """Multiply the updates by minus the learning rate of each parameter.
 
     Args:
-      learning_rate: as `weight_decay` of `add_decayed_weights_by_rule`. A product of a rate and of
-        `wrapper.learning_rate_multipliers(params)`, for instance.
+      learning_rate: like `weight_decay` of `add_decayed_weights_by_rule`; for example a learning rate times
+        `wrapper.learning_rate_multipliers(params)`.
       flip_sign: whether to multiply by minus the rate, for descent.
     """
     sign = -1 if flip_sign else 1
 
     def update(updates: PyTree, state: optax.EmptyState, params: PyTree = None) -> tuple[PyTree, optax.EmptyState]:
-        rates = by_leaf(learning_rate, updates if params is None else params)
+        rates = broadcast_to_params(learning_rate, updates if params is None else params)
         return jax.tree.map(lambda u, lr: sign * jnp.asarray(lr, u.dtype) * u, updates, rates), state
 
     return optax.GradientTransformation(optax.init_empty_state, update)
 
 
-def by_leaf(numbers: ByRule, tree: PyTree) -> PyTree:
+def broadcast_to_params(value: PerParameter, tree: PyTree) -> PyTree:
     """Return a tree of numbers like `tree` from a number, a prefix tree of numbers, or a function of `tree`."""
-    if isinstance(numbers, Callable):  # type: ignore[arg-type]
-        numbers = numbers(tree)
-    return jax.tree.broadcast(numbers, tree) if jax.tree.leaves(tree) else tree
+    if isinstance(value, Callable):  # type: ignore[arg-type]
+        value = value(tree)
+    return jax.tree.broadcast(value, tree) if jax.tree.leaves(tree) else tree

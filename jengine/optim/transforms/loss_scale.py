@@ -29,38 +29,29 @@ def dynamic_loss_scale(
     min_scale: float = 2.0**-126,
     max_scale: float = 2.0**127,
 ) -> optax.GradientTransformationExtraArgs:
-    """Unscale gradients of a scaled loss for `inner`; skip updates with an infinity or a NaN, and move the scale.
+    """Unscale the gradients of a scaled loss for `inner`; skip non-finite updates, and adjust the scale.
 
     Multiply the loss by `optax.tree.get(state, 'loss_scale')` before differentiating. A skipped update is zeros and
-    leaves the state of `inner` as it is. `optax.apply_if_finite` does not move a scale and applies a NaN in the end;
-    `flax.training.dynamic_scale` grows one step later than PyTorch's scaler.
+    does not change the state of `inner`. `optax.apply_if_finite` does not adjust a scale and eventually applies a NaN;
+    `flax.training.dynamic_scale` increases the scale one step later than PyTorch's scaler.
 
     Args:
       inner: the transformation of unscaled gradients.
-      init_scale: the first scale.
-      growth_factor: multiplies the scale after `growth_interval` finite updates in a row; 1 for a constant scale.
-      backoff_factor: multiplies it after an update that is not finite.
+      init_scale: the initial scale.
+      growth_factor: multiplies the scale after `growth_interval` consecutive finite updates; 1 for a constant scale.
+      backoff_factor: multiplies the scale after a non-finite update.
       growth_interval: see growth_factor.
-      min_scale: the smallest scale; by default the smallest normal float32, below which CPUs flush to zero.
-      max_scale: the largest scale.
+      min_scale: the minimum scale; by default the smallest normal float32, below which CPUs flush to zero.
+      max_scale: the maximum scale.
 
     Raises:
-      ValueError: a setting outside its range.
+      ValueError: an argument outside its range.
     """
-    if not 0 < init_scale < math.inf:
-        raise ValueError(f"loss_scale.init_scale must be above 0 and finite, got {init_scale}")
-    if growth_factor < 1:
-        raise ValueError(f"loss_scale.growth_factor must be at least 1, got {growth_factor}")
-    if not 0 < backoff_factor <= 1:
-        raise ValueError(f"loss_scale.backoff_factor must be in (0, 1], got {backoff_factor}")
-    if growth_interval < 1:
-        raise ValueError(f"loss_scale.growth_interval must be at least 1, got {growth_interval}")
-    if not 0 < min_scale <= max_scale < math.inf:
-        raise ValueError(f"loss_scale must have 0 < min_scale <= max_scale, got {min_scale} and {max_scale}")
+    _check_ranges(init_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale)
     inner = optax.with_extra_args_support(inner)
 
     def init(params: PyTree) -> LossScaleState:
-        return LossScaleState(  # with no array twice, because states are donated
+        return LossScaleState(  # each array occurs once, because states are donated
             loss_scale=jnp.asarray(init_scale, jnp.float32),
             growth_tracker=jnp.zeros((), jnp.int32),
             skipped_steps=jnp.zeros((), jnp.int32),
@@ -72,33 +63,49 @@ def dynamic_loss_scale(
         finite = all_finite(grads)
         inverse = 1 / state.loss_scale
 
-        # the branch unscales by itself: what it is handed would have to be written out for it
+        # unscaling inside the branch can be fused with the update; operands of a branch are written to memory
         def apply() -> tuple[PyTree, Any]:
             unscaled = jax.tree.map(lambda g: g * inverse.astype(g.dtype), grads)
-            given = {**extra, "grad": unscaled} if "grad" in extra else extra
-            return inner.update(unscaled, state.inner_state, params, **given)
+            inner_extra = {**extra, "grad": unscaled} if "grad" in extra else extra
+            return inner.update(unscaled, state.inner_state, params, **inner_extra)
 
         def skip() -> tuple[PyTree, Any]:
             updates, _ = jax.eval_shape(apply)
             return jax.tree.map(lambda u: jnp.zeros(u.shape, u.dtype), updates), state.inner_state
 
-        # a branch, not a selection on every leaf: that costs four times the update
+        # `lax.cond` rather than `jnp.where` on every leaf, which costs four times as much as the update
         updates, inner_state = jax.lax.cond(finite, apply, skip)
         tracker = jnp.where(finite, state.growth_tracker + 1, 0)
-        grows = tracker == growth_interval
-        grown = state.loss_scale * growth_factor
+        is_growing = tracker == growth_interval
+        larger = state.loss_scale * growth_factor
         scale = jnp.where(
             finite,
-            jnp.where(grows & (grown <= max_scale), grown, state.loss_scale),
+            jnp.where(is_growing & (larger <= max_scale), larger, state.loss_scale),
             jnp.maximum(state.loss_scale * backoff_factor, min(min_scale, init_scale)),
         )
         skipped = state.skipped_steps + (~finite).astype(jnp.int32)
-        return updates, LossScaleState(scale, jnp.where(grows, 0, tracker), skipped, finite, inner_state)
+        return updates, LossScaleState(scale, jnp.where(is_growing, 0, tracker), skipped, finite, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def all_finite(tree: PyTree) -> jax.Array:
     """Return whether all elements of all leaves are finite, bool[]."""
-    # zero times an infinity or a NaN is NaN, and a sum of floats is twice as fast as a conjunction of booleans
+    # zero times an infinity or a NaN is NaN, and a sum of floats is twice as fast as a logical and of booleans
     return jnp.isfinite(sum((jnp.sum(leaf * 0) for leaf in jax.tree.leaves(tree)), start=jnp.zeros((), jnp.float32)))
+
+
+def _check_ranges(
+    init_scale: float, growth_factor: float, backoff_factor: float, growth_interval: int, min_scale: float,
+    max_scale: float,
+) -> None:  # fmt: skip
+    if not 0 < init_scale < math.inf:
+        raise ValueError(f"`loss_scale.init_scale` must be above 0 and finite, got {init_scale}")
+    if growth_factor < 1:
+        raise ValueError(f"`loss_scale.growth_factor` must be at least 1, got {growth_factor}")
+    if not 0 < backoff_factor <= 1:
+        raise ValueError(f"`loss_scale.backoff_factor` must be in (0, 1], got {backoff_factor}")
+    if growth_interval < 1:
+        raise ValueError(f"`loss_scale.growth_interval` must be at least 1, got {growth_interval}")
+    if not 0 < min_scale <= max_scale < math.inf:
+        raise ValueError(f"`loss_scale` must have 0 < min_scale <= max_scale, got {min_scale} and {max_scale}")

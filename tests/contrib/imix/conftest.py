@@ -1,3 +1,5 @@
+"""Provide runs and a fake trainer for the tests of iMIX's hooks."""
+
 import types
 
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from jengine.runner import Runner
 
 
 def linear_model():
-    """y = w x from w = 0: with x = 1 and y = 1 the gradient of the loss is w - 1."""
+    """Return a model y = w x with w = 0; for x = 1 and y = 1 the gradient of the loss is w - 1."""
     return FunctionalModel(
         init=lambda: {"w": jnp.zeros(())},
         loss=lambda params, batch: 0.5 * jnp.square(params["w"] * batch["x"] - batch["y"]),
@@ -24,19 +26,19 @@ def squared_error(predictions, batch):
     return jnp.square(predictions - batch["y"])
 
 
-def ones(count):
+def make_ones(count):
     return ArrayDataset({"x": np.ones(count, np.float32), "y": np.ones(count, np.float32)})
 
 
 @pytest.fixture
 def imix_cfg(tmp_path):
-    """Makes a config in iMIX's style: batches of 2, SGD at 0.5, without validation, unless told otherwise."""
+    """Create a config in iMIX's style; by default with batches of 2, SGD with lr 0.5, and no validation."""
 
     def make(samples=8, **changes):
         return {
             "model": linear_model(),
             "work_dir": str(tmp_path / "run"),
-            "train_data": dict(samples_per_gpu=2, data=ones(samples)),
+            "train_data": dict(samples_per_gpu=2, data=make_ones(samples)),
             "optimizer": dict(type="SGD", lr=0.5),
             "checkpoint_config": dict(prefix="p", epoch_period=100),
             **({} if "max_iter" in changes else {"total_epochs": 1}),
@@ -48,7 +50,7 @@ def imix_cfg(tmp_path):
 
 @pytest.fixture
 def imix_runner(imix_cfg):
-    """Makes the Runner of such a config."""
+    """Create the Runner of a config in iMIX's style."""
 
     def make(samples=8, **changes):
         return Runner(**from_imix(imix_cfg(samples, **changes)))
@@ -59,13 +61,13 @@ def imix_runner(imix_cfg):
 @pytest.fixture
 def test_data():
     return dict(
-        samples_per_gpu=2, data=ones(4), post_processor=dict(metrics=[dict(type="MeanLoss", loss=squared_error)])
+        samples_per_gpu=2, data=make_ones(4), post_processor=dict(metrics=[dict(type="MeanLoss", loss=squared_error)])
     )
 
 
 @pytest.fixture
 def trainer(tmp_path):
-    """A stand-in for a Runner in a training by epochs, of ten iterations each."""
+    """Create a fake Runner of a training by epochs of ten iterations each."""
     logs = []
     loop = types.SimpleNamespace(dataloader=range(10), by_epoch=True)
 

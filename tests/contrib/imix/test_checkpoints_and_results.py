@@ -8,7 +8,7 @@ import pytest
 
 from jengine import checkpoint
 from jengine.contrib.imix import CheckPointHook, EMAEpochHook, EMAIterHook, EvaluateHook, HookBase
-from jengine.contrib.imix.evaluate import is_better
+from jengine.contrib.imix.evaluate import is_better, select_metrics
 from jengine.errors import ConfigError
 
 
@@ -17,40 +17,43 @@ def run_dir(tmp_path):
     return tmp_path / "run"
 
 
-def saved(run_dir):
+def list_names(run_dir):
     return sorted(path.rsplit("/", 1)[-1] for path in checkpoint.list_checkpoints(run_dir))
 
 
-def w(run_dir, name):
+def load_weight(run_dir, name):
     return float(checkpoint.load(run_dir / name).params["w"])
 
 
-def test_epochs_are_saved_at_their_period_and_the_end_always(imix_runner, run_dir):
+def test_checkpoints_are_saved_every_period_and_at_the_end(imix_runner, run_dir):
     imix_runner(4, total_epochs=4, checkpoint_config=dict(prefix="p", epoch_period=2)).train()
-    assert saved(run_dir) == ["p_epoch1_model", "p_epoch3_model", "p_model_final"]
+    assert list_names(run_dir) == ["p_epoch1_model", "p_epoch3_model", "p_model_final"]
 
 
-def test_within_an_epoch_the_last_iteration_is_left_to_the_epoch(imix_runner, run_dir):
+def test_the_last_iteration_of_an_epoch_is_saved_as_the_epoch(imix_runner, run_dir):
     imix_runner(18, checkpoint_config=dict(prefix="p", iter_period=3)).train()
-    assert saved(run_dir) == ["p_epoch0_iter3_model", "p_epoch0_iter6_model", "p_epoch0_model", "p_model_final"]
+    assert list_names(run_dir) == ["p_epoch0_iter3_model", "p_epoch0_iter6_model", "p_epoch0_model", "p_model_final"]
 
 
-def test_training_by_iterations_numbers_them_from_zero(imix_runner, run_dir):
+def test_training_by_iterations_counts_from_zero(imix_runner, run_dir):
     imix_runner(4, max_iter=6, checkpoint_config=dict(prefix="p", iter_period=2)).train()
-    assert saved(run_dir) == ["p_iter0000001_model", "p_iter0000003_model", "p_model_final"]
+    assert list_names(run_dir) == ["p_iter0000001_model", "p_iter0000003_model", "p_model_final"]
 
 
-def test_the_oldest_go_and_the_final_one_stays(imix_runner, run_dir):
+def test_the_oldest_checkpoints_are_deleted_and_the_final_one_is_kept(imix_runner, run_dir):
     imix_runner(4, total_epochs=3, checkpoint_config=dict(prefix="p", max_num_checkpoints=1)).train()
-    assert saved(run_dir) == ["p_epoch2_model", "p_model_final"]
+    assert list_names(run_dir) == ["p_epoch2_model", "p_model_final"]
 
 
-def test_the_prefix_is_made_of_model_and_dataset(imix_runner, run_dir):
+def test_the_default_prefix_names_model_and_dataset(imix_runner, run_dir):
     imix_runner(4, checkpoint_config={}).train()
-    assert saved(run_dir) == ["FunctionalModel_ArrayDataset_epoch0_model", "FunctionalModel_ArrayDataset_model_final"]
+    assert list_names(run_dir) == [
+        "FunctionalModel_ArrayDataset_epoch0_model",
+        "FunctionalModel_ArrayDataset_model_final",
+    ]
 
 
-def test_what_was_saved_is_known_after_a_restart_also_when_nothing_was():
+def test_the_latest_checkpoint_is_restored_from_the_state():
     hook, other = CheckPointHook(), CheckPointHook()
     other.load_state_dict(hook.state_dict())
     assert other.name_at(0) is None
@@ -58,10 +61,10 @@ def test_what_was_saved_is_known_after_a_restart_also_when_nothing_was():
     assert other.name_at(3) == "a"
 
 
-def test_bad_periods_are_refused():
+def test_bad_periods_are_rejected():
     with pytest.raises(ConfigError, match="epoch_period` must be an integer of at least 1"):
         CheckPointHook(epoch_period=0)
-    with pytest.raises(ConfigError, match="eval_iter_period is at least 1"):
+    with pytest.raises(ConfigError, match="`eval_iter_period` must be at least 1, got 0"):
         EvaluateHook(eval_iter_period=0)
 
 
@@ -74,7 +77,7 @@ def interrupt_after(iterations):
     return Interrupt()
 
 
-def test_a_run_that_is_resumed_ends_as_one_that_was_not_interrupted(imix_runner, run_dir, tmp_path, test_data):
+def test_a_resumed_run_ends_like_an_uninterrupted_run(imix_runner, run_dir, tmp_path, test_data):
     settings = dict(
         optimizer=dict(type="SGD", lr=0.1, momentum=0.9),
         total_epochs=3,
@@ -83,97 +86,96 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not_interrupted(imix_runner,
         log_config=dict(period=1, hooks=[dict(type="JSONLoggerHook")]),
         test_data=test_data,
     )
-    whole = imix_runner(6, work_dir=str(tmp_path / "whole"), **settings).train()
+    full = imix_runner(6, work_dir=str(tmp_path / "full"), **settings).train()
     with pytest.raises(InterruptedError):
         imix_runner(6, custom_hooks=[interrupt_after(5)], **settings).train()
-    assert saved(run_dir) == ["best_result", "p_epoch0_model", "p_epoch1_iter2_model"]
+    assert list_names(run_dir) == ["best_result", "p_epoch0_model", "p_epoch1_iter2_model"]
     resumed = imix_runner(6, resume_from=str(run_dir / "p_epoch0_model"), **settings).train()
-    assert float(resumed.params["w"]) == float(whole.params["w"])
-    assert saved(run_dir) == saved(tmp_path / "whole")
+    assert float(resumed.params["w"]) == float(full.params["w"])
+    assert list_names(run_dir) == list_names(tmp_path / "full")
     for file, volatile in (
         ("training_status.json", {"data_time", "iter_time", "epoch_time"}),
         ("eval_result.json", set()),
     ):
         lines = [
             [{k: v for k, v in json.loads(line).items() if k not in volatile} for line in (path / file).open()]
-            for path in (run_dir, tmp_path / "whole")
+            for path in (run_dir, tmp_path / "full")
         ]
         assert lines[0] == lines[1]
 
 
-def test_a_signal_saves_what_is_done_and_no_final_checkpoint(imix_runner, run_dir, tmp_path):
+def test_a_signal_saves_the_progress_and_no_final_checkpoint(imix_runner, run_dir, tmp_path):
     class Signal(HookBase):
         def before_train_iter(self):
             if self.trainer.iter == 4:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     settings = dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9), total_epochs=3)
-    whole = imix_runner(6, work_dir=str(tmp_path / "whole"), **settings).train()
+    full = imix_runner(6, work_dir=str(tmp_path / "full"), **settings).train()
     with pytest.raises(SystemExit):
         imix_runner(6, custom_hooks=[Signal()], **settings).train()
-    assert saved(run_dir) == ["p_interrupted_model"]
+    assert list_names(run_dir) == ["p_interrupted_model"]
     assert checkpoint.read_meta(run_dir / "p_interrupted_model")["meta"]["iter"] == 5
     resumed = imix_runner(6, resume_from=str(run_dir), **settings).train()
-    assert float(resumed.params["w"]) == float(whole.params["w"])
+    assert float(resumed.params["w"]) == float(full.params["w"])
 
 
-def results(run_dir):
+def read_results(run_dir):
     return [json.loads(line) for line in (run_dir / "eval_result.json").open()]
 
 
-def with_metrics(monkeypatch, hook_metrics):
-    """Has the validations give these metrics, one after the other."""
+def fake_validations(monkeypatch, metrics):
+    """Let successive validations return these metrics."""
     from jengine.runner.loops import ValLoop
 
-    rows = iter(hook_metrics)
-    monkeypatch.setattr(ValLoop, "run", lambda self: next(rows))
+    results = iter(metrics)
+    monkeypatch.setattr(ValLoop, "run", lambda self: next(results))
 
 
-def test_each_epoch_is_a_line_and_the_best_a_checkpoint(imix_runner, run_dir, test_data, monkeypatch):
-    with_metrics(monkeypatch, [{"acc": 0.3}, {"acc": 0.7}, {"acc": 0.5}])
+def test_each_epoch_writes_a_line_and_the_best_is_a_checkpoint(imix_runner, run_dir, test_data, monkeypatch):
+    fake_validations(monkeypatch, [{"acc": 0.3}, {"acc": 0.7}, {"acc": 0.5}])
     settings = dict(checkpoint_config=dict(prefix="p"), test_data=test_data)
     imix_runner(4, total_epochs=3, optimizer=dict(type="SGD", lr=0.1), **settings).train()
-    assert results(run_dir) == [
+    assert read_results(run_dir) == [
         dict(iter=2 * e + 1, max_iter=6, epoch=e, max_epoch=3, acc=acc, model_name=f"p_epoch{e}_model")
         for e, acc in enumerate((0.3, 0.7, 0.5))
     ]
     best, same = (checkpoint.load(run_dir / name) for name in ("best_result", "p_epoch1_model"))
     assert jax.tree.all(jax.tree.map(np.array_equal, best.state["params"], same.state["params"]))
-    assert w(run_dir, "best_result") != w(run_dir, "p_epoch2_model")
+    assert load_weight(run_dir, "best_result") != load_weight(run_dir, "p_epoch2_model")
     assert best.meta["meta"]["iter"] == same.meta["meta"]["iter"] == 4
     assert "The best result (acc: 0.7000) is saved to best_result." in next(run_dir.glob("*/*.log")).read_text()
 
 
-def test_a_result_is_reduced_to_the_metrics_that_count(imix_runner, run_dir, test_data, monkeypatch):
-    rows = [{"visdial/r@1": 0.9, "visdial/ndcg": 0.2}, {"visdial/r@1": 0.1, "visdial/ndcg": 0.4}]
-    with_metrics(monkeypatch, rows)
+def test_a_result_is_reduced_to_the_selected_metrics(imix_runner, run_dir, test_data, monkeypatch):
+    metrics = [{"visdial/r@1": 0.9, "visdial/ndcg": 0.2}, {"visdial/r@1": 0.1, "visdial/ndcg": 0.4}]
+    fake_validations(monkeypatch, metrics)
     runner = imix_runner(4, total_epochs=2, test_data=test_data)
     (hook,) = (hook for hook in runner.hooks if isinstance(hook, EvaluateHook))
     hook.metrics = ["ndcg"]
     runner.train()
     assert [
-        sorted(set(row) - {"iter", "max_iter", "epoch", "max_epoch", "model_name"}) for row in results(run_dir)
+        sorted(set(line) - {"iter", "max_iter", "epoch", "max_epoch", "model_name"}) for line in read_results(run_dir)
     ] == [["visdial/ndcg"]] * 2
     assert checkpoint.read_meta(run_dir / "best_result")["meta"]["iter"] == 4  # by ndcg, not by the first metric
 
 
-def test_a_metric_that_the_validation_does_not_give_is_an_error(monkeypatch):
-    hook = EvaluateHook(metrics=["ndgc"])
-    with pytest.raises(KeyError, match="gives no 'ndgc'; did you mean 'ndcg'"):
-        hook._reduced({"ndcg": 0.4})
+def test_an_unknown_metric_is_an_error():
+    with pytest.raises(KeyError, match="metrics of the validation, got 'ndgc'; did you mean 'ndcg'"):
+        select_metrics({"ndcg": 0.4}, ["ndgc"])
 
 
-def test_results_within_epochs_and_of_a_training_by_iterations(imix_runner, run_dir, test_data):
+def test_results_within_epochs_and_in_a_training_by_iterations(imix_runner, run_dir, test_data):
     imix_runner(10, eval_iter_period=2, test_data=test_data).train()
-    assert [row["iter"] for row in results(run_dir)] == [1, 3, 4]  # after 2 and 4 iterations, and the epoch of 5
+    assert [line["iter"] for line in read_results(run_dir)] == [1, 3, 4]  # after 2 and 4 iterations, and the epoch of 5
     imix_runner(10, max_iter=5, eval_iter_period=2, test_data=test_data).train()
-    assert [row["iter"] for row in results(run_dir)] == [1, 3, 4]
-    assert "epoch" not in results(run_dir)[0]
-    # each moment is validated once: nobody else runs a validation
-    assert w(run_dir, "best_result") == w(run_dir, "p_model_final")
+    assert [line["iter"] for line in read_results(run_dir)] == [1, 3, 4]
+    assert "epoch" not in read_results(run_dir)[0]
+    # only the hook validates, and only once at each iteration
+    assert load_weight(run_dir, "best_result") == load_weight(run_dir, "p_model_final")
 
 
-def test_no_evaluation_writes_nothing(imix_runner, run_dir, test_data):
+def test_a_disabled_evaluation_writes_nothing(imix_runner, run_dir, test_data):
     runner = imix_runner(4, is_run_eval=False, test_data=test_data)
     runner.register_hook(dict(type="EvaluateHook", is_run_eval=False))
     runner.train()
@@ -181,17 +183,17 @@ def test_no_evaluation_writes_nothing(imix_runner, run_dir, test_data):
     assert not (run_dir / "eval_result.json").exists()
 
 
-def test_a_period_that_does_not_divide_that_of_the_checkpoints_is_replaced(imix_runner, run_dir, test_data):
+def test_a_period_that_does_not_divide_the_checkpoint_period_is_replaced(imix_runner, run_dir, test_data):
     runner = imix_runner(12, eval_iter_period=3, checkpoint_config=dict(prefix="p", iter_period=2), test_data=test_data)
     runner.train()
-    assert [row["iter"] for row in results(run_dir)] == [1, 3, 5]
+    assert [line["iter"] for line in read_results(run_dir)] == [1, 3, 5]
     assert "eval_iter_period=3 does not divide the iter_period=2" in next(run_dir.glob("*/*.log")).read_text()
 
 
 def test_an_evaluation_without_a_validation_is_an_error(imix_runner):
     runner = imix_runner(4)
     runner.register_hook(EvaluateHook())
-    with pytest.raises(ConfigError, match="give val_dataloader, val_cfg and val_evaluator"):
+    with pytest.raises(ConfigError, match="must have val_dataloader, val_cfg and val_evaluator"):
         runner.train()
 
 
@@ -205,17 +207,17 @@ def test_an_evaluation_without_a_validation_is_an_error(imix_runner):
         ({"acc": float("nan"), "f1": 0.9}, False),
     ],
 )
-def test_the_first_metric_that_differs_decides(metrics, better):
+def test_results_are_compared_by_the_first_metric_that_differs(metrics, better):
     assert is_better(metrics, {"acc": 0.7, "f1": 0.5}) is better
 
 
-def test_a_loss_is_better_when_it_is_less():
+def test_a_smaller_loss_is_better():
     assert is_better({"loss": 0.1}, {"loss": 0.2})
     assert not is_better({"loss": 0.3}, {"loss": 0.2})
     assert is_better({"loss": 0.3}, {"loss": float("nan")})
 
 
-def test_the_average_moves_inside_the_step_and_is_saved_after_each_epoch(imix_runner, run_dir):
+def test_the_average_is_updated_in_the_step_and_saved_after_each_epoch(imix_runner, run_dir):
     runner = imix_runner(
         2,
         total_epochs=2,
@@ -224,15 +226,15 @@ def test_the_average_moves_inside_the_step_and_is_saved_after_each_epoch(imix_ru
         custom_hooks=[dict(type="EMAIterHook", decay=0.9), dict(type="EMAEpochHook", level=40)],
     )
     state = runner.train()
-    # w goes from 0 to 1 in the first of two iterations and stays
-    assert saved(run_dir) == ["ema_epoch_0", "ema_epoch_1", "p_epoch0_model", "p_epoch1_model", "p_model_final"]
-    assert [w(run_dir, f"ema_epoch_{k}") for k in (0, 1)] == pytest.approx([0.1, 0.19])
+    # the first of two iterations sets w from 0 to 1
+    assert list_names(run_dir) == ["ema_epoch_0", "ema_epoch_1", "p_epoch0_model", "p_epoch1_model", "p_model_final"]
+    assert [load_weight(run_dir, f"ema_epoch_{k}") for k in (0, 1)] == pytest.approx([0.1, 0.19])
     assert float(state.params["w"]) == 1.0
-    assert w(run_dir, "p_epoch0_model") == 1.0  # the parameters are the training's own
+    assert load_weight(run_dir, "p_epoch0_model") == 1.0  # not averaged
     assert not checkpoint.find_latest(run_dir).endswith("ema_epoch_1")
 
 
-def test_the_average_of_one_and_two_at_nine_tenths():
+def test_an_average_of_1_and_2_with_decay_0_9_is_1_1():
     hook = EMAIterHook(decay=0.9)
     average = hook.init_traced_state({"w": np.float32(1.0)}, {"mean": np.float32(1.0), "count": np.int32(1)})
     from jengine.train import StepContext
@@ -241,14 +243,14 @@ def test_the_average_of_one_and_two_at_nine_tenths():
         step=0, rng=None, batch=None, hyperparams={}, params={"w": np.float32(2.0)},
         model_state={"mean": np.float32(2.0), "count": np.int32(2)}, opt_state=None, hook_state=average,
     )  # fmt: skip
-    moved = hook.traced_accumulate(ctx).hook_state
-    assert float(moved.params["w"]) == pytest.approx(1.1)
-    assert float(moved.model_state["mean"]) == pytest.approx(1.1)
-    assert int(moved.model_state["count"]) == 2  # what cannot be averaged is the newest
+    updated = hook.traced_accumulate(ctx).hook_state
+    assert float(updated.params["w"]) == pytest.approx(1.1)
+    assert float(updated.model_state["mean"]) == pytest.approx(1.1)
+    assert int(updated.model_state["count"]) == 2  # integers are copied
 
 
-def test_averages_need_a_decay_and_the_hook_that_makes_them(trainer):
-    with pytest.raises(ConfigError, match="decay` must be .*, got 1"):
+def test_averages_require_a_decay_below_1_and_an_ema_iter_hook(trainer):
+    with pytest.raises(ConfigError, match=r"decay` must be a number in \[0, 1\), got 1"):
         EMAIterHook(decay=1)
-    with pytest.raises(ConfigError, match="the averages of EMAIterHook"):
+    with pytest.raises(ConfigError, match="must be used with an EMAIterHook"):
         EMAEpochHook().before_train(trainer)

@@ -8,14 +8,14 @@ from jengine.data import ArrayDataset
 from jengine.model import FunctionalModel
 
 
-def nan_model():
-    """Its loss is 0/0 where x is 0."""
+def make_nan_model():
+    """Return a model whose loss is 0/0 if x is 0."""
     return FunctionalModel(
         init=lambda: {"w": jnp.ones(())}, loss=lambda params, batch: jnp.divide(batch["x"], batch["x"]) * params["w"]
     )
 
 
-class Flag(HookBase):
+class RecordDebugNans(HookBase):
     def __init__(self):
         self.seen = []
 
@@ -24,67 +24,67 @@ class Flag(HookBase):
 
 
 @pytest.fixture
-def runner_of_nans(imix_runner):
-    """Makes a run of four samples, the third of which gives a NaN."""
+def make_nan_run(imix_runner):
+    """Create a run of four samples, the third of which produces a NaN."""
 
     def make(**hook):
-        flag = Flag()
+        recorder = RecordDebugNans()
         samples = ArrayDataset({"x": np.array([1, 1, 0, 1], np.float32)})
-        in_order = dict(type="DefaultSampler", shuffle=False)
+        sampler = dict(type="DefaultSampler", shuffle=False)
         runner = imix_runner(
-            model=nan_model(),
+            model=make_nan_model(),
             max_iter=4,
-            train_data=dict(samples_per_gpu=1, data=samples, sampler=in_order),
-            custom_hooks=[dict(type="AutogradAnomalyDetectHook", **hook), flag],
+            train_data=dict(samples_per_gpu=1, data=samples, sampler=sampler),
+            custom_hooks=[dict(type="AutogradAnomalyDetectHook", **hook), recorder],
         )
-        return runner, flag
+        return runner, recorder
 
     return make
 
 
-def test_the_step_that_makes_a_nan_ends_training_and_the_flag_is_as_before(runner_of_nans):
-    runner, flag = runner_of_nans(mode=True)
+def test_a_nan_ends_training_and_the_setting_is_restored(make_nan_run):
+    runner, recorder = make_nan_run(mode=True)
     with pytest.raises(FloatingPointError, match="invalid value \\(nan\\) encountered"):
         runner.train()
     assert runner.iter == 2  # the third sample
-    assert flag.seen == [True] * 3
+    assert recorder.seen == [True] * 3
     assert jax.config.jax_debug_nans is False
 
 
-def test_without_it_training_goes_on_and_a_search_that_was_on_is_off_meanwhile(runner_of_nans):
+def test_mode_false_disables_the_checks_during_training(make_nan_run):
     jax.config.update("jax_debug_nans", True)
     try:
-        runner, flag = runner_of_nans()
+        runner, recorder = make_nan_run()
         runner.train()
-        assert flag.seen == [False] * 4
+        assert recorder.seen == [False] * 4
         assert jax.config.jax_debug_nans is True
     finally:
         jax.config.update("jax_debug_nans", False)
 
 
-def test_infinities_are_searched_for_on_demand(trainer):
+def test_infinities_can_be_checked(trainer):
     from jengine.contrib.imix import AutogradAnomalyDetectHook
 
     hook = AutogradAnomalyDetectHook(mode=True, infs=True)
     hook.before_train(trainer)
     assert jax.config.jax_debug_infs is True
     hook.after_train(trainer)
-    hook.after_train(trainer)  # nothing is left to put back
+    hook.after_train(trainer)  # a second call has no effect
     assert jax.config.jax_debug_infs is False
 
 
-def test_the_iterations_asked_for_are_traced_and_no_others(imix_runner, tmp_path):
+def test_only_the_selected_iterations_are_traced(imix_runner, tmp_path):
     hook = AutogradProfilerHook(lambda trainer: trainer.iter in (2, 3), tmp_path / "traces")
     imix_runner(10, custom_hooks=[hook]).train()
-    found = sorted(path.name for path in (tmp_path / "traces").iterdir())
-    assert found == ["profiler-trace-iter2", "profiler-trace-iter3"]
-    for name in found:
+    names = sorted(path.name for path in (tmp_path / "traces").iterdir())
+    assert names == ["profiler-trace-iter2", "profiler-trace-iter3"]
+    for name in names:
         assert list((tmp_path / "traces" / name).rglob("*.xplane.pb"))
     with pytest.raises(RuntimeError, match="No profile started"):
         jax.profiler.stop_trace()
 
 
-def test_an_error_ends_a_trace_that_is_under_way(imix_runner, tmp_path):
+def test_an_error_stops_the_current_trace(imix_runner, tmp_path):
     class Fails(HookBase):
         def before_train_iter(self):
             raise ArithmeticError("no more")
@@ -96,14 +96,14 @@ def test_an_error_ends_a_trace_that_is_under_way(imix_runner, tmp_path):
         jax.profiler.stop_trace()
 
 
-def test_the_predicate_is_a_function():
+def test_the_predicate_must_be_a_function():
     with pytest.raises(TypeError, match="enable_predicate` must be a function, got True"):
         AutogradProfilerHook(True, "traces", use_cuda=False)
 
 
-def test_the_search_works_after_an_operation_that_suspends_it_for_itself(runner_of_nans):
-    jax.jit(jax.scipy.special.logsumexp)(np.ones(3, np.float32))  # its trace leaves the thread without a global search
-    runner, _ = runner_of_nans(mode=True)
+def test_nans_are_found_after_an_operation_that_disables_the_checks(make_nan_run):
+    jax.jit(jax.scipy.special.logsumexp)(np.ones(3, np.float32))  # its trace overrides the global setting
+    runner, _ = make_nan_run(mode=True)
     with pytest.raises(FloatingPointError):
         runner.train()
     assert runner.iter == 2

@@ -7,7 +7,7 @@ from jengine.errors import ConfigError
 from jengine.runner import Runner
 
 
-def config(**changes):
+def make_config(**changes):
     return {
         "model": dict(type="LinenModel", module=dict(type="SmallCNN"), loss=dict(type="CrossEntropy")),
         "work_dir": "run",
@@ -18,8 +18,8 @@ def config(**changes):
     }
 
 
-def test_every_key_finds_its_place():
-    cfg = config(
+def test_every_key_is_converted():
+    cfg = make_config(
         test_data=dict(samples_per_gpu=4, data=dict(type="Digits", split="test"), post_processor=dict(metrics=[dict(type="Accuracy")])),
         optimizer_config=dict(grad_clip=dict(max_norm=2)),
         lr_config=dict(policy="WarmupCosineLR", max_iters=100, warmup_iters=7),
@@ -33,17 +33,17 @@ def test_every_key_finds_its_place():
         seed=3,
     )  # fmt: skip
     before = copy.deepcopy(cfg)
-    found = from_imix(cfg)
+    arguments = from_imix(cfg)
     assert cfg == before
-    assert found["train_dataloader"] == dict(batch_size=8, num_workers=2, dataset=dict(type="Digits"))
-    assert found["val_dataloader"]["batch_size"] == 4
-    assert found["train_cfg"] == dict(by_epoch=True, max_epochs=3, val_begin=4)
-    assert found["optim_wrapper"] == dict(
+    assert arguments["train_dataloader"] == dict(batch_size=8, num_workers=2, dataset=dict(type="Digits"))
+    assert arguments["val_dataloader"]["batch_size"] == 4
+    assert arguments["train_cfg"] == dict(by_epoch=True, max_epochs=3, val_begin=4)
+    assert arguments["optim_wrapper"] == dict(
         type="OptimWrapper", accumulative_counts=4, clip_grad=dict(max_norm=2), optimizer=dict(type="SGD", lr=0.1)
     )
-    assert found["param_scheduler"] == [dict(type="WarmupCosineLR", max_iters=100, warmup_iters=7)]
-    assert found["default_hooks"] == dict(timer=None, logger=None, param_scheduler=None, checkpoint=None)
-    assert found["custom_hooks"] == [
+    assert arguments["param_scheduler"] == [dict(type="WarmupCosineLR", max_iters=100, warmup_iters=7)]
+    assert arguments["default_hooks"] == dict(timer=None, logger=None, param_scheduler=None, checkpoint=None)
+    assert arguments["custom_hooks"] == [
         dict(type="OptimizerHook", grad_clip=dict(max_norm=2), gradient_accumulation_steps=4),
         dict(type="LRSchedulerHook", is_lr_accumulation=True),
         dict(type="IterationTimerHook", warmup_iter=7),
@@ -52,22 +52,22 @@ def test_every_key_finds_its_place():
         dict(type="EvaluateHook", eval_iter_period=5),
         dict(type="EMAIterHook", level="LOW"),
     ]
-    assert (found["load_from"], found["resume"], found["randomness"]) == ("weights", "here", dict(seed=3))
+    assert (arguments["load_from"], arguments["resume"], arguments["randomness"]) == ("weights", "here", dict(seed=3))
 
 
 def test_half_precision_and_iterations():
-    found = from_imix(config(total_epochs=None, max_iter=50, by_iter=True, fp16=dict(init_scale=4.0)))
-    assert found["optim_wrapper"]["type"] == "AmpOptimWrapper"
-    assert found["optim_wrapper"]["loss_scale"] == dict(init_scale=4.0)
-    assert found["train_cfg"] == dict(by_epoch=False, max_iters=50, val_begin=51)
-    assert from_imix(config(fp16=True))["optim_wrapper"]["loss_scale"] == "dynamic"
-    assert "val_dataloader" not in found
+    arguments = from_imix(make_config(total_epochs=None, max_iter=50, by_iter=True, fp16=dict(init_scale=4.0)))
+    assert arguments["optim_wrapper"]["type"] == "AmpOptimWrapper"
+    assert arguments["optim_wrapper"]["loss_scale"] == dict(init_scale=4.0)
+    assert arguments["train_cfg"] == dict(by_epoch=False, max_iters=50, val_begin=51)
+    assert from_imix(make_config(fp16=True))["optim_wrapper"]["loss_scale"] == "dynamic"
+    assert "val_dataloader" not in arguments
 
 
 def test_results_on_visdial_are_reduced_to_ndcg():
     data = dict(samples_per_gpu=4, post_processor=dict(metrics=[dict(type="VisDialMetric")]))
     hooks = [
-        from_imix(config(test_data={**data, "data": dict(type=kind)}))["custom_hooks"][-1]
+        from_imix(make_config(test_data={**data, "data": dict(type=kind)}))["custom_hooks"][-1]
         for kind in ("VisDialDataset", "VQADataset")
     ]
     assert hooks == [
@@ -76,42 +76,42 @@ def test_results_on_visdial_are_reduced_to_ndcg():
     ]
 
 
-def test_by_iter_false_is_false():
-    assert from_imix(config(by_iter=False))["train_cfg"]["by_epoch"] is True
+def test_by_iter_false_trains_by_epochs():
+    assert from_imix(make_config(by_iter=False))["train_cfg"]["by_epoch"] is True
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (dict(optimiser={}), "unknown key 'optimiser'.*did you mean 'optimizer'"),
-        (dict(optimizer=None), "needs the key 'optimizer'"),
-        (dict(max_iter=10), "one of the two; found 3 and 10"),
-        (dict(total_epochs=None), "found None and None"),
-        (dict(by_iter=True), "by_iter=True goes with max_iter"),
-        (dict(lr_config=dict(max_iters=3)), "lr_config names its scheduler as `policy`"),
-        (dict(momentum_config=dict(eta_min=0.1)), "momentum_config names its scheduler as `policy`"),
-        (dict(train_data=dict(data={})), "train_data needs the key 'samples_per_gpu'"),
+        (dict(optimizer=None), "must have the key 'optimizer'"),
+        (dict(max_iter=10), "exactly one of `total_epochs` and `max_iter` must be given, got 3 and 10"),
+        (dict(total_epochs=None), "got None and None"),
+        (dict(by_iter=True), "`by_iter` must be True with max_iter, False with total_epochs, got True"),
+        (dict(lr_config=dict(max_iters=3)), "`lr_config` must have a `policy`"),
+        (dict(momentum_config=dict(eta_min=0.1)), "`momentum_config` must have a `policy`"),
+        (dict(train_data=dict(data={})), "`train_data` must have the key 'samples_per_gpu'"),
         (dict(train_data=dict(data={}, sample_per_gpu=1)), "did you mean 'samples_per_gpu'"),
         (dict(log_config=dict(interval=3)), "unknown key 'interval' at `log_config`"),
-        (dict(test_data=dict(samples_per_gpu=1, data={})), "test_data needs post_processor"),
+        (dict(test_data=dict(samples_per_gpu=1, data={})), "`test_data` must have post_processor"),
     ],
 )
-def test_bad_configs_are_refused(changes, message):
+def test_bad_configs_are_rejected(changes, message):
     with pytest.raises(ConfigError, match=message):
-        from_imix(config(**changes))
+        from_imix(make_config(**changes))
 
 
-def test_custom_hooks_are_a_list():
-    with pytest.raises(AssertionError, match="custom_hooks is a list of hooks, found dict"):
-        from_imix(config(custom_hooks=dict(type="TextLoggerHook")))
+def test_custom_hooks_must_be_a_list():
+    with pytest.raises(AssertionError, match="`custom_hooks` must be a list of hooks, got dict"):
+        from_imix(make_config(custom_hooks=dict(type="TextLoggerHook")))
 
 
-def test_an_error_in_a_part_says_where():
+def test_an_error_has_the_path_in_the_config():
     with pytest.raises(ConfigError) as caught:
-        from_imix(config(optimizer_config=dict(grad_clip=dict(max_grad_l2_norm=1, mode="all"))))
+        from_imix(make_config(optimizer_config=dict(grad_clip=dict(max_grad_l2_norm=1, mode="all"))))
     assert any("optimizer_config" in note for note in caught.value.__notes__)
 
 
-def test_a_runner_takes_what_it_gives(tmp_path):
-    runner = Runner.from_cfg(from_imix(config(work_dir=str(tmp_path))))
+def test_a_runner_can_be_built_from_the_arguments(tmp_path):
+    runner = Runner.from_cfg(from_imix(make_config(work_dir=str(tmp_path))))
     assert len([hook for hook in runner.hooks if type(hook).__module__.startswith("jengine.contrib.imix")]) == 5

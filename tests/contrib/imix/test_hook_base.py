@@ -41,27 +41,27 @@ ITERATIONS = [
 ]  # fmt: skip
 
 
-def test_training_by_epochs_calls_all_six_in_order(imix_runner):
+def test_training_by_epochs_calls_all_six_methods_in_order(imix_runner):
     recorder = Recorder()
     imix_runner(4, total_epochs=2, custom_hooks=[recorder]).train()
     epoch = ["before_train_epoch", *ITERATIONS, "after_train_epoch"]
     assert recorder.calls == ["before_train", *epoch, *epoch, "after_train"]
 
 
-def test_training_by_iterations_has_no_epochs(imix_runner):
+def test_training_by_iterations_skips_the_epoch_methods(imix_runner):
     recorder = Recorder()
     imix_runner(4, max_iter=2, custom_hooks=[recorder]).train()
     assert recorder.calls == ["before_train", *ITERATIONS, "after_train"]
 
 
-def test_an_error_still_calls_after_train_and_goes_on(imix_runner):
+def test_after_train_is_called_on_an_error_which_propagates(imix_runner):
     recorder = Recorder()
     with pytest.raises(ArithmeticError, match="no more"):
         imix_runner(4, max_iter=4, custom_hooks=[recorder, Fails()]).train()
     assert recorder.calls == ["before_train", *ITERATIONS, "after_train"]
 
 
-def test_an_after_train_that_fails_does_not_hide_the_error(imix_runner, tmp_path):
+def test_a_failing_after_train_does_not_hide_the_error(imix_runner, tmp_path):
     class FailsTwice(Fails):
         def after_train(self):
             raise KeyError("nor this")
@@ -74,7 +74,7 @@ def test_an_after_train_that_fails_does_not_hide_the_error(imix_runner, tmp_path
 
 
 class Engine:
-    """What `register_hooks` needs of a Runner."""
+    """Provide the part of a Runner that `register_hooks` uses."""
 
     def __init__(self):
         self.hooks = HookList()
@@ -93,20 +93,20 @@ def test_the_trainer_is_a_weak_proxy():
         print(hook.trainer.hooks)
 
 
-def test_what_is_no_hook_of_imix_is_refused():
-    with pytest.raises(AssertionError, match="is a HookBase, found Hook"):
+def test_other_hooks_are_rejected():
+    with pytest.raises(AssertionError, match="must be a HookBase, got Hook"):
         register_hooks(Engine(), [Hook()])
 
 
-def test_a_method_with_arguments_is_refused_where_the_class_is_made():
-    with pytest.raises(TypeError, match=r"Wrong\.before_train takes no arguments besides self"):
+def test_a_method_with_arguments_is_rejected_in_the_class_definition():
+    with pytest.raises(TypeError, match=r"Wrong\.before_train must have no arguments except self.*'runner'"):
 
         class Wrong(HookBase):
             def before_train(self, runner):
                 pass
 
 
-def test_a_method_may_call_that_of_its_base(trainer):
+def test_a_method_can_call_super(trainer):
     class Child(Recorder):
         def before_train(self):
             super().before_train()
@@ -117,8 +117,8 @@ def test_a_method_may_call_that_of_its_base(trainer):
     assert hook.calls == ["before_train", "child"]
 
 
-def test_the_text_logger_says_when_it_was_called(imix_runner, tmp_path):
+def test_the_text_logger_logs_at_each_stage(imix_runner, tmp_path):
     imix_runner(2, max_iter=1, custom_hooks=[dict(type="TextLoggerHook", text="hello", level=60)]).train()
     text = next(tmp_path.glob("run/*/*.log")).read_text()
-    places = [text.index(f"{stage}:hello") for stage in ("before_train", "after_train_iter", "after_train")]
-    assert places == sorted(places)
+    positions = [text.index(f"{stage}:hello") for stage in ("before_train", "after_train_iter", "after_train")]
+    assert positions == sorted(positions)

@@ -6,8 +6,8 @@ import pytest
 from jengine.optim import OptimWrapper
 
 
-def three_steps(gradient=1.0, **optimizer):
-    """The parameter, 1 at first, after each of three updates with the same gradient."""
+def take_three_steps(gradient=1.0, **optimizer):
+    """Return the values of a parameter, initially 1, after each of three updates with the same gradient."""
     wrapper = OptimWrapper(dict(lr=0.1, **optimizer))
     params = {"w": jnp.ones(())}
     state = wrapper.init(params)
@@ -17,14 +17,14 @@ def three_steps(gradient=1.0, **optimizer):
         updates, state = wrapper.update({"w": jnp.full((), gradient)}, state, params, wrapper.hyperparams)
         return optax.apply_updates(params, updates), state
 
-    found = []
+    values = []
     for _ in range(3):
         params, state = step(params, state)
-        found.append(float(params["w"]))
-    return found
+        values.append(float(params["w"]))
+    return values
 
 
-# The values are those of iMIX's own classes in double precision.
+# values of iMIX's classes in double precision
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
@@ -37,34 +37,34 @@ def three_steps(gradient=1.0, **optimizer):
         ),
     ],
 )
-def test_three_updates_are_those_of_imix(optimizer, expected):
-    assert three_steps(**optimizer) == pytest.approx(expected, abs=1e-6)
+def test_three_updates_equal_those_of_imix(optimizer, expected):
+    assert take_three_steps(**optimizer) == pytest.approx(expected, abs=1e-6)
 
 
-def test_each_tensor_is_clipped_by_itself():
-    # a gradient of 10 is scaled down to 1, one of 1 is left as it is (but for the 1e-6 of the norm)
-    assert three_steps(10.0, type="BertAdam1") == pytest.approx(three_steps(1.0, type="BertAdam"), abs=1e-5)
-    assert three_steps(10.0, type="BertAdam1", max_grad_norm=100.0) == pytest.approx(
-        three_steps(10.0, type="BertAdam"), abs=1e-6
+def test_each_tensor_is_clipped_separately():
+    # a gradient of 10 is clipped to 1, a gradient of 1 is unchanged (except for the 1e-6 added to the norm)
+    assert take_three_steps(10.0, type="BertAdam1") == pytest.approx(take_three_steps(1.0, type="BertAdam"), abs=1e-5)
+    assert take_three_steps(10.0, type="BertAdam1", max_grad_norm=100.0) == pytest.approx(
+        take_three_steps(10.0, type="BertAdam"), abs=1e-6
     )
 
 
 def test_the_other_schedules():
-    plain = three_steps(type="BertAdam", weight_decay=0.0)
-    assert three_steps(type="BertAdam", weight_decay=0.0, t_total=10, schedule="warmup_constant") == plain
-    half = three_steps(type="BertAdam", weight_decay=0.0, t_total=10)
-    assert 1 - half[0] == pytest.approx((1 - plain[0]) / 2, abs=1e-6)  # without a warm-up it starts at half the rate
-    cosine = three_steps(type="BertAdam", weight_decay=0.0, t_total=2, schedule="warmup_cosine")
+    plain = take_three_steps(type="BertAdam", weight_decay=0.0)
+    assert take_three_steps(type="BertAdam", weight_decay=0.0, t_total=10, schedule="warmup_constant") == plain
+    half = take_three_steps(type="BertAdam", weight_decay=0.0, t_total=10)
+    assert 1 - half[0] == pytest.approx((1 - plain[0]) / 2, abs=1e-6)  # starts at half the rate without a warm-up
+    cosine = take_three_steps(type="BertAdam", weight_decay=0.0, t_total=2, schedule="warmup_cosine")
     assert cosine[0] == pytest.approx(plain[0], abs=1e-6)  # cos 0
     assert cosine[2] == pytest.approx(cosine[1], abs=1e-6)  # cos pi
 
 
-def test_settings_out_of_range_are_refused():
+def test_settings_out_of_range_are_rejected():
     with pytest.raises(ValueError, match="did you mean 'warmup_linear'"):
-        three_steps(type="BertAdam", schedule="warmup_liner")
+        take_three_steps(type="BertAdam", schedule="warmup_liner")
     with pytest.raises(ValueError, match=r"in \[0, 1\), or -1, got 100"):
-        three_steps(type="BertAdam", warmup=100)
+        take_three_steps(type="BertAdam", warmup=100)
     with pytest.raises(ValueError, match="t_total` must be -1 or an integer of at least 1"):
-        three_steps(type="BertAdam", t_total=0)
+        take_three_steps(type="BertAdam", t_total=0)
     with pytest.raises(ValueError, match="weight_decay must be at least 0"):
-        three_steps(type="TansformerAdamW", weight_decay=-1.0)
+        take_three_steps(type="TansformerAdamW", weight_decay=-1.0)

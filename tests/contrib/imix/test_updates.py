@@ -12,7 +12,7 @@ from jengine.contrib.imix import (
     PriorityStatus,
     from_imix,
 )
-from jengine.contrib.imix.lr_scheduler import best_group
+from jengine.contrib.imix.lr_scheduler import select_group
 from jengine.contrib.imix.schedules import PythiaScheduler
 from jengine.errors import ConfigError
 from jengine.optim import OptimWrapper
@@ -20,8 +20,8 @@ from jengine.optim.transforms.clip import ClipByNorm
 from jengine.runner import Runner
 
 
-class Watch(HookBase):
-    """Notes w after each iteration, and what the run has logged."""
+class Recorder(HookBase):
+    """Record w, the norm of the gradients and the learning rate after each iteration."""
 
     def __init__(self):
         self.weights, self.norms, self.rates = [], [], []
@@ -32,22 +32,22 @@ class Watch(HookBase):
         self.rates.append(self.trainer.message_hub.get_scalar("train/lr").current())
 
 
-def test_gradients_are_accumulated_and_the_rest_makes_an_update_of_its_own(imix_runner):
-    watch = Watch()
-    runner = imix_runner(10, gradient_accumulation_steps=2, custom_hooks=[watch])
+def test_gradients_are_accumulated_and_the_remaining_ones_make_another_update(imix_runner):
+    recorder = Recorder()
+    runner = imix_runner(10, gradient_accumulation_steps=2, custom_hooks=[recorder])
     runner.train()
-    # w moves half the way to 1 in iterations 1 and 3, counted from 0, and with the one that is left
-    assert watch.weights == pytest.approx([0.0, 0.5, 0.5, 0.75, 0.875])
+    # each update moves w half the way to 1: in iterations 1 and 3, counted from 0, and in the remaining one
+    assert recorder.weights == pytest.approx([0.0, 0.5, 0.5, 0.75, 0.875])
 
 
-def test_the_gradients_norm_is_logged_and_clipped(imix_runner):
-    watch = Watch()
-    imix_runner(4, optimizer_config=dict(grad_clip=dict(max_norm=0.5, norm_type=2)), custom_hooks=[watch]).train()
-    assert watch.norms == pytest.approx([1.0, 0.75])  # w - 1 before clipping: w is 0, then 0.5 * 0.5
-    assert watch.weights[0] == pytest.approx(0.25, abs=1e-5)
+def test_the_norm_of_the_gradients_is_logged_and_clipped(imix_runner):
+    recorder = Recorder()
+    imix_runner(4, optimizer_config=dict(grad_clip=dict(max_norm=0.5, norm_type=2)), custom_hooks=[recorder]).train()
+    assert recorder.norms == pytest.approx([1.0, 0.75])  # w - 1 before clipping: w is 0, then 0.5 * 0.5
+    assert recorder.weights[0] == pytest.approx(0.25, abs=1e-5)
 
 
-def test_half_precision_accumulates_and_clips_without_an_error(imix_runner):
+def test_half_precision_works_with_accumulation_and_clipping(imix_runner):
     runner = imix_runner(
         8,
         fp16=dict(init_scale=8.0, growth_interval=100),
@@ -61,11 +61,11 @@ def test_half_precision_accumulates_and_clips_without_an_error(imix_runner):
     assert state.params["w"].dtype == "float32"
 
 
-def test_the_hook_says_what_the_wrapper_is():
+def test_the_hook_returns_the_config_of_the_wrapper():
     hook = OptimizerHook(dict(max_grad_l2_norm=3, use_scale=False), gradient_accumulation_steps=4)
     assert hook.wrapper_options() == dict(type="OptimWrapper", accumulative_counts=4, clip_grad=dict(max_norm=3))
     assert Fp16OptimizerHook().wrapper_options()["loss_scale"] == "dynamic"
-    with pytest.raises(ConfigError, match="clip_norm_mode is 'all'"):
+    with pytest.raises(ConfigError, match="`grad_clip.clip_norm_mode` must be 'all'.*, got 'question'"):
         OptimizerHook(dict(max_grad_l2_norm=3, clip_norm_mode="question"))
     with pytest.raises(ConfigError, match="did you mean 'use_scale'"):
         OptimizerHook(dict(max_grad_l2_norm=3, use_scales=True))
@@ -73,21 +73,21 @@ def test_the_hook_says_what_the_wrapper_is():
         OptimizerHook(dict(max_nrm=3))
 
 
-def test_a_hook_that_the_wrapper_contradicts_is_an_error(trainer):
+def test_a_wrapper_with_other_settings_than_the_hook_is_an_error(trainer):
     trainer.optim_wrapper = OptimWrapper(dict(type="SGD", lr=0.1))
     OptimizerHook().before_train(trainer)
-    with pytest.raises(ConfigError, match="asks for updates over 2 iterations"):
+    with pytest.raises(ConfigError, match="must have the accumulative_counts=2 and .*, got 1 and None"):
         OptimizerHook(gradient_accumulation_steps=2).before_train(trainer)
     with pytest.raises(ConfigError, match=r"clip_grad=\{'max_norm': 1\}"):
         OptimizerHook(dict(max_norm=1)).before_train(trainer)
-    with pytest.raises(ConfigError, match="needs an AmpOptimWrapper, found OptimWrapper"):
+    with pytest.raises(ConfigError, match="must have an AmpOptimWrapper with a loss scale, got OptimWrapper"):
         Fp16OptimizerHook().before_train(trainer)
     trainer.optim_wrapper.clip_grad = ClipByNorm(1.0)
     OptimizerHook(dict(max_norm=1)).before_train(trainer)
 
 
 @pytest.mark.parametrize(("is_lr_accumulation", "steps"), [(True, 2), (False, 4)])
-def test_schedules_step_with_each_update_or_with_each_iteration(imix_runner, is_lr_accumulation, steps):
+def test_schedules_step_after_each_update_or_each_iteration(imix_runner, is_lr_accumulation, steps):
     runner = imix_runner(
         8,
         gradient_accumulation_steps=2,
@@ -99,44 +99,44 @@ def test_schedules_step_with_each_update_or_with_each_iteration(imix_runner, is_
     assert isinstance(runner.param_schedulers[0], PythiaScheduler)
 
 
-def test_the_rate_that_is_recorded_and_used_is_the_one_before_the_step(imix_runner, tmp_path):
-    watch = Watch()
-    watch.level = "LOW"
+def test_the_recorded_rate_is_the_rate_of_the_iteration(imix_runner, tmp_path):
+    recorder = Recorder()
+    recorder.level = "LOW"
     runner = imix_runner(
         6,
         max_iter=3,
         lr_config=dict(policy="PythiaScheduler", lr_steps=[1, 2], lr_ratio=0.5),
-        custom_hooks=[watch],
+        custom_hooks=[recorder],
         log_config=dict(period=1, hooks=[dict(type="JSONLoggerHook")]),
         checkpoint_config=dict(prefix="p", iter_period=1),
     )
     runner.train()
     # rates 0.5, 0.25, 0.125: w = 0.5, then 0.5 + 0.25 * 0.5, then 0.625 + 0.125 * 0.375
-    assert watch.weights == pytest.approx([0.5, 0.625, 0.671875])
-    assert watch.rates == [0.5, 0.25, 0.125]
-    rows = [json.loads(line) for line in (tmp_path / "run" / "training_status.json").read_text().splitlines()]
-    assert [row["lr"] for row in rows] == [0.5, 0.25, 0.125]
-    # the checkpoint of iteration 0 holds its update
+    assert recorder.weights == pytest.approx([0.5, 0.625, 0.671875])
+    assert recorder.rates == [0.5, 0.25, 0.125]
+    lines = (tmp_path / "run" / "training_status.json").read_text().splitlines()
+    assert [json.loads(line)["lr"] for line in lines] == [0.5, 0.25, 0.125]
+    # the checkpoint of iteration 0 includes its update
     from jengine import checkpoint
 
     saved = checkpoint.load(tmp_path / "run" / "p_iter0000000_model")
     assert float(jax.tree.leaves(saved.params)[0]) == 0.5
 
 
-def test_the_group_whose_rate_stands_for_all():
-    assert best_group([1, 5, 2], [0.1, 0.2, 0.3]) == 1
-    assert best_group([1, 1, 1], [0.1, 0.2, 0.2]) == 1
-    assert best_group([4], [0.1]) == 0
+def test_the_largest_group_or_the_most_common_rate_is_recorded():
+    assert select_group([1, 5, 2], [0.1, 0.2, 0.3]) == 1
+    assert select_group([1, 1, 1], [0.1, 0.2, 0.2]) == 1
+    assert select_group([4], [0.1]) == 0
 
 
-def test_no_schedule_is_no_work(imix_runner):
+def test_without_a_schedule_the_rate_is_constant(imix_runner):
     runner = imix_runner(4)
     runner.train()
     assert runner.optim_wrapper.get_lr() == {"lr": [0.5]}
     assert [type(hook).__name__ for hook in runner.hooks].count(LRSchedulerHook.__name__) == 1
 
 
-def test_numbers_leave_the_device_only_where_a_line_is_due(imix_runner):
+def test_metrics_are_transferred_only_when_a_line_is_written(imix_runner):
     class Fetches(HookBase):
         default_level = PriorityStatus.LOWEST
 
@@ -154,8 +154,8 @@ def test_numbers_leave_the_device_only_where_a_line_is_due(imix_runner):
 @pytest.mark.parametrize(
     "optimizer", [dict(type="SGD", lr=0.5, momentum=0.8), dict(type="Adam", lr=0.5, betas=(0.8, 0.9))]
 )
-def test_rate_and_momentum_are_stepped_and_recorded_each_by_its_hook(imix_runner, optimizer):
-    class Used(HookBase):
+def test_two_hooks_step_and_record_the_rate_and_the_momentum(imix_runner, optimizer):
+    class RecordValues(HookBase):
         default_level = PriorityStatus.LOW
 
         def __init__(self):
@@ -165,24 +165,24 @@ def test_rate_and_momentum_are_stepped_and_recorded_each_by_its_hook(imix_runner
             hub = self.trainer.message_hub
             self.seen.append([hub.get_scalar(f"train/{name}").current() for name in ("lr", "momentum")])
 
-    used = Used()
+    recorder = RecordValues()
     runner = imix_runner(
         8,
         optimizer=optimizer,
         gradient_accumulation_steps=2,
         lr_config=dict(policy="StepLR", step_size=1, gamma=0.5, by_epoch=False),
         momentum_config=dict(policy="StepMomentum", step_size=1, gamma=0.25, by_epoch=False),
-        custom_hooks=[used],
+        custom_hooks=[recorder],
     )
     runner.train()
-    # both step with each update, and what is recorded is what the iteration has used
-    assert used.seen == [[0.5, 0.8], [0.5, 0.8], [0.25, 0.2], [0.25, 0.2]]
+    # both step after each update, and the recorded values are those of the iteration
+    assert recorder.seen == [[0.5, 0.8], [0.5, 0.8], [0.25, 0.2], [0.25, 0.2]]
     names = [type(hook).__name__ for hook in runner.hooks]
     assert names.index("LRSchedulerHook") < names.index("MomentumSchedulerHook") < names.index("PeriodicLogger")
     assert [scheduler.last_step for scheduler in runner.param_schedulers] == [2, 2]
 
 
-def test_without_a_hook_of_its_own_the_momentum_is_stepped_with_the_rate(imix_cfg):
+def test_without_a_momentum_hook_the_lr_hook_steps_the_momentum(imix_cfg):
     arguments = from_imix(
         imix_cfg(6, optimizer=dict(type="SGD", lr=0.5, momentum=0.8), lr_config=dict(policy="StepLR", step_size=1))
     )

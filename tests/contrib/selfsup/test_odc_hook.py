@@ -26,7 +26,7 @@ def normalize(features):
     return features / np.linalg.norm(features, axis=-1, keepdims=True)
 
 
-def samples():
+def make_dataset():
     rng = np.random.RandomState(0)
     centers = np.array([[3.0, 0.0], [0.0, 3.0], [-3.0, -3.0]])[np.arange(N) % K]
     return ArrayDataset(dict(x=(centers + 0.1 * rng.randn(N, 2)).astype(np.float32)))
@@ -72,10 +72,10 @@ class CallCounter:
         monkeypatch.setattr(ODCHook, name, counted)
 
 
-def make(work_dir, *hooks, model=None, **changes):
+def make_runner(work_dir, *hooks, model=None, **changes):
     cluster = dict(
         type="DeepClusterHook",
-        extract_dataloader=dict(batch_size=8, dataset=samples()),
+        extract_dataloader=dict(batch_size=8, dataset=make_dataset()),
         clustering=dict(type="Kmeans", k=K, pca_dim=-1),
         unif_sampling=False,
         reweight=True,
@@ -84,7 +84,7 @@ def make(work_dir, *hooks, model=None, **changes):
         interval=10**9,
     )
     arguments = dict(
-        train_dataloader=dict(batch_size=4, dataset=PseudoLabelDataset(samples())),
+        train_dataloader=dict(batch_size=4, dataset=PseudoLabelDataset(make_dataset())),
         train_cfg=dict(max_epochs=2),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.02, momentum=0.9)),
         default_hooks=dict(checkpoint=None, logger=None),
@@ -95,8 +95,8 @@ def make(work_dir, *hooks, model=None, **changes):
 
 def test_each_task_runs_at_its_interval(tmp_path, monkeypatch):
     counter = CallCounter(monkeypatch)
-    loader = dict(batch_size=6, dataset=PseudoLabelDataset(samples()))  # 4 iterations an epoch
-    runner = make(tmp_path, SETTINGS, train_dataloader=loader, train_cfg=dict(max_epochs=25))
+    loader = dict(batch_size=6, dataset=PseudoLabelDataset(make_dataset()))  # 4 iterations an epoch
+    runner = make_runner(tmp_path, SETTINGS, train_dataloader=loader, train_cfg=dict(max_epochs=25))
     runner.train()
     assert runner.iter == 100
     assert counter.calls == dict(update_centroids=10, deal_with_small_clusters=100, evaluate=2)
@@ -120,9 +120,9 @@ def test_the_memory_starts_with_the_clustering(tmp_path):
             if runner.iter == 0:
                 recorded.update(jax.tree.map(np.array, runner.state.model_state["bank"]._asdict()))
 
-    make(tmp_path, Recorder()).train()
+    make_runner(tmp_path, Recorder()).train()
     labels = np.load(tmp_path / "cluster_epoch_0.npy")
-    features = normalize(samples().arrays["x"])
+    features = normalize(make_dataset().arrays["x"])
     np.testing.assert_array_equal(recorded["labels"], labels)
     np.testing.assert_allclose(recorded["features"], features, rtol=1e-5)
     means = [features[labels == k].mean(axis=0) for k in range(K)]
@@ -131,7 +131,7 @@ def test_the_memory_starts_with_the_clustering(tmp_path):
 
 def test_a_resumed_run_ends_with_the_same_memory(tmp_path):
     default_hooks = dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=1), logger=None)
-    uninterrupted = make(tmp_path / "uninterrupted", SETTINGS, default_hooks=default_hooks)
+    uninterrupted = make_runner(tmp_path / "uninterrupted", SETTINGS, default_hooks=default_hooks)
     uninterrupted.train()
 
     class Stop(Hook):
@@ -140,8 +140,8 @@ def test_a_resumed_run_ends_with_the_same_memory(tmp_path):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(tmp_path / "interrupted", SETTINGS, Stop(), default_hooks=default_hooks).train()
-    resumed = make(tmp_path / "interrupted", SETTINGS, default_hooks=default_hooks, resume=True)
+        make_runner(tmp_path / "interrupted", SETTINGS, Stop(), default_hooks=default_hooks).train()
+    resumed = make_runner(tmp_path / "interrupted", SETTINGS, default_hooks=default_hooks, resume=True)
     resumed.train()
     for a, b in zip(
         jax.tree.leaves((uninterrupted.state.params, uninterrupted.state.model_state)),
@@ -152,8 +152,8 @@ def test_a_resumed_run_ends_with_the_same_memory(tmp_path):
 
 
 def test_on_several_devices_the_memory_is_the_same(tmp_path):
-    one = make(tmp_path / "one", SETTINGS)
-    four = make(tmp_path / "four", SETTINGS, parallel=dict(type="Pjit", devices=4))
+    one = make_runner(tmp_path / "one", SETTINGS)
+    four = make_runner(tmp_path / "four", SETTINGS, parallel=dict(type="Pjit", devices=4))
     for runner in (one, four):
         runner.train()
     assert four.programs.update.traces == 1
@@ -172,7 +172,7 @@ def test_on_several_devices_the_memory_is_the_same(tmp_path):
     ],
 )
 def test_missing_state_entries_are_reported_before_training(tmp_path, model, message):
-    runner = make(tmp_path, model=model, custom_hooks=[SETTINGS])
+    runner = make_runner(tmp_path, model=model, custom_hooks=[SETTINGS])
     with pytest.raises(AssertionError, match=message):
         runner.train()
     assert runner.iter == 0

@@ -1,4 +1,4 @@
-"""A stand-in for an optimizer wrapper, and the values that a chain of schedulers gives it."""
+"""Provide a fake optimizer wrapper and the values that a chain of schedulers sets."""
 
 from types import SimpleNamespace
 
@@ -9,18 +9,18 @@ from jengine.registry import PARAM_SCHEDULERS
 
 @pytest.fixture
 def make_wrapper():
-    """Groups of a plain SGD, one for each initial learning rate."""
+    """Create parameter groups of SGD, one for each initial learning rate."""
 
-    def make(*lrs, shadow=None, **settings):
+    def make(*lrs, default_group=None, **settings):
         groups = [{"lr": lr, **settings} for lr in lrs]
-        return SimpleNamespace(param_groups=groups, base_param_settings=shadow)
+        return SimpleNamespace(param_groups=groups, base_param_settings=default_group)
 
     return make
 
 
 @pytest.fixture
 def build():
-    """A list of schedulers from configs, in order."""
+    """Build schedulers from configs, in order."""
 
     def build_all(wrapper, *cfgs):
         return [PARAM_SCHEDULERS.build(cfg, optimizer=wrapper) for cfg in cfgs]
@@ -30,7 +30,7 @@ def build():
 
 @pytest.fixture
 def collect():
-    """The values of the first group that `count` iterations train with."""
+    """Return the values of one group during `count` iterations."""
 
     def values(wrapper, schedulers, count, name="lr", group=0):
         out = []

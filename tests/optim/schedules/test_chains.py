@@ -1,11 +1,11 @@
-"""Several schedulers on one value: order, overlap, windows, and warm-ups from 0."""
+"""Test several schedulers of one value: order, overlap, ranges, and warm-ups from 0."""
 
 import pytest
 
-from jengine.optim.schedules.rule_scheduler import Muted
+from jengine.optim.schedules.rule_scheduler import Frozen
 
 WARMUP = {"type": "LinearLR", "start_factor": 0.1, "end": 4}
-# values of MMEngine at iterations 0 to 9
+# MMEngine's values at iterations 0 to 9
 CHAINS = [
     (
         [WARMUP, {"type": "CosineAnnealingLR", "begin": 4, "end": 10}],
@@ -17,14 +17,14 @@ CHAINS = [
 
 
 @pytest.mark.parametrize(("cfgs", "values"), CHAINS)
-def test_a_chain_acts_on_the_current_value_in_list_order(cfgs, values, make_wrapper, build, collect):
+def test_a_chain_changes_the_current_value_in_list_order(cfgs, values, make_wrapper, build, collect):
     expected = [float(value) for value in values.split()]
     wrapper = make_wrapper(1.0)
     assert collect(wrapper, build(wrapper, *cfgs), len(expected)) == pytest.approx(expected, rel=4e-6)
 
 
-def recursive_poly_and_cosine(count):
-    """MMEngine's recursive rules for Poly(eta_min 0.1, end 12), then CosineAnnealing(T_max 9, eta_min 0.05)."""
+def compute_recursive_poly_and_cosine(count):
+    """Apply MMEngine's recursive rules: Poly(eta_min 0.1, end 12), then CosineAnnealing(T_max 9, eta_min 0.05)."""
     from math import cos, pi
 
     value, out = 1.0, [1.0]
@@ -42,14 +42,14 @@ def recursive_poly_and_cosine(count):
 OVERLAP = [{"type": "PolyLR", "eta_min": 0.1, "end": 12}, {"type": "CosineAnnealingLR", "T_max": 9, "eta_min": 0.05}]
 
 
-def test_overlapping_floors_follow_the_recursive_rule(make_wrapper, build, collect):
+def test_overlapping_schedules_with_minimum_values_follow_the_recursive_rule(make_wrapper, build, collect):
     wrapper = make_wrapper(1.0)
     chain = build(wrapper, *OVERLAP)
-    assert collect(wrapper, chain, 20) == pytest.approx(recursive_poly_and_cosine(20), rel=1e-12)
+    assert collect(wrapper, chain, 20) == pytest.approx(compute_recursive_poly_and_cosine(20), rel=1e-12)
 
 
 @pytest.mark.parametrize("stop", range(20))
-def test_a_chain_goes_on_after_a_load_at_any_step(stop, make_wrapper, build, collect):
+def test_a_chain_continues_after_a_load_at_any_step(stop, make_wrapper, build, collect):
     wrapper = make_wrapper(1.0)
     chain = build(wrapper, *OVERLAP)
     before = collect(wrapper, chain, stop)
@@ -61,10 +61,10 @@ def test_a_chain_goes_on_after_a_load_at_any_step(stop, make_wrapper, build, col
     for scheduler, state in zip(again, states, strict=True):
         scheduler.load_state_dict(state)
     after = collect(resumed, again, 20 - stop)
-    assert before + after == pytest.approx(recursive_poly_and_cosine(20), rel=1e-9)
+    assert before + after == pytest.approx(compute_recursive_poly_and_cosine(20), rel=1e-9)
 
 
-def test_a_warmup_from_0_follows_its_straight_line(make_wrapper, build, collect):
+def test_a_warmup_from_0_is_linear(make_wrapper, build, collect):
     wrapper = make_wrapper(2.0)
     assert collect(wrapper, build(wrapper, {"type": "LinearLR", "start_factor": 0, "end": 5}), 6) == [
         0.0,
@@ -78,7 +78,7 @@ def test_a_warmup_from_0_follows_its_straight_line(make_wrapper, build, collect)
 
 @pytest.mark.parametrize("warmup_first", [True, False])
 def test_a_warmup_from_0_multiplies_with_an_overlapping_schedule(warmup_first, make_wrapper, build, collect):
-    # lines of 0, 1/4, ... times 0.9 ** t, in either order of the list
+    # min(t / 4, 1) * 0.9 ** t in either order of the list
     cfgs = [{"type": "LinearLR", "start_factor": 0.0, "end": 5}, {"type": "ExponentialLR", "gamma": 0.9}]
     wrapper = make_wrapper(1.0)
     chain = build(wrapper, *(cfgs if warmup_first else cfgs[::-1]))
@@ -86,7 +86,7 @@ def test_a_warmup_from_0_multiplies_with_an_overlapping_schedule(warmup_first, m
     assert collect(wrapper, chain, 8) == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_constant_factor_of_0_gives_the_value_back(make_wrapper, build, collect):
+def test_a_constant_factor_of_0_restores_the_value(make_wrapper, build, collect):
     cfgs = [{"type": "ConstantLR", "factor": 0.0, "end": 4}, {"type": "StepLR", "step_size": 2, "gamma": 0.5}]
     wrapper = make_wrapper(1.0)
     assert collect(wrapper, build(wrapper, *cfgs), 6) == pytest.approx([0, 0, 0, 0.5, 0.25, 0.25], rel=1e-12)
@@ -98,23 +98,23 @@ def test_a_warmup_from_0_survives_a_load_at_its_first_step(make_wrapper, build, 
     states = [scheduler.state_dict() for scheduler in build(wrapper, *cfgs)]
     resumed = make_wrapper(1.0)
     again = build(resumed, *cfgs)
-    resumed.param_groups[0]["lr"] = 0.0  # what a file of plain numbers gives back
+    resumed.param_groups[0]["lr"] = 0.0  # a file of plain numbers loses the hidden value
     for scheduler, state in zip(again, states, strict=True):
         scheduler.load_state_dict(state)
     assert collect(resumed, again, 4) == pytest.approx([0, 0.5 / 4, 0.25 / 2, 0.125 * 3 / 4], rel=1e-12)
 
 
-def test_without_the_hidden_value_a_warmup_from_0_goes_on_from_the_initial_one(make_wrapper, build, collect):
+def test_without_the_hidden_value_a_warmup_from_0_continues_from_the_initial_value(make_wrapper, build, collect):
     wrapper = make_wrapper(1.0)
     chain = build(wrapper, {"type": "LinearLR", "start_factor": 0.0, "end": 5})
     wrapper.param_groups[0]["lr"] = 0.0
     assert collect(wrapper, chain, 3) == pytest.approx([0.0, 0.25, 0.5], rel=1e-12)
 
 
-def test_the_muted_zero_is_a_zero(make_wrapper, build):
+def test_the_frozen_zero_is_a_zero(make_wrapper, build):
     wrapper = make_wrapper(1.0)
     (warmup,) = build(wrapper, {"type": "LinearLR", "start_factor": 0.0, "end": 5})
-    assert isinstance(wrapper.param_groups[0]["lr"], Muted)
+    assert isinstance(wrapper.param_groups[0]["lr"], Frozen)
     assert wrapper.param_groups[0]["lr"] == 0.0
     assert warmup.get_last_value() == [0.0]
     assert warmup.state_dict()["hidden"] == [1.0]
@@ -123,7 +123,7 @@ def test_the_muted_zero_is_a_zero(make_wrapper, build):
 @pytest.mark.parametrize(
     ("cfg", "expected"),
     [
-        # a window of one step is at its last step at once
+        # the only step is the last one
         ({"type": "LinearLR", "start_factor": 0.1, "end_factor": 0.5, "begin": 2, "end": 3}, [1, 1, 0.5, 0.5]),
         ({"type": "LinearLR", "start_factor": 0.1, "end": 1}, [1, 1, 1]),
         ({"type": "LinearLR", "start_factor": 0.0, "end": 1}, [1, 1, 1]),
@@ -131,14 +131,14 @@ def test_the_muted_zero_is_a_zero(make_wrapper, build):
         ({"type": "ConstantLR", "factor": 0.1, "begin": 1, "end": 2}, [1, 1, 1]),
     ],
 )
-def test_a_window_of_one_step_does_not_stay_at_the_start_value(cfg, expected, make_wrapper, build, collect):
+def test_a_schedule_of_one_step_ends_at_the_end_value(cfg, expected, make_wrapper, build, collect):
     wrapper = make_wrapper(1.0)
     assert collect(wrapper, build(wrapper, cfg), len(expected)) == expected
 
 
-def test_a_scheduler_can_go_on_from_a_last_step(make_wrapper, build, collect):
-    straight, cfg = make_wrapper(1.0), {"type": "ExponentialLR", "gamma": 0.5}
-    assert collect(straight, build(straight, cfg), 4)[3] == 0.125
+def test_a_scheduler_can_continue_from_a_last_step(make_wrapper, build, collect):
+    uninterrupted, cfg = make_wrapper(1.0), {"type": "ExponentialLR", "gamma": 0.5}
+    assert collect(uninterrupted, build(uninterrupted, cfg), 4)[3] == 0.125
     resumed = make_wrapper(0.25, initial_lr=1.0)  # the value of step 2
     (scheduler,) = build(resumed, {**cfg, "last_step": 2})
     assert (scheduler.last_step, scheduler.global_step, resumed.param_groups[0]["lr"]) == (3, 3, 0.125)

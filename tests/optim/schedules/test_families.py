@@ -1,4 +1,4 @@
-"""Each family gives MMEngine's values at iterations 0 to 9, from an initial value of 1 (six digits)."""
+"""Test that each family has MMEngine's values at iterations 0 to 9, from an initial value of 1 (six digits)."""
 
 import math
 
@@ -73,8 +73,8 @@ def test_the_exponential_family_multiplies_at_every_step(make_wrapper, build, co
     assert collect(wrapper, build(wrapper, {"type": "ExponentialLR", "gamma": 0.5}), 4) == [2.0, 1.0, 0.5, 0.25]
 
 
-# closed form (base - floor) * (1 - t / 5) ** 0.9 + floor with base 0.01 and floor 0.001
-def test_poly_with_a_ratio_has_a_floor_for_each_group(make_wrapper, build, collect):
+# closed form (initial - minimum) * (1 - t / 5) ** 0.9 + minimum, with initial 0.01 and minimum 0.001
+def test_poly_with_a_ratio_has_a_minimum_for_each_group(make_wrapper, build, collect):
     wrapper = make_wrapper(0.01, 0.1)
     chain = build(wrapper, {"type": "PolyLRRatio", "power": 0.9, "eta_min_ratio": 0.1, "end": 6})
     expected = [0.01, 0.0083624693, 0.0066830128, 0.0049454496, 0.0031143141]  # T = 5 steps after the first
@@ -83,7 +83,7 @@ def test_poly_with_a_ratio_has_a_floor_for_each_group(make_wrapper, build, colle
     assert wrapper.param_groups[1]["lr"] == pytest.approx(0.01, rel=1e-12)
 
 
-# MMSegmentation's plain schedule, run with MMEngine
+# MMSegmentation's default schedule, run with MMEngine
 def test_the_poly_schedule_of_160_000_iterations(make_wrapper, build):
     wrapper = make_wrapper(0.01)
     (poly,) = build(wrapper, {"type": "PolyLR", "power": 0.9, "eta_min": 1e-4, "end": 160_000, "by_epoch": False})
@@ -96,14 +96,14 @@ def test_the_poly_schedule_of_160_000_iterations(make_wrapper, build):
     assert seen == pytest.approx(expected, rel=1e-9)
 
 
-# base * (t + 1)**2 / T**2 with base 0.01 and T = 4, as MMDetection has it
+# initial * (t + 1)**2 / T**2 with initial 0.01 and T = 4, as in MMDetection
 def test_the_quadratic_warmup(make_wrapper, build, collect):
     wrapper = make_wrapper(0.01)
     chain = build(wrapper, {"type": "QuadraticWarmupLR", "end": 4})
     assert collect(wrapper, chain, 5) == pytest.approx([0.000625, 0.0025, 0.005625, 0.01, 0.01], rel=1e-12)
 
 
-def test_weight_decay_follows_a_cosine_except_where_it_is_0(make_wrapper, build):
+def test_weight_decay_follows_a_cosine_unless_it_is_0(make_wrapper, build):
     wrapper = make_wrapper(0.1, 0.1)
     wrapper.param_groups[0]["weight_decay"], wrapper.param_groups[1]["weight_decay"] = 0.04, 0.0
     (cosine,) = build(wrapper, {"type": "CosineAnnealingWeightDecay", "T_max": 4, "eta_min": 0.2})
@@ -119,24 +119,24 @@ def test_a_named_value_of_the_groups_can_be_scheduled(make_wrapper, build, colle
     assert collect(wrapper, chain, 3, name="eps") == pytest.approx([1e-8, 1e-7, 1e-6], rel=1e-12)
 
 
-def test_one_cycle_takes_a_maximum_for_each_group_and_sets_the_initial_values(make_wrapper, build):
-    wrapper = make_wrapper(0.1, 0.1, shadow={"lr": 0.1})
+def test_one_cycle_accepts_a_maximum_for_each_group_and_sets_the_initial_values(make_wrapper, build):
+    wrapper = make_wrapper(0.1, 0.1, default_group={"lr": 0.1})
     (cycle,) = build(wrapper, {"type": "OneCycleLR", "eta_max": [1.0, 2.0, 3.0], "total_steps": 10})
     assert cycle.get_last_value() == pytest.approx([0.04, 0.08, 0.12], rel=1e-12)
     assert [group["initial_lr"] for group in wrapper.param_groups] == [0.04, 0.08]
 
 
-def test_all_groups_and_the_optimizers_own_settings_follow(make_wrapper, build):
-    shadow = {"lr": 0.01}
-    wrapper = make_wrapper(0.01, 0.001, 0.1, shadow=shadow)
+def test_all_groups_and_the_optimizers_own_settings_are_scheduled(make_wrapper, build):
+    default_group = {"lr": 0.01}
+    wrapper = make_wrapper(0.01, 0.001, 0.1, default_group=default_group)
     (scheduler,) = build(wrapper, {"type": "MultiStepLR", "milestones": [1], "gamma": 0.1})
     scheduler.step()
     assert [group["lr"] for group in wrapper.param_groups] == pytest.approx([0.001, 0.0001, 0.01], rel=1e-12)
-    assert shadow["lr"] == pytest.approx(0.001, rel=1e-12)
+    assert default_group["lr"] == pytest.approx(0.001, rel=1e-12)
 
 
-# SimSiam: cosine over 10 epochs from 0.05, the predictor fixed
-def test_groups_with_fix_lr_stay_out_of_learning_rate_schedules(make_wrapper, build, collect):
+# SimSiam: cosine over 10 epochs from 0.05, with a constant rate for the predictor
+def test_learning_rate_schedules_skip_groups_with_fix_lr(make_wrapper, build, collect):
     wrapper = make_wrapper(0.05, 0.05)
     wrapper.param_groups[1]["fix_lr"] = True
     chain = build(wrapper, {"type": "CosineAnnealingLR", "T_max": 10})
@@ -145,13 +145,13 @@ def test_groups_with_fix_lr_stay_out_of_learning_rate_schedules(make_wrapper, bu
     assert wrapper.param_groups[1]["lr"] == 0.05
 
 
-def test_fix_lr_does_not_hold_back_other_values(make_wrapper, build):
+def test_fix_lr_does_not_affect_other_values(make_wrapper, build):
     wrapper = make_wrapper(0.05, weight_decay=0.1, fix_lr=True)
     build(wrapper, {"type": "ConstantParamScheduler", "param_name": "weight_decay", "factor": 0.5})
     assert wrapper.param_groups[0]["weight_decay"] == 0.05
 
 
-def test_cosine_with_eta_min_ratio_has_a_floor_for_each_group(make_wrapper, build):
+def test_cosine_with_eta_min_ratio_has_a_minimum_for_each_group(make_wrapper, build):
     wrapper = make_wrapper(1.0, 0.1)
     (cosine,) = build(wrapper, {"type": "CosineAnnealingLR", "T_max": 2, "eta_min_ratio": 0.2})
     cosine.step()

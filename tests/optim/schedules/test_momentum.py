@@ -1,4 +1,4 @@
-"""Momentum schedules: `momentum` where an optimizer has it, else the first of `betas`."""
+"""Test momentum schedules: of `momentum`, or of the first of `betas`."""
 
 import pytest
 
@@ -9,7 +9,7 @@ def test_momentum_of_sgd_is_scheduled(make_wrapper, build, collect):
     assert collect(wrapper, chain, 4, name="momentum") == [0.4, 0.4, 0.8, 0.8]
 
 
-# MMEngine: betas[0] at the first four iterations of a warm-up of Adam's 0.9
+# MMEngine's betas[0] at the first four iterations of a warm-up to Adam's 0.9
 def test_the_first_beta_is_scheduled_and_mirrored(make_wrapper, build):
     wrapper = make_wrapper(0.1, betas=(0.9, 0.99))
     (warmup,) = build(wrapper, {"type": "LinearMomentum", "start_factor": 0.5, "end": 3})
@@ -22,18 +22,18 @@ def test_the_first_beta_is_scheduled_and_mirrored(make_wrapper, build):
     assert {beta2 for _, beta2 in seen} == {0.99}
 
 
-def test_a_second_momentum_schedule_chains_on_the_first(make_wrapper, build):
+def test_momentum_schedules_can_be_chained(make_wrapper, build):
     wrapper = make_wrapper(0.1, betas=(0.8, 0.99))
     build(wrapper, {"type": "ConstantMomentum", "factor": 0.5}, {"type": "ConstantMomentum", "factor": 0.5})
     assert wrapper.param_groups[0]["betas"] == (0.2, 0.99)
 
 
-def test_the_learning_rate_is_left_alone(make_wrapper, build):
+def test_the_learning_rate_does_not_change(make_wrapper, build):
     wrapper = make_wrapper(0.1, momentum=0.8)
     build(wrapper, {"type": "ConstantMomentum", "factor": 0.5})
     assert wrapper.param_groups[0]["lr"] == 0.1
 
 
-def test_an_optimizer_with_neither_is_refused(make_wrapper, build):
-    with pytest.raises(ValueError, match="needs an optimizer with momentum or betas"):
+def test_an_optimizer_without_momentum_or_betas_is_rejected(make_wrapper, build):
+    with pytest.raises(ValueError, match="must have an optimizer with `momentum` or `betas`, got neither"):
         build(make_wrapper(0.1), {"type": "StepMomentum", "step_size": 1})

@@ -1,4 +1,4 @@
-"""Schedules of optax by name and as functions: values, groups with multipliers, and nothing on a device in training."""
+"""Test optax schedules by name and as functions: values, groups with multipliers, no device work in training."""
 
 import json
 import math
@@ -24,27 +24,27 @@ WARMUP_COSINE = {
 }
 
 
-def reference(schedule, count):
+def evaluate_in_float64(schedule, count):
     with jax.enable_x64(True):
         return [float(schedule(np.float64(step))) for step in range(count)]
 
 
-def test_values_are_those_of_optax_in_float64(make_wrapper, build, collect):
+def test_values_equal_optax_in_float64(make_wrapper, build, collect):
     wrapper = make_wrapper(0.1)
     chain = build(wrapper, {"type": "OptaxLR", "schedule": WARMUP_COSINE})
-    expected = reference(optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 50), 60)
+    expected = evaluate_in_float64(optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 50), 60)
     assert collect(wrapper, chain, 60) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_group_keeps_its_multiplier(make_wrapper, build):
-    wrapper = make_wrapper(0.1, 0.01, shadow={"lr": 0.1})
+    wrapper = make_wrapper(0.1, 0.01, default_group={"lr": 0.1})
     polynomial = {"type": "polynomial_schedule", "init_value": 0.4, "end_value": 0.0, "power": 1, "transition_steps": 4}
     (scheduler,) = build(wrapper, {"type": "OptaxLR", "schedule": polynomial})
     scheduler.step()
     assert scheduler.get_last_value() == pytest.approx([0.3, 0.03, 0.3], rel=1e-12)
 
 
-def test_joined_schedules_are_lists_of_configs(make_wrapper, build, collect):
+def test_schedules_to_join_can_be_a_list_of_configs(make_wrapper, build, collect):
     joined = {
         "type": "join_schedules",
         "schedules": [
@@ -75,7 +75,7 @@ def test_no_step_makes_an_implicit_transfer(make_wrapper, build):
     assert type(wrapper.param_groups[0]["lr"]) is float
 
 
-def test_without_a_cpu_backend_another_device_computes(make_wrapper, build, monkeypatch):
+def test_another_device_computes_if_there_is_no_cpu_backend(make_wrapper, build, monkeypatch):
     devices = jax.local_devices()
 
     def local_devices(backend=None):
@@ -89,7 +89,7 @@ def test_without_a_cpu_backend_another_device_computes(make_wrapper, build, monk
     assert wrapper.param_groups[0]["lr"] == 0.5
 
 
-def test_the_state_fits_json_and_goes_on(make_wrapper, build, collect):
+def test_a_schedule_continues_from_a_json_state(make_wrapper, build, collect):
     wrapper, resumed = make_wrapper(0.1), make_wrapper(0.1)
     chain = build(wrapper, {"type": "OptaxLR", "schedule": WARMUP_COSINE})
     collect(wrapper, chain, 7)
@@ -108,7 +108,7 @@ def test_the_momentum_can_follow_optax(make_wrapper, build):
 @pytest.mark.parametrize(
     ("schedule", "error", "message"),
     [
-        ({"type": "warmup_cosine_schedule"}, KeyError, "no schedule called 'warmup_cosine_schedule'; did you mean"),
+        ({"type": "warmup_cosine_schedule"}, KeyError, "of optax, got 'warmup_cosine_schedule'; did you mean"),
         ({"type": "constant_schedule", "values": 1.0}, TypeError, "did you mean 'value'"),
         ({"value": 1.0}, TypeError, "a dict with a 'type'"),
         ("constant_schedule", TypeError, "schedule` must be a dict or a function, got 'constant_schedule'"),
@@ -123,7 +123,7 @@ def test_the_momentum_can_follow_optax(make_wrapper, build):
         (optax.cosine_decay_schedule, TypeError, "missing 1 required positional argument: 'decay_steps'"),
     ],
 )
-def test_bad_schedules_are_refused(schedule, error, message, make_wrapper, build):
+def test_bad_schedules_are_rejected(schedule, error, message, make_wrapper, build):
     with pytest.raises(error, match=message):
         build(make_wrapper(1.0), {"type": "OptaxLR", "schedule": schedule})
 
@@ -140,42 +140,42 @@ FUNCTIONS = {
 }
 
 
-def run_of(wrapper, cfg, max_iters=20):
+def build_for_run(wrapper, cfg, max_iters=20):
     return build_param_schedulers(cfg, wrapper, max_epochs=2, max_iters=max_iters, epoch_length=10)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_of_the_step_sets_the_learning_rate_of_each_iteration(make_wrapper, collect, name):
     schedule = FUNCTIONS[name]
-    by_hand = [float(schedule(step)) for step in range(20)]  # as optax: in float32
-    assert len(set(by_hand)) > 1 or name == "of a constant"
+    expected = [float(schedule(step)) for step in range(20)]  # in float32, as in optax
+    assert len(set(expected)) > 1 or name == "of a constant"
     wrapper = make_wrapper(0.1)
-    assert collect(wrapper, run_of(wrapper, schedule), 20) == pytest.approx(by_hand, rel=1e-6, abs=1e-9)
+    assert collect(wrapper, build_for_run(wrapper, schedule), 20) == pytest.approx(expected, rel=1e-6, abs=1e-9)
     wrapper = make_wrapper(0.1)
-    chain = run_of(wrapper, dict(type="OptaxLR", schedule=schedule, by_epoch=False))
-    assert collect(wrapper, chain, 20) == pytest.approx(by_hand, rel=1e-6, abs=1e-9)
+    chain = build_for_run(wrapper, dict(type="OptaxLR", schedule=schedule, by_epoch=False))
+    assert collect(wrapper, chain, 20) == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_resumed_function_continues_with_the_same_values(make_wrapper, collect, name):
     wrapper, resumed = make_wrapper(0.1), make_wrapper(0.1)
-    whole = collect(wrapper, run_of(wrapper, FUNCTIONS[name]), 20)
+    expected = collect(wrapper, build_for_run(wrapper, FUNCTIONS[name]), 20)
     wrapper = make_wrapper(0.1)
-    chain = run_of(wrapper, FUNCTIONS[name], max_iters=12)
+    chain = build_for_run(wrapper, FUNCTIONS[name], max_iters=12)
     collect(wrapper, chain, 12)
     saved = json.loads(json.dumps(schedulers_state_dict(chain)))
-    again = run_of(resumed, FUNCTIONS[name])
+    again = build_for_run(resumed, FUNCTIONS[name])
     resumed.param_groups[0].update(wrapper.param_groups[0])
     assert load_schedulers_state_dict(again, saved) == []
-    assert collect(resumed, again, 8) == whole[12:]
+    assert collect(resumed, again, 8) == expected[12:]
 
 
-def test_another_function_than_that_of_the_checkpoint_is_reported_and_applies(make_wrapper, collect):
+def test_a_changed_function_is_reported_and_replaces_that_of_the_checkpoint(make_wrapper, collect):
     wrapper, resumed = make_wrapper(0.1), make_wrapper(0.1)
-    chain = run_of(wrapper, optax.linear_schedule(1.0, 0.0, 20))
+    chain = build_for_run(wrapper, optax.linear_schedule(1.0, 0.0, 20))
     collect(wrapper, chain, 12)
     other = optax.linear_schedule(2.0, 0.0, 20)
-    again = run_of(resumed, other)
+    again = build_for_run(resumed, other)
     (line,) = load_schedulers_state_dict(again, json.loads(json.dumps(schedulers_state_dict(chain))))
     assert line.startswith(
         "param_scheduler[0].schedule: {'function': 'polynomial_schedule.<locals>.schedule', 'values': {'0': 2.0,"
@@ -185,18 +185,18 @@ def test_another_function_than_that_of_the_checkpoint_is_reported_and_applies(ma
     assert resumed.param_groups[0]["lr"] == pytest.approx(2.0 * 7 / 20)
 
 
-def test_a_function_in_the_place_of_a_saved_config_gives_way_to_it(make_wrapper, collect):
+def test_a_saved_config_replaces_a_function(make_wrapper, collect):
     wrapper, resumed = make_wrapper(0.1), make_wrapper(0.1)
-    chain = run_of(wrapper, dict(type="OptaxLR", schedule=WARMUP_COSINE, by_epoch=False, end=10**9))
+    chain = build_for_run(wrapper, dict(type="OptaxLR", schedule=WARMUP_COSINE, by_epoch=False, end=10**9))
     collect(wrapper, chain, 12)
-    again = run_of(resumed, optax.constant_schedule(0.5))
+    again = build_for_run(resumed, optax.constant_schedule(0.5))
     assert len(load_schedulers_state_dict(again, json.loads(json.dumps(schedulers_state_dict(chain))))) == 1
     again[0].step()
     chain[0].step()
     assert resumed.param_groups[0]["lr"] == wrapper.param_groups[0]["lr"] != 0.5
 
 
-def test_functions_stand_beside_other_schedulers_and_inside_configs(make_wrapper, collect):
+def test_functions_can_be_combined_with_other_schedulers_and_used_inside_configs(make_wrapper, collect):
     joined = dict(
         type="join_schedules",
         schedules=[optax.linear_schedule(0.0, 1.0, 2), dict(type="constant_schedule", value=0.25)],
@@ -204,23 +204,23 @@ def test_functions_stand_beside_other_schedulers_and_inside_configs(make_wrapper
     )
     wrapper = make_wrapper(1.0, weight_decay=0.5)
     decay = dict(type="StepParamScheduler", param_name="weight_decay", step_size=3, by_epoch=False)
-    chain = run_of(wrapper, [decay, dict(type="OptaxLR", schedule=joined, by_epoch=False)])
+    chain = build_for_run(wrapper, [decay, dict(type="OptaxLR", schedule=joined, by_epoch=False)])
     assert collect(wrapper, chain, 4) == [0.0, 0.5, 0.25, 0.25]
     assert wrapper.param_groups[0]["weight_decay"] == pytest.approx(0.05)
     wrapper = make_wrapper(1.0, weight_decay=0.5)
-    assert collect(wrapper, run_of(wrapper, [FUNCTIONS["joined"], decay]), 5) == [0.0, 0.25, 0.5, 0.75, 0.25]
+    assert collect(wrapper, build_for_run(wrapper, [FUNCTIONS["joined"], decay]), 5) == [0.0, 0.25, 0.5, 0.75, 0.25]
     wrapper = make_wrapper(1.0)
     warm_up = dict(type="LinearLR", start_factor=0.5, by_epoch=False, end=2)
     after = dict(type="OptaxLR", schedule=optax.linear_schedule(1.0, 0.0, 4), by_epoch=False, begin=2)
-    assert collect(wrapper, run_of(wrapper, [warm_up, after]), 5) == [0.5, 1.0, 1.0, 0.75, 0.5]
+    assert collect(wrapper, build_for_run(wrapper, [warm_up, after]), 5) == [0.5, 1.0, 1.0, 0.75, 0.5]
 
 
 @pytest.mark.parametrize(
     "other", [dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=5), dict(type="StepLR", step_size=1)]
 )
-def test_two_schedules_of_one_value_in_one_window_are_refused(make_wrapper, other):
-    with pytest.raises(ValueError, match=rf"must be alone in its window.* got {other['type']} at \[0\]"):
-        run_of(make_wrapper(0.1), [other, FUNCTIONS["cosine"]])
+def test_overlapping_schedules_of_one_value_are_rejected(make_wrapper, other):
+    with pytest.raises(ValueError, match=rf"must not overlap with another schedule.* got {other['type']} at \[0\]"):
+        build_for_run(make_wrapper(0.1), [other, FUNCTIONS["cosine"]])
 
 
 def test_each_of_several_optimizers_may_follow_a_function(make_wrapper):
@@ -232,11 +232,11 @@ def test_each_of_several_optimizers_may_follow_a_function(make_wrapper):
     assert [wrapper.param_groups[0]["lr"] for wrapper in wrappers.values()] == [0.5, 0.25]
 
 
-def test_a_class_in_the_place_of_a_function_is_refused(make_wrapper):
+def test_a_class_instead_of_a_function_is_rejected(make_wrapper):
     with pytest.raises(TypeError, match="must be a dict with a 'type', or a function from the iteration .*, got type"):
-        run_of(make_wrapper(0.1), [OptaxLR])
+        build_for_run(make_wrapper(0.1), [OptaxLR])
 
 
-def test_an_initial_value_of_0_is_refused(make_wrapper, build):
-    with pytest.raises(ValueError, match="initial value is not 0"):
+def test_an_initial_value_of_0_is_rejected(make_wrapper, build):
+    with pytest.raises(ValueError, match="initial value must not be 0"):
         build(make_wrapper(0.0), {"type": "OptaxLR", "schedule": {"type": "constant_schedule", "value": 1.0}})

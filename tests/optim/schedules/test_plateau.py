@@ -1,4 +1,4 @@
-"""The reduction on a plateau: what counts as better, patience, cooldown, floors, state."""
+"""Test the reduction on a plateau: comparison, patience, cooldown, minimum values, state."""
 
 import json
 
@@ -7,7 +7,8 @@ import pytest
 SETTINGS = {"type": "ReduceOnPlateauLR", "monitor": "loss", "patience": 2, "factor": 0.5, "cooldown": 1}
 
 
-def feed(wrapper, scheduler, metrics):
+def run_epochs(wrapper, scheduler, metrics):
+    """Return the value after each of several epochs whose validations have the given metrics."""
     out = []
     for metric in metrics:
         scheduler.step()
@@ -20,13 +21,13 @@ def feed(wrapper, scheduler, metrics):
 def test_a_constant_metric_reduces_after_patience_and_cooldown(make_wrapper, build):
     wrapper = make_wrapper(1.0)
     (plateau,) = build(wrapper, SETTINGS)
-    assert feed(wrapper, plateau, [1.0] * 8) == [1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25]
+    assert run_epochs(wrapper, plateau, [1.0] * 8) == [1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25]
 
 
 def test_improvements_keep_the_value(make_wrapper, build):
     wrapper = make_wrapper(1.0)
     (plateau,) = build(wrapper, SETTINGS)
-    assert feed(wrapper, plateau, [10.0 - i for i in range(9)]) == [1.0] * 9
+    assert run_epochs(wrapper, plateau, [10.0 - i for i in range(9)]) == [1.0] * 9
 
 
 @pytest.mark.parametrize(
@@ -42,31 +43,30 @@ def test_improvements_keep_the_value(make_wrapper, build):
         ("greater", "abs", 2.0, 2.09, False),
     ],
 )
-def test_better_means_better_by_the_threshold(rule, threshold_rule, first, second, better, make_wrapper, build):
+def test_an_improvement_must_exceed_the_threshold(rule, threshold_rule, first, second, better, make_wrapper, build):
     wrapper = make_wrapper(1.0)
     cfg = {**SETTINGS, "patience": 0, "rule": rule, "threshold_rule": threshold_rule, "threshold": 0.1}
     (plateau,) = build(wrapper, cfg)
-    assert feed(wrapper, plateau, [first, second]) == [1.0, 1.0 if better else 0.5]
+    assert run_epochs(wrapper, plateau, [first, second]) == [1.0, 1.0 if better else 0.5]
 
 
-def test_the_value_has_a_floor_for_each_group(make_wrapper, build):
-    shadow = {"lr": 1.0}
-    wrapper = make_wrapper(1.0, 1.0, shadow=shadow)
+def test_each_group_can_have_its_own_minimum(make_wrapper, build):
+    wrapper = make_wrapper(1.0, 1.0, default_group={"lr": 1.0})
     (plateau,) = build(wrapper, {**SETTINGS, "patience": 0, "factor": 0.1, "min_value": [0.5, 0.3]})
-    feed(wrapper, plateau, [1.0, 1.0])
+    run_epochs(wrapper, plateau, [1.0, 1.0])
     assert plateau.get_last_value() == [0.5, 0.3, 0.3]
 
 
-def test_a_reduction_below_eps_is_not_made(make_wrapper, build):
+def test_a_reduction_smaller_than_eps_is_skipped(make_wrapper, build):
     wrapper = make_wrapper(1.0)
     (plateau,) = build(wrapper, {**SETTINGS, "patience": 0, "eps": 0.6})
-    assert feed(wrapper, plateau, [1.0, 1.0]) == [1.0, 1.0]
+    assert run_epochs(wrapper, plateau, [1.0, 1.0]) == [1.0, 1.0]
 
 
-def test_metrics_outside_the_window_do_not_count(make_wrapper, build):
+def test_metrics_before_begin_and_after_end_do_not_count(make_wrapper, build):
     wrapper = make_wrapper(1.0)
     (plateau,) = build(wrapper, {**SETTINGS, "patience": 0, "cooldown": 0, "begin": 3, "end": 5})
-    assert feed(wrapper, plateau, [1.0] * 6) == [1, 1, 1, 0.5, 0.5, 0.5]
+    assert run_epochs(wrapper, plateau, [1.0] * 6) == [1, 1, 1, 0.5, 0.5, 0.5]
 
 
 def test_an_epoch_without_metrics_only_counts(make_wrapper, build):
@@ -76,46 +76,46 @@ def test_an_epoch_without_metrics_only_counts(make_wrapper, build):
 
 
 @pytest.mark.parametrize("stop", range(8))
-def test_it_goes_on_after_a_load_at_any_epoch(stop, make_wrapper, build):
+def test_a_plateau_schedule_continues_after_a_load_at_any_epoch(stop, make_wrapper, build):
     wrapper = make_wrapper(1.0)
     (plateau,) = build(wrapper, SETTINGS)
-    before = feed(wrapper, plateau, [1.0] * stop)
+    before = run_epochs(wrapper, plateau, [1.0] * stop)
     resumed = make_wrapper(wrapper.param_groups[0]["lr"], initial_lr=1.0)
     (again,) = build(resumed, SETTINGS)
     again.load_state_dict(json.loads(json.dumps(plateau.state_dict())))
-    assert before + feed(resumed, again, [1.0] * (8 - stop)) == [1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25]
+    assert before + run_epochs(resumed, again, [1.0] * (8 - stop)) == [1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25]
 
 
-def test_it_takes_metrics_and_schedules_the_momentum_as_well(make_wrapper, build):
+def test_the_momentum_can_be_reduced(make_wrapper, build):
     wrapper = make_wrapper(1.0, momentum=0.8)
     (plateau,) = build(wrapper, {**SETTINGS, "type": "ReduceOnPlateauMomentum", "patience": 0})
     assert plateau.need_val_args
-    feed(wrapper, plateau, [1.0, 1.0])
+    run_epochs(wrapper, plateau, [1.0, 1.0])
     assert wrapper.param_groups[0]["momentum"] == 0.4
 
 
-def test_a_missing_metric_is_named_with_the_closest(make_wrapper, build):
+def test_a_missing_metric_is_reported_with_the_closest_name(make_wrapper, build):
     (plateau,) = build(make_wrapper(1.0), {**SETTINGS, "monitor": "accuracy"})
-    with pytest.raises(KeyError, match=r"no metric 'accuracy'; did you mean 'accurac'\?"):
+    with pytest.raises(KeyError, match=r"of the validation, got 'accuracy'; did you mean 'accurac'\?"):
         plateau.step({"accurac": 1.0})
 
 
-def test_metrics_are_a_dict(make_wrapper, build):
+def test_metrics_must_be_a_dict(make_wrapper, build):
     (plateau,) = build(make_wrapper(1.0), SETTINGS)
-    with pytest.raises(TypeError, match="metrics are a dict"):
+    with pytest.raises(TypeError, match="`metrics` must be a dict"):
         plateau.step([1.0])
 
 
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"factor": 1.0}, ValueError, "factor` must be a number in \\[0, 1\\)"),
+        ({"factor": 1.0}, ValueError, r"factor` must be a number in \[0, 1\)"),
         ({"rule": "smaller"}, ValueError, "rule` must be 'less' or 'greater', got 'smaller'"),
         ({"threshold_rule": "relative"}, ValueError, "threshold_rule` must be 'rel' or 'abs', got 'relative'"),
-        ({"min_value": [0.1, 0.2]}, ValueError, "min_value has 2 values for 1 parameter groups"),
-        ({"by_epoch": False}, AssertionError, "works with by_epoch=True only"),
+        ({"min_value": [0.1, 0.2]}, ValueError, "one value for each of the 1 parameter groups, got 2"),
+        ({"by_epoch": False}, AssertionError, "`by_epoch` must be True for ReduceOnPlateauLR, .*, got False"),
     ],
 )
-def test_bad_settings_are_refused(settings, error, message, make_wrapper, build):
+def test_bad_settings_are_rejected(settings, error, message, make_wrapper, build):
     with pytest.raises(error, match=message):
         build(make_wrapper(1.0), {**SETTINGS, **settings})

@@ -1,4 +1,4 @@
-"""The value in force at every iteration equals the recordings made with MMEngine 0.10.7 (float64 on the host)."""
+"""Test that the value at every iteration equals recordings of MMEngine 0.10.7 (float64 on the host)."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ from jengine.optim.schedules import build_param_schedulers
 RECORDINGS = sorted((pathlib.Path(__file__).parents[2] / "data" / "parity").glob("sched_*.json"))
 
 
-def test_the_recordings_are_there():
+def test_all_recordings_exist():
     assert len(RECORDINGS) == 11
 
 

@@ -1,6 +1,7 @@
-"""Small trainings that two processes run one after the other: `python -m tests.distributed.parts DIR NAMES ADDRESS INDEX`.
+"""Small trainings for two processes: `python -m tests.distributed.training_cases DIR NAMES ADDRESS INDEX`.
 
-Each returns arrays of this process; one process alone with as many devices returns the same.
+Each function trains and returns arrays of this process; a single process with as many devices returns the same. Several
+run in one process, since starting it takes longer than the training.
 """
 
 import pathlib
@@ -21,7 +22,7 @@ from tests.contrib.selfsup import test_odc_hook, test_swav_hook
 
 X = np.random.RandomState(0).randn(64, 8).astype(np.float32)
 Y = X @ np.random.RandomState(1).randn(8, 4).astype(np.float32)
-BATCH = 16  # rows of all processes
+BATCH = 16  # examples of all processes
 
 
 class Net(nn.Module):
@@ -38,20 +39,20 @@ def squared_error(outputs, batch):
     return jnp.square(outputs - batch["y"]).mean(axis=-1)
 
 
-def as_read_by_two(rows):
-    """The rows in the order in which one process finds in each batch what two read, those of the first in front."""
-    return rows.reshape(-1, BATCH // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+def reorder_as_for_two(examples):
+    """Order the examples so that each batch of one process equals that of two, the share of the first in front."""
+    return examples.reshape(-1, BATCH // 2, 2, *examples.shape[1:]).swapaxes(1, 2).reshape(examples.shape)
 
 
-def local(array):
-    """The rows on the devices of this process, in order."""
+def local_entries(array):
+    """Return the entries on the devices of this process, in order."""
     shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return np.concatenate([np.asarray(shard.data) for shard in shards])
 
 
-def make(work_dir, x=X, **changes):
+def make_runner(work_dir, x=X, **changes):
     count = jax.process_count()
-    x, y = (x, Y) if count == 2 else (as_read_by_two(x), as_read_by_two(Y))
+    x, y = (x, Y) if count == 2 else (reorder_as_for_two(x), reorder_as_for_two(Y))
     arguments = dict(
         model=LinenModel(Net(), squared_error, inputs="x"),
         work_dir=work_dir,
@@ -67,31 +68,31 @@ def make(work_dir, x=X, **changes):
     return Runner(**{**arguments, **changes})
 
 
-class Statistics(Hook):
-    """Keeps the BatchNorm's means of this process's replicas after an iteration and at the end of an epoch."""
+class BatchNormMeans(Hook):
+    """Record the BatchNorm means of this process's replicas after an iteration and at the end of an epoch."""
 
     priority = "LOWEST"
 
     def __init__(self):
-        self.found = {}
+        self.means = {}
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         if runner.iter == 2:
-            self._keep(runner, "within an epoch")
+            self._record(runner, "within an epoch")
 
     def before_train_epoch(self, runner):
         if runner.epoch == 1:
-            self._keep(runner, "after an epoch")
+            self._record(runner, "after an epoch")
 
-    def _keep(self, runner, when):
-        self.found[when] = local(runner.state.model_state["batch_stats"]["bn"]["mean"])
+    def _record(self, runner, when):
+        self.means[when] = local_entries(runner.state.model_state["batch_stats"]["bn"]["mean"])
 
 
-def replicas(work_dir, devices, **changes):
-    """Everything that a replica has: own statistics, accumulation, averages, checkpoints."""
-    statistics = Statistics()
+def train_replicas(work_dir, devices, **changes):
+    """Train replicas with BatchNorm statistics, accumulation, an average and checkpoints."""
+    batch_norm_means = BatchNormMeans()
     count = jax.process_count()
-    runner = make(
+    runner = make_runner(
         work_dir,
         optim_wrapper=dict(
             optimizer=dict(type="SGD", lr=0.05, momentum=0.9), clip_grad=dict(max_norm=1.0), accumulative_counts=2
@@ -100,41 +101,41 @@ def replicas(work_dir, devices, **changes):
         val_cfg=dict(),
         val_evaluator=dict(type="MeanLoss", loss=squared_error),
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1, max_keep_ckpts=-1), logger=None),
-        custom_hooks=[dict(type="SyncBuffersHook"), dict(type="EMAHook", momentum=0.1), statistics],
+        custom_hooks=[dict(type="SyncBuffersHook"), dict(type="EMAHook", momentum=0.1), batch_norm_means],
         parallel=dict(type="DataParallel", devices=devices),
         **changes,
     )
     state = runner.train()
     average = state.hook_state["EMAHook"].params
-    validated = {name: value for _, _, metrics in runner.validations for name, value in metrics.items()}
-    return {**flat("params", state.params), **flat("average", average), **statistics.found, **validated}
+    validation = {name: value for _, _, metrics in runner.validations for name, value in metrics.items()}
+    return {**flatten("params", state.params), **flatten("average", average), **batch_norm_means.means, **validation}
 
 
-def sharded(work_dir, devices):
-    """Parameters and optimizer divided over all devices of all processes; an epoch in two calls of the step."""
-    runner = make(
+def train_sharded(work_dir, devices):
+    """Train with parameters and optimizer sharded over all devices of all processes; two calls of the step an epoch."""
+    runner = make_runner(
         work_dir,
         train_cfg=dict(max_epochs=2, steps_per_call=3),
         parallel=dict(type="Pjit", mesh=dict(data=1, fsdp=devices), fsdp_min_size=1, devices=devices),
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=2), logger=None),
     )
     state = runner.train()
-    return {"up": local_part(state.params["up"]["kernel"])}
+    return {"up": mask_remote_entries(state.params["up"]["kernel"])}
 
 
-def local_part(array):
-    """The array with NaN where another process has it."""
-    whole = np.full(array.shape, np.nan, np.float32)
+def mask_remote_entries(array):
+    """Return the array with NaN in the entries that only another process has."""
+    local = np.full(array.shape, np.nan, np.float32)
     for shard in array.addressable_shards:
-        whole[shard.index] = shard.data
-    return whole
+        local[shard.index] = shard.data
+    return local
 
 
-def guarded(work_dir, devices, nans=(33,), steps_per_call=1, **settings):
-    """A NaN in a sample that process 1 reads: it is in the third batch."""
+def train_guarded(work_dir, devices, nans=(33,), steps_per_call=1, **settings):
+    """Train with a NaN in a sample that process 1 reads, in the third batch."""
     x = X.copy()
     x[list(nans)] = np.nan
-    runner = make(
+    runner = make_runner(
         work_dir,
         x=x,
         train_cfg=dict(max_epochs=2, steps_per_call=steps_per_call),
@@ -142,54 +143,54 @@ def guarded(work_dir, devices, nans=(33,), steps_per_call=1, **settings):
         parallel=dict(type="DataParallel", devices=devices),
     )
     state = runner.train()
-    return {**flat("params", state.params), "dropped": np.asarray(state.hook_state["NumericsGuardHook"].dropped)}
+    return {**flatten("params", state.params), "dropped": np.asarray(state.hook_state["NumericsGuardHook"].dropped)}
 
 
-def swav(work_dir, devices):
-    """A queue of SwAV."""
+def train_swav(work_dir, devices):
+    """Fill the queue of SwAV."""
     count = jax.process_count()
     x = np.random.RandomState(0).randn(32, 5).astype(np.float32)
-    own = dict(type="SwAVHook", batch_size=BATCH // count, feat_dim=4, queue_length=32, epoch_queue_starts=1)
+    hook = dict(type="SwAVHook", batch_size=BATCH // count, feat_dim=4, queue_length=32, epoch_queue_starts=1)
     runner, _ = test_swav_hook.train(
         work_dir,
         epochs=3,
         train_dataloader=dict(
             batch_size=BATCH // count,
-            dataset=ArrayDataset(dict(x=x if count == 2 else as_read_by_two(x))),
+            dataset=ArrayDataset(dict(x=x if count == 2 else reorder_as_for_two(x))),
             sampler=dict(type="DefaultSampler", shuffle=False),
         ),
-        custom_hooks=[dict(own, priority="VERY_HIGH")],
+        custom_hooks=[dict(hook, priority="VERY_HIGH")],
         parallel=dict(type="Pjit", devices=devices),
     )
     return {"queue": np.asarray(runner.state.hook_state["SwAVHook"].rows)}
 
 
-def odc(work_dir, devices):
-    """ODC's memory, filled by a clustering."""
-    loader = dict(batch_size=4 // jax.process_count(), dataset=PseudoLabelDataset(test_odc_hook.samples()))
-    runner = test_odc_hook.make(
+def train_odc(work_dir, devices):
+    """Fill the memory of ODC by clustering."""
+    loader = dict(batch_size=4 // jax.process_count(), dataset=PseudoLabelDataset(test_odc_hook.make_dataset()))
+    runner = test_odc_hook.make_runner(
         work_dir, test_odc_hook.SETTINGS, train_dataloader=loader, parallel=dict(type="Pjit", devices=devices)
     )
     state = runner.train()
     bank = state.model_state["bank"]
-    return {"labels": np.asarray(bank.labels), "features": np.asarray(bank.features), **flat("params", state.params)}
+    return {"labels": np.asarray(bank.labels), "features": np.asarray(bank.features), **flatten("params", state.params)}
 
 
-def flat(name, tree):
+def flatten(name, tree):
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {f"{name}{jax.tree_util.keystr(path)}": np.asarray(leaf) for path, leaf in leaves}
 
 
-def ending(work_dir, devices):
-    """Three batches with a NaN in a row, one more than the guard lets pass, and all in one call of the step."""
-    return guarded(work_dir, devices, nans=(17, 33, 49), max_in_row=2, interval=4, steps_per_call=4)
+def train_failing(work_dir, devices):
+    """Train with NaNs in three consecutive batches, one more than the guard allows, in one call of the step."""
+    return train_guarded(work_dir, devices, nans=(17, 33, 49), max_in_row=2, interval=4, steps_per_call=4)
 
 
 def main():
     folder, names, address, index = pathlib.Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3], int(sys.argv[4])
     launch("none", address, 2, index, timeout=60)
     for name in names:
-        np.savez(folder / f"{name}_{index}.npz", **globals()[name](folder / name, jax.device_count()))
+        np.savez(folder / f"{name}_{index}.npz", **globals()[f"train_{name}"](folder / name, jax.device_count()))
 
 
 if __name__ == "__main__":

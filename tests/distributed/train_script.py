@@ -1,4 +1,4 @@
-"""One process of a run: `job.py WORK_DIR [KEY=VALUE ...]`, with the addresses of the others in the environment."""
+"""Train as one process of a run: `train_script.py WORK_DIR [KEY=VALUE ...]`."""
 
 import os
 import pathlib
@@ -22,13 +22,13 @@ def predict(params, batch):
     return batch["x"] @ params["w"] + params["b"]
 
 
-def samples(count):
+def make_dataset(count):
     x = np.random.RandomState(0).randn(count, 2).astype(np.float32)
     return ArrayDataset(dict(x=x, y=x @ np.array([1.0, -2.0], np.float32)))
 
 
 class Median(HostMetric):
-    """Is no sum, and sees every sample once or is wrong."""
+    """A metric that is not a sum of batches; it is correct only if every sample is processed once."""
 
     def process(self, data_batch, data_samples):
         self.results += np.abs(data_samples - data_batch["y"]).tolist()
@@ -37,20 +37,22 @@ class Median(HostMetric):
         return {"median": float(np.median(results)), "samples": len(results)}
 
 
-class Do(Hook):
-    """Does something to one process at the start of one iteration."""
+class ActionHook(Hook):
+    """Call `action` on one process at the start of one iteration."""
 
-    def __init__(self, process, iteration, what):
-        self.when, self.what = (process, iteration), what
+    def __init__(self, process, iteration, action):
+        self.process, self.iteration, self.action = process, iteration, action
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        if runner.max_iters > 100:  # a loop that takes its time, for what happens while it runs
+        if runner.max_iters > 100:  # slow enough for the action to take effect before the end
             time.sleep(0.01)
-        if (jax.process_index(), runner.iter) == self.when:
-            self.what()
+        if (jax.process_index(), runner.iter) == (self.process, self.iteration):
+            self.action()
 
 
-class StopHere(Hook):
+class StopTrainingHook(Hook):
+    """Request the end of training on one process after the first validation."""
+
     def __init__(self, process):
         self.process = process
 
@@ -59,27 +61,27 @@ class StopHere(Hook):
             runner.train_loop.stop_training = True
 
 
-def fail():
+def raise_error():
     raise KeyError("colour")
 
 
 ACTIONS = dict(
     terminate=lambda: os.kill(os.getpid(), signal.SIGTERM),
     kill=lambda: os.kill(os.getpid(), signal.SIGKILL),
-    fail=fail,
+    fail=raise_error,
 )
 
 
-def main(work_dir, *rest):
-    options = dict(argument.split("=") for argument in rest)
+def main(work_dir, *settings):
+    options = dict(setting.split("=") for setting in settings)
     index, count = int(options.get("index", 0)), int(options.get("count", 1))
     if count > 1:
         launch("none", options["address"], count, index, timeout=20)
     hooks = []
-    if "do" in options:
-        hooks = [Do(int(options["process"]), int(options["iteration"]), ACTIONS[options["do"]])]
+    if "action" in options:
+        hooks = [ActionHook(int(options["process"]), int(options["iteration"]), ACTIONS[options["action"]])]
     if "stop" in options:
-        hooks = [StopHere(int(options["stop"]))]
+        hooks = [StopTrainingHook(int(options["stop"]))]
     runner = Runner(
         model=FunctionalModel(
             init=lambda: {"w": jnp.zeros((2,)), "b": jnp.zeros(())},
@@ -87,10 +89,10 @@ def main(work_dir, *rest):
             predict=predict,
         ),
         work_dir=work_dir,
-        train_dataloader=dict(batch_size=8 // count, dataset=samples(32)),
+        train_dataloader=dict(batch_size=8 // count, dataset=make_dataset(32)),
         train_cfg=dict(by_epoch=True, max_epochs=int(options.get("epochs", 2))),
         optim_wrapper=dict(optimizer=dict(type="Adam", lr=float(options.get("lr", 0.1))), clip_grad=dict(max_norm=1.0)),
-        val_dataloader=dict(batch_size=4 // count, dataset=samples(11)),
+        val_dataloader=dict(batch_size=4 // count, dataset=make_dataset(11)),
         val_cfg=dict(),
         val_evaluator=[dict(type="MeanLoss", loss=lambda p, batch: jnp.square(p - batch["y"])), Median()],
         custom_hooks=hooks,
@@ -104,8 +106,8 @@ def main(work_dir, *rest):
     finally:
         print("ended at", runner.iter, "seed", runner.seed, flush=True)
     if "save" in options:
-        found = {"w": np.asarray(state.params["w"]), "b": np.asarray(state.params["b"]), **runner.validations[-1][2]}
-        np.savez(pathlib.Path(options["save"]) / f"process_{index}_of_{count}.npz", **found)
+        results = {"w": np.asarray(state.params["w"]), "b": np.asarray(state.params["b"]), **runner.validations[-1][2]}
+        np.savez(pathlib.Path(options["save"]) / f"process_{index}_of_{count}.npz", **results)
 
 
 if __name__ == "__main__":

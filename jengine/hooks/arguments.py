@@ -1,0 +1,15 @@
+"""Check the arguments of hooks."""
+
+from typing import Any
+
+from jengine.errors import ConfigError
+
+
+def check_integer(name: str, value: Any, minimum: int = 1) -> None:
+    """Check that an argument is an integer of at least `minimum`.
+
+    Raises:
+      ConfigError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ConfigError(f"{name} must be an integer of at least {minimum}, got {value!r}")

@@ -1,0 +1,81 @@
+"""Create the initial training state of a run on its devices."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine.hooks import Hook
+from jengine.model import Model
+from jengine.optim import OptimWrapper, OptimWrapperDict
+from jengine.sharding import Strategy
+from jengine.train import TrainState, create_train_state
+
+PyTree = Any
+
+
+class StateInitializer:
+    """Create the initial `TrainState` of a run.
+
+    Args:
+      model: initializes the parameters.
+      strategy: compiles the initialization, and places the state.
+      seed: of the keys for the parameters and for the steps.
+    """
+
+    def __init__(self, model: Model, strategy: Strategy, seed: int) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._seed = np.int64(seed)
+
+    def param_shapes(self, batch: PyTree) -> PyTree:
+        """Return the parameters for a batch like `batch` as `jax.ShapeDtypeStruct`s."""
+        params, _ = self._init_model.eval_shape(self._seed, batch)
+        return params
+
+    def init(
+        self,
+        batch: PyTree,
+        optim_wrapper: OptimWrapper | OptimWrapperDict | None = None,
+        hooks: Sequence[Hook] = (),
+        abstract: bool = False,
+    ) -> TrainState:
+        """Return the initial state.
+
+        Args:
+          batch: an example of the structure and shapes of batches.
+          optim_wrapper: initializes the optimizer state; None for none, in a run that does not train.
+          hooks: those with traced state add theirs.
+          abstract: return only the structure: the leaves are `jax.ShapeDtypeStruct`s.
+        """
+        wrapper: Any = _NoOptimizer() if optim_wrapper is None else optim_wrapper
+
+        def init_state(seed: jax.Array, batch: PyTree) -> TrainState:
+            params, model_state = self._init_model(seed, batch)
+            return create_train_state(params, model_state, wrapper, hooks, rng=_make_key(seed, 1))
+
+        init = self._strategy.compile_init(init_state, self._seed, batch, model=self._model)
+        return init.eval_shape(self._seed, batch) if abstract else init(self._seed, batch)
+
+    @functools.cached_property
+    def _init_model(self) -> Any:
+        """`(seed, batch) -> (params, model_state)`, traced once for the shapes and for the state.
+
+        The key is created inside: outside, its operations would be separate programs, which take a while to compile.
+        """
+        return jax.jit(lambda seed, batch: self._model.init(_make_key(seed, 0), batch))
+
+
+class _NoOptimizer:
+    """Replace the optimizer wrapper in runs that do not train."""
+
+    def init(self, params: Any) -> None:
+        """Return None: there is no state."""
+        return None
+
+
+def _make_key(seed: Any, purpose: int) -> jax.Array:
+    """Return the key for the parameters (0) or for the steps (1)."""
+    return jax.random.fold_in(jax.random.key(seed), purpose)

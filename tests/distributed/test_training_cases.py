@@ -1,0 +1,142 @@
+"""Test that two processes train like one process with as many devices."""
+
+import dataclasses
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jengine import checkpoint
+from jengine.train.replay import read_dump
+from tests.distributed import training_cases
+from tests.distributed.test_processes import PATIENCE, address, environment
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+@dataclasses.dataclass
+class Results:
+    """Results of two processes."""
+
+    folder: pathlib.Path
+    devices: int  # of both
+    exit_codes: list[int]
+    outputs: list[str]
+
+    def load(self, case):
+        """Return the arrays that each process returned."""
+        for index in (0, 1):
+            assert (self.folder / f"{case}_{index}.npz").exists(), self.outputs[index]
+        return [dict(np.load(self.folder / f"{case}_{index}.npz")) for index in (0, 1)]
+
+
+def run_cases(folder, names, devices):
+    env, coordinator, processes = environment(devices), address(), []
+    try:
+        for index in (0, 1):
+            arguments = [str(folder), ",".join(names), coordinator, str(index)]
+            command = [sys.executable, "-m", "tests.distributed.training_cases", *arguments]
+            with open(folder / f"{index}.out", "w") as out:
+                processes.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=ROOT))
+        exit_codes = [process.wait(2 * PATIENCE) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return Results(folder, 2 * devices, exit_codes, [(folder / f"{index}.out").read_text() for index in (0, 1)])
+
+
+@pytest.fixture(scope="module")
+def one_device_each(tmp_path_factory):
+    """Results of all cases, by two processes with one device each; the last case ends with an error."""
+    return run_cases(tmp_path_factory.mktemp("one"), ["replicas", "sharded", "guarded", "swav", "odc", "failing"], 1)
+
+
+@pytest.fixture(scope="module")
+def two_devices_each(tmp_path_factory):
+    """Results of the cases that depend on the layout of devices and processes, with two devices each."""
+    results = run_cases(tmp_path_factory.mktemp("two"), ["replicas", "sharded"], 2)
+    assert results.exit_codes == [0, 0], results.outputs
+    return results
+
+
+@pytest.fixture(params=["one_device_each", "two_devices_each"])
+def results(request):
+    return request.getfixturevalue(request.param)
+
+
+def assert_all_close(found, expected, names):
+    assert names
+    for name in names:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_replicas_train_alike_with_separate_statistics(results, tmp_path):
+    first, second = results.load("replicas")
+    expected = training_cases.train_replicas(tmp_path, results.devices)
+    within, after = "within an epoch", "after an epoch"
+    common = [name for name in expected if name not in (within, after)]
+    assert "loss" in common  # of the validation, with the averages
+    for found in (first, second):
+        assert_all_close(found, expected, common)
+    for when in (within, after):
+        np.testing.assert_allclose(np.concatenate([first[when], second[when]]), expected[when], rtol=1e-5, atol=1e-6)
+    assert np.abs(first[within][0] - second[within][0]).max() > 1e-3  # each has seen its own examples
+    np.testing.assert_allclose(first[after][0], second[after][-1], rtol=1e-6)  # and the mean after the epoch
+
+
+def test_one_process_resumes_the_replicas_of_two(results, tmp_path):
+    first, _ = results.load("replicas")
+    shutil.copytree(results.folder / "replicas" / "epoch_1", tmp_path / "run" / "epoch_1")
+    found = training_cases.train_replicas(tmp_path / "run", results.devices, resume=True)
+    assert_all_close(found, first, [name for name in found if name.startswith(("params", "average"))])
+
+
+def test_each_process_writes_its_shards_and_one_reads_them_all(results, tmp_path):
+    first, second = results.load("sharded")
+    path = results.folder / "sharded" / "epoch_2"
+    assert {found.name for found in path.rglob("ocdbt.process_*")} == {"ocdbt.process_0", "ocdbt.process_1"}
+    kernel = checkpoint.load(path).params["up"]["kernel"]
+    np.testing.assert_array_equal(np.isnan(first["up"]), ~np.isnan(second["up"]))  # disjoint shards
+    np.testing.assert_array_equal(np.where(np.isnan(first["up"]), second["up"], first["up"]), kernel)
+    np.testing.assert_allclose(
+        kernel, training_cases.train_sharded(tmp_path, results.devices)["up"], rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_nan_on_one_process_drops_the_step_on_both(one_device_each, tmp_path):
+    expected = training_cases.train_guarded(tmp_path, 2)
+    assert expected["dropped"] == 2  # once an epoch
+    for found in one_device_each.load("guarded"):
+        assert_all_close(found, expected, list(expected))
+
+
+def test_too_many_nans_in_a_row_end_both_with_the_same_error_and_one_dump(one_device_each):
+    assert one_device_each.exit_codes == [1, 1], one_device_each.outputs
+    errors = [re.findall("^FloatingPointError: .*", output, re.MULTILINE) for output in one_device_each.outputs]
+    assert len(errors[0]) == 1, one_device_each.outputs[0]
+    assert errors[0] == errors[1]
+    assert "the steps of iterations 1 to 2 were dropped: the loss is not finite" in errors[0][0]
+    (path,) = (one_device_each.folder / "failing").glob("*.dump")
+    dump = read_dump(path)
+    first_of_process_1 = [False] * 8 + [True] + [False] * 7
+    assert np.isnan(dump["batch"]["x"]).any(axis=1).tolist() == first_of_process_1
+    assert dump["state"].step == 2
+
+
+def test_the_queue_of_swav_holds_the_features_of_both(one_device_each, tmp_path):
+    expected = training_cases.train_swav(tmp_path, 2)
+    assert np.abs(expected["queue"]).max(axis=-1).min() > 0  # full
+    for found in one_device_each.load("swav"):
+        assert_all_close(found, expected, ["queue"])
+
+
+def test_the_memory_of_odc_is_the_same_on_both(one_device_each, tmp_path):
+    expected = training_cases.train_odc(tmp_path, 2)
+    assert len(np.unique(expected["labels"])) == 3
+    for found in one_device_each.load("odc"):
+        np.testing.assert_array_equal(found["labels"], expected["labels"])
+        assert_all_close(found, expected, list(expected))
