@@ -115,10 +115,11 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
         _check_stages(hook)
         if isinstance(hook, CheckpointHook):
             _check_published_keys(hook)
+            name = type(hook).__name__
             if files & hook.file_names:
                 raise ConfigError(
-                    f"`{type(hook).__name__}.out_dir` must differ between two checkpoint hooks with the same file names, or "
-                    f"each removes the checkpoints of the other; got {hook.out_dir!r}"
+                    f"`{name}.out_dir` must differ between two checkpoint hooks with the same file names, "
+                    f"or each removes the checkpoints of the other; got {hook.out_dir!r}"
                 )
             files |= hook.file_names
 

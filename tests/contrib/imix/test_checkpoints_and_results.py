@@ -64,7 +64,7 @@ def test_the_latest_checkpoint_is_restored_from_the_state():
 def test_bad_periods_are_rejected():
     with pytest.raises(ConfigError, match="epoch_period` must be an integer of at least 1"):
         CheckPointHook(epoch_period=0)
-    with pytest.raises(ConfigError, match="`eval_iter_period` must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="eval_iter_period` must be an integer of at least 1"):
         EvaluateHook(eval_iter_period=0)
 
 
