@@ -5,13 +5,15 @@ config can use any registered name without importing its module.
 """
 
 import importlib
-import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from jengine.annotations import check_values, checked, parameters_of
 from jengine.errors import UnknownNameError, closest, config_path
 
 T = TypeVar("T", bound=Callable[..., Any])
+_LOGGER = logging.getLogger("jengine")
 
 
 class Registry:
@@ -31,25 +33,34 @@ class Registry:
         self._entries: dict[str, Callable[..., Any]] = {}
 
     def register_module(self, name: str | None = None, force: bool = False) -> Callable[[T], T]:
-        """Return a decorator that registers a class or function.
+        """Return a decorator that registers a class or function, whose calls then check its arguments.
+
+        A user's entry replaces a built-in one of the same name, with a line in the log.
 
         Args:
           name: name of the entry; its `__name__` by default.
           force: replace an existing entry of the same name.
 
         Raises:
-          KeyError: if the name is taken and `force` is False.
+          KeyError: if the name is taken by an entry of the same origin and `force` is False.
         """
 
         def register(entry: T) -> T:
             """Register `entry` and return it."""
+            entry = checked(entry)
             key = name or entry.__name__
-            if key in self._entries and not force:
+            existing = self._entries.get(key)
+            if existing is None or force:
+                self._entries[key] = entry
+            elif is_built_in(existing) == is_built_in(entry):
                 raise UnknownNameError(
-                    f"{self.name} {key!r} is already registered as {self._entries[key].__module__}."
-                    f"{self._entries[key].__qualname__}; pass force=True to replace it"
+                    f"{self.name} {key!r} is already registered as {_full_name(existing)}; "
+                    "pass force=True to replace it"
                 )
-            self._entries[key] = entry
+            else:  # built-in entries may be imported after the user's
+                users, own = (existing, entry) if is_built_in(entry) else (entry, existing)
+                self._entries[key] = users
+                _LOGGER.info("The %s %s replaces jengine's %s.", self.name, _full_name(users), _full_name(own))
             return entry
 
         return register
@@ -79,17 +90,36 @@ class Registry:
         """Build an object from its config.
 
         Args:
-          cfg: `dict(type=NAME, **arguments)`, where NAME may also be the class itself. It is not modified.
+          cfg: `dict(type=NAME, **arguments)`, where NAME may also be the class itself, or NAME alone. It is not
+            modified.
           **extra: further arguments for the constructor; those in `cfg` take precedence.
 
         Raises:
           KeyError: if the type is unknown.
           TypeError: if `cfg` is not such a dict, or its arguments do not match the constructor.
+          ArgumentError: if an argument is out of its range.
         """
+        entry, arguments = self._parse(cfg, extra)
+        check_arguments(entry, arguments)
+        return entry(**arguments)
+
+    def check(self, cfg: Any, **extra: Any) -> None:
+        """Check a config without building anything; arguments and errors as for `build`.
+
+        Args:
+          cfg: the config.
+          **extra: stand-ins for the further arguments, whose values are not checked.
+        """
+        entry, arguments = self._parse(cfg, {})
+        check_arguments(entry, arguments, supplied=tuple(extra))
+
+    def _parse(self, cfg: Any, extra: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """Return the class or function of a config, and its arguments."""
         if isinstance(cfg, tuple) and len(cfg) == 1:
             raise TypeError(
                 f"{self._name_with_article} must be a dict, got a tuple of one; remove the comma after `dict(...)`"
             )
+        cfg = as_config(cfg)
         if not hasattr(cfg, "items"):
             raise TypeError(
                 f"{self._name_with_article} must be a dict with a 'type', got {type(cfg).__name__}: {cfg!r}"
@@ -103,8 +133,9 @@ class Registry:
         if isinstance(entry, str):
             with config_path("type"):
                 entry = self.get(entry)
-        check_arguments(entry, arguments)
-        return entry(**arguments)
+        if not callable(entry):
+            raise TypeError(f"the type of {self._name_with_article} must be a name or a class, got {entry!r}")
+        return entry, arguments
 
     def __contains__(self, key: str) -> bool:
         self._import_entries(key)
@@ -129,26 +160,46 @@ class Registry:
             importlib.import_module(self._contrib.pop())
 
 
-def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Check `arguments` against the signature of `entry` before calling it.
+def as_config(value: Any) -> Any:
+    """Return `dict(type=value)` for the bare name of a type, and anything else unchanged."""
+    return {"type": value} if isinstance(value, str) else value
+
+
+def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()) -> None:
+    """Check `arguments` against the signature and the annotations of `entry` before calling it.
+
+    Args:
+      entry: a class or function.
+      arguments: by name.
+      supplied: names of arguments that the caller adds.
 
     Raises:
-      TypeError: if `entry` does not have an argument (the message suggests the closest), or one is missing.
+      TypeError: if `entry` does not have an argument (the message suggests the closest), or one is missing, or one has
+        another type. ArgumentError: if one is out of its range.
     """
     try:
-        parameters = inspect.signature(entry).parameters
+        parameters = parameters_of(entry)
     except (TypeError, ValueError):  # some built-ins have no signature
         return
     name = getattr(entry, "__name__", repr(entry))
-    kinds = inspect.Parameter
-    named = {k: p for k, p in parameters.items() if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)}
-    if not any(p.kind is kinds.VAR_KEYWORD for p in parameters.values()):
+    named = {k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         for key in arguments:
             if key not in named:
                 raise TypeError(f"{name} has no argument {key!r}{closest(str(key), named)}")
-    missing = [k for k, p in named.items() if p.default is kinds.empty and k not in arguments]
+    missing = [k for k, p in named.items() if p.default is p.empty and k not in arguments and k not in supplied]
     if missing:
         raise TypeError(f"{name} needs the argument{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}")
+    check_values(name, entry, arguments)
+
+
+def is_built_in(entry: Callable[..., Any]) -> bool:
+    """Return whether jengine ships `entry`; functions of optax keep the name of their module."""
+    return entry.__module__.partition(".")[0] in ("jengine", "optax")
+
+
+def _full_name(entry: Callable[..., Any]) -> str:
+    return f"{entry.__module__}.{entry.__qualname__}"
 
 
 def _import_attribute(module: str, name: str) -> Callable[..., Any] | None:

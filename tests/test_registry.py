@@ -63,7 +63,8 @@ def test_the_config_takes_precedence_over_extra_arguments(tools):
         (dict(type="Hammer"), "Hammer needs the argument 'weight'"),
         (dict(weight=1), "must have a 'type', got only the keys ['weight']"),
         ((dict(type="Hammer", weight=1),), "a tool must be a dict, got a tuple of one; remove the comma"),
-        ("Hammer", "must be a dict with a 'type', got str"),
+        ("Hammer", "Hammer needs the argument 'weight'"),
+        (3, "must be a dict with a 'type', got int"),
     ],
 )
 def test_illegal_configs_raise(tools, cfg, message):
@@ -121,3 +122,59 @@ import jengine.runner
 assert not any(name.startswith("jengine.contrib") for name in sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def make_class(name, module):
+    return type(name, (), {"__module__": module})
+
+
+@pytest.mark.parametrize("user_first", [True, False])
+def test_a_class_of_the_user_replaces_a_built_in_with_a_line_in_the_log(user_first, caplog):
+    registry = Registry("tool", "math")
+    built_in, users = make_class("Saw", "jengine.tools"), make_class("Saw", "project.tools")
+    with caplog.at_level("INFO", "jengine"):
+        for entry in (users, built_in) if user_first else (built_in, users):
+            registry.register_module()(entry)
+    assert registry.get("Saw") is users
+    assert [record.getMessage() for record in caplog.records] == [
+        "The tool project.tools.Saw replaces jengine's jengine.tools.Saw."
+    ]
+
+
+@pytest.mark.parametrize("module", ["jengine.tools", "project.tools"])
+def test_two_classes_of_one_origin_and_name_are_an_error(module):
+    registry = Registry("tool", "math")
+    registry.register_module()(make_class("Saw", module))
+    with pytest.raises(KeyError, match=f"tool 'Saw' is already registered as {module}.Saw; pass force=True"):
+        registry.register_module()(make_class("Saw", module))
+
+
+def test_a_hook_of_the_tutorial_replaces_the_built_in_one():
+    code = """
+from jengine.hooks import Hook
+from jengine.registry import HOOKS
+@HOOKS.register_module()
+class CheckInvalidLossHook(Hook):
+    def __init__(self, interval=50): self.interval = interval
+print(type(HOOKS.build(dict(type='CheckInvalidLossHook'))).__module__)
+"""
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "__main__\n"
+    )
+
+
+def test_check_reports_what_build_would_without_building():
+    registry = Registry("tool", "math")
+    built = []
+
+    @registry.register_module()
+    class Drill:
+        def __init__(self, power, size: int = 1):
+            built.append(power)
+
+    registry.check(dict(type="Drill", size=2), power=None)
+    with pytest.raises(TypeError, match=r"`Drill\.size` must be an integer, got 'big'"):
+        registry.check(dict(type="Drill", size="big"), power=None)
+    assert built == []
+    assert registry.build("Drill", power=3) is not None
+    assert built == [3]

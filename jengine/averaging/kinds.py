@@ -3,13 +3,15 @@
 import dataclasses
 import math
 import warnings
-from typing import Self
+from typing import Annotated, Self
 
 import jax
 import jax.numpy as jnp
 
+from jengine.annotations import Count, Decay, Positive, Range
 from jengine.averaging.average import AVERAGES, Average
-from jengine.errors import ArgumentError
+
+Weight = Annotated[float, Range(gt=0, lt=1)]
 
 
 @AVERAGES.register_module()
@@ -26,12 +28,11 @@ class ExponentialMovingAverage(Average):
       TypeError: if `interval` is not an integer.
     """
 
-    momentum: float = 2e-4
-    interval: int = 1
+    momentum: Weight = 2e-4
+    interval: Count = 1
 
     def __post_init__(self) -> None:
-        _check_momentum(self)
-        _check_interval(self)
+        _warn_of_decay(self)
 
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return `momentum`."""
@@ -51,10 +52,7 @@ class StochasticWeightAverage(Average):
       TypeError: if it is not an integer.
     """
 
-    interval: int = 1
-
-    def __post_init__(self) -> None:
-        _check_interval(self)
+    interval: Count = 1
 
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return one over the number of values, including the new one."""
@@ -76,14 +74,12 @@ class MomentumAnnealingEMA(Average):
       TypeError: if `interval` is not an integer.
     """
 
-    momentum: float = 2e-4
-    gamma: float = 100
-    interval: int = 1
+    momentum: Weight = 2e-4
+    gamma: Positive = 100
+    interval: Count = 1
 
     def __post_init__(self) -> None:
-        _check_momentum(self)
-        _check_gamma(self)
-        _check_interval(self)
+        _warn_of_decay(self)
 
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return a weight that decreases from 1 to `momentum`."""
@@ -106,14 +102,12 @@ class ExpMomentumEMA(Average):
       TypeError: if `interval` is not an integer.
     """
 
-    momentum: float = 2e-4
-    gamma: float = 2000
-    interval: int = 1
+    momentum: Weight = 2e-4
+    gamma: Positive = 2000
+    interval: Count = 1
 
     def __post_init__(self) -> None:
-        _check_momentum(self)
-        _check_gamma(self)
-        _check_interval(self)
+        _warn_of_decay(self)
 
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return a weight that decreases from nearly 1 to `momentum`."""
@@ -141,17 +135,12 @@ class CosineEMA(Average):
     """
 
     momentum: float = 0.004
-    end_momentum: float = 0.0
-    total_steps: int | None = None
-    interval: int = 1
+    end_momentum: Decay = 0.0
+    total_steps: Count | None = None
+    interval: Count = 1
 
     def __post_init__(self) -> None:
-        _check_momentum(self)
-        if not 0.0 <= self.end_momentum < 1.0:
-            raise ArgumentError(f"CosineEMA: end_momentum must be in [0, 1), got {self.end_momentum!r}")
-        if self.total_steps is not None:
-            _check_count(self, "total_steps", self.total_steps)
-        _check_interval(self)
+        _warn_of_decay(self)
 
     def with_total_steps(self, total_steps: int) -> Self:
         """Return the average with `total_steps` set, unless it is set already."""
@@ -169,29 +158,11 @@ class CosineEMA(Average):
         return self.end_momentum - (self.end_momentum - self.momentum) * (jnp.cos(math.pi * progress) + 1) / 2
 
 
-def _check_momentum(average: "ExponentialMovingAverage | MomentumAnnealingEMA | ExpMomentumEMA | CosineEMA") -> None:
+def _warn_of_decay(average: "ExponentialMovingAverage | MomentumAnnealingEMA | ExpMomentumEMA | CosineEMA") -> None:
     name, momentum = type(average).__name__, average.momentum
-    if not 0.0 < momentum < 1.0:
-        raise ArgumentError(f"{name}: momentum must be in (0, 1), got {momentum!r}")
     if momentum > 0.5:
         warnings.warn(
             f"{name}: momentum={momentum:g} is the weight of the new value, which is usually small; for a decay of "
             f"{momentum:g} set momentum={1 - momentum:g}",
             stacklevel=4,
         )
-
-
-def _check_gamma(average: "MomentumAnnealingEMA | ExpMomentumEMA") -> None:
-    if not average.gamma > 0:
-        raise ArgumentError(f"{type(average).__name__}: gamma must be positive, got {average.gamma!r}")
-
-
-def _check_interval(average: Average) -> None:
-    _check_count(average, "interval", average.interval)
-
-
-def _check_count(average: Average, name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{type(average).__name__}: {name} must be an integer, got {value!r}")
-    if value < 1:
-        raise ArgumentError(f"{type(average).__name__}: {name} must be at least 1, got {value}")

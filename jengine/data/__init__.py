@@ -2,6 +2,7 @@
 
 from jengine.data.batch_stream import BatchStream as BatchStream
 from jengine.data.build import build_dataloader as build_dataloader
+from jengine.data.build import check_dataloader as check_dataloader
 from jengine.data.collate import default_collate as default_collate
 from jengine.data.collate import stack_batches as stack_batches
 from jengine.data.datasets import ArrayDataset as ArrayDataset

@@ -8,7 +8,7 @@ from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
 from jengine.data.samplers import DefaultSampler
 from jengine.errors import config_path
-from jengine.registry import DATA_SAMPLERS, DATASETS, check_arguments
+from jengine.registry import DATA_SAMPLERS, DATASETS, as_config, check_arguments
 
 # Settings of MMEngine's configs that do not exist here, and why.
 _UNSUPPORTED = {
@@ -43,11 +43,9 @@ def build_dataloader(
     if not isinstance(cfg_or_loader, Mapping) and not hasattr(cfg_or_loader, "items"):
         return IterableLoader(cfg_or_loader, train)
     arguments: dict[str, Any] = {"drop_last": train, "sampler": None, **dict(cfg_or_loader.items())}
-    for key, reason in _UNSUPPORTED.items():
-        if key in arguments:
-            raise TypeError(f"a dataloader must not have the argument {key!r}: {reason}; remove it")
-    check_arguments(DataLoader, arguments)
+    check_dataloader(arguments)
     with config_path("dataset"):
+        arguments["dataset"] = as_config(arguments["dataset"])
         if hasattr(arguments["dataset"], "items"):
             arguments["dataset"] = DATASETS.build(arguments["dataset"])
     defaults: dict[str, Any] = {"seed": seed, "process_index": process_index, "process_count": process_count}
@@ -56,7 +54,16 @@ def build_dataloader(
     return DataLoader(**arguments)
 
 
+def check_dataloader(cfg: Mapping[str, Any]) -> None:
+    """Check a dataloader section without building anything; see `build_dataloader`."""
+    for key, reason in _UNSUPPORTED.items():
+        if key in cfg:
+            raise TypeError(f"a dataloader must not have the argument {key!r}: {reason}; remove it")
+    check_arguments(DataLoader, dict(cfg.items()))
+
+
 def _build_sampler(cfg: Any, dataset: Any, train: bool, defaults: dict[str, Any]) -> Any:
+    cfg = as_config(cfg)
     if cfg is None:
         return DefaultSampler(dataset, shuffle=train, **defaults)
     if not hasattr(cfg, "items"):

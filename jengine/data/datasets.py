@@ -55,8 +55,6 @@ class Digits(ArrayDataset):
     """
 
     def __init__(self, split: Literal["train", "test"] = "train", flat: bool = False) -> None:
-        if split not in ("train", "test"):
-            raise ValueError(f"split must be 'train' or 'test', got {split!r}")
         try:
             from sklearn.datasets import load_digits
         except ImportError as error:

@@ -1,15 +1,17 @@
 """Load batches of a map-style dataset, from any position of any epoch, in constant time."""
 
 import copy
-import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from jengine.annotations import ConfigOf, Count, Index, checked
 from jengine.data.batches import BatchPrefetcher, BatchSource
 from jengine.data.collate import default_collate
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
+from jengine.registry import DATA_SAMPLERS, DATASETS
 
 
+@checked
 class DataLoader:
     """Yield the batches of one epoch as numpy pytrees.
 
@@ -38,28 +40,26 @@ class DataLoader:
 
     def __init__(
         self,
-        dataset: Any,
-        batch_size: int,
-        sampler: Any = None,
+        dataset: Annotated[Any, ConfigOf(DATASETS)],
+        batch_size: Count,
+        sampler: Annotated[Any, ConfigOf(DATA_SAMPLERS, "dataset")] = None,
         drop_last: bool = False,
-        num_workers: int = 0,
-        num_threads: int = 0,
-        prefetch_factor: int = 2,
+        num_workers: Index = 0,
+        num_threads: Index = 0,
+        prefetch_factor: Count = 2,
         collate_fn: Callable[[Sequence[Any]], Any] | None = None,
-        num_batch_per_epoch: int | None = None,
-        device_prefetch: int = 2,
+        num_batch_per_epoch: Count | None = None,
+        device_prefetch: Index = 2,
     ) -> None:
         if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
             raise TypeError(f"a dataset must have __len__ and __getitem__, got {type(dataset).__name__}")
         self.dataset = dataset
-        self.batch_size = _check_at_least("batch_size", batch_size, 1)
+        self.batch_size = batch_size
         self.drop_last = drop_last
-        self.num_workers = _check_at_least("num_workers", num_workers, 0)
-        self.num_threads = _check_at_least("num_threads", num_threads, 0)
-        self.prefetch_factor = _check_at_least("prefetch_factor", prefetch_factor, 1)
-        self.device_prefetch = _check_at_least("device_prefetch", device_prefetch, 0)
-        if collate_fn is not None and not callable(collate_fn):
-            raise TypeError(f"collate_fn must be a function from a list of samples to a batch, got {collate_fn!r}")
+        self.num_workers = num_workers
+        self.num_threads = num_threads
+        self.prefetch_factor = prefetch_factor
+        self.device_prefetch = device_prefetch
         self.sampler = DefaultSampler(dataset, shuffle=False) if sampler is None else sampler
         self._order = self.sampler if isinstance(self.sampler, Sampler) else IteratedSampler(self.sampler)
         self._length = self._count_batches(num_batch_per_epoch)
@@ -163,15 +163,4 @@ class DataLoader:
                 f"the dataset must have at least one batch: got {samples} samples on this process and batch_size "
                 f"{self.batch_size}; use a smaller batch_size, or drop_last=False to pad"
             )
-        return batches if limit is None else min(batches, _check_at_least("num_batch_per_epoch", limit, 1))
-
-
-def _check_at_least(name: str, value: Any, minimum: int) -> int:
-    """Return `value` as an int after checking its type and minimum."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if number < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {number}")
-    return number
+        return batches if limit is None else min(batches, limit)

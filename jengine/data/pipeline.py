@@ -3,10 +3,11 @@
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from jengine.annotations import ConfigOf
 from jengine.errors import config_path
 from jengine.registry import DATASETS, TRANSFORMS
 
@@ -72,9 +73,9 @@ class TransformedDataset:
         threads that are already running: `close` the loader to end those.
     """
 
-    def __init__(self, dataset: Any, pipeline: Any = None, seed: int = 0) -> None:
+    def __init__(self, dataset: Annotated[Any, ConfigOf(DATASETS)], pipeline: Any = None, seed: int = 0) -> None:
         with config_path("dataset"):
-            self.dataset = DATASETS.build(dataset) if hasattr(dataset, "items") else dataset
+            self.dataset = DATASETS.build(dataset) if isinstance(dataset, str) or hasattr(dataset, "items") else dataset
         with config_path("pipeline"):
             self.pipeline = Pipeline(pipeline)
         self.metainfo = getattr(self.dataset, "metainfo", {})

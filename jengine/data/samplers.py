@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jengine.annotations import Count, Index
 from jengine.registry import DATA_SAMPLERS
 
 
@@ -29,8 +30,8 @@ class Sampler(abc.ABC):
         dataset: Sized | int,
         shuffle: bool = True,
         seed: int | None = None,
-        process_index: int = 0,
-        process_count: int = 1,
+        process_index: Index = 0,
+        process_count: Count = 1,
     ) -> None:
         self.size = dataset if isinstance(dataset, int) else len(dataset)
         if self.size < 1:
@@ -94,8 +95,8 @@ class DefaultSampler(Sampler):
         shuffle: bool = True,
         seed: int | None = None,
         round_up: bool = True,
-        process_index: int = 0,
-        process_count: int = 1,
+        process_index: Index = 0,
+        process_count: Count = 1,
     ) -> None:
         super().__init__(dataset, shuffle, seed, process_index, process_count)
         self.round_up = round_up

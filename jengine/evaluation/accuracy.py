@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.annotations import Count
+from jengine.errors import ConfigError
 from jengine.evaluation.metric import BaseMetric, example_mask, get_entry
 from jengine.registry import METRICS
 
@@ -32,15 +34,15 @@ class Accuracy(BaseMetric):
 
     def __init__(
         self,
-        topk: int | Sequence[int] = (1,),
+        topk: Count | Sequence[Count] = (1,),
         label: str = "label",
         prediction: str | None = None,
         prefix: str | None = None,
     ) -> None:
         super().__init__(prefix)
         self.topk = (topk,) if isinstance(topk, int) else tuple(topk)
-        if not self.topk or min(self.topk) < 1 or len(set(self.topk)) < len(self.topk):
-            raise ValueError(f"Accuracy: `topk` must be one or more distinct integers of at least 1, got {topk!r}")
+        if not self.topk or len(set(self.topk)) < len(self.topk):
+            raise ConfigError(f"`Accuracy.topk` must be one or more distinct integers, got {topk!r}")
         self.label = label
         self.prediction = prediction
 

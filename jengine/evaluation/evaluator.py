@@ -10,7 +10,7 @@ import numpy as np
 
 from jengine.errors import ConfigError, config_path
 from jengine.evaluation.metric import MASK, BaseMetric, Gather, HostMetric, drop_padding, example_mask
-from jengine.registry import EVALUATOR, METRICS
+from jengine.registry import EVALUATOR, METRICS, as_config
 
 
 class EvaluatorState(NamedTuple):
@@ -39,6 +39,13 @@ class Evaluator:
         if not self.metrics:
             raise ConfigError("an evaluator must have at least one metric, got none")
         _check_unique([metric.add_prefix(name) for metric in self.metrics for name in metric.names])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all results, with prefix; () if those of a metric are not known before the evaluation."""
+        if not all(metric.names for metric in self.metrics):
+            return ()
+        return tuple(metric.add_prefix(name) for metric in self.metrics for name in metric.names)
 
     @property
     def host_metrics(self) -> list[HostMetric]:
@@ -135,6 +142,8 @@ def build_evaluator(cfg: Any) -> Evaluator:
     """
     if isinstance(cfg, Evaluator):
         return cfg
+    if isinstance(cfg, str) and cfg in EVALUATOR:
+        cfg = as_config(cfg)
     if hasattr(cfg, "items") and ("metrics" in cfg or str(cfg.get("type")) in EVALUATOR):
         arguments = {"type": "Evaluator", **dict(cfg.items())}
         if "metrics" in arguments:
@@ -156,6 +165,7 @@ def _build_metrics(metrics: Any) -> list[BaseMetric]:
 
 
 def _build_metric(metric: Any) -> BaseMetric:
+    metric = as_config(metric)
     built = METRICS.build(metric) if hasattr(metric, "items") else metric
     if not isinstance(built, BaseMetric):
         raise TypeError(f"a metric must be a BaseMetric or a dict with a 'type', got {type(built).__name__}: {built!r}")

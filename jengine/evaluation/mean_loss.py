@@ -34,8 +34,6 @@ class MeanLoss(BaseMetric):
     ) -> None:
         super().__init__(prefix)
         self.loss: Callable[[Any, Any], Any] = MODELS.build(loss) if hasattr(loss, "items") else loss
-        if not callable(self.loss):
-            raise TypeError(f"MeanLoss: `loss` must be a function (predictions, batch) -> loss, got {loss!r}")
         if "loss" in parts:
             raise ValueError(f"MeanLoss: `parts` must not contain 'loss', the name of the total, got {list(parts)}")
         if parts and not any("loss" in part for part in parts):

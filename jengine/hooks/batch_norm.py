@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jengine.annotations import Count
 from jengine.data import prefetch_to_device
-from jengine.hooks.arguments import check_integer
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.paths import flatten, map_with_path
@@ -40,9 +40,7 @@ class PreciseBNHook(Hook):
 
     priority = "ABOVE_NORMAL"
 
-    def __init__(self, num_samples: int = 8192, interval: int = 1) -> None:
-        check_integer("PreciseBNHook: num_samples", num_samples)
-        check_integer("PreciseBNHook: interval", interval)
+    def __init__(self, num_samples: Count = 8192, interval: Count = 1) -> None:
         self.num_samples = num_samples
         self.interval = interval
         self._compiled: Any = None  # the compiled `_batch_statistics`

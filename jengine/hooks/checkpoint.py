@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jengine.annotations import Count, CountOrNever, Index
 from jengine.checkpoint import infer_rule, pick_metric, publish
 from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
 from jengine.errors import ArgumentError, ConfigError
@@ -60,33 +61,26 @@ class CheckpointHook(Hook):
 
     def __init__(
         self,
-        interval: int = -1,
+        interval: CountOrNever = -1,
         by_epoch: bool = True,
         save_optimizer: bool = True,
         save_param_scheduler: bool = True,
         out_dir: str | os.PathLike[str] | None = None,
-        max_keep_ckpts: int = -1,
+        max_keep_ckpts: CountOrNever = -1,
         save_last: bool = True,
         save_best: str | Sequence[str] | None = None,
         rule: str | Sequence[str] | None = None,
         greater_keys: str | Sequence[str] | None = None,
         less_keys: str | Sequence[str] | None = None,
-        file_client_args: None = None,
+        file_client_args: Mapping[str, Any] | None = None,
         filename_tmpl: str | None = None,
-        backend_args: None = None,
+        backend_args: Mapping[str, Any] | None = None,
         published_keys: str | Sequence[str] | None = None,
-        save_begin: int = 0,
-        keep_every: int = -1,
-        keep_best: int = 1,
+        save_begin: Index = 0,
+        keep_every: CountOrNever = -1,
+        keep_best: Count = 1,
         checksums: bool = True,
     ) -> None:
-        if not isinstance(by_epoch, bool):
-            raise TypeError(f"CheckpointHook: by_epoch must be True or False, got {by_epoch!r}")
-        _check_count("interval", interval, minimum=1, or_else="-1 for the last checkpoint only")
-        _check_count("max_keep_ckpts", max_keep_ckpts, minimum=1, or_else="-1 to keep all")
-        _check_count("save_begin", save_begin, minimum=0)
-        _check_count("keep_every", keep_every, minimum=1, or_else="-1 for none")
-        _check_count("keep_best", keep_best, minimum=1)
         if keep_every != -1 and max_keep_ckpts == -1:
             raise ValueError("CheckpointHook: keep_every needs a positive max_keep_ckpts; -1 keeps all")
         if keep_best != 1 and not save_best:
@@ -100,17 +94,17 @@ class CheckpointHook(Hook):
         self.max_keep_ckpts = max_keep_ckpts
         self.save_last = save_last
         self.filename_tmpl = filename_tmpl
-        self.published_keys = _as_tuple("published_keys", published_keys)
+        self.published_keys = _as_tuple(published_keys)
         self.save_begin = save_begin
         self.keep_every = keep_every
         self.keep_best = keep_best
         self.checksums = checksums
-        self._greater_keys = _as_tuple("greater_keys", greater_keys) or GREATER_KEYS
-        self._less_keys = _as_tuple("less_keys", less_keys) or LESS_KEYS
-        metrics = _as_tuple("save_best", save_best)
+        self._greater_keys = _as_tuple(greater_keys) or GREATER_KEYS
+        self._less_keys = _as_tuple(less_keys) or LESS_KEYS
+        metrics = _as_tuple(save_best)
         self._has_several_metrics = len(metrics) > 1
         self._auto_rule: str | None = None
-        self._rules = self._read_rules(metrics, _as_tuple("rule", rule))
+        self._rules = self._read_rules(metrics, _as_tuple(rule))
 
         self._directory = ""
         self._training = False
@@ -128,6 +122,17 @@ class CheckpointHook(Hook):
         if self.out_dir is None:
             return []
         return [os.path.join(self.out_dir, os.path.basename(os.path.normpath(work_dir)))]
+
+    @property
+    def file_names(self) -> set[tuple[str, str]]:
+        """The names of its checkpoints, as directory and template: no other hook may write or remove these."""
+        directory = "" if self.out_dir is None else os.path.abspath(self.out_dir)
+        regular = self.filename_tmpl or ("epoch_{}" if self.by_epoch else "iter_{}")
+        return {(directory, regular), *((directory, f"best_{metric}") for metric in self._rules)}
+
+    def monitored_metrics(self) -> list[tuple[str, str]]:
+        """Return the metrics of `save_best`."""
+        return [("save_best", metric) for metric in self._rules]
 
     # --- Regular checkpoints. ---
 
@@ -396,14 +401,6 @@ def _is_finite(params: Any) -> bool:
     return bool(_all_finite(params))
 
 
-def _check_count(name: str, value: Any, *, minimum: int, or_else: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"CheckpointHook: {name} must be an integer, got {value!r}")
-    if value < minimum and not (or_else and value == -1):
-        expected = f"at least {minimum}" + (f", or {or_else}" if or_else else "")
-        raise ValueError(f"CheckpointHook: {name} must be {expected}, got {value}")
-
-
 def _check_destination(
     out_dir: str | os.PathLike[str] | None, filename_tmpl: str | None, file_client_args: Any, backend_args: Any
 ) -> None:
@@ -421,11 +418,8 @@ def _check_destination(
         )
 
 
-def _as_tuple(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
+def _as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return a name or a list of names as a tuple; () for None."""
     if value is None:
         return ()
-    entries = (value,) if isinstance(value, str) else value
-    if not isinstance(entries, Sequence) or not all(isinstance(entry, str) for entry in entries):
-        raise TypeError(f"CheckpointHook: {name} must be a name or a list of names, got {value!r}")
-    return tuple(entries)
+    return (value,) if isinstance(value, str) else tuple(value)

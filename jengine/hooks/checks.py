@@ -1,11 +1,12 @@
 """Check the loss and the number of classes."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jengine.annotations import Count
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -30,7 +31,7 @@ class CheckInvalidLossHook(Hook):
       NonFiniteLossError: from the hook, the loss is infinite or NaN.
     """
 
-    def __init__(self, interval: int = 50) -> None:
+    def __init__(self, interval: Count = 50) -> None:
         self.interval = interval
 
     def next_step(self, runner: Runner, step: int) -> float:
@@ -64,7 +65,7 @@ class ClassNumCheckHook(Hook):
       ConfigError: from the hook, the numbers differ. TypeError: from the hook, `classes` is a string.
     """
 
-    def __init__(self, skip: tuple[str, ...] | list[str] = ("rpn_head",)) -> None:
+    def __init__(self, skip: Sequence[str] = ("rpn_head",)) -> None:
         self.skip = tuple(skip)
 
     def before_train(self, runner: Runner) -> None:

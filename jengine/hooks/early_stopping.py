@@ -1,11 +1,11 @@
 """End training when a metric stops improving."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
+from jengine.annotations import Count, Finite, NonNegative
 from jengine.checkpoint import infer_rule, is_better, pick_metric
-from jengine.checkpoint.retention import RULES
-from jengine.errors import ArgumentError, ConfigError, closest
+from jengine.errors import ArgumentError, closest
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
@@ -42,21 +42,13 @@ class EarlyStoppingHook(Hook):
     def __init__(
         self,
         monitor: str,
-        rule: str | None = None,
-        min_delta: float | None = None,
+        rule: Literal["greater", "less"] | None = None,
+        min_delta: NonNegative | None = None,
         strict: bool = False,
         check_finite: bool = True,
-        patience: int = 5,
-        stopping_threshold: float | None = None,
+        patience: Count = 5,
+        stopping_threshold: Finite | None = None,
     ) -> None:
-        if rule is not None and rule not in RULES:
-            raise ConfigError(
-                f"EarlyStoppingHook: rule must be 'greater' or 'less', got {rule!r}{closest(rule, RULES)}"
-            )
-        if isinstance(patience, bool) or not isinstance(patience, int):
-            raise TypeError(f"EarlyStoppingHook: patience must be an integer, got {patience!r}")
-        if patience < 1:
-            raise ConfigError(f"EarlyStoppingHook: patience must be at least 1, got {patience}")
         self.monitor = monitor
         self.rule = infer_rule(monitor) if rule is None else rule
         self.min_delta = _MIN_DELTA if min_delta is None else min_delta
@@ -68,6 +60,10 @@ class EarlyStoppingHook(Hook):
         self.wait_count = 0
         self._is_min_delta_given = min_delta is not None
         self._training = False
+
+    def monitored_metrics(self) -> list[tuple[str, str]]:
+        """Return the monitored metric."""
+        return [("monitor", self.monitor)]
 
     def before_run(self, runner: Runner) -> None:
         """Check that the training loop can be stopped.

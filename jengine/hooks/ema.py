@@ -2,11 +2,12 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jengine.annotations import Index
 from jengine.averaging import AVERAGES, Average, AverageState
 from jengine.errors import ArgumentError, ConfigError, closest
 from jengine.hooks.hook import Hook
@@ -15,7 +16,6 @@ from jengine.registry import HOOKS
 from jengine.train import StepContext
 
 PyTree = Any
-_COUNTS = ("iter", "update")
 
 
 class EMAHookState(NamedTuple):
@@ -65,13 +65,13 @@ class EMAHook(Hook):
         self,
         ema_type: str | type[Average] = "ExponentialMovingAverage",
         strict_load: bool = False,
-        begin_iter: int = 0,
-        begin_epoch: int = 0,
-        start_iters: int | None = None,
+        begin_iter: Index = 0,
+        begin_epoch: Index = 0,
+        start_iters: Index | None = None,
         update_buffers: bool = False,
         evaluate_on_ema: bool = True,
         evaluate_on_origin: bool = False,
-        count_by: str = "iter",
+        count_by: Literal["iter", "update"] = "iter",
         **kwargs: Any,
     ) -> None:
         if start_iters is not None:
@@ -81,15 +81,9 @@ class EMAHook(Hook):
                     f"and {begin_iter}"
                 )
             begin_iter = start_iters
-        _check_begin("begin_iter", begin_iter)
-        _check_begin("begin_epoch", begin_epoch)
         if begin_iter and begin_epoch:
             raise ArgumentError(
                 f"EMAHook: one of begin_iter and begin_epoch must be 0, got {begin_iter} and {begin_epoch}"
-            )
-        if count_by not in _COUNTS:
-            raise ConfigError(
-                f"EMAHook: count_by must be 'iter' or 'update', got {count_by!r}{closest(count_by, _COUNTS)}"
             )
         self.strict_load = strict_load
         self.begin_iter = begin_iter
@@ -218,13 +212,6 @@ def _build_average(ema_type: str | type[Average], arguments: dict[str, Any]) -> 
                 f"neither EMAHook nor {kind.__name__} has an argument {name!r}{closest(name, [*legal, *hook])}"
             )
     return kind(**arguments)
-
-
-def _check_begin(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"EMAHook: {name} must be an integer, got {value!r}")
-    if value < 0:
-        raise ArgumentError(f"EMAHook: {name} must be at least 0, got {value}")
 
 
 def _cast_like(averages: PyTree, like: PyTree) -> PyTree:

@@ -225,6 +225,10 @@ class Hook:
         """
         return variables
 
+    def monitored_metrics(self) -> list[tuple[str, str]]:
+        """Return the metrics of a validation that the hook requires: the argument that names it, and its name."""
+        return []
+
     # --- Host state, saved in every checkpoint. ---
 
     def state_dict(self) -> dict[str, Any]:

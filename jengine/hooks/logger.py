@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from jengine.annotations import Count
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -41,26 +42,21 @@ class LoggerHook(Hook):
 
     def __init__(
         self,
-        interval: int = 10,
+        interval: Count = 10,
         ignore_last: bool = True,
-        interval_exp_name: int = 1000,
+        interval_exp_name: Count = 1000,
         out_dir: str | os.PathLike[str] | None = None,
         out_suffix: str | Sequence[str] = (".json", ".log", ".py", "yaml"),
         keep_local: bool = True,
         log_metric_by_epoch: bool = True,
-        file_client_args: None = None,
-        backend_args: None = None,
+        file_client_args: Mapping[str, Any] | None = None,
+        backend_args: Mapping[str, Any] | None = None,
     ) -> None:
         if file_client_args is not None or backend_args is not None:
             raise ConfigError(
                 "LoggerHook: backend_args and file_client_args must be None; the storage is chosen by out_dir, "
                 "a path or a URL (gs://, s3://)"
             )
-        for name, value in (("interval", interval), ("interval_exp_name", interval_exp_name)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"LoggerHook: {name} must be an integer number of iterations, got {value!r}")
-            if value <= 0:
-                raise ValueError(f"LoggerHook: {name} must be a positive number of iterations, got {value}")
         if out_dir is None and not keep_local:
             raise ValueError("LoggerHook: keep_local=False needs an out_dir, or the logs would be lost")
         self.interval = interval

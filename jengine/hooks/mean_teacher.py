@@ -1,9 +1,10 @@
 """Keep a slowly moving copy of the model, the teacher, which the loss can read."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 
+from jengine.annotations import Count, Range
 from jengine.averaging import AverageState, ExponentialMovingAverage
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -43,8 +44,8 @@ class MeanTeacherHook(Hook):
 
     def __init__(
         self,
-        momentum: float = 0.001,
-        interval: int = 1,
+        momentum: Annotated[float, Range(gt=0, lt=1)] = 0.001,
+        interval: Count = 1,
         skip_buffer: bool = True,
         evaluate_on_teacher: bool = True,
     ) -> None:

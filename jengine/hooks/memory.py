@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jengine.annotations import Count
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -84,7 +85,7 @@ class MemoryProfilerHook(Hook):
       interval: iterations between two log lines.
     """
 
-    def __init__(self, interval: int = 50) -> None:
+    def __init__(self, interval: Count = 50) -> None:
         self.interval = interval
 
     def next_step(self, runner: Runner, step: int) -> float:

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.annotations import Count
 from jengine.errors import ConfigError
-from jengine.hooks.arguments import check_integer
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
@@ -37,13 +37,12 @@ class NaiveVisualizationHook(Hook):
 
     def __init__(
         self,
-        interval: int = 1,
+        interval: Count = 1,
         draw_gt: bool = True,
         draw_pred: bool = True,
         img_norm_cfg: Mapping[str, Any] | None = None,
         image: str = "image",
     ) -> None:
-        check_integer("NaiveVisualizationHook: interval", interval)
         self.interval = interval
         self.draw_gt = draw_gt
         self.draw_pred = draw_pred

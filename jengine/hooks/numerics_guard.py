@@ -3,14 +3,14 @@
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.annotations import Count, Range
 from jengine.errors import ConfigError
-from jengine.hooks.arguments import check_integer
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.optim.transforms import LossScaleState, get_field
@@ -69,14 +69,12 @@ class NumericsGuardHook(Hook):
     update_on_skipped_steps = True
 
     def __init__(
-        self, max_in_row: int | None = 3, spike_factor: float | None = None, window: int = 50, interval: int = 10
+        self,
+        max_in_row: Count | None = 3,
+        spike_factor: Annotated[float, Range(gt=1)] | None = None,
+        window: Count = 50,
+        interval: Count = 10,
     ) -> None:
-        if max_in_row is not None:
-            check_integer("NumericsGuardHook: max_in_row", max_in_row)
-        check_integer("NumericsGuardHook: window", window)
-        check_integer("NumericsGuardHook: interval", interval)
-        if spike_factor is not None and not spike_factor > 1:
-            raise ConfigError(f"NumericsGuardHook: spike_factor must be a number above 1, got {spike_factor!r}")
         self.max_in_row = max_in_row
         self.spike_factor = spike_factor
         self.window = window

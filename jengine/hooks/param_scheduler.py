@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jengine.annotations import Finite, Positive
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -60,11 +61,7 @@ class WarmupParamHook(Hook):
 
     runs_ahead = True
 
-    def __init__(self, param_name: str, value: float, warmup_epochs: float) -> None:
-        if not warmup_epochs > 0:
-            raise ConfigError(
-                f"WarmupParamHook: warmup_epochs must be a positive number of epochs, got {warmup_epochs!r}"
-            )
+    def __init__(self, param_name: str, value: Finite, warmup_epochs: Positive) -> None:
         self.param_name = param_name
         self.value = value
         self.warmup_epochs = warmup_epochs

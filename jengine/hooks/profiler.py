@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jengine.annotations import Count, Index
 from jengine.errors import ConfigError, closest
 from jengine.hooks.arguments import check_integer
 from jengine.hooks.hook import Hook
@@ -44,11 +45,10 @@ class ProfilerHook(Hook):
         self,
         *,
         by_epoch: bool = True,
-        profile_times: int = 1,
-        schedule: Mapping[str, int] | None = None,
+        profile_times: Count = 1,
+        schedule: Mapping[str, Index] | None = None,
         on_trace_ready: Callable[[str], Any] | Mapping[str, Any] | None = None,
     ) -> None:
-        check_integer("ProfilerHook: profile_times", profile_times)
         if by_epoch and profile_times > 1:
             raise ConfigError(f"ProfilerHook: profile_times must be 1 with by_epoch=True, got {profile_times}")
         if schedule is not None and by_epoch:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jengine.annotations import Index
 from jengine.data import Pipeline
 from jengine.data.batch_augments import BatchAugment, build_batch_augment, identity
 from jengine.errors import ConfigError, closest, config_path
@@ -129,8 +130,7 @@ class PipelineSwitchHook(Hook):
         iterations.
     """
 
-    def __init__(self, switch_epoch: int, switch_pipeline: Any) -> None:
-        check_integer("PipelineSwitchHook: switch_epoch", switch_epoch, minimum=0)
+    def __init__(self, switch_epoch: Index, switch_pipeline: Any) -> None:
         self.switch_epoch = switch_epoch
         with config_path("switch_pipeline"):
             self.switch_pipeline = Pipeline(switch_pipeline)

@@ -41,7 +41,7 @@ def build_logger(name: str = "jengine", log_file: str | None = None, level: int 
     Raises:
       ValueError: unknown level.
     """
-    level_number = _parse_level(level)
+    level_number = parse_level(level)
     logger = logging.getLogger(name)
     for handler in list(logger.handlers):
         if isinstance(handler, _TerminalHandler | _RunFileHandler):
@@ -175,7 +175,12 @@ def _process_index() -> int:
     return jax.process_index() if jax.distributed.is_initialized() else 0
 
 
-def _parse_level(level: int | str) -> int:
+def parse_level(level: int | str) -> int:
+    """Return the number of a log level, given by its name in any case or by the number.
+
+    Raises:
+      ValueError: there is no such level.
+    """
     if isinstance(level, int):
         return level
     names = logging.getLevelNamesMapping()

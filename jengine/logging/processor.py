@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
+from jengine.annotations import Count, Index, checked
 from jengine.errors import ArgumentError, config_path
 from jengine.logging.history import HistoryBuffer
 from jengine.logging.message_hub import HubSnapshot, MessageHub
@@ -90,15 +91,13 @@ class LogProcessor:
 
     def __init__(
         self,
-        window_size: int = 10,
+        window_size: Count = 10,
         by_epoch: bool = True,
         custom_cfg: Sequence[Mapping[str, Any]] | None = None,
-        num_digits: int = 4,
+        num_digits: Index = 4,
         log_with_hierarchy: bool = False,
         mean_pattern: str = r".*(loss|time|data_time|grad_norm).*",
     ) -> None:
-        with config_path("window_size"):
-            _check_window(window_size, names=())
         self.window_size = window_size
         self.by_epoch = by_epoch
         self.custom_cfg = [dict(entry) for entry in custom_cfg or ()]
@@ -268,14 +267,9 @@ def _check_mode(mode: str, legal: Sequence[str]) -> None:
         raise ArgumentError(f"`mode` must be one of {', '.join(map(repr, legal))}, got {mode!r}")
 
 
-def _check_window(window: Any, names: Sequence[str]) -> None:
-    expected = " or ".join(["an int", *map(repr, names)])
-    if isinstance(window, str) and window in names:
-        return
-    if isinstance(window, bool) or not isinstance(window, int):
-        raise TypeError(f"`window_size` must be {expected}, got {window!r}")
-    if window < 1:
-        raise ValueError(f"`window_size` must be at least 1, got {window}")
+@functools.partial(checked, owner="")
+def _check_window(window_size: Count | Literal["epoch", "global"]) -> None:
+    """Check the window of an entry of `custom_cfg`, whose annotation is all there is to it."""
 
 
 def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -> None:
@@ -293,9 +287,10 @@ def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -
             if not by_epoch and entry["window_size"] == "epoch":
                 raise ArgumentError("`window_size` must be an int or 'global' when by_epoch=False, got 'epoch'")
             if "window_size" in entry:
-                _check_window(entry["window_size"], ("epoch", "global"))
+                _check_window(window_size=entry["window_size"])
             if "method_name" not in entry:
                 raise KeyError("an entry must have the key 'method_name', such as 'mean', 'max', 'min' or 'current'")
             reserved = ("data_src", "log_name", "method_name")
             statistic = HistoryBuffer().statistic(entry["method_name"])
-            check_arguments(statistic, {key: value for key, value in entry.items() if key not in reserved})
+            arguments = {key: value for key, value in entry.items() if key not in reserved}
+            check_arguments(statistic, {key: value for key, value in arguments.items() if not isinstance(value, str)})

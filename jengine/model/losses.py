@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jengine.annotations import Decay
 from jengine.model.adapters import build_loss, call_loss
 from jengine.model.model import Losses, PyTree
 from jengine.registry import MODELS
@@ -25,9 +26,7 @@ class CrossEntropy:
       ValueError: if `label_smoothing` is outside [0, 1).
     """
 
-    def __init__(self, label: str = "label", label_smoothing: float = 0.0, name: str = "loss") -> None:
-        if not 0.0 <= label_smoothing < 1.0:
-            raise ValueError(f"CrossEntropy: `label_smoothing` must be in [0, 1), got {label_smoothing}")
+    def __init__(self, label: str = "label", label_smoothing: Decay = 0.0, name: str = "loss") -> None:
         self.label = label
         self.label_smoothing = label_smoothing
         self.name = name

@@ -5,6 +5,7 @@ from jengine.optim import schedules as schedules
 from jengine.optim import transforms as transforms
 from jengine.optim.amp import AmpOptimWrapper as AmpOptimWrapper
 from jengine.optim.build import build_optim_wrapper as build_optim_wrapper
+from jengine.optim.build import check_optim_wrapper as check_optim_wrapper
 from jengine.optim.optimizers import ASGD as ASGD
 from jengine.optim.optimizers import LARS as LARS
 from jengine.optim.optimizers import SGD as SGD

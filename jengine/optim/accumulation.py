@@ -1,7 +1,5 @@
 """Decide on the host which iterations update the parameters, and the divisor of accumulated gradients."""
 
-from jengine.errors import ArgumentError
-
 
 class Accumulation:
     """Count iterations and the windows of gradient accumulation.
@@ -14,10 +12,6 @@ class Accumulation:
     """
 
     def __init__(self, counts: int = 1) -> None:
-        if isinstance(counts, bool) or not isinstance(counts, int):
-            raise TypeError(f"`accumulative_counts` must be an int, got {type(counts).__name__}: {counts!r}")
-        if counts < 1:
-            raise ArgumentError(f"`accumulative_counts` must be at least 1, got {counts}")
         self.counts = counts
         self.done = 0
         self.total = -1  # unknown: no window is shorter

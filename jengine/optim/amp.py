@@ -1,7 +1,7 @@
 """Train in mixed precision: the network in low precision; parameters, targets, loss and optimizer in float32."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,6 @@ from jengine.optim.transforms import (
 )
 from jengine.optim.wrapper import OptimWrapper, OptState
 from jengine.registry import OPTIM_WRAPPERS
-
-_DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -53,15 +51,11 @@ class AmpOptimWrapper(OptimWrapper):
     def __init__(
         self,
         loss_scale: str | float | Mapping[str, Any] | None = "auto",
-        dtype: str | None = "bfloat16",
+        dtype: Literal["bfloat16", "float16", "float32", "float64"] | None = "bfloat16",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.dtype = "bfloat16" if dtype is None else str(dtype)
-        if self.dtype not in _DTYPES:
-            raise ValueError(
-                f"`dtype` of AmpOptimWrapper must be a floating dtype, got {dtype!r}{closest(self.dtype, _DTYPES)}"
-            )
         if loss_scale == "auto":
             loss_scale = "dynamic" if self.dtype == "float16" else None
         self.loss_scale = None if loss_scale is None else parse_loss_scale(loss_scale)

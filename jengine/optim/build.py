@@ -50,6 +50,22 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
     reject_trailing_comma(cfg, "an optimizer wrapper")
     if isinstance(cfg, OptimWrapper | OptimWrapperDict):
         return cfg
+    constructor = _build_constructor(cfg)
+    # a constructor of one's own need take the model alone
+    if "module_types" in inspect.signature(constructor.__call__).parameters:
+        return constructor(params_or_model, module_types=module_types)
+    return constructor(params_or_model)
+
+
+def check_optim_wrapper(cfg: Any) -> None:
+    """Check the form of an optimizer wrapper's config and its parameter-wise rules, which need no parameters."""
+    with config_path("optim_wrapper"):
+        reject_trailing_comma(cfg, "an optimizer wrapper")
+        if not isinstance(cfg, OptimWrapper | OptimWrapperDict):
+            _build_constructor(cfg)
+
+
+def _build_constructor(cfg: Any) -> Any:
     if isinstance(cfg, Optimizer | optax.GradientTransformation | optax.MultiSteps):
         cfg = {"optimizer": cfg}
     if callable(cfg):
@@ -67,11 +83,7 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
     name = wrapper_cfg.pop("constructor", default)
     with config_path("constructor"):
         constructor_type = OPTIM_WRAPPER_CONSTRUCTORS.get(name) if isinstance(name, str) else name
-    constructor = constructor_type(optim_wrapper_cfg=wrapper_cfg, paramwise_cfg=paramwise_cfg)
-    # a user's constructor may take only the model
-    if "module_types" in inspect.signature(constructor.__call__).parameters:
-        return constructor(params_or_model, module_types=module_types)
-    return constructor(params_or_model)
+    return constructor_type(optim_wrapper_cfg=wrapper_cfg, paramwise_cfg=paramwise_cfg)
 
 
 def _is_wrapper(value: Any) -> bool:

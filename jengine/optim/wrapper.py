@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jengine.annotations import Count
 from jengine.optim.accumulation import Accumulation
 from jengine.optim.gradients import value_and_trainable_grad
 from jengine.optim.optimizers.build import build_optimizer
@@ -53,8 +54,8 @@ class OptimWrapper:
 
     def __init__(
         self,
-        optimizer: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any],
-        accumulative_counts: int = 1,
+        optimizer: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any] | str,
+        accumulative_counts: Count = 1,
         clip_grad: Mapping[str, Any] | None = None,
         *,
         axis_name: str | None = None,

@@ -1,23 +1,19 @@
 """Build the objects of a run from the sections of a config; errors name the section."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jengine.annotations import Count
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook
 from jengine.model import CastModel, Model, get_precision
 from jengine.optim.schedules import build_param_schedulers
-from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, check_arguments
+from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, as_config, check_arguments
+from jengine.runner.check import train_loop_config
 from jengine.runner.hook_list import HookList
 from jengine.runner.runner_protocol import Runner
 from jengine.sharding import default_strategy
-
-_SECTIONS = {
-    "train": ("train_dataloader", "train_cfg", "optim_wrapper"),
-    "val": ("val_dataloader", "val_cfg", "val_evaluator"),
-    "test": ("test_dataloader", "test_cfg", "test_evaluator"),
-}
 
 DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
     runtime_info=dict(type="RuntimeInfoHook"),
@@ -29,38 +25,10 @@ DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
 )
 
 
-def check_sections(sections: Mapping[str, Any]) -> None:
-    """Check that each of training, validation and test is complete or absent.
-
-    Raises:
-      ConfigError: a section is incomplete.
-    """
-    for mode, names in _SECTIONS.items():
-        missing = [name for name in names if sections[name] is None]
-        if missing and len(missing) < len(names):
-            given = [name for name in names if name not in missing]
-            raise ConfigError(
-                f"the {mode} sections must be complete or absent, "
-                f"got {', '.join(given)} without {', '.join(missing)}; give all of {', '.join(names)}, or none"
-            )
-    if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
-        raise ConfigError("param_scheduler needs an optim_wrapper")
-
-
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Check that an argument is one of a few values.
-
-    Raises:
-      ConfigError: it is not.
-    """
-    with config_path(name):
-        if value not in choices:
-            raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
-
-
 def build_model(model: Any, precision: Any) -> Model:
     """Return the model, from an instance or a config, under the precision policy."""
     with config_path("model"):
+        model = as_config(model)
         if hasattr(model, "items"):
             model = MODELS.build(model)
         missing = [name for name in ("init", "loss", "predict") if not callable(getattr(model, name, None))]
@@ -79,7 +47,17 @@ def build_strategy(parallel: Any) -> Any:
     with config_path("parallel"):
         if parallel is None:
             return default_strategy()
-        return STRATEGIES.build(parallel) if hasattr(parallel, "items") else parallel
+        parallel = as_config(parallel)
+        if hasattr(parallel, "items"):
+            return STRATEGIES.build(parallel)
+        return _require(parallel, "compile_train_step", "parallel")
+
+
+def _require(built: Any, method: str, argument: str) -> Any:
+    """Return an object that the user built, if it has a method that its kind requires."""
+    if not callable(getattr(built, method, None)):
+        raise TypeError(f"`{argument}` must be a dict with a type, or have a method {method!r}, got {built!r}")
+    return built
 
 
 def list_directories(hooks: Iterable[Hook], work_dir: str) -> list[str]:
@@ -110,7 +88,7 @@ def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
             elif name not in DEFAULT_HOOKS:
                 names = ", ".join(DEFAULT_HOOKS)
                 raise ValueError(f"a default hook to remove must be one of {names}, got {name!r}")
-    if hasattr(custom_hooks, "items") or isinstance(custom_hooks, Hook):
+    if isinstance(custom_hooks, str) or hasattr(custom_hooks, "items") or isinstance(custom_hooks, Hook):
         custom_hooks = [custom_hooks]
     if custom_hooks is not None and not isinstance(custom_hooks, list | tuple):
         raise TypeError(f"custom_hooks must be a list of hooks, or one, got {type(custom_hooks).__name__}")
@@ -123,31 +101,29 @@ def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
 def build_visualizer(visualizer: Any, save_dir: str) -> Any:
     """Return the visualizer, from an instance, a config, or None for scalars as JSON lines."""
     with config_path("visualizer"):
+        visualizer = as_config(visualizer)
         if visualizer is None or hasattr(visualizer, "items"):
             cfg = dict(visualizer or {})
             return VISUALIZERS.build({"type": "Visualizer", "save_dir": save_dir, **cfg})
-        return visualizer
+        return _require(visualizer, "add_scalars", "visualizer")
 
 
 def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
     """Return the log processor, from an instance, a config, or None; by default it counts as the training loop does."""
     with config_path("log_processor"):
+        log_processor = as_config(log_processor)
         if log_processor is None or hasattr(log_processor, "items"):
             return LOG_PROCESSORS.build({"type": "LogProcessor", "by_epoch": by_epoch, **dict(log_processor or {})})
-        return log_processor
+        return _require(log_processor, "get_log_after_iter", "log_processor")
 
 
 def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
     """Return the training loop, selected by `type`, or by `by_epoch` (default True)."""
+    cfg = as_config(cfg)
     if not hasattr(cfg, "items"):
         return cfg
     with config_path("train_cfg"):
-        cfg = dict(cfg)
-        if "type" in cfg and "by_epoch" in cfg:
-            raise ConfigError("train_cfg must have a type or by_epoch, got both; remove one of them")
-        if "type" not in cfg:
-            cfg["type"] = "EpochBasedTrainLoop" if cfg.pop("by_epoch", True) else "IterBasedTrainLoop"
-        return LOOPS.build(cfg, runner=runner, dataloader=dataloader)
+        return LOOPS.build(train_loop_config(cfg), runner=runner, dataloader=dataloader)
 
 
 def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: Any) -> Any:
@@ -162,38 +138,14 @@ def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: Any) -> Any:
     )
 
 
-def check_train_loop(cfg: Any) -> None:
-    """Check the arguments of the training loop before anything is built from the data.
-
-    Raises:
-      TypeError: unknown or missing arguments.
-    """
-    if hasattr(cfg, "items"):
-        with config_path("train_cfg"):
-            arguments = {k: v for k, v in cfg.items() if k != "by_epoch"}
-            kind = arguments.pop("type", "EpochBasedTrainLoop" if cfg.get("by_epoch", True) else "IterBasedTrainLoop")
-            entry = LOOPS.get(kind) if isinstance(kind, str) else kind
-            check_arguments(entry, {"runner": None, "dataloader": None, **arguments})
-
-
 def build_eval_loop(runner: Runner, mode: str, cfg: Any, dataloader: Any, evaluator: Any) -> Any:
     """Return the validation or test loop; `type` is optional."""
-    from jengine.evaluation import build_evaluator
-
+    cfg = as_config(cfg)
     if not hasattr(cfg, "items"):
         return cfg
-    with config_path(f"{mode}_evaluator"):
-        evaluator = build_evaluator(evaluator)
     with config_path(f"{mode}_cfg"):
         kind = {"val": "ValLoop", "test": "TestLoop"}[mode]
         return LOOPS.build({"type": kind, **dict(cfg)}, runner=runner, dataloader=dataloader, evaluator=evaluator)
-
-
-def is_epoch_based(train_cfg: Any) -> bool:
-    """Return whether the training loop of `train_cfg` counts epochs; True for a run without training."""
-    if hasattr(train_cfg, "items"):
-        return train_cfg.get("by_epoch", train_cfg.get("type") != "IterBasedTrainLoop")
-    return train_cfg is None or train_cfg.by_epoch
 
 
 def set_axis_name(axis_name: str | None, optim_wrapper: Any) -> None:
@@ -227,10 +179,7 @@ def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
     """
     if auto_scale_lr is None:
         return 1.0
-    with config_path("auto_scale_lr"):
-        cfg = dict(auto_scale_lr)
-        check_arguments(_auto_scale_lr, cfg)
-        enable, base = _auto_scale_lr(**cfg)
+    enable, base = read_auto_scale_lr(auto_scale_lr)
     if not enable:
         return 1.0
     factor = batch_size / base
@@ -248,7 +197,14 @@ def _list_wrappers(optim_wrapper: Any) -> list[Any]:
     return list(optim_wrapper.values()) if isinstance(optim_wrapper, Mapping) else [optim_wrapper]
 
 
-def _auto_scale_lr(base_batch_size: int, enable: bool = False) -> tuple[bool, int]:
-    if base_batch_size < 1:
-        raise ValueError(f"base_batch_size must be a positive number of examples, got {base_batch_size}")
+def read_auto_scale_lr(cfg: Mapping[str, Any]) -> tuple[bool, int]:
+    """Return whether learning rates are scaled, and the batch size that they are for."""
+    with config_path("auto_scale_lr"):
+        if not hasattr(cfg, "items"):
+            raise TypeError(f"`auto_scale_lr` must be a dict, got {cfg!r}")
+        check_arguments(_auto_scale_lr, dict(cfg))
+        return _auto_scale_lr(**dict(cfg))
+
+
+def _auto_scale_lr(base_batch_size: Count, enable: bool = False) -> tuple[bool, int]:
     return enable, base_batch_size

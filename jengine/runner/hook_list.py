@@ -7,7 +7,7 @@ from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.priority import Priority, get_level, get_priority, get_priority_name, to_priority
 from jengine.hooks.runner_protocol import Runner
-from jengine.registry import HOOKS
+from jengine.registry import HOOKS, as_config
 from jengine.train.scanned_step import ChunkMetrics
 
 _ITERATION_STAGES = ("before_train_iter", "after_train_iter")
@@ -35,6 +35,7 @@ class HookList:
         Raises:
           TypeError: not a hook or its config. ConfigError: both a priority and a level.
         """
+        hook = as_config(hook)
         if not isinstance(hook, Hook) and hasattr(hook, "items"):
             cfg = dict(hook)
             configured = _pop_priority(cfg)

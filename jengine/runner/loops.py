@@ -4,10 +4,11 @@ import bisect
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jax
 
+from jengine.annotations import Count, Index
 from jengine.data import BatchStream, prefetch_to_device
 from jengine.distributed import all_gather_objects, process_local_batch
 from jengine.errors import ConfigError
@@ -46,9 +47,16 @@ class TrainLoop:
         and in the stages at the end of an epoch and of a validation.
     """
 
-    by_epoch: bool
+    by_epoch: bool = True
     max_epochs: int
     max_iters: int
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not cls.by_epoch and hasattr(cls, "run_epoch"):
+            raise TypeError(
+                f"`{cls.__name__}.run_epoch` must be in a loop over epochs: a loop over iterations calls none"
+            )
 
     def __init__(
         self,
@@ -61,15 +69,12 @@ class TrainLoop:
         on_recompile: str | None,
         steps_per_call: int,
     ) -> None:
-        counts = (("val_begin", val_begin, 0), ("val_interval", val_interval, 1), ("steps_per_call", steps_per_call, 1))
-        for name, value, minimum in counts:
-            _check_count(type(self).__name__, name, value, minimum)
         self.runner = runner
         self.dataloader = dataloader
         self.val_begin = val_begin
         self.phases = phases
         self.on_recompile = check_on_recompile(on_recompile)
-        self.steps_per_call = int(steps_per_call)
+        self.steps_per_call = steps_per_call
         self.stop_training = False
         self.is_consistent = True
         self._checked_scan = False
@@ -233,19 +238,18 @@ class EpochBasedTrainLoop(TrainLoop):
         self,
         runner: Runner,
         dataloader: Any,
-        max_epochs: int,
-        val_begin: int = 1,
-        val_interval: int = 1,
-        dynamic_intervals: Sequence[tuple[int, int]] | None = None,
-        phases: Sequence[tuple[str, int]] | None = None,
-        on_recompile: str | None = None,
-        steps_per_call: int = 1,
+        max_epochs: Count,
+        val_begin: Index = 1,
+        val_interval: Count = 1,
+        dynamic_intervals: Sequence[tuple[Index, Count]] | None = None,
+        phases: Sequence[tuple[str, Count]] | None = None,
+        on_recompile: Literal["warn", "raise"] | None = None,
+        steps_per_call: Count = 1,
     ) -> None:
-        _check_count("EpochBasedTrainLoop", "max_epochs", max_epochs, 1)
         super().__init__(
             runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call
         )
-        self.max_epochs = int(max_epochs)
+        self.max_epochs = max_epochs
         self.max_iters = self.max_epochs * len(dataloader)
 
     def run(self) -> None:
@@ -254,11 +258,12 @@ class EpochBasedTrainLoop(TrainLoop):
         at_boundary = self.iter == self.epoch * len(self.dataloader)
         self._validate_before_first(self.epoch, self.max_epochs, at_boundary=at_boundary)
         while self.epoch < self.max_epochs and not self.stop_training:
-            self._run_epoch()
+            self.run_epoch()
             self._validate_if_due(self.epoch, self.max_epochs)
         self.runner.call_hook("after_train")
 
-    def _run_epoch(self) -> None:
+    def run_epoch(self) -> None:
+        """Run one epoch, or what is left of it after a resume, without validation."""
         runner, loader = self.runner, self.dataloader
         runner.call_hook("before_train_epoch")
         start = self.iter - self.epoch * len(loader)
@@ -288,19 +293,18 @@ class IterBasedTrainLoop(TrainLoop):
         self,
         runner: Runner,
         dataloader: Any,
-        max_iters: int,
-        val_begin: int = 1,
-        val_interval: int = 1000,
-        dynamic_intervals: Sequence[tuple[int, int]] | None = None,
-        phases: Sequence[tuple[str, int]] | None = None,
-        on_recompile: str | None = None,
-        steps_per_call: int = 1,
+        max_iters: Count,
+        val_begin: Index = 1,
+        val_interval: Count = 1000,
+        dynamic_intervals: Sequence[tuple[Index, Count]] | None = None,
+        phases: Sequence[tuple[str, Count]] | None = None,
+        on_recompile: Literal["warn", "raise"] | None = None,
+        steps_per_call: Count = 1,
     ) -> None:
-        _check_count("IterBasedTrainLoop", "max_iters", max_iters, 1)
         super().__init__(
             runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call
         )
-        self.max_iters = int(max_iters)
+        self.max_iters = max_iters
 
     def run(self) -> None:
         """Train to the end, and validate after each iteration at which it is due."""
@@ -456,10 +460,3 @@ def _mark_inconsistent(loop: runner_protocol.TrainLoop | None) -> Iterator[None]
     before, loop.is_consistent = loop.is_consistent, False
     yield
     loop.is_consistent = before
-
-
-def _check_count(owner: str, name: str, value: Any, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-        raise TypeError(f"{owner}: {name} must be an integer, got {value!r}")
-    if value < minimum:
-        raise ValueError(f"{owner}: {name} must be at least {minimum}, got {value}")

@@ -1,15 +1,12 @@
 """Preview the schedules of a config: every hyperparameter of the optimizer over the whole run, without the model."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.data import build_dataloader
 from jengine.errors import ConfigError, config_path
-from jengine.optim import OptimWrapper
 from jengine.optim.schedules import build_param_schedulers, flatten_schedulers
-from jengine.registry import OPTIM_WRAPPERS
-from jengine.runner.build import is_epoch_based
+from jengine.runner.check import is_epoch_based, train_loop_config, wrappers_without_params
 
 Curves = dict[str, list[float]]
 
@@ -35,14 +32,14 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
     for section in ("train_cfg", "optim_wrapper"):
         if cfg.get(section) is None:
             raise ConfigError(f"the config must have {section} to have schedules, got no {section}")
-    train_cfg = cfg["train_cfg"]
+    train_cfg = train_loop_config(cfg["train_cfg"])
     by_epoch = is_epoch_based(train_cfg)
     if epoch_length is None and (by_epoch or _needs_epoch_length(cfg.get("param_scheduler"))):
         with config_path("train_dataloader"):
             epoch_length = len(build_dataloader(cfg["train_dataloader"], train=True))
     max_epochs = train_cfg["max_epochs"] if by_epoch else 1
     max_iters = max_epochs * (epoch_length or 0) if by_epoch else train_cfg["max_iters"]
-    wrappers = _build_wrappers(cfg["optim_wrapper"])
+    wrappers = wrappers_without_params(cfg["optim_wrapper"])
     has_several = list(wrappers) != [""]
     schedulers = build_param_schedulers(
         cfg.get("param_scheduler"),
@@ -78,28 +75,6 @@ def _select_hyperparams(group: Mapping[str, Any]) -> dict[str, float]:
     scalars = {k: float(v) for k, v in group.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     betas = {f"beta{i}": float(beta) for i, beta in enumerate(group.get("betas", ()), 1)}
     return {k: v for k, v in {**scalars, **betas}.items() if not k.startswith("initial_") and k != "eps"}
-
-
-def _build_wrappers(cfg: Any) -> dict[str, Any]:
-    """Return the wrappers of a config by name, without parameters; a single one has the name ''."""
-    if not hasattr(cfg, "items"):
-        return {"": copy.deepcopy(cfg) if isinstance(cfg, OptimWrapper) else OptimWrapper(cfg)}
-    with config_path("optim_wrapper"):
-        if "optimizer" in cfg:
-            return {"": _build_wrapper(cfg)}
-        wrappers = {}
-        for name, wrapper_cfg in cfg.items():
-            if hasattr(wrapper_cfg, "items"):
-                with config_path(name):
-                    wrappers[name] = _build_wrapper(wrapper_cfg)
-        if not wrappers:
-            raise ConfigError(f"an optimizer wrapper must have an 'optimizer', got only {sorted(cfg)}")
-        return wrappers
-
-
-def _build_wrapper(cfg: Mapping[str, Any]) -> Any:
-    model_related = ("paramwise_cfg", "constructor", "modules", "_delete_")
-    return OPTIM_WRAPPERS.build({"type": "OptimWrapper", **{k: v for k, v in cfg.items() if k not in model_related}})
 
 
 def _needs_epoch_length(cfg: Any) -> bool:

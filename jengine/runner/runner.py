@@ -8,15 +8,16 @@ from typing import Any
 
 import jax
 
+from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer, WorkDirLock
 from jengine.config import check_keys, dump_config, resolve, write_config
 from jengine.distributed import ShutdownConsensus, assert_equal_across_processes, get_processes
-from jengine.errors import ConfigError
+from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook, Priority
 from jengine.hooks.runner_protocol import MaybeNone
-from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, build_logger
+from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, build_logger, parse_level
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.runner import build, bundle, report
+from jengine.runner import build, bundle, check, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.failures import close, closing, handle_failure, is_consistent, recreate_work_dir
@@ -35,6 +36,7 @@ from jengine.train.scanned_step import ChunkMetrics
 PyTree = Any
 
 
+@functools.partial(checked, owner="")
 class Runner:
     """Train, validate and test a model, with hooks around one compiled step.
 
@@ -103,21 +105,24 @@ class Runner:
         precision: Any = None,
         log_processor: Any = None,
         visualizer: Any = None,
-        randomness: Mapping[str, Any] | None = None,
+        randomness: Mapping[str, int | None] | None = None,
         auto_scale_lr: Any = None,
         experiment_name: str | None = None,
         cfg: Any = None,
         log_level: int | str = "INFO",
         resume_policy: Mapping[str, Any] | None = None,
     ) -> None:
-        self._sections = dict(
+        sections = dict(
             train_dataloader=train_dataloader, train_cfg=train_cfg, optim_wrapper=optim_wrapper,
             val_dataloader=val_dataloader, val_cfg=val_cfg, val_evaluator=val_evaluator,
             test_dataloader=test_dataloader, test_cfg=test_cfg, test_evaluator=test_evaluator,
             param_scheduler=param_scheduler, auto_scale_lr=auto_scale_lr,
         )  # fmt: skip
-        build.check_sections(self._sections)
-        build.check_train_loop(train_cfg)
+        self._sections, schedulers = check.check_sections(sections)
+        with config_path("log_level"):
+            level = parse_level(log_level)
+        if auto_scale_lr is not None:
+            build.read_auto_scale_lr(auto_scale_lr)
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = resolve(cfg) if cfg is not None else {}
         self.cfg_text = dump_config(self.cfg) if cfg is not None else ""
@@ -131,10 +136,11 @@ class Runner:
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
         self.model = build.build_model(model, precision)
         self.hook_list = build.build_hooks(default_hooks, custom_hooks)
+        check.check_names(self.hooks, schedulers, self._sections)
         self._directories = build.list_directories(self.hook_list, self.work_dir)
         self._locks = [WorkDirLock(directory) for directory in self._directories]
-        self.log_processor = build.build_log_processor(log_processor, by_epoch=build.is_epoch_based(train_cfg))
-        self._open_logs(log_level, visualizer)
+        self.log_processor = build.build_log_processor(log_processor, by_epoch=check.is_epoch_based(train_cfg))
+        self._open_logs(level, visualizer)
 
         self.state: TrainState | MaybeNone = None
         self.train_loop: Any = None
@@ -174,7 +180,8 @@ class Runner:
         self.configured_seed = identity.configured_seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
 
-    def _open_logs(self, level: int | str, visualizer: Any) -> None:
+    def _open_logs(self, level: int, visualizer: Any) -> None:
+        self.visualizer = build.build_visualizer(visualizer, self.log_dir)
         try:
             os.makedirs(self.log_dir, exist_ok=True)
             self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=level)
@@ -183,7 +190,6 @@ class Runner:
         self.log_writer = AsyncWriter()
         self.message_hub = MessageHub.new_instance(self.experiment_name)
         self.message_hub.before_read = self.log_writer.flush
-        self.visualizer = build.build_visualizer(visualizer, self.log_dir)
         if self.cfg and self.is_main_process:
             write_config(self.cfg, os.path.join(self.work_dir, "config.py"))
             self.visualizer.add_config(self.cfg_text)

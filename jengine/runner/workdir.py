@@ -123,11 +123,10 @@ def _parse_load_from(load_from: Any, checksums: bool) -> LoadFrom | None:
         return None
     with config_path("load_from"):
         options = dict(load_from.items()) if hasattr(load_from, "items") else {"path": load_from}
+        if "path" in options:
+            options["path"] = str(checkpoint.find_checkpoint(options["path"], checksums=checksums))
         check_arguments(LoadFrom, options)
-        rename = [(str(old), str(new)) for old, new in options.pop("rename", ())]
-        return LoadFrom(
-            path=str(checkpoint.find_checkpoint(options.pop("path"), checksums=checksums)), rename=rename, **options
-        )
+        return LoadFrom(**options)
 
 
 def _check_work_dir(work_dir: str) -> None:

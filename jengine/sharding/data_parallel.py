@@ -10,14 +10,15 @@ A replica is one device, or several over which XLA shards parameters and example
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from jengine import paths
-from jengine.errors import ConfigError, closest
+from jengine.annotations import Count, Index
+from jengine.errors import ConfigError
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import build_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
@@ -27,7 +28,6 @@ from jengine.sharding.replica_axis import AXIS, is_per_replica, map_per_replica
 PyTree = Any
 
 _PER_REPLICA = PartitionSpec(AXIS)
-_IMPLS = ("shard_map", "pmap")
 
 
 @STRATEGIES.register_module(name="Replica")  # its former name, in existing configs
@@ -54,18 +54,14 @@ class DataParallel(MeshStrategy):
 
     def __init__(
         self,
-        impl: str = "shard_map",
+        impl: Literal["shard_map", "pmap"] = "shard_map",
         mesh: Mesh | Mapping[str, int] | None = None,
         rules: Sequence[tuple[str, Sequence[Axis]]] = (),
         logical_axes: Mapping[str, Axis] | None = None,
-        fsdp_min_size: int = 2**18,
+        fsdp_min_size: Index = 2**18,
         strict: bool = False,
-        devices: int | None = None,
+        devices: Count | None = None,
     ) -> None:
-        if impl not in _IMPLS:
-            raise ConfigError(
-                f"DataParallel: impl must be 'shard_map' or 'pmap', got {impl!r}{closest(str(impl), _IMPLS)}"
-            )
         self.impl = impl
         built = build_mesh(mesh, devices)
         sizes = dict(built.shape)

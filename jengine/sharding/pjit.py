@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from jengine.annotations import Count, Index
 from jengine.registry import STRATEGIES
 from jengine.sharding.mesh import build_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
@@ -41,9 +42,9 @@ class Pjit(MeshStrategy):
         mesh: Mesh | Mapping[str, int] | None = None,
         rules: Sequence[tuple[str, Sequence[Axis]]] = (),
         logical_axes: Mapping[str, Axis] | None = None,
-        fsdp_min_size: int = 2**18,
+        fsdp_min_size: Index = 2**18,
         strict: bool = False,
-        devices: int | None = None,
+        devices: Count | None = None,
     ) -> None:
         super().__init__(Placement(build_mesh(mesh, devices), rules, logical_axes, fsdp_min_size, strict))
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import jax
 
+from jengine.annotations import Index
 from jengine.registry import STRATEGIES
 
 PyTree = Any
@@ -77,7 +78,7 @@ class SingleDevice:
     axis_name: str | None = None
     replicas: int | None = None
 
-    def __init__(self, device: int = 0) -> None:
+    def __init__(self, device: Index = 0) -> None:
         devices = jax.local_devices()
         if not 0 <= device < len(devices):
             raise ValueError(f"SingleDevice: device must be an index of the {len(devices)} local devices, got {device}")

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.annotations import Count, Fraction
 from jengine.errors import closest
 from jengine.logging import print_log
 from jengine.registry import VISUALIZERS
@@ -49,14 +50,10 @@ class LocalVisualizer(Visualizer):
         name: str = "visualizer",
         classes: Sequence[str] | None = None,
         palette: Sequence[Color] | None = None,
-        alpha: float = 0.8,
-        zoom: int = 1,
+        alpha: Fraction = 0.8,
+        zoom: Count = 1,
     ) -> None:
         super().__init__(vis_backends, save_dir, name)
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"LocalVisualizer: `alpha` must be in [0, 1], got {alpha}")
-        if zoom < 1:
-            raise ValueError(f"LocalVisualizer: `zoom` must be at least 1, got {zoom}")
         self.alpha = alpha
         self.zoom = zoom
         self._classes = classes

@@ -49,10 +49,6 @@ class Visualizer:
         self._lock = threading.RLock()  # log lines are written in a background thread
         if vis_backends is None:
             vis_backends = [] if save_dir is None else [{"type": "LocalVisBackend"}]
-        if not isinstance(vis_backends, list | tuple):
-            raise TypeError(
-                f"`vis_backends` must be a list of backends, got {type(vis_backends).__name__}: {vis_backends!r}"
-            )
         defaults = {} if save_dir is None else {"save_dir": str(pathlib.Path(save_dir) / "vis_data")}
         for index, backend in enumerate(vis_backends):
             with config_path("vis_backends", index):

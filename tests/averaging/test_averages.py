@@ -155,14 +155,38 @@ def test_averages_run_under_scan_vmap_and_shard_map():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: ExponentialMovingAverage(momentum=0.0), ArgumentError, r"momentum must be in \(0, 1\), got 0.0"),
-        (lambda: ExponentialMovingAverage(momentum=1.0), ArgumentError, r"momentum must be in \(0, 1\), got 1.0"),
-        (lambda: CosineEMA(end_momentum=1.0), ArgumentError, r"end_momentum must be in \[0, 1\), got 1.0"),
-        (lambda: CosineEMA(total_steps=0), ArgumentError, "total_steps must be at least 1, got 0"),
-        (lambda: MomentumAnnealingEMA(gamma=0), ArgumentError, "MomentumAnnealingEMA: gamma must be positive, got 0"),
-        (lambda: ExpMomentumEMA(gamma=-1), ArgumentError, "ExpMomentumEMA: gamma must be positive, got -1"),
-        (lambda: StochasticWeightAverage(interval=0), ArgumentError, "interval must be at least 1, got 0"),
-        (lambda: StochasticWeightAverage(interval=1.5), TypeError, "interval must be an integer, got 1.5"),
+        (
+            lambda: ExponentialMovingAverage(momentum=0.0),
+            ArgumentError,
+            r"momentum` must be a number in \(0, 1\), got 0.0",
+        ),
+        (
+            lambda: ExponentialMovingAverage(momentum=1.0),
+            ArgumentError,
+            r"momentum` must be a number in \(0, 1\), got 1.0",
+        ),
+        (lambda: CosineEMA(end_momentum=1.0), ArgumentError, r"end_momentum` must be a number in \[0, 1\), got 1.0"),
+        (
+            lambda: CosineEMA(total_steps=0),
+            ArgumentError,
+            "total_steps` must be an integer of at least 1 or None, got 0",
+        ),
+        (
+            lambda: MomentumAnnealingEMA(gamma=0),
+            ArgumentError,
+            "MomentumAnnealingEMA.gamma` must be a number above 0, got 0",
+        ),
+        (lambda: ExpMomentumEMA(gamma=-1), ArgumentError, "ExpMomentumEMA.gamma` must be a number above 0, got -1"),
+        (
+            lambda: StochasticWeightAverage(interval=0),
+            ArgumentError,
+            "interval` must be an integer of at least 1, got 0",
+        ),
+        (
+            lambda: StochasticWeightAverage(interval=1.5),
+            TypeError,
+            "interval` must be an integer of at least 1, got 1.5",
+        ),
         (lambda: AVERAGES.get("ExponentialMovingAvg"), KeyError, "did you mean 'ExponentialMovingAverage'"),
     ],
 )

@@ -117,7 +117,7 @@ def test_the_split_of_the_digits_is_fixed():
 
 
 def test_an_unknown_split_is_refused():
-    with pytest.raises(ValueError, match="split must be 'train' or 'test', got 'val'"):
+    with pytest.raises(ValueError, match="split` must be 'train' or 'test', got 'val'"):
         DATASETS.build({"type": "Digits", "split": "val"})
 
 

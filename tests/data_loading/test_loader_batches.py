@@ -250,12 +250,16 @@ def test_samplers_and_datasets_pickle_for_worker_processes():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
-        ({"batch_size": 2.5}, TypeError, "batch_size must be an integer, got 2.5"),
-        ({"batch_size": 2, "num_workers": -1}, ValueError, "num_workers must be at least 0, got -1"),
+        ({"batch_size": 0}, ValueError, "batch_size` must be an integer of at least 1, got 0"),
+        ({"batch_size": 2.5}, TypeError, "batch_size` must be an integer of at least 1, got 2.5"),
+        ({"batch_size": 2, "num_workers": -1}, ValueError, "num_workers` must be an integer of at least 0, got -1"),
         ({"batch_size": 9, "drop_last": True}, ValueError, "at least one batch: got 8 samples .* batch_size 9"),
-        ({"batch_size": 2, "num_batch_per_epoch": 0}, ValueError, "num_batch_per_epoch must be at least 1"),
-        ({"batch_size": 2, "collate_fn": {"type": "x"}}, TypeError, "collate_fn must be a function"),
+        (
+            {"batch_size": 2, "num_batch_per_epoch": 0},
+            ValueError,
+            "num_batch_per_epoch` must be an integer of at least 1",
+        ),
+        ({"batch_size": 2, "collate_fn": {"type": "x"}}, TypeError, "collate_fn` must be a function"),
         ({"batch_size": 2, "sampler": 3}, TypeError, "a sampler must be an iterable of indices with a length, got int"),
     ],
 )

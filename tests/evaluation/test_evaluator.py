@@ -164,7 +164,7 @@ def test_results_that_are_not_numbers_are_returned_unchanged():
     [
         ([], ValueError, "an evaluator must have at least one metric, got none", None),
         (3, TypeError, "a metric must be a BaseMetric or a dict with a 'type', got int", None),
-        ({"metrics": "Accuracy"}, TypeError, "a metric must be .* got str: 'Accuracy'", "metrics"),
+        ({"metrics": "Acuracy"}, KeyError, "did you mean 'Accuracy'", "metrics.type"),
         ({"metrics": [{"type": "Acuracy"}]}, KeyError, "did you mean 'Accuracy'", "metrics[0].type"),
         ([{"type": "Acuracy"}], KeyError, "did you mean 'Accuracy'", "[0].type"),
         (

@@ -57,7 +57,9 @@ def test_minus_infinity_is_a_valid_logit():
 
 @pytest.mark.parametrize("topk", [0, (), (1, 1), (5, -1)])
 def test_accuracy_rejects_an_illegal_topk(topk):
-    with pytest.raises(ValueError, match="`topk` must be one or more distinct integers of at least 1, got"):
+    with pytest.raises(
+        ValueError, match=r"topk(\[1\])?` must be (one or more distinct integers|an integer of at least 1)"
+    ):
         Accuracy(topk=topk)
 
 
@@ -154,7 +156,7 @@ def test_the_loss_can_be_a_config():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"loss": 3}, TypeError, "`loss` must be a function"),
+        ({"loss": 3}, TypeError, "loss` must be a function or a dict, got"),
         ({"loss": abs, "parts": ("loss",)}, ValueError, "must not contain 'loss', the name of the total"),
         ({"loss": abs, "parts": ("a", "b")}, ValueError, "`parts` must have a name that contains 'loss'"),
     ],

@@ -106,10 +106,10 @@ def test_a_loop_that_cannot_be_stopped_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (dict(monitor="acc", rule="bigger"), ValueError, "rule must be 'greater' or 'less', got 'bigger'"),
+        (dict(monitor="acc", rule="bigger"), ValueError, "rule` must be 'greater' or 'less' or None, got 'bigger'"),
         (dict(monitor="perplexity"), ValueError, "cannot infer from the name .*; pass rule="),
-        (dict(monitor="acc", patience=0), ValueError, "patience must be at least 1, got 0"),
-        (dict(monitor="acc", patience=1.5), TypeError, "patience must be an integer, got 1.5"),
+        (dict(monitor="acc", patience=0), ValueError, "patience` must be an integer of at least 1, got 0"),
+        (dict(monitor="acc", patience=1.5), TypeError, "patience` must be an integer of at least 1, got 1.5"),
         (dict(), TypeError, "needs the argument 'monitor'"),
         (dict(monitor="acc", patient=1), TypeError, "did you mean 'patience'?"),
     ],

@@ -227,17 +227,17 @@ def test_arguments_reach_the_average():
     [
         (dict(begin_iter=1, begin_epoch=1), AssertionError, "one of begin_iter and begin_epoch must be 0, got 1 and 1"),
         (dict(start_iters=1, begin_epoch=1), AssertionError, "must be 0, got 1 and 1"),
-        (dict(begin_iter=-1), AssertionError, "begin_iter must be at least 0, got -1"),
-        (dict(begin_epoch=-1), AssertionError, "begin_epoch must be at least 0, got -1"),
+        (dict(begin_iter=-1), AssertionError, "begin_iter` must be an integer of at least 0, got -1"),
+        (dict(begin_epoch=-1), AssertionError, "begin_epoch` must be an integer of at least 0, got -1"),
         (dict(begin_iter=1, start_iters=2), ValueError, "one of start_iters and begin_iter, its other name, must be left out, got 2 and 1"),
-        (dict(begin_iter=1.5), TypeError, "begin_iter must be an integer, got 1.5"),
-        (dict(count_by="updates"), ValueError, "count_by must be 'iter' or 'update', got 'updates'; did you mean 'update'?"),
+        (dict(begin_iter=1.5), TypeError, "begin_iter` must be an integer of at least 0, got 1.5"),
+        (dict(count_by="updates"), ValueError, "count_by` must be 'iter' or 'update', got 'updates'; did you mean 'update'?"),
         (dict(ema_type="ExponentialMovingAverag"), KeyError, "did you mean 'ExponentialMovingAverage'?"),
         (dict(ema_type=dict), TypeError, "ema_type must be an average"),
         (dict(momentun=0.1), TypeError, "neither EMAHook nor ExponentialMovingAverage .* did you mean 'momentum'?"),
         (dict(begin_iters=5), TypeError, "did you mean 'begin_iter'?"),
         (dict(gamma=10), TypeError, "neither EMAHook nor ExponentialMovingAverage has an argument 'gamma'"),
-        (dict(momentum=2.0), AssertionError, r"momentum must be in \(0, 1\), got 2.0"),
+        (dict(momentum=2.0), AssertionError, r"momentum` must be a number in \(0, 1\), got 2.0"),
     ],
 )  # fmt: skip
 def test_invalid_arguments_are_refused_with_the_legal_values(arguments, error, message):

@@ -319,7 +319,7 @@ def test_the_path_of_each_trace_is_passed_on(trace_calls, caplog):
         ),
         (dict(on_trace_ready=dict(type="log_trace")), ValueError, "got the type 'log_trace'"),
         (dict(on_trace_ready=dict(type="tb_trace", dirname="x")), ValueError, "did you mean 'dir_name'"),
-        (dict(on_trace_ready=3), TypeError, "on_trace_ready must be a function or a dict, got 3"),
+        (dict(on_trace_ready=3), TypeError, "on_trace_ready` must be a function or a dict or None, got 3"),
         (dict(with_stack=True), TypeError, "with_stack"),
     ],
 )
@@ -336,8 +336,8 @@ def test_a_profile_longer_than_the_run_is_refused():
 @pytest.mark.parametrize(
     ("cfg", "error", "message"),
     [
-        (dict(type="WarmupParamHook", param_name="a", value=1.0, warmup_epochs=0), ValueError, "a positive number of epochs"),
-        (dict(type="PreciseBNHook", num_samples=0), ValueError, "num_samples must be an integer of at least 1"),
+        (dict(type="WarmupParamHook", param_name="a", value=1.0, warmup_epochs=0), ValueError, "warmup_epochs` must be a number above 0, got 0"),
+        (dict(type="PreciseBNHook", num_samples=0), ValueError, "num_samples` must be an integer of at least 1"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=0)]), ValueError, "action_epoch must be an integer of at least 1"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, los=1)]), ValueError, "did you mean 'loss'"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, loss=1)] * 2), ValueError, "each action_epoch must occur once, got 2 twice"),
@@ -347,9 +347,9 @@ def test_a_profile_longer_than_the_run_is_refused():
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=dict(augments=[max], probs=[2]))]), ValueError, "a sum of at most 1, one for each augmentation, got \\[2\\]"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, batch_augments=3)]), TypeError, "an augmentation must be a function"),
         (dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, train_pipeline="Flip")]), TypeError, "a pipeline must be a list of transforms"),
-        (dict(type="PipelineSwitchHook", switch_epoch=-1, switch_pipeline=[]), ValueError, "switch_epoch must be an integer of at least 0, got -1"),
+        (dict(type="PipelineSwitchHook", switch_epoch=-1, switch_pipeline=[]), ValueError, "switch_epoch` must be an integer of at least 0, got -1"),
         (dict(type="PipelineSwitchHook", switch_epoch=1, switch_pipeline=[3]), TypeError, "a transform must be a function of a sample"),
-        (dict(type="NaiveVisualizationHook", interval=0), ValueError, "interval must be an integer of at least 1"),
+        (dict(type="NaiveVisualizationHook", interval=0), ValueError, "interval` must be an integer of at least 1"),
         (dict(type="MeanTeacherHook", momentum=2.0), AssertionError, "momentum"),
     ],
 )  # fmt: skip

@@ -323,10 +323,10 @@ def test_custom_cfg_is_not_modified():
             [{"data_src": "a", "method_name": "max", "window_size": []}],
             True,
             TypeError,
-            "an int or 'epoch' or 'global'",
+            "an integer of at least 1 or 'epoch' or 'global'",
         ),
-        ([{"data_src": "a", "method_name": "max", "window_size": "all"}], True, TypeError, "got 'all'"),
-        ([{"data_src": "a", "method_name": "max", "window_size": 0}], True, ValueError, "at least 1, got 0"),
+        ([{"data_src": "a", "method_name": "max", "window_size": "all"}], True, ValueError, "got 'all'"),
+        ([{"data_src": "a", "method_name": "max", "window_size": 0}], True, ValueError, "'epoch' or 'global', got 0"),
         ([{"data_src": "a", "method_name": "maxx"}], True, KeyError, "did you mean 'max'"),
         (
             [{"data_src": "a", "method_name": "max", "window": 3}],
@@ -344,7 +344,7 @@ def test_invalid_custom_cfg_is_rejected_with_its_config_path(entries, by_epoch, 
 
 @pytest.mark.parametrize(("window", "error"), [(0, ValueError), ("epoch", TypeError), (2.5, TypeError)])
 def test_window_size_must_be_a_positive_int(window, error):
-    with pytest.raises(error, match="`window_size` must be"):
+    with pytest.raises(error, match="window_size` must be"):
         LogProcessor(window_size=window)
 
 

@@ -186,7 +186,7 @@ def test_cross_entropy_matches_a_hand_computed_value():
     smooth = CrossEntropy(label_smoothing=0.3)(logits, {"label": jnp.array([0])})["loss"]
     np.testing.assert_allclose(plain, -np.log(0.7), rtol=1e-6)
     np.testing.assert_allclose(smooth, -(0.8 * np.log(0.7) + 0.1 * np.log(0.2) + 0.1 * np.log(0.1)), rtol=1e-6)
-    with pytest.raises(ValueError, match=r"must be in \[0, 1\), got 1.0"):
+    with pytest.raises(ValueError, match=r"must be a number in \[0, 1\), got 1.0"):
         CrossEntropy(label_smoothing=1.0)
 
 

@@ -67,7 +67,7 @@ def test_norm_is_over_all_parameters_and_computed_after_unscaling():
         ({"max_norm": -1}, ValueError, "max_norm` must be a number of at least 0, got -1"),
         ({"max_norm": 1, "norm_type": 0}, ValueError, "norm_type"),
         ({"max_norm": 1, "error_if_nonfinite": True}, ValueError, "CheckInvalidLossHook"),
-        (1.0, TypeError, "`clip_grad` must be a dict or None, got float"),
+        (1.0, TypeError, "clip_grad` must be a dict or None, got 1.0"),
     ],
 )
 def test_invalid_clip_grad(clip_grad, error, message):

@@ -192,7 +192,9 @@ TORCH_NAMES = (
 @pytest.mark.parametrize("name", [*TORCH_NAMES, "adamw", "sgd", "muon"])
 def test_negative_learning_rate_is_rejected_by_every_optimizer(name):
     lr = "learning_rate" if name.islower() else "lr"
-    with pytest.raises(ValueError, match=f"{name}: lr must be at least 0, got -0.1"):
+    with pytest.raises(
+        ValueError, match=rf"`{name}\.(lr|learning_rate)` must be a number of at least 0( or None)?, got -0.1"
+    ):
         OPTIMIZERS.build({"type": name, lr: -0.1})
 
 
@@ -201,13 +203,13 @@ def test_negative_learning_rate_is_rejected_by_every_optimizer(name):
     [
         ({"type": "SGD", "nesterov": True}, "nesterov must have momentum above 0"),
         ({"type": "SGD", "nesterov": True, "momentum": 0.9, "dampening": 0.1}, "dampening 0"),
-        ({"type": "Adam", "betas": (0.9, 1.0)}, r"betas\[1\] must be in \[0, 1\), got 1.0"),
-        ({"type": "AdamW", "betas": 0.9}, "betas must be 2 numbers, got 0.9"),
-        ({"type": "Rprop", "etas": (1.5, 1.2)}, "etas must be"),
-        ({"type": "Adafactor", "eps": (None, -1.0)}, "eps must be"),
-        ({"type": "Muon", "adjust_lr_fn": "foo"}, "adjust_lr_fn must be"),
-        ({"type": "Muon", "ns_coefficients": (1.0,)}, "ns_coefficients must be 3 numbers, got"),
-        ({"type": "Muon", "ns_steps": 0}, "ns_steps must be 1 to 99, got 0"),
+        ({"type": "Adam", "betas": (0.9, 1.0)}, r"betas\[1\]` must be a number in \[0, 1\), got 1.0"),
+        ({"type": "AdamW", "betas": (0.9,)}, r"betas` must be a list of 2 items .*, got \(0.9,\)"),
+        ({"type": "Rprop", "etas": (1.5, 1.2)}, r"etas\[0\]` must be a number in \(0, 1\)"),
+        ({"type": "Adafactor", "eps": (None, -1.0)}, r"eps\[1\]` must be a number of at least 0"),
+        ({"type": "Muon", "adjust_lr_fn": "foo"}, "adjust_lr_fn` must be 'original' or 'match_rms_adamw' or None"),
+        ({"type": "Muon", "ns_coefficients": (1.0,)}, "ns_coefficients` must be a list of 3 items"),
+        ({"type": "Muon", "ns_steps": 0}, r"ns_steps` must be an integer in \[1, 100\), got 0"),
         ({"type": "LBFGS", "lr": 1.0}, "LBFGS evaluates the loss several times"),
         ({"type": "SparseAdam"}, "use Adam"),
     ],
@@ -218,7 +220,7 @@ def test_settings_outside_their_range(cfg, message):
 
 
 def test_learning_rate_must_be_a_number():
-    with pytest.raises(TypeError, match="lr must be a number, got str"):
+    with pytest.raises(TypeError, match="lr` must be a number of at least 0, got '0.1'"):
         OPTIMIZERS.build({"type": "SGD", "lr": "0.1"})
     with pytest.raises(TypeError, match="put it into param_scheduler"):
         OPTIMIZERS.build({"type": "adamw", "learning_rate": optax.constant_schedule(0.1)})

@@ -69,5 +69,5 @@ def test_a_foreign_loader_sets_it_by_its_attribute(make_runner):
 
 
 def test_a_number_below_zero_is_refused():
-    with pytest.raises(ValueError, match="device_prefetch must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="device_prefetch` must be an integer of at least 0, got -1"):
         DataLoader([1], batch_size=1, device_prefetch=-1)

@@ -227,7 +227,7 @@ def test_hooks_that_limit_chunks_to_one_step_are_named_once(train):
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, True, "many"])
 def test_an_invalid_number_of_steps_is_refused(make_runner, value):
-    with pytest.raises((TypeError, ValueError), match="steps_per_call must be"):
+    with pytest.raises((TypeError, ValueError), match="steps_per_call` must be"):
         make_runner(train_cfg=dict(by_epoch=True, max_epochs=1, steps_per_call=value)).train()
 
 

@@ -102,7 +102,7 @@ def test_the_hook_table_lists_the_defaults_in_order(make_runner):
     [
         (dict(custom_hooks=[dict(type="ChekpointHook")]), KeyError, "did you mean 'CheckpointHook'", "custom_hooks[0].type"),
         (dict(custom_hooks=[dict(type="IterTimerHook", priority=101)]), ValueError, "got 101", "custom_hooks[0]"),
-        (dict(default_hooks=dict(logger=dict(type="LoggerHook", interval=0))), ValueError, "positive", "default_hooks.logger"),
+        (dict(default_hooks=dict(logger=dict(type="LoggerHook", interval=0))), ValueError, "logger.interval` must be an integer of at least 1", "default_hooks.logger"),
         (dict(default_hooks=dict(logger=dict(type="LoggerHook", interval=2.0))), TypeError, "an integer", "default_hooks.logger"),
         (dict(default_hooks=dict(timer=dict(type="IterTimerHook", blok=True))), TypeError, "did you mean 'block'", "default_hooks.timer"),
         (dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=0))), ValueError, "interval", "default_hooks.checkpoint"),

@@ -135,11 +135,11 @@ def test_the_last_validation_batch_is_padded_and_does_not_count(make_runner):
     ("changes", "error", "message", "path"),
     [
         (dict(train_cfg=dict(max_epochs=0)), ValueError, "at least 1, got 0", "train_cfg"),
-        (dict(train_cfg=dict(max_epochs=2, val_interval=0)), ValueError, "val_interval must be at least 1", "train_cfg"),
+        (dict(train_cfg=dict(max_epochs=2, val_interval=0)), ValueError, "val_interval` must be an integer of at least 1", "train_cfg"),
         (dict(train_cfg=dict(max_epoch=2)), TypeError, "no argument 'max_epoch'; did you mean 'max_epochs'", "train_cfg"),
-        (dict(train_cfg=dict(by_epoch=False, max_epochs=2)), TypeError, "no argument 'max_epochs'", "train_cfg"),
+        (dict(train_cfg=dict(by_epoch=False, max_epochs=2)), ConfigError, "by_epoch` must be True with max_epochs, got False", "train_cfg"),
         (dict(train_cfg=dict(type="EpochBasedTrainLoop", by_epoch=True, max_epochs=2)), ConfigError, "remove one", "train_cfg"),
-        (dict(train_cfg=dict(max_epochs=2.5)), TypeError, "an integer, got 2.5", "train_cfg"),
+        (dict(train_cfg=dict(max_epochs=2.5)), TypeError, "an integer of at least 1, got 2.5", "train_cfg"),
         (dict(optim_wrapper=dict(optimizer=(dict(type="SGD", lr=1.0),))), TypeError, "comma", "optim_wrapper.optimizer"),
         (dict(optim_wrapper=dict(optimizer=dict(type="SDG", lr=1.0))), KeyError, "did you mean 'SGD'", "optim_wrapper.optimizer.type"),
         (dict(optim_wrapper=dict(optimizer=dict(type="SGD", lrr=1.0))), TypeError, "did you mean 'lr'", "optim_wrapper.optimizer"),
@@ -167,7 +167,7 @@ def test_an_invalid_section_is_refused_with_its_path_before_any_compilation(
 def test_an_incomplete_section_is_refused(make_runner, tmp_path):
     with pytest.raises(ConfigError, match="val sections must be complete or absent, got .* without val_evaluator"):
         make_runner(val_evaluator=None)
-    with pytest.raises(ConfigError, match="needs an optim_wrapper"):
+    with pytest.raises(ConfigError, match="`optim_wrapper` must be given with param_scheduler"):
         make_runner(train_dataloader=None, train_cfg=None, optim_wrapper=None, param_scheduler=[])
     assert not (tmp_path / "run").exists()
 

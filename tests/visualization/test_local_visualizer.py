@@ -133,9 +133,9 @@ def test_invalid_samples_and_settings_are_rejected(visualizer):
         visualizer.draw(np.zeros((1, 1), np.uint8), {"gt_instances": {"bbox": np.zeros((1, 4))}})
     with pytest.raises(ValueError, match="`labels` must have the size of the image"):
         visualizer.draw(np.zeros((1, 1), np.uint8), {"gt_sem_seg": np.zeros((2, 1), int)})
-    with pytest.raises(ValueError, match="`alpha` must be in"):
+    with pytest.raises(ValueError, match="alpha` must be a number in"):
         LocalVisualizer(alpha=2)
-    with pytest.raises(ValueError, match="`zoom` must be at least 1"):
+    with pytest.raises(ValueError, match="zoom` must be an integer of at least 1"):
         LocalVisualizer(zoom=0)
 
 

@@ -112,7 +112,7 @@ def test_errors_for_unknown_names_suggest_the_closest(tmp_path):
 
 
 def test_single_backend_instead_of_a_list_is_rejected(tmp_path):
-    with pytest.raises(TypeError, match="`vis_backends` must be a list of backends, got dict"):
+    with pytest.raises(TypeError, match="vis_backends` must be a list or None, got"):
         Visualizer({"type": "LocalVisBackend"}, save_dir=tmp_path)
 
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from jengine.annotations import Count
 from jengine.contrib.imix.hook_base import HookBase
-from jengine.errors import ConfigError
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 
@@ -29,17 +29,10 @@ class CheckPointHook(HookBase):
     def __init__(
         self,
         prefix: str | None = None,
-        iter_period: int | None = None,
-        epoch_period: int = 1,
-        max_num_checkpoints: int | None = None,
+        iter_period: Count | None = None,
+        epoch_period: Count = 1,
+        max_num_checkpoints: Count | None = None,
     ) -> None:
-        for name, value in (
-            ("iter_period", iter_period),
-            ("epoch_period", epoch_period),
-            ("max_num_checkpoints", max_num_checkpoints),
-        ):
-            if value is not None and value < 1:
-                raise ConfigError(f"CheckPointHook: `{name}` must be at least 1, got {value}")
         self.prefix = prefix
         self.iter_period = iter_period
         self.epoch_period = epoch_period

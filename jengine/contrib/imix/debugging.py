@@ -58,10 +58,6 @@ class AutogradProfilerHook(HookBase):
     def __init__(
         self, enable_predicate: Callable[[Any], bool], output_dir: str | os.PathLike[str], *, use_cuda: bool = True
     ) -> None:
-        if not callable(enable_predicate):
-            raise TypeError(
-                f"AutogradProfilerHook: `enable_predicate` must be a function of the trainer, got {enable_predicate!r}"
-            )
         self.enable_predicate = enable_predicate
         self.output_dir = output_dir
         self._tracing = False

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jengine.annotations import Decay
 from jengine.contrib.imix.hook_base import HookBase
 from jengine.errors import ConfigError
 from jengine.registry import HOOKS
@@ -36,9 +37,7 @@ class EMAIterHook(HookBase):
       ConfigError: `decay` is outside that range.
     """
 
-    def __init__(self, decay: float = 0.9999) -> None:
-        if not 0 <= decay < 1:
-            raise ConfigError(f"EMAIterHook: `decay` must be in [0, 1), got {decay}")
+    def __init__(self, decay: Decay = 0.9999) -> None:
         self._decay = decay
 
     def init_traced_state(self, params: PyTree, model_state: PyTree) -> EMAState:

@@ -7,6 +7,7 @@ from typing import Any, TextIO
 
 import jax
 
+from jengine.annotations import Count
 from jengine.checkpoint import infer_rule
 from jengine.contrib.imix.checkpoint import CheckPointHook
 from jengine.contrib.imix.hook_base import HookBase
@@ -43,13 +44,11 @@ class EvaluateHook(HookBase):
 
     def __init__(
         self,
-        eval_iter_period: int | None = None,
+        eval_iter_period: Count | None = None,
         is_run_eval: bool = True,
         eval_json_file: str | os.PathLike[str] = "eval_result.json",
         metrics: Sequence[str] | None = None,
     ) -> None:
-        if eval_iter_period is not None and eval_iter_period < 1:
-            raise ConfigError(f"EvaluateHook: `eval_iter_period` must be at least 1, got {eval_iter_period}")
         self.eval_iter_period = eval_iter_period
         self.is_run_eval = is_run_eval
         self.eval_json_file = eval_json_file

@@ -4,6 +4,7 @@ import datetime
 import time
 from collections.abc import Callable
 
+from jengine.annotations import Index
 from jengine.contrib.imix.hook_base import HookBase
 from jengine.registry import HOOKS
 
@@ -20,7 +21,7 @@ class IterationTimerHook(HookBase):
       clock: a function that returns the time in seconds.
     """
 
-    def __init__(self, warmup_iter: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, warmup_iter: Index = 0, clock: Callable[[], float] = time.perf_counter) -> None:
         self.warmup_iter = warmup_iter
         self._clock = clock
         self._train_start = self._epoch_start = self._iter_start = self._iter_end = self._warmup_end = 0.0

@@ -1,8 +1,9 @@
 """Describe updates by iMIX's hooks, whose settings become those of the optimizer wrapper in the compiled step."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+from jengine.annotations import Count
 from jengine.contrib.imix.hook_base import HookBase
 from jengine.errors import ConfigError, closest
 from jengine.hooks.priority import PriorityStatus
@@ -34,7 +35,7 @@ class OptimizerHook(HookBase):
     default_level = PriorityStatus.HIGH
     wrapper_type = "OptimWrapper"
 
-    def __init__(self, grad_clip: Mapping[str, Any] | None = None, gradient_accumulation_steps: int = 1) -> None:
+    def __init__(self, grad_clip: Mapping[str, Any] | None = None, gradient_accumulation_steps: Count = 1) -> None:
         self.grad_clip = _convert_grad_clip(grad_clip)
         self.gradient_accumulation_steps = gradient_accumulation_steps
 
@@ -86,8 +87,8 @@ class Fp16OptimizerHook(OptimizerHook):
         self,
         grad_clip: Mapping[str, Any] | None = None,
         grad_scaler_config: Mapping[str, Any] | None = None,
-        gradient_accumulation_steps: int = 1,
-        dtype: str = "float16",
+        gradient_accumulation_steps: Count = 1,
+        dtype: Literal["bfloat16", "float16", "float32", "float64"] = "float16",
     ) -> None:
         super().__init__(grad_clip, gradient_accumulation_steps)
         self.grad_scaler_config = dict(grad_scaler_config or {})

@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jengine.annotations import CountOrNever, Decay, NonNegative
 from jengine.errors import ConfigError, closest
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.adam import init_moments
@@ -23,15 +24,15 @@ _NUMBERS = ("lr", "eps", "weight_decay")  # not betas: without a correction `1 -
 
 @OPTIMIZERS.register_module()
 def BertAdam(
-    lr: float,
-    warmup: float = -1,
-    t_total: int = -1,
+    lr: NonNegative,
+    warmup: Decay | Literal[-1] = -1,
+    t_total: CountOrNever = -1,
     schedule: str = "warmup_linear",
-    b1: float = 0.9,
-    b2: float = 0.999,
-    e: float = 1e-6,
-    weight_decay: float = 0.01,
-    max_grad_norm: float = 1.0,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    e: NonNegative = 1e-6,
+    weight_decay: NonNegative = 0.01,
+    max_grad_norm: NonNegative = 1.0,
 ) -> Optimizer:
     """Build Adam without bias correction, with decoupled weight decay and an optional schedule.
 
@@ -51,40 +52,35 @@ def BertAdam(
     """
     if schedule not in _SCHEDULES:
         raise ConfigError(f"BertAdam: `schedule` must be known, got {schedule!r}{closest(schedule, _SCHEDULES)}")
-    if not (0 <= warmup < 1 or warmup == -1):
-        raise ConfigError(f"BertAdam: `warmup` must be a fraction of the run in [0, 1), or -1 for none, got {warmup}")
-    if t_total < 1 and t_total != -1:
-        raise ConfigError(f"BertAdam: `t_total` must be a number of updates, or -1 for no schedule, got {t_total}")
-    settings = _settings("BertAdam", lr, (b1, b2), e, weight_decay)
+    settings = _settings(lr, (b1, b2), e, weight_decay)
     settings |= {"warmup": warmup, "t_total": t_total, "schedule": schedule}
     return Optimizer("BertAdam", settings, _make_bert_adam, _NUMBERS)
 
 
 @OPTIMIZERS.register_module()
 def BertAdam1(
-    lr: float,
-    betas: Sequence[float] = (0.9, 0.999),
-    eps: float = 1e-6,
-    weight_decay: float = 0.01,
-    max_grad_norm: float = 1.0,
+    lr: NonNegative,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    eps: NonNegative = 1e-6,
+    weight_decay: NonNegative = 0.01,
+    max_grad_norm: NonNegative = 1.0,
 ) -> Optimizer:
     """Build `BertAdam` without a schedule, which clips the gradient of each tensor to the norm `max_grad_norm`.
 
     Raises:
       ConfigError: a setting outside its range.
     """
-    settings = _settings("BertAdam1", lr, betas, eps, weight_decay)
-    common.check_range("BertAdam1", max_grad_norm=max_grad_norm)
+    settings = _settings(lr, betas, eps, weight_decay)
     settings |= {"max_grad_norm": max_grad_norm}
     return Optimizer("BertAdam1", settings, _make_bert_adam1, _NUMBERS, whole_tensor=True)
 
 
 @OPTIMIZERS.register_module()
 def TansformerAdamW(
-    lr: float = 1e-3,
-    betas: Sequence[float] = (0.9, 0.999),
-    eps: float = 1e-6,
-    weight_decay: float = 0.0,
+    lr: NonNegative = 1e-3,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    eps: NonNegative = 1e-6,
+    weight_decay: NonNegative = 0.0,
     correct_bias: bool = True,
 ) -> Optimizer:
     """Build the AdamW of early Transformers versions; the name is spelled as in iMIX.
@@ -101,13 +97,12 @@ def TansformerAdamW(
     Raises:
       ConfigError: a setting outside its range.
     """
-    settings = _settings("TansformerAdamW", lr, betas, eps, weight_decay)
+    settings = _settings(lr, betas, eps, weight_decay)
     return Optimizer("TansformerAdamW", {**settings, "correct_bias": correct_bias}, _make_transformers_adamw, _NUMBERS)
 
 
-def _settings(name: str, lr: float, betas: Sequence[float], eps: float, weight_decay: float) -> dict[str, Any]:
-    common.check_range(name, lr=lr, eps=eps, weight_decay=weight_decay)
-    return {"lr": lr, "betas": common.check_betas(name, betas), "eps": eps, "weight_decay": weight_decay}
+def _settings(lr: float, betas: Sequence[float], eps: float, weight_decay: float) -> dict[str, Any]:
+    return {"lr": lr, "betas": tuple(map(float, betas)), "eps": eps, "weight_decay": weight_decay}
 
 
 def _make_bert_adam(

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 
+from jengine.annotations import Count
 from jengine.contrib.imix.hook_base import HookBase
 from jengine.contrib.imix.log_buffer import LogBuffer
 from jengine.contrib.imix.writers import WRITERS, LogBufferWriter, TensorboardLoggerHook
-from jengine.errors import ConfigError, config_path
+from jengine.errors import config_path
 from jengine.registry import HOOKS
 
 
@@ -34,11 +35,7 @@ class PeriodicLogger(HookBase):
 
     log_buffer: LogBuffer
 
-    def __init__(self, loggers: Sequence[Any] | None = None, log_config_period: int = 50) -> None:
-        if isinstance(log_config_period, bool) or not isinstance(log_config_period, int):
-            raise TypeError(f"PeriodicLogger: `log_config_period` must be an integer, got {log_config_period!r}")
-        if log_config_period < 1:
-            raise ConfigError(f"PeriodicLogger: `log_config_period` must be at least 1, got {log_config_period}")
+    def __init__(self, loggers: Sequence[Any] | None = None, log_config_period: Count = 50) -> None:
         self.log_config_period = log_config_period
         if loggers is None:
             loggers = [dict(type="CommonMetricLoggerHook"), dict(type="JSONLoggerHook")]

@@ -8,11 +8,12 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+from jengine.annotations import Count, CountOrNever, Decay, Finite, Index, NonNegative
 from jengine.errors import ArgumentError, ConfigError, closest
 from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
-from jengine.optim.schedules.rules import Affine, Rule, StepFunction, check_positive, sorted_milestones
+from jengine.optim.schedules.rules import Affine, Rule, StepFunction, sorted_milestones
 from jengine.optim.schedules.scheduler import ParamScheduler
 from jengine.optim.schedules.variants import make_scheduler
 
@@ -53,15 +54,14 @@ def _check_method(method: str, known: Sequence[str]) -> None:
 class WarmupMultiStepRule(FactorRule):
     """Warm up, and multiply by `gamma` at each milestone."""
 
-    milestones: Sequence[int]
-    gamma: float = 0.1
-    warmup_factor: float = 0.001
-    warmup_iters: int = 1000
-    warmup_method: str = "linear"
+    milestones: Sequence[NonNegative]
+    gamma: Finite = 0.1
+    warmup_factor: NonNegative = 0.001
+    warmup_iters: Index = 1000
+    warmup_method: Literal["constant", "linear"] = "linear"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "milestones", sorted_milestones("milestones", self.milestones))
-        _check_method(self.warmup_method, ("constant", "linear"))
 
     def factor(self, t: int) -> float:
         """Return the warm-up factor times `gamma` for each milestone passed."""
@@ -73,14 +73,10 @@ class WarmupMultiStepRule(FactorRule):
 class WarmupCosineRule(FactorRule):
     """Warm up, and anneal along half a cosine over `max_iters`."""
 
-    max_iters: int
-    warmup_factor: float = 0.001
-    warmup_iters: int = 1000
-    warmup_method: str = "linear"
-
-    def __post_init__(self) -> None:
-        check_positive("max_iters", self.max_iters)
-        _check_method(self.warmup_method, ("constant", "linear"))
+    max_iters: Count
+    warmup_factor: NonNegative = 0.001
+    warmup_iters: Index = 1000
+    warmup_method: Literal["constant", "linear"] = "linear"
 
     def factor(self, t: int) -> float:
         """Return the warm-up factor times the cosine."""
@@ -92,10 +88,10 @@ class WarmupCosineRule(FactorRule):
 class PythiaRule(FactorRule):
     """Warm up linearly until step `warmup_iterations` inclusive, then multiply by `lr_ratio` at each of `lr_steps`."""
 
-    lr_steps: Sequence[int]
-    lr_ratio: float
-    warmup_iterations: int = 0
-    warmup_factor: float = 0.0
+    lr_steps: Sequence[NonNegative]
+    lr_ratio: Finite
+    warmup_iterations: Index = 0
+    warmup_factor: NonNegative = 0.0
     use_warmup: bool = True
 
     def __post_init__(self) -> None:
@@ -125,10 +121,10 @@ class PythiaMultiStepRule(PythiaRule):
 class WarmupLinearNonZeroRule(FactorRule):
     """Warm up and decay linearly, never below `min_lr`, including step 0. `use_warmup` has no effect, as in iMIX."""
 
-    t_total: int
-    warmup_iterations: int = 0
+    t_total: Count
+    warmup_iterations: Index = 0
     use_warmup: bool = False
-    min_lr: float = 1e-5
+    min_lr: Finite = 1e-5
 
     def factor(self, t: int) -> float:
         """Return the factor before it is limited by `min_lr`."""
@@ -155,14 +151,12 @@ class BertWarmupLinearRule(FactorRule):
     Without a warm-up (-1) the linear method starts at half the initial value, as in BERT's code.
     """
 
-    max_iters: int
-    warmup: float = -1
+    max_iters: CountOrNever
+    warmup: Decay | Literal[-1] = -1
     warmup_method: str = "warmup_linear"
 
     def __post_init__(self) -> None:
         _check_method(self.warmup_method, tuple(_BERT_METHODS))
-        if not (0.0 <= self.warmup < 1.0 or self.warmup == -1):
-            raise ConfigError(f"`warmup` must be a fraction of the run in [0, 1), or -1, got {self.warmup}")
 
     def factor(self, t: int) -> float:
         """Return the factor at this fraction of the run; 1 if `max_iters` is -1."""
@@ -185,7 +179,7 @@ class UnchangedRule(FactorRule):
 class WarmupRule(FactorRule):
     """Warm up linearly from 0, then keep the initial value."""
 
-    num_warmup_steps: int
+    num_warmup_steps: Index
 
     def factor(self, t: int) -> float:
         """Return the linear warm-up, then 1."""
@@ -196,11 +190,8 @@ class WarmupRule(FactorRule):
 class _WarmupDecayRule(FactorRule):
     """Warm up linearly from 0, then follow `decay` over the remaining steps."""
 
-    num_warmup_steps: int
-    num_training_steps: int
-
-    def __post_init__(self) -> None:
-        check_positive("num_training_steps", self.num_training_steps)
+    num_warmup_steps: Index
+    num_training_steps: Count
 
     def decay(self, fraction: float) -> float:
         """Return the factor at a fraction of the steps after the warm-up."""
@@ -226,7 +217,7 @@ class WarmupLinearRule(_WarmupDecayRule):
 class WarmupHalfCosineRule(_WarmupDecayRule):
     """Warm up linearly from 0, then follow `num_cycles` cycles of a cosine."""
 
-    num_cycles: float = 0.5
+    num_cycles: Finite = 0.5
 
     def decay(self, fraction: float) -> float:
         """Return the cosine."""
@@ -237,7 +228,7 @@ class WarmupHalfCosineRule(_WarmupDecayRule):
 class WarmupCosineRestartsRule(_WarmupDecayRule):
     """Warm up linearly from 0, then follow `num_cycles` half cosines, each starting at the initial value."""
 
-    num_cycles: int = 1
+    num_cycles: Count = 1
 
     def decay(self, fraction: float) -> float:
         """Return the half cosine of the cycle; 0 after the end of the run."""
@@ -250,8 +241,8 @@ class WarmupCosineRestartsRule(_WarmupDecayRule):
 class WarmupPolynomialRule(_WarmupDecayRule):
     """Warm up linearly from 0, then decay as a power of the remaining steps to `lr_end`, scaled for each group."""
 
-    lr_end: float = 1e-7
-    power: float = 1.0
+    lr_end: Finite = 1e-7
+    power: Finite = 1.0
 
     def decay(self, fraction: float) -> float:
         """Return the power of the remaining fraction."""
@@ -277,14 +268,11 @@ class WarmupPolynomialRule(_WarmupDecayRule):
 class ImixPlateauSettings(PlateauSettings):
     """Hold `PlateauSettings` with iMIX's name for the comparison: `mode` is 'min' or 'max'."""
 
-    rule: str = dataclasses.field(default="less", init=False)
-    mode: str = "min"
+    rule: Literal["less", "greater"] = dataclasses.field(default="less", init=False)
+    mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        if self.mode not in ("min", "max"):
-            raise ConfigError(f"`mode` must be 'min' or 'max', got {self.mode!r}{closest(self.mode, ('min', 'max'))}")
         object.__setattr__(self, "rule", "less" if self.mode == "min" else "greater")
-        super().__post_init__()
 
 
 def _make_scheduler(name: str, family: type[Any]) -> type[ParamScheduler]:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.annotations import Count
 from jengine.contrib.segmentation.batch_entries import read_entry, read_predictions
 from jengine.evaluation.metric import BaseMetric, example_mask
 from jengine.logging import format_table, print_log
@@ -41,7 +42,7 @@ class IoUMetric(BaseMetric):
 
     def __init__(
         self,
-        num_classes: int | None = None,
+        num_classes: Count | None = None,
         ignore_index: int = 255,
         label: str = "label",
         prediction: str | None = None,

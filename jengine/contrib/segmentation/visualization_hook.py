@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.annotations import Count, NonNegative
 from jengine.contrib.segmentation.batch_entries import read_predictions
 from jengine.errors import ConfigError, UnknownNameError
 from jengine.evaluation.metric import MASK
@@ -49,9 +50,9 @@ class SegVisualizationHook(Hook):
     def __init__(
         self,
         draw: bool = False,
-        interval: int = 50,
+        interval: Count = 50,
         show: bool = False,
-        wait_time: float = 0.0,
+        wait_time: NonNegative = 0.0,
         file_client_args: Mapping[str, Any] | None = None,
         backend_args: Mapping[str, Any] | None = None,
         image: str = "image",

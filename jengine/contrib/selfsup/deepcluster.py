@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.annotations import Count, Finite
 from jengine.contrib.selfsup.clustering import build_clustering, class_weights, describe_clusters
 from jengine.contrib.selfsup.features import FeatureExtractor
 from jengine.contrib.selfsup.memory_bank import fill_bank
@@ -63,10 +64,10 @@ class DeepClusterHook(Hook):
         clustering: Mapping[str, Any],
         unif_sampling: bool,
         reweight: bool,
-        reweight_pow: float,
+        reweight_pow: Finite,
         init_memory: bool = False,
         initial: bool = True,
-        interval: int = 1,
+        interval: Count = 1,
         seed: int | None = None,
         head: str = "head",
     ) -> None:

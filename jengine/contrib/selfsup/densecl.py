@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jengine.annotations import Index
 from jengine.contrib.selfsup.model_entries import find_attribute
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -24,7 +25,7 @@ class DenseCLHook(Hook):
 
     runs_ahead = True
 
-    def __init__(self, start_iters: int = 1000) -> None:
+    def __init__(self, start_iters: Index = 1000) -> None:
         self.start_iters = start_iters
 
     def before_train(self, runner: Runner) -> None:

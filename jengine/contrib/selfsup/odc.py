@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.annotations import Count, Finite, Index
 from jengine.contrib.selfsup.clustering import class_weights, describe_clusters
 from jengine.contrib.selfsup.memory_bank import MemoryBank, count_labels, deal_with_small_clusters, update_centroids
 from jengine.contrib.selfsup.model_entries import (
@@ -51,13 +52,13 @@ class ODCHook(Hook):
 
     def __init__(
         self,
-        centroids_update_interval: int,
-        deal_with_small_clusters_interval: int,
-        evaluate_interval: int,
+        centroids_update_interval: Count,
+        deal_with_small_clusters_interval: Count,
+        evaluate_interval: Count,
         reweight: bool,
-        reweight_pow: float,
+        reweight_pow: Finite,
         dist_mode: bool = True,
-        min_cluster: int = 20,
+        min_cluster: Index = 20,
     ) -> None:
         if not dist_mode:
             raise ArgumentError(

@@ -1,10 +1,11 @@
 """Train on the labels of a clustering: a dataset that they are assigned to, and a sampler that balances them."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from jengine.annotations import ConfigOf
 from jengine.data.samplers import DefaultSampler
 from jengine.errors import ArgumentError
 from jengine.registry import DATA_SAMPLERS, DATASETS
@@ -21,7 +22,7 @@ class PseudoLabelDataset:
       pseudo_labels: int32[N], -1 before the first assignment.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Annotated[Any, ConfigOf(DATASETS)]) -> None:
         self.dataset = DATASETS.build(dataset) if hasattr(dataset, "items") else dataset
         self.metainfo = getattr(self.dataset, "metainfo", {})  # optional in datasets of users
         self.pseudo_labels = np.full(len(self.dataset), -1, np.int32)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jengine.annotations import NonNegative
 from jengine.errors import ArgumentError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -28,7 +29,7 @@ class SimSiamHook(Hook):
 
     runs_ahead = True
 
-    def __init__(self, fix_pred_lr: bool, lr: float, adjust_by_epoch: bool = True) -> None:
+    def __init__(self, fix_pred_lr: bool, lr: NonNegative, adjust_by_epoch: bool = True) -> None:
         self.fix_pred_lr = fix_pred_lr
         self.lr = lr
         self.adjust_by_epoch = adjust_by_epoch

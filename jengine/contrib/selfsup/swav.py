@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine import paths
+from jengine.annotations import Count, Index
 from jengine.contrib.selfsup.losses import SwAVQueue, empty_queue
 from jengine.contrib.selfsup.model_entries import device_put_like
 from jengine.errors import ArgumentError, closest
@@ -49,13 +50,13 @@ class SwAVHook(Hook):
 
     def __init__(
         self,
-        batch_size: int,
-        epoch_queue_starts: int = 15,
-        crops_for_assign: Sequence[int] = (0, 1),
-        feat_dim: int = 128,
-        queue_length: int = 0,
-        interval: int = 1,
-        frozen_layers_cfg: Mapping[str, int] | None = None,
+        batch_size: Count,
+        epoch_queue_starts: Index = 15,
+        crops_for_assign: Sequence[Index] = (0, 1),
+        feat_dim: Count = 128,
+        queue_length: Index = 0,
+        interval: Count = 1,
+        frozen_layers_cfg: Mapping[str, Index] | None = None,
     ) -> None:
         if 0 < queue_length < batch_size:
             raise ValueError(

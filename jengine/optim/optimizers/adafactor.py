@@ -1,12 +1,12 @@
 """Define Adafactor with the formulas of torch.optim.Adafactor."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jengine.annotations import NonNegative, Range
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -17,11 +17,11 @@ from jengine.registry import OPTIMIZERS
 @OPTIMIZERS.register_module(name="TorchAdafactor")  # MMEngine's name
 @OPTIMIZERS.register_module()
 def Adafactor(
-    lr: float = 1e-2,
-    beta2_decay: float = -0.8,
-    eps: Sequence[float | None] = (None, 1e-3),
-    d: float = 1.0,
-    weight_decay: float = 0.0,
+    lr: NonNegative = 1e-2,
+    beta2_decay: Annotated[float, Range(le=0)] = -0.8,
+    eps: tuple[NonNegative | None, NonNegative] = (None, 1e-3),
+    d: Annotated[float, Range(ge=1)] = 1.0,
+    weight_decay: NonNegative = 0.0,
     maximize: bool = False,
 ) -> Optimizer:
     """Build Adafactor (Shazeer and Stern, arXiv:1804.04235), factored over the last two axes of each tensor.
@@ -38,12 +38,6 @@ def Adafactor(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.check_range("Adafactor", lr=lr, weight_decay=weight_decay)
-    common.check_range("Adafactor", low=1.0, d=d)
-    if not beta2_decay <= 0:
-        raise ValueError(f"Adafactor: beta2_decay must be at most 0, got {beta2_decay}")
-    if len(eps) != 2 or (eps[0] is not None and eps[0] < 0) or eps[1] is None or eps[1] < 0:
-        raise ValueError(f"Adafactor: eps must be (None or a number, a number), neither negative, got {eps!r}")
     settings = {
         "lr": lr,
         "beta2_decay": beta2_decay,

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jengine.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -14,11 +15,11 @@ from jengine.registry import OPTIMIZERS
 
 @OPTIMIZERS.register_module()
 def Adagrad(
-    lr: float = 1e-2,
-    lr_decay: float = 0.0,
-    weight_decay: float = 0.0,
-    initial_accumulator_value: float = 0.0,
-    eps: float = 1e-10,
+    lr: NonNegative = 1e-2,
+    lr_decay: NonNegative = 0.0,
+    weight_decay: NonNegative = 0.0,
+    initial_accumulator_value: NonNegative = 0.0,
+    eps: NonNegative = 1e-10,
     maximize: bool = False,
 ) -> Optimizer:
     """Build Adagrad (Duchi et al., JMLR 2011) with coupled weight decay.
@@ -34,8 +35,6 @@ def Adagrad(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.check_range("Adagrad", lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps)
-    common.check_range("Adagrad", initial_accumulator_value=initial_accumulator_value)
     settings = {
         "lr": lr,
         "lr_decay": lr_decay,
@@ -49,15 +48,17 @@ def Adagrad(
 
 @OPTIMIZERS.register_module()
 def Adadelta(
-    lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, maximize: bool = False
+    lr: NonNegative = 1.0,
+    rho: Decay = 0.9,
+    eps: NonNegative = 1e-6,
+    weight_decay: NonNegative = 0.0,
+    maximize: bool = False,
 ) -> Optimizer:
     """Build Adadelta (Zeiler, arXiv:1212.5701) with coupled weight decay.
 
     Raises:
       ValueError: a setting outside its range.
     """
-    common.check_range("Adadelta", lr=lr, eps=eps, weight_decay=weight_decay)
-    common.check_range("Adadelta", below=1.0, rho=rho)
     settings = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
     return Optimizer("Adadelta", settings, _adadelta_parts, ("lr", "rho", "eps", "weight_decay"))
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jengine.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -15,10 +16,10 @@ from jengine.registry import OPTIMIZERS
 
 @OPTIMIZERS.register_module()
 def Adam(
-    lr: float = 1e-3,
-    betas: Sequence[float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
+    lr: NonNegative = 1e-3,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
     amsgrad: bool = False,
     maximize: bool = False,
     decoupled_weight_decay: bool = False,
@@ -33,10 +34,10 @@ def Adam(
 
 @OPTIMIZERS.register_module()
 def AdamW(
-    lr: float = 1e-3,
-    betas: Sequence[float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 1e-2,
+    lr: NonNegative = 1e-3,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 1e-2,
     amsgrad: bool = False,
     maximize: bool = False,
 ) -> Optimizer:
@@ -50,10 +51,10 @@ def AdamW(
 
 @OPTIMIZERS.register_module()
 def Adamax(
-    lr: float = 2e-3,
-    betas: Sequence[float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
+    lr: NonNegative = 2e-3,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
     maximize: bool = False,
 ) -> Optimizer:
     """Build Adamax, Adam with the infinity norm (Kingma and Ba, arXiv:1412.6980), with coupled weight decay.
@@ -61,19 +62,23 @@ def Adamax(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.check_range("Adamax", lr=lr, eps=eps, weight_decay=weight_decay)
-    betas = common.check_betas("Adamax", betas)
-    settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+    settings = {
+        "lr": lr,
+        "betas": tuple(map(float, betas)),
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "maximize": maximize,
+    }
     return Optimizer("Adamax", settings, _adamax_parts, ("lr", "betas", "eps", "weight_decay"))
 
 
 @OPTIMIZERS.register_module()
 def NAdam(
-    lr: float = 2e-3,
-    betas: Sequence[float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    momentum_decay: float = 4e-3,
+    lr: NonNegative = 2e-3,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    momentum_decay: NonNegative = 4e-3,
     decoupled_weight_decay: bool = False,
     maximize: bool = False,
 ) -> Optimizer:
@@ -91,10 +96,9 @@ def NAdam(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.check_range("NAdam", lr=lr, eps=eps, weight_decay=weight_decay, momentum_decay=momentum_decay)
     settings = {
         "lr": lr,
-        "betas": common.check_betas("NAdam", betas),
+        "betas": tuple(map(float, betas)),
         "eps": eps,
         "weight_decay": weight_decay,
         "momentum_decay": momentum_decay,
@@ -107,10 +111,10 @@ def NAdam(
 
 @OPTIMIZERS.register_module()
 def RAdam(
-    lr: float = 1e-3,
-    betas: Sequence[float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
+    lr: NonNegative = 1e-3,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
     decoupled_weight_decay: bool = False,
     maximize: bool = False,
 ) -> Optimizer:
@@ -119,10 +123,9 @@ def RAdam(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.check_range("RAdam", lr=lr, eps=eps, weight_decay=weight_decay)
     settings = {
         "lr": lr,
-        "betas": common.check_betas("RAdam", betas),
+        "betas": tuple(map(float, betas)),
         "eps": eps,
         "weight_decay": weight_decay,
         "decoupled_weight_decay": decoupled_weight_decay,
@@ -263,9 +266,8 @@ def _build_adam(
     name: str, lr: float, betas: Sequence[float], eps: float, weight_decay: float, amsgrad: bool, maximize: bool,
     decoupled: bool,
 ) -> Optimizer:  # fmt: skip
-    common.check_range(name, lr=lr, eps=eps, weight_decay=weight_decay)
     settings = {
-        "lr": lr, "betas": common.check_betas(name, betas), "eps": eps, "weight_decay": weight_decay,
+        "lr": lr, "betas": tuple(map(float, betas)), "eps": eps, "weight_decay": weight_decay,
         "amsgrad": amsgrad, "maximize": maximize, "decoupled_weight_decay": decoupled,
     }  # fmt: skip
     return Optimizer(name, settings, _adam_parts, ("lr", "betas", "eps", "weight_decay"))

@@ -1,12 +1,12 @@
 """Define Adan with the formulas of MMPretrain."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jengine.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -16,11 +16,11 @@ from jengine.registry import OPTIMIZERS
 
 @OPTIMIZERS.register_module()
 def Adan(
-    lr: float = 1e-3,
-    betas: Sequence[float] = (0.98, 0.92, 0.99),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    max_grad_norm: float = 0.0,
+    lr: NonNegative = 1e-3,
+    betas: tuple[Decay, Decay, Decay] = (0.98, 0.92, 0.99),
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    max_grad_norm: NonNegative = 0.0,
     no_prox: bool = False,
 ) -> Optimizer:
     """Build Adan, adaptive Nesterov momentum (Xie et al., arXiv:2208.06677), with proximal weight decay.
@@ -37,10 +37,9 @@ def Adan(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.check_range("Adan", lr=lr, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
     settings = {
         "lr": lr,
-        "betas": common.check_betas("Adan", betas, length=3),
+        "betas": tuple(map(float, betas)),
         "eps": eps,
         "weight_decay": weight_decay,
         "max_grad_norm": max_grad_norm,

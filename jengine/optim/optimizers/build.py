@@ -9,7 +9,7 @@ import optax
 from jengine.errors import config_path
 from jengine.optim.optimizers.optax_optimizers import from_factory, from_optax
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.registry import OPTIMIZERS
+from jengine.registry import OPTIMIZERS, as_config
 
 logger = logging.getLogger("jengine")
 
@@ -18,7 +18,7 @@ _TORCH_FLAGS = ("foreach", "fused", "capturable", "differentiable")
 
 
 def build_optimizer(
-    cfg: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any],
+    cfg: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any] | str,
 ) -> Optimizer:
     """Build an optimizer from a config, an `Optimizer` or an optax transformation.
 
@@ -37,6 +37,7 @@ def build_optimizer(
         return from_optax(cfg)
     with config_path("optimizer"):
         reject_trailing_comma(cfg, "an optimizer")
+        cfg = as_config(cfg)
         if not hasattr(cfg, "items"):
             raise TypeError(
                 "an optimizer must be a dict with a 'type', an Optimizer or an optax gradient transformation, "

@@ -1,8 +1,7 @@
-"""Provide helpers shared by the optimizers: argument checks, moving averages, and the common parts of their chains."""
+"""Provide helpers shared by the optimizers: moving averages, and the common parts of their chains."""
 
 import math
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any, TypeAlias
 
 import jax
@@ -13,32 +12,6 @@ from jengine.optim.transforms import add_decayed_weights_by_rule, scale_by_group
 
 Tree: TypeAlias = Any  # a pytree of arrays with the structure of the parameters
 Parts: TypeAlias = Sequence[tuple[str, optax.GradientTransformation]]
-
-
-def check_range(optimizer: str, low: float = 0.0, below: float | None = None, **values: float) -> None:
-    """Check that settings are in their legal range.
-
-    Raises:
-      ValueError: a value is less than `low`, or not less than `below`. TypeError: a value is not a number.
-    """
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise TypeError(f"{optimizer}: {name} must be a number, got {type(value).__name__}: {value!r}")
-        if not low <= value or (below is not None and not value < below):
-            legal = f"at least {low:g}" if below is None else f"in [{low:g}, {below:g})"
-            raise ValueError(f"{optimizer}: {name} must be {legal}, got {value!r}")
-
-
-def check_betas(optimizer: str, betas: Sequence[float], length: int = 2) -> tuple[float, ...]:
-    """Return `betas` as a tuple of floats.
-
-    Raises:
-      ValueError: not `length` values, or a value outside [0, 1).
-    """
-    if isinstance(betas, str) or not isinstance(betas, Sequence) or len(betas) != length:
-        raise ValueError(f"{optimizer}: betas must be {length} numbers, got {betas!r}")
-    check_range(optimizer, below=1.0, **{f"betas[{i}]": beta for i, beta in enumerate(betas)})
-    return tuple(float(beta) for beta in betas)
 
 
 def state_dtype(dtype: Any) -> Any:

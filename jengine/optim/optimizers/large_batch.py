@@ -1,12 +1,12 @@
 """Define LARS with the formulas of MMSelfSup, and LAMB with those of MMPretrain."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jengine.annotations import Decay, Finite, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.adam import init_moments, scale_by_adam
 from jengine.optim.optimizers.common import Parts, Tree
@@ -19,13 +19,13 @@ from jengine.registry import OPTIMIZERS
 
 @OPTIMIZERS.register_module()
 def LARS(
-    lr: float,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    dampening: float = 0.0,
-    eta: float = 0.001,
+    lr: NonNegative,
+    momentum: NonNegative = 0.0,
+    weight_decay: NonNegative = 0.0,
+    dampening: Finite = 0.0,
+    eta: NonNegative = 0.001,
     nesterov: bool = False,
-    eps: float = 1e-8,
+    eps: NonNegative = 1e-8,
 ) -> Optimizer:
     """Build LARS, layer-wise adaptive rate scaling (You et al., arXiv:1708.03888). Without momentum it has no state.
 
@@ -44,7 +44,6 @@ def LARS(
     Raises:
       ValueError: a negative setting, or nesterov without momentum or with dampening.
     """
-    common.check_range("LARS", lr=lr, momentum=momentum, weight_decay=weight_decay, eta=eta, eps=eps)
     check_nesterov("LARS", nesterov, momentum, dampening)
     settings = {
         "lr": lr,
@@ -69,13 +68,13 @@ def LARS(
 
 @OPTIMIZERS.register_module()
 def Lamb(
-    lr: float = 1e-3,
+    lr: NonNegative = 1e-3,
     bias_correction: bool = True,
-    betas: Sequence[float] = (0.9, 0.999),
-    eps: float = 1e-6,
-    weight_decay: float = 0.01,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    eps: NonNegative = 1e-6,
+    weight_decay: NonNegative = 0.01,
     grad_averaging: bool = True,
-    max_grad_norm: float | None = 1.0,
+    max_grad_norm: NonNegative | None = 1.0,
     trust_clip: bool = False,
     always_adapt: bool = False,
 ) -> Optimizer:
@@ -96,11 +95,10 @@ def Lamb(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.check_range("Lamb", lr=lr, eps=eps, weight_decay=weight_decay)
     settings = {
         "lr": lr,
         "bias_correction": bias_correction,
-        "betas": common.check_betas("Lamb", betas),
+        "betas": tuple(map(float, betas)),
         "eps": eps,
         "weight_decay": weight_decay,
         "grad_averaging": grad_averaging,

@@ -1,10 +1,10 @@
 """Define Lion with the formulas of lion-pytorch, which MMEngine registers."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import optax
 
+from jengine.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -12,14 +12,15 @@ from jengine.registry import OPTIMIZERS
 
 
 @OPTIMIZERS.register_module()
-def Lion(lr: float = 1e-4, betas: Sequence[float] = (0.9, 0.99), weight_decay: float = 0.0) -> Optimizer:
+def Lion(
+    lr: NonNegative = 1e-4, betas: tuple[Decay, Decay] = (0.9, 0.99), weight_decay: NonNegative = 0.0
+) -> Optimizer:
     """Build Lion, the sign of an interpolated momentum (Chen et al., arXiv:2302.06675), with decoupled weight decay.
 
     Raises:
       ValueError: a setting outside its range.
     """
-    common.check_range("Lion", lr=lr, weight_decay=weight_decay)
-    settings = {"lr": lr, "betas": common.check_betas("Lion", betas), "weight_decay": weight_decay}
+    settings = {"lr": lr, "betas": tuple(map(float, betas)), "weight_decay": weight_decay}
     return Optimizer("Lion", settings, _lion_parts, ("lr", "betas", "weight_decay"))
 
 

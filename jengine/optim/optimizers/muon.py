@@ -1,13 +1,14 @@
 """Define Muon with the formulas of torch.optim.Muon."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jengine import paths
+from jengine.annotations import Finite, NonNegative, Range
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -18,14 +19,14 @@ _ADJUSTMENTS = (None, "original", "match_rms_adamw")
 
 @OPTIMIZERS.register_module()
 def Muon(
-    lr: float = 1e-3,
-    weight_decay: float = 0.1,
-    momentum: float = 0.95,
+    lr: NonNegative = 1e-3,
+    weight_decay: NonNegative = 0.1,
+    momentum: NonNegative = 0.95,
     nesterov: bool = True,
-    ns_coefficients: Sequence[float] = (3.4445, -4.775, 2.0315),
-    eps: float = 1e-7,
-    ns_steps: int = 5,
-    adjust_lr_fn: str | None = None,
+    ns_coefficients: tuple[Finite, Finite, Finite] = (3.4445, -4.775, 2.0315),
+    eps: NonNegative = 1e-7,
+    ns_steps: Annotated[int, Range(ge=1, lt=100)] = 5,
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
 ) -> Optimizer:
     """Build Muon, orthogonalised momentum for matrices (Jordan et al., 2024), by Newton-Schulz iterations in bfloat16.
 
@@ -46,13 +47,6 @@ def Muon(
     Raises:
       ValueError: a setting outside its range; at `init`, a parameter that is not a matrix.
     """
-    common.check_range("Muon", lr=lr, weight_decay=weight_decay, momentum=momentum, eps=eps)
-    if adjust_lr_fn not in _ADJUSTMENTS:
-        raise ValueError(f"Muon: adjust_lr_fn must be None, 'original' or 'match_rms_adamw', got {adjust_lr_fn!r}")
-    if len(ns_coefficients) != 3:
-        raise ValueError(f"Muon: ns_coefficients must be 3 numbers, got {ns_coefficients!r}")
-    if not 0 < ns_steps < 100:
-        raise ValueError(f"Muon: ns_steps must be 1 to 99, got {ns_steps}")
     settings = {
         "lr": lr,
         "weight_decay": weight_decay,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from jengine.optim.optimizers import common
+from jengine.annotations import NonNegative, check_values
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.registry import OPTIMIZERS
@@ -75,8 +75,7 @@ def from_factory(factory: Factory) -> Callable[..., Optimizer]:
             lr = settings.pop("learning_rate")
             if callable(lr):
                 raise TypeError(f"{name}: learning_rate must be a number, got a schedule; put it into param_scheduler")
-            if lr is not None:
-                common.check_range(name, lr=lr)
+            check_values(name, _check_rate, {"learning_rate": lr})
             settings = {"lr": lr, **settings}
         hyperparams = tuple(k for k, v in settings.items() if isinstance(v, float) or (k == "lr" and v is not None))
 
@@ -88,6 +87,10 @@ def from_factory(factory: Factory) -> Callable[..., Optimizer]:
         return Optimizer(name, settings, parts, hyperparams, per_parameter=(), whole_tensor=True)
 
     return build
+
+
+def _check_rate(learning_rate: NonNegative | None = None) -> None:
+    """Have the annotation of the learning rate that this module allows: optax takes schedules too, and any number."""
 
 
 def _set_hyperparams(

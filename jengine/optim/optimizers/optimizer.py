@@ -6,11 +6,14 @@ hyperparameters, as in `optax.inject_hyperparams`, so schedules change them with
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import optax
 
+from jengine.errors import ConfigError
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.registry import OPTIM_WRAPPERS
 
@@ -44,6 +47,13 @@ class Optimizer:
     absent_at_zero: tuple[str, ...] = ("weight_decay",)
     whole_tensor: bool = False
     groups: tuple[Mapping[str, Any], ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.hyperparams:
+            values = self.defaults[name]
+            for value in values if isinstance(values, Sequence) else (values,):
+                if isinstance(value, Real) and not math.isfinite(value):
+                    raise ConfigError(f"`{self.name}.{name}` must be finite, got {value}")
 
     def with_groups(self, groups: Sequence[Mapping[str, Any]]) -> "Optimizer":
         """Return a copy of this optimizer with parameter groups.

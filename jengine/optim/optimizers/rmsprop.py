@@ -1,12 +1,12 @@
 """Define RMSprop and Rprop with the formulas of torch.optim."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jengine.annotations import NonNegative, Range
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -17,11 +17,11 @@ from jengine.registry import OPTIMIZERS
 
 @OPTIMIZERS.register_module()
 def RMSprop(
-    lr: float = 1e-2,
-    alpha: float = 0.99,
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
+    lr: NonNegative = 1e-2,
+    alpha: NonNegative = 0.99,
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    momentum: NonNegative = 0.0,
     centered: bool = False,
     maximize: bool = False,
 ) -> Optimizer:
@@ -33,7 +33,6 @@ def RMSprop(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.check_range("RMSprop", lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
     settings = {
         "lr": lr,
         "alpha": alpha,
@@ -49,9 +48,9 @@ def RMSprop(
 
 @OPTIMIZERS.register_module()
 def Rprop(
-    lr: float = 1e-2,
-    etas: Sequence[float] = (0.5, 1.2),
-    step_sizes: Sequence[float] = (1e-6, 50.0),
+    lr: NonNegative = 1e-2,
+    etas: tuple[Annotated[float, Range(gt=0, lt=1)], Annotated[float, Range(gt=1)]] = (0.5, 1.2),
+    step_sizes: tuple[NonNegative, NonNegative] = (1e-6, 50.0),
     maximize: bool = False,
 ) -> Optimizer:
     """Build Rprop, resilient backpropagation (Riedmiller and Braun, 1993).
@@ -65,7 +64,6 @@ def Rprop(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.check_range("Rprop", lr=lr)
     if len(etas) != 2 or not 0 < etas[0] < 1 < etas[1]:
         raise ValueError(f"Rprop: etas must be two numbers with 0 < first < 1 < second, got {etas!r}")
     if len(step_sizes) != 2 or not 0 <= step_sizes[0] <= step_sizes[1]:

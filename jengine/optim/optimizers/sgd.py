@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jengine.annotations import Finite, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -16,10 +17,10 @@ from jengine.registry import OPTIMIZERS
 
 @OPTIMIZERS.register_module()
 def SGD(
-    lr: float = 1e-3,
-    momentum: float = 0.0,
-    dampening: float = 0.0,
-    weight_decay: float = 0.0,
+    lr: NonNegative = 1e-3,
+    momentum: NonNegative = 0.0,
+    dampening: Finite = 0.0,
+    weight_decay: NonNegative = 0.0,
     nesterov: bool = False,
     maximize: bool = False,
 ) -> Optimizer:
@@ -28,8 +29,6 @@ def SGD(
     Raises:
       ValueError: a negative setting, or nesterov without momentum or with dampening.
     """
-    common.check_range("SGD", lr=lr, momentum=momentum, weight_decay=weight_decay)
-    common.check_range("SGD", low=-float("inf"), dampening=dampening)
     check_nesterov("SGD", nesterov, momentum, dampening)
     settings = {
         "lr": lr,
@@ -45,11 +44,11 @@ def SGD(
 
 @OPTIMIZERS.register_module()
 def ASGD(
-    lr: float = 1e-2,
-    lambd: float = 1e-4,
-    alpha: float = 0.75,
-    t0: float = 1e6,
-    weight_decay: float = 0.0,
+    lr: NonNegative = 1e-2,
+    lambd: Finite = 1e-4,
+    alpha: Finite = 0.75,
+    t0: Finite = 1e6,
+    weight_decay: NonNegative = 0.0,
     maximize: bool = False,
 ) -> Optimizer:
     """Build ASGD, averaged SGD (Polyak and Juditsky, 1992). As in PyTorch, a new lr takes effect one update later.
@@ -65,7 +64,6 @@ def ASGD(
     Raises:
       ValueError: a setting outside its range.
     """
-    common.check_range("ASGD", lr=lr, weight_decay=weight_decay)
     settings = {
         "lr": lr,
         "lambd": lambd,

@@ -13,7 +13,7 @@ from jengine.optim.param_groups.modules import Module, Parameter, get_params, mo
 from jengine.optim.param_groups.param_group import closest_paths
 from jengine.optim.param_groups.paramwise_cfg import check_custom_fields, check_rules, parse_custom_keys
 from jengine.optim.wrapper import OptimWrapper
-from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
+from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
 
 logger = logging.getLogger("jengine")
 
@@ -70,7 +70,7 @@ class DefaultOptimWrapperConstructor:
         if paramwise_cfg is not None and not hasattr(paramwise_cfg, "items"):
             raise TypeError(f"`paramwise_cfg` must be a dict, got {type(paramwise_cfg).__name__}: {paramwise_cfg!r}")
         self.optim_wrapper_cfg = dict(optim_wrapper_cfg)
-        self.optimizer_cfg = self.optim_wrapper_cfg.pop("optimizer")
+        self.optimizer_cfg = as_config(self.optim_wrapper_cfg.pop("optimizer"))
         with config_path("optimizer"):
             reject_trailing_comma(self.optimizer_cfg, "an optimizer")
         self.paramwise_cfg = {} if paramwise_cfg is None else dict(paramwise_cfg)

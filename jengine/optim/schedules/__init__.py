@@ -5,6 +5,7 @@ A schedule is a `Rule`, a pure function of the step; `variants` creates the sche
 
 from jengine.optim.schedules.build import Schedulers as Schedulers
 from jengine.optim.schedules.build import build_param_schedulers as build_param_schedulers
+from jengine.optim.schedules.build import check_param_schedulers as check_param_schedulers
 from jengine.optim.schedules.build import flatten_schedulers as flatten_schedulers
 from jengine.optim.schedules.resume import check_scheduler_types as check_scheduler_types
 from jengine.optim.schedules.resume import compare_schedulers as compare_schedulers

@@ -5,10 +5,11 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from jengine.errors import ArgumentError, ConfigError, closest
-from jengine.optim.schedules.rules import Affine, Rule, StepFunction, check_positive
+from jengine.annotations import Finite, Fraction, Positive
+from jengine.errors import ArgumentError, ConfigError
+from jengine.optim.schedules.rules import Affine, Rule, StepFunction
 
 
 def _minimum_values(initial_values: Sequence[float], eta_min: float | None, ratio: float | None) -> list[float]:
@@ -23,13 +24,11 @@ class CosineAnnealingRule(Rule):
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("T_max",)
-    T_max: int | None = None
-    eta_min: float | None = None
-    eta_min_ratio: float | None = dataclasses.field(default=None, kw_only=True)
+    T_max: Positive | None = None
+    eta_min: Finite | None = None
+    eta_min_ratio: Finite | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.T_max is not None:
-            check_positive("T_max", self.T_max)
         if self.eta_min is not None and self.eta_min_ratio is not None:
             raise ArgumentError(
                 "`eta_min` must be None if `eta_min_ratio` is given, got "
@@ -65,10 +64,10 @@ class CosineRestartRule(Rule):
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("periods",)
-    periods: Sequence[int]
-    restart_weights: Sequence[float] = (1,)
-    eta_min: float | None = None
-    eta_min_ratio: float | None = None
+    periods: Sequence[Positive]
+    restart_weights: Sequence[Finite] = (1,)
+    eta_min: Finite | None = None
+    eta_min_ratio: Finite | None = None
 
     def __post_init__(self) -> None:
         if (self.eta_min is None) == (self.eta_min_ratio is None):
@@ -81,8 +80,6 @@ class CosineRestartRule(Rule):
                 f"`periods` and `restart_weights` must have the same length, got {len(self.periods)} and "
                 f"{len(self.restart_weights)}"
             )
-        for period in self.periods:
-            check_positive("each of periods", period)
         object.__setattr__(self, "periods", tuple(self.periods))
         object.__setattr__(self, "restart_weights", tuple(self.restart_weights))
 
@@ -117,24 +114,13 @@ class OneCycleRule(Rule):
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("total_steps",)
-    eta_max: float | Sequence[float]
-    total_steps: int | None = None
-    pct_start: float = 0.3
-    anneal_strategy: str = "cos"
-    div_factor: float = 25.0
-    final_div_factor: float = 1e4
+    eta_max: Finite | Sequence[Finite]
+    total_steps: Positive | None = None
+    pct_start: Fraction = 0.3
+    anneal_strategy: Literal["cos", "linear"] = "cos"
+    div_factor: Positive = 25.0
+    final_div_factor: Positive = 1e4
     three_phase: bool = False
-
-    def __post_init__(self) -> None:
-        if self.total_steps is not None:
-            check_positive("total_steps", self.total_steps)
-        if not isinstance(self.pct_start, float) or not 0.0 <= self.pct_start <= 1.0:
-            raise ConfigError(f"`pct_start` must be a float between 0 and 1, got {self.pct_start!r}")
-        if self.anneal_strategy not in _ANNEAL:
-            raise ConfigError(
-                f"`anneal_strategy` must be 'cos' or 'linear', got {self.anneal_strategy!r}"
-                f"{closest(self.anneal_strategy, _ANNEAL)}"
-            )
 
     def bind(self, num_steps: int) -> StepFunction:
         """Return the value as a fraction of `eta_max`, phase by phase."""

@@ -9,7 +9,7 @@ from jengine.optim.schedules.annealing import OneCycleRule
 from jengine.optim.schedules.from_optax import OptaxRule
 from jengine.optim.schedules.rules import INF
 from jengine.optim.schedules.scheduler import ParamScheduler
-from jengine.registry import PARAM_SCHEDULERS, check_arguments
+from jengine.registry import PARAM_SCHEDULERS, as_config, check_arguments
 
 Schedulers = list[ParamScheduler] | dict[str, list[ParamScheduler]]
 
@@ -45,7 +45,22 @@ def build_param_schedulers(
     Raises:
       ConfigError, KeyError, TypeError: an entry of the config is illegal; the message contains its path.
     """
-    run = _RunLength(max_epochs, max_iters, epoch_length, by_epoch_loop)
+    return _build(cfg, wrapper, _RunLength(max_epochs, max_iters, epoch_length, by_epoch_loop))
+
+
+def check_param_schedulers(
+    cfg: Any, wrapper: Any, *, max_epochs: int | None, max_iters: int | None, by_epoch_loop: bool
+) -> Sequence[ParamScheduler]:
+    """Build the schedulers as `build_param_schedulers` does, before the length of an epoch is known.
+
+    What depends on that length is checked by `build_param_schedulers` alone. The result cannot be stepped.
+    """
+    return flatten_schedulers(
+        _build(cfg, wrapper, _RunLength(max_epochs, max_iters, None, by_epoch_loop, is_open=True))
+    )
+
+
+def _build(cfg: Any, wrapper: Any, run: "_RunLength") -> Schedulers:
     with config_path("param_scheduler"):
         if not _is_mapping(wrapper):
             if _is_mapping(cfg) and "type" not in cfg and cfg:
@@ -71,7 +86,15 @@ def build_param_schedulers(
 class _RunLength:
     """Hold the length of the run in epochs and iterations."""
 
-    def __init__(self, epochs: int | None, iters: int | None, epoch_length: int | None, by_epoch_loop: bool) -> None:
+    def __init__(
+        self,
+        epochs: int | None,
+        iters: int | None,
+        epoch_length: int | None,
+        by_epoch_loop: bool,
+        is_open: bool = False,
+    ) -> None:
+        self.is_open = is_open  # unknown lengths are not an error
         self.epochs, self.iters, self.epoch_length, self.by_epoch_loop = epochs, iters, epoch_length, by_epoch_loop
 
     def length(self, by_epoch: bool, converted: bool) -> float | None:
@@ -99,6 +122,7 @@ def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
         return [cfg] if cfg.optimizer is wrapper else []
     if callable(cfg) and not isinstance(cfg, type):  # without an end, so that the run can be extended
         cfg = {"type": "OptaxLR", "schedule": cfg, "by_epoch": False, "end": INF}
+    cfg = as_config(cfg)
     if not _is_mapping(cfg):
         raise TypeError(
             "a parameter scheduler must be a dict with a 'type', or a function from the iteration to the learning rate "
@@ -135,12 +159,12 @@ def _construct(
 ) -> ParamScheduler:
     if not converted:
         return PARAM_SCHEDULERS.build({"type": entry, **arguments}, optimizer=wrapper)
-    if run.epoch_length is None:
+    if run.epoch_length is None and not run.is_open:
         raise ConfigError(
             "`convert_to_iter_based` must be False unless the train dataloader has a known length, got True"
         )
     check_arguments(entry, {"optimizer": wrapper, **arguments})
-    return entry.build_iter_from_epoch(wrapper, epoch_length=run.epoch_length, **arguments)
+    return entry.build_iter_from_epoch(wrapper, epoch_length=run.epoch_length or 1, **arguments)
 
 
 def _default_end(
@@ -158,6 +182,8 @@ def _default_end(
             )
         return INF
     end = run.length(by_epoch, converted)
+    if end is None and run.is_open:
+        return INF // 2  # an end, but none that a schedule reaches
     if end is None:
         unit = "epochs" if by_epoch else "iterations"
         raise ConfigError(

@@ -97,13 +97,13 @@ def make_schedule(cfg: Any) -> Schedule:
         raise UnknownNameError(f"`type` must be a schedule of optax, got {name!r}{closest(name, known)}")
     factory = getattr(optax, name)
     arguments = {key: value for key, value in cfg.items() if key != "type"}
-    check_arguments(factory, arguments)
     for key, value in arguments.items():
         with config_path(key):
             if isinstance(value, Mapping) and "type" in value:
                 arguments[key] = make_schedule(value)
             elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
                 arguments[key] = [make_schedule(item) for item in value]
+    check_arguments(factory, arguments)
     return factory(**arguments)
 
 

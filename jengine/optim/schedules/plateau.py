@@ -5,8 +5,9 @@ This is the only schedule that is not a function of the counter: its state is sa
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
+from jengine.annotations import Decay, Finite, Index, NonNegative
 from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.optim.schedules.rules import Settings
 from jengine.optim.schedules.scheduler import ParamScheduler, default_group
@@ -25,25 +26,14 @@ class PlateauSettings(Settings):
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
     monitor: str = "loss"
-    rule: str = "less"
-    factor: float = 0.1
-    patience: int = 10
-    threshold: float = 1e-4
-    threshold_rule: str = "rel"
-    cooldown: int = 0
-    min_value: float | Sequence[float] = 0.0
-    eps: float = 1e-8
-
-    def __post_init__(self) -> None:
-        if self.factor >= 1.0:
-            raise ConfigError(f"`factor` must be smaller than 1, got {self.factor}")
-        if self.rule not in _RULES:
-            raise ConfigError(f"`rule` must be 'less' or 'greater', got {self.rule!r}{closest(self.rule, _RULES)}")
-        if self.threshold_rule not in _THRESHOLD_RULES:
-            raise ConfigError(
-                f"`threshold_rule` must be 'rel' or 'abs', got {self.threshold_rule!r}"
-                f"{closest(self.threshold_rule, _THRESHOLD_RULES)}"
-            )
+    rule: Literal["less", "greater"] = "less"
+    factor: Decay = 0.1
+    patience: Index = 10
+    threshold: Finite = 1e-4
+    threshold_rule: Literal["rel", "abs"] = "rel"
+    cooldown: Index = 0
+    min_value: Finite | Sequence[Finite] = 0.0
+    eps: NonNegative = 1e-8
 
     def is_better(self, metric: float, best: float) -> bool:
         """Return whether `metric` improves on `best` by more than the threshold."""

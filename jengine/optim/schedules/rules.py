@@ -16,6 +16,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+from jengine.annotations import Finite, Fraction, NonNegative, Positive
 from jengine.errors import ConfigError
 
 Affine = tuple[float, float, float]  # (a, b, c): the weights of the current value, the target and the initial value
@@ -87,24 +88,14 @@ def scale_epochs(settings: Mapping[str, Any], names: Sequence[str], epoch_length
     return scaled
 
 
-def check_factor(name: str, value: float) -> None:
-    """Raise ConfigError unless `value` is in [0, 1]."""
-    if not 0.0 <= value <= 1.0:
-        raise ConfigError(f"`{name}` must be a factor between 0 and 1, got {value!r}")
+def sorted_milestones(name: str, value: Sequence[float]) -> tuple[float, ...]:
+    """Return `value` as a tuple.
 
-
-def check_positive(name: str, value: Any) -> None:
-    """Raise ConfigError unless `value` is a positive number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise ConfigError(f"`{name}` must be a positive number, got {value!r}")
-
-
-def sorted_milestones(name: str, value: Sequence[int]) -> tuple[int, ...]:
-    """Return `value` as a tuple; raise ConfigError unless it holds non-negative numbers in ascending order."""
-    if not isinstance(value, list | tuple) or not all(isinstance(item, int | float) for item in value):
-        raise ConfigError(f"`{name}` must be a list of step numbers, got {value!r}")
-    if list(value) != sorted(value) or any(item < 0 for item in value):
-        raise ConfigError(f"`{name}` must be non-negative and in ascending order, got {list(value)}")
+    Raises:
+      ConfigError: it is not in ascending order.
+    """
+    if list(value) != sorted(value):
+        raise ConfigError(f"`{name}` must be in ascending order, got {list(value)}")
     return tuple(value)
 
 
@@ -112,10 +103,7 @@ def sorted_milestones(name: str, value: Sequence[int]) -> tuple[int, ...]:
 class ConstantRule(Rule):
     """Multiply the value by `factor` until the last step, which restores it."""
 
-    factor: float = 1.0 / 3
-
-    def __post_init__(self) -> None:
-        check_factor("factor", self.factor)
+    factor: Fraction = 1.0 / 3
 
     def bind(self, num_steps: int) -> StepFunction:
         """Return the changes at the first and the last step; they cancel if these are the same step."""
@@ -136,12 +124,8 @@ class ConstantRule(Rule):
 class LinearRule(Rule):
     """Multiply the value by a factor that changes linearly from `start_factor` to `end_factor` at the last step."""
 
-    start_factor: float = 1.0 / 3
-    end_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_factor("start_factor", self.start_factor)
-        check_factor("end_factor", self.end_factor)
+    start_factor: Fraction = 1.0 / 3
+    end_factor: Fraction = 1.0
 
     def bind(self, num_steps: int) -> StepFunction:
         """Return the ratio of each factor to the previous one; with a single step, `end_factor`."""
@@ -167,11 +151,8 @@ class StepRule(Rule):
     """Multiply the value by `gamma` every `step_size` steps."""
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("step_size",)
-    step_size: int
-    gamma: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_positive("step_size", self.step_size)
+    step_size: Positive
+    gamma: Finite = 0.1
 
     def bind(self, num_steps: int) -> StepFunction:
         """Return the changes at the positive multiples of `step_size`."""
@@ -184,8 +165,8 @@ class MultiStepRule(Rule):
     """Multiply the value by `gamma` at each milestone, counted from `begin`; a repeated milestone counts twice."""
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("milestones",)
-    milestones: Sequence[int]
-    gamma: float = 0.1
+    milestones: Sequence[NonNegative]
+    gamma: Finite = 0.1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "milestones", sorted_milestones("milestones", self.milestones))
@@ -200,7 +181,7 @@ class MultiStepRule(Rule):
 class ExponentialRule(Rule):
     """Multiply the value by `gamma` at every step but the first."""
 
-    gamma: float
+    gamma: Finite
 
     def bind(self, num_steps: int) -> StepFunction:
         """Return the same change for each step."""
@@ -212,8 +193,8 @@ class ExponentialRule(Rule):
 class PolyRule(Rule):
     """Decay the value as a power of the remaining steps, to `eta_min` at the last step."""
 
-    eta_min: float = 0.0
-    power: float = 1.0
+    eta_min: Finite = 0.0
+    power: Finite = 1.0
 
     def bind(self, num_steps: int) -> StepFunction:
         """Return the ratio of each distance to `eta_min` to the previous distance."""
@@ -236,7 +217,7 @@ class PolyRule(Rule):
 class PolyRatioRule(PolyRule):
     """Decay like `PolyRule`, to a minimum that may be a fraction of each initial value (MMSegmentation)."""
 
-    eta_min_ratio: float | None = None
+    eta_min_ratio: Finite | None = None
 
     def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
         """Return `eta_min_ratio` times each initial value; `eta_min` if there is no ratio."""

@@ -79,10 +79,6 @@ class ParamScheduler:
     ) -> None:
         if end <= begin:
             raise ConfigError(f"`end` must be larger than `begin`, got begin={begin} and end={end}")
-        if begin < 0:
-            raise ConfigError(f"`begin` must be at least 0, got {begin}")
-        if not isinstance(last_step, int) or last_step < -1:
-            raise ConfigError(f"`last_step` must be an integer of at least -1, got {last_step!r}")
         self.optimizer = optimizer
         self.param_name = param_name
         self.settings = settings

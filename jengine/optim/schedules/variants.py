@@ -2,15 +2,23 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
+from jengine.annotations import NonNegative, Positive, Range
 from jengine.optim.schedules import annealing, from_optax, rules
 from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
 from jengine.optim.schedules.rule_scheduler import RuleScheduler
 from jengine.optim.schedules.scheduler import ParamScheduler
 from jengine.registry import PARAM_SCHEDULERS
 
-_COMMON = {"begin": 0, "end": rules.INF, "last_step": -1, "by_epoch": True, "verbose": False}
+# Arguments that all schedulers have: name -> annotation and default.
+_COMMON: dict[str, tuple[Any, Any]] = {
+    "begin": (NonNegative, 0),
+    "end": (Positive, rules.INF),
+    "last_step": (Annotated[int, Range(ge=-1)], -1),
+    "by_epoch": (bool, True),
+    "verbose": (bool, False),
+}
 
 
 def make_scheduler(
@@ -64,13 +72,16 @@ def _signature(family: type[Any], with_name: bool, by_epoch: bool) -> inspect.Si
     """Return the arguments of a scheduler class: optimizer, name, settings, then the common arguments."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     own = list(inspect.signature(family).parameters.values())
-    leading = ["self", "optimizer", *(["param_name"] if with_name else [])]
-    common = {**_COMMON, "by_epoch": by_epoch}
+    leading = {"self": Any, "optimizer": Any, **({"param_name": str} if with_name else {})}
+    common = {**_COMMON, "by_epoch": (bool, by_epoch)}
     return inspect.Signature(
         [
-            *(inspect.Parameter(name, kind) for name in leading),
+            *(inspect.Parameter(name, kind, annotation=annotation) for name, annotation in leading.items()),
             *(parameter for parameter in own if parameter.kind is kind),
-            *(inspect.Parameter(name, kind, default=default) for name, default in common.items()),
+            *(
+                inspect.Parameter(name, kind, annotation=annotation, default=default)
+                for name, (annotation, default) in common.items()
+            ),
             *(parameter for parameter in own if parameter.kind is not kind),
         ]
     )

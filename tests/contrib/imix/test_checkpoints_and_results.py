@@ -62,9 +62,9 @@ def test_the_latest_checkpoint_is_restored_from_the_state():
 
 
 def test_bad_periods_are_rejected():
-    with pytest.raises(ConfigError, match="`epoch_period` must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="epoch_period` must be an integer of at least 1"):
         CheckPointHook(epoch_period=0)
-    with pytest.raises(ConfigError, match="`eval_iter_period` must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="eval_iter_period` must be an integer of at least 1"):
         EvaluateHook(eval_iter_period=0)
 
 
@@ -250,7 +250,7 @@ def test_an_average_of_1_and_2_with_decay_0_9_is_1_1():
 
 
 def test_averages_require_a_decay_below_1_and_an_ema_iter_hook(trainer):
-    with pytest.raises(ConfigError, match=r"`decay` must be in \[0, 1\), got 1"):
+    with pytest.raises(ConfigError, match=r"decay` must be a number in \[0, 1\), got 1"):
         EMAIterHook(decay=1)
     with pytest.raises(ConfigError, match="must be used with an EMAIterHook"):
         EMAEpochHook().before_train(trainer)

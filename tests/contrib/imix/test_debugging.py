@@ -97,7 +97,7 @@ def test_an_error_stops_the_current_trace(imix_runner, tmp_path):
 
 
 def test_the_predicate_must_be_a_function():
-    with pytest.raises(TypeError, match="`enable_predicate` must be a function of the trainer, got True"):
+    with pytest.raises(TypeError, match="enable_predicate` must be a function, got True"):
         AutogradProfilerHook(True, "traces", use_cuda=False)
 
 

@@ -109,7 +109,7 @@ def test_only_the_first_process_writes(trainer, monkeypatch):
 
 
 def test_bad_arguments_of_the_logger_are_rejected():
-    with pytest.raises(TypeError, match=r"must be an integer, got 2\.5"):
+    with pytest.raises(TypeError, match=r"must be an integer of at least 1, got 2\.5"):
         PeriodicLogger([], 2.5)
     with pytest.raises(ConfigError, match="at least 1, got 0"):
         PeriodicLogger([], 0)

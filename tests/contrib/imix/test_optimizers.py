@@ -62,9 +62,9 @@ def test_the_other_schedules():
 def test_settings_out_of_range_are_rejected():
     with pytest.raises(ValueError, match="did you mean 'warmup_linear'"):
         take_three_steps(type="BertAdam", schedule="warmup_liner")
-    with pytest.raises(ValueError, match=r"in \[0, 1\), or -1 for none, got 100"):
+    with pytest.raises(ValueError, match=r"in \[0, 1\) or -1, got 100"):
         take_three_steps(type="BertAdam", warmup=100)
-    with pytest.raises(ValueError, match="`t_total` must be a number of updates"):
+    with pytest.raises(ValueError, match="t_total` must be -1 or an integer of at least 1"):
         take_three_steps(type="BertAdam", t_total=0)
-    with pytest.raises(ValueError, match="weight_decay must be at least 0"):
+    with pytest.raises(ValueError, match="weight_decay` must be a number of at least 0"):
         take_three_steps(type="TansformerAdamW", weight_decay=-1.0)

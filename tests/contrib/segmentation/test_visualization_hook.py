@@ -120,7 +120,7 @@ def test_the_shards_of_an_array_are_concatenated_in_order(spec):
 
 
 def test_bad_arguments_and_missing_entries_are_rejected():
-    with pytest.raises(ConfigError, match="`interval` must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="interval` must be an integer of at least 1, got 0"):
         SegVisualizationHook(draw=True, interval=0)
     with pytest.raises(TypeError, match=r"got 2\.0"):
         SegVisualizationHook(draw=True, interval=2.0)

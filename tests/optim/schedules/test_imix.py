@@ -75,12 +75,16 @@ def test_the_plateau_schedule_has_a_mode(make_wrapper, build):
             "`warmup_iterations` must be smaller than the first of `lr_steps`, 90000, got 90000",
         ),
         ({**WARM_STEPS, "milestones": [20, 10]}, ValueError, "ascending order"),
-        ({**WARM_STEPS, "warmup_method": "lin"}, ValueError, "`warmup_method` must be .*, got 'lin'"),
-        ({**WARM_COSINE, "max_iters": 0}, ValueError, "`max_iters` must be a positive number"),
-        ({"type": "BertWarmupLinearLR", "max_iters": 10, "warmup": 3}, ValueError, r"in \[0, 1\), or -1, got 3"),
+        ({**WARM_STEPS, "warmup_method": "lin"}, ValueError, "warmup_method` must be .*, got 'lin'"),
+        ({**WARM_COSINE, "max_iters": 0}, ValueError, "max_iters` must be an integer of at least 1"),
+        ({"type": "BertWarmupLinearLR", "max_iters": 10, "warmup": 3}, ValueError, r"in \[0, 1\) or -1, got 3"),
         ({"type": "WarmupPolynomialSchedule", **HF, "lr_end": 2.0}, ValueError, "`lr_end` must be smaller than"),
-        ({"type": "ReduceOnPlateauSchedule", "mode": "low"}, ValueError, "`mode` must be 'min' or 'max', got 'low'"),
-        ({"type": "WarmupLinearSchedule", "num_warmup_steps": 1, "num_training_steps": -1}, ValueError, "positive"),
+        ({"type": "ReduceOnPlateauSchedule", "mode": "low"}, ValueError, "mode` must be 'min' or 'max', got 'low'"),
+        (
+            {"type": "WarmupLinearSchedule", "num_warmup_steps": 1, "num_training_steps": -1},
+            ValueError,
+            "num_training_steps` must be an integer of at least 1, got -1",
+        ),
     ],
 )
 def test_bad_settings_are_rejected(cfg, error, message, make_wrapper, build):

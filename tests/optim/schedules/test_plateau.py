@@ -109,9 +109,9 @@ def test_metrics_must_be_a_dict(make_wrapper, build):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"factor": 1.0}, ValueError, "`factor` must be smaller than 1"),
-        ({"rule": "smaller"}, ValueError, "`rule` must be 'less' or 'greater', got 'smaller'"),
-        ({"threshold_rule": "relative"}, ValueError, "`threshold_rule` must be 'rel' or 'abs', got 'relative'"),
+        ({"factor": 1.0}, ValueError, r"factor` must be a number in \[0, 1\)"),
+        ({"rule": "smaller"}, ValueError, "rule` must be 'less' or 'greater', got 'smaller'"),
+        ({"threshold_rule": "relative"}, ValueError, "threshold_rule` must be 'rel' or 'abs', got 'relative'"),
         ({"min_value": [0.1, 0.2]}, ValueError, "one value for each of the 1 parameter groups, got 2"),
         ({"by_epoch": False}, AssertionError, "`by_epoch` must be True for ReduceOnPlateauLR, .*, got False"),
     ],

@@ -1,0 +1,335 @@
+"""Check arguments against the annotations of a constructor: types, choices (`Literal`) and ranges (`Range`).
+
+The annotations are the schema of a config: `interval: Annotated[int, Range(ge=1)]`. Libraries for this take
+65 to 107 ms to import (pydantic, typeguard, beartype), or refuse annotations such as `Callable`, protocols, and unions
+of classes (msgspec), which constructors here have throughout.
+"""
+
+import collections.abc
+import dataclasses
+import functools
+import inspect
+import math
+import numbers
+import types
+import typing
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
+
+from jengine.errors import ArgumentError, closest, config_path, current_config_path
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Limit a number: `Annotated[float, Range(ge=0, lt=1)]`.
+
+    NaN is outside of every range, and infinity unless it is `le`.
+
+    Attributes:
+      ge, gt, le, lt: the bounds, by the names of their comparisons; None for no bound.
+    """
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+
+    def __contains__(self, value: Any) -> bool:
+        if not isinstance(value, numbers.Real):  # an array on a device is not fetched
+            return True
+        number: Any = value
+        return (
+            (math.isfinite(number) or number == self.le)
+            and (self.ge is None or number >= self.ge)
+            and (self.gt is None or number > self.gt)
+            and (self.le is None or number <= self.le)
+            and (self.lt is None or number < self.lt)
+        )
+
+    def __str__(self) -> str:
+        low, high = (self.ge if self.gt is None else self.gt), (self.le if self.lt is None else self.lt)
+        if low is None and high is None:
+            return "that is finite"
+        if high is None or high == math.inf:
+            return f"of at least {low:g}" if self.gt is None else f"above {low:g}"
+        if low is None:
+            return f"of at most {high:g}" if self.lt is None else f"below {high:g}"
+        return f"in {'[' if self.gt is None else '('}{low:g}, {high:g}{']' if self.lt is None else ')'}"
+
+
+class Checker(Protocol):
+    """Check configs of one kind, as a registry does."""
+
+    def check(self, cfg: Any, **extra: Any) -> None:
+        """Raise an error if `cfg` cannot be built."""
+
+
+class ConfigOf:
+    """Mark an argument that may be the config of another object: `Annotated[Any, ConfigOf(DATASETS)]`.
+
+    Args:
+      registry: checks the config.
+      *supplied: arguments that the owner passes besides those of the config.
+    """
+
+    def __init__(self, registry: Checker, *supplied: str) -> None:
+        self._registry = registry
+        self._supplied = dict.fromkeys(supplied)
+
+    def check(self, value: Any) -> None:
+        """Check `value` if it is a config."""
+        if isinstance(value, str) or hasattr(value, "items"):
+            self._registry.check(value, **self._supplied)
+
+
+# The annotations that most arguments have.
+Count = Annotated[int, Range(ge=1)]
+CountOrNever = Literal[-1] | Count  # MMEngine's -1 for "never", "none" or "all"
+Index = Annotated[int, Range(ge=0)]  # counts from 0
+Finite = Annotated[float, Range()]
+NonNegative = Annotated[float, Range(ge=0)]
+Positive = Annotated[float, Range(gt=0)]
+Fraction = Annotated[float, Range(ge=0, le=1)]
+Decay = Annotated[float, Range(ge=0, lt=1)]  # of a moving average
+
+
+class _Mismatch(NamedTuple):
+    """Describe the value that does not fit: keys within the argument, annotation, and whether its type fits."""
+
+    keys: tuple[str | int, ...]
+    annotation: Any
+    value: Any
+    is_type: bool
+
+
+def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Check `arguments` of `entry` against their annotations. A default always fits.
+
+    Args:
+      owner: stands for the path in the message where there is no config: `CheckpointHook.interval`.
+      entry: a class or function. Annotations that cannot be resolved are not checked.
+      arguments: by name.
+
+    Raises:
+      TypeError: a value of another type. ArgumentError: a value out of its range, or not one of the choices.
+    """
+    parameters = parameters_of(entry)
+    for name, value in arguments.items():
+        parameter = parameters.get(name)
+        if parameter is None or value is parameter.default or parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        mismatch = _find_mismatch(parameter.annotation, value)
+        if mismatch is not None:
+            raise _error(owner, name, mismatch)
+        _check_configs(parameter.annotation, name, value)
+
+
+def checked(entry: T, owner: str | None = None) -> T:
+    """Return `entry` such that each call checks the arguments; a class is changed in place, a function is wrapped.
+
+    Args:
+      entry: a class or function.
+      owner: for messages, see `check_values`; the name of `entry` by default.
+    """
+    owner = entry.__name__ if owner is None else owner
+    if not isinstance(entry, type):
+        return typing.cast(T, _checked(entry, owner))
+    init = vars(entry).get("__init__")
+    if isinstance(init, types.FunctionType):
+        entry.__init__ = _checked(init, owner)  # type: ignore[misc]
+    return entry
+
+
+@functools.lru_cache(maxsize=1024)
+def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a class or function, annotations resolved where they can be; some built-ins have none.
+
+    Raises:
+      TypeError, ValueError: `entry` has no signature, as some built-ins.
+    """
+    try:
+        return inspect.signature(entry, eval_str=True).parameters
+    except Exception:  # an annotation may name what only type checkers import, or be any expression
+        return inspect.signature(entry).parameters
+
+
+_wrapped: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()  # functions that check already
+
+
+def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
+    if function in _wrapped:  # registered under several names
+        return function
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs).arguments
+        except TypeError:  # Python's own message for missing and unknown arguments
+            return function(*args, **kwargs)
+        check_values(owner, function, bound)
+        return function(*args, **kwargs)
+
+    _wrapped.add(call)
+    return call
+
+
+def _find_mismatch(annotation: Any, value: Any) -> _Mismatch | None:
+    """Return the first value, `value` itself or one within it, that does not fit its annotation."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        inner = _find_mismatch(args[0], value)
+        if inner is not None:
+            return inner if inner.keys else inner._replace(annotation=annotation)
+        fits = all(value in bound for bound in args[1:] if isinstance(bound, Range))
+        return None if fits else _Mismatch((), annotation, value, is_type=False)
+    if origin in (typing.Union, types.UnionType):
+        return _find_in_union(annotation, args, value)
+    if origin is Literal:
+        if any(type(value) is type(choice) and value == choice for choice in args):
+            return None
+        return _Mismatch((), annotation, value, is_type=all(type(value) is not type(choice) for choice in args))
+    if not _has_type(origin or annotation, value):
+        return _Mismatch((), annotation, value, is_type=True)
+    if origin is tuple and args[-1:] != (...,):
+        if args and len(args) != len(value):
+            return _Mismatch((), annotation, value, is_type=False)
+        return _find_in_items(zip(range(len(value)), value, args, strict=False))
+    if origin in (list, tuple, collections.abc.Sequence) and args:
+        return _find_in_items((index, item, args[0]) for index, item in enumerate(value))
+    if origin in (dict, collections.abc.Mapping, collections.abc.MutableMapping):
+        for key in value:
+            if (mismatch := _find_mismatch(args[0], key)) is not None:
+                return mismatch
+        return _find_in_items((key, item, args[1]) for key, item in value.items())
+    return None
+
+
+def _find_in_union(annotation: Any, alternatives: Sequence[Any], value: Any) -> _Mismatch | None:
+    """Return the mismatch of a union: within the alternative that fits best, or that of all."""
+    found = [_find_mismatch(alternative, value) for alternative in alternatives]
+    if None in found:
+        return None
+    mismatches = [mismatch for mismatch in found if mismatch is not None]
+    deepest = max(mismatches, key=lambda mismatch: len(mismatch.keys))
+    if deepest.keys:
+        return deepest
+    return _Mismatch((), annotation, value, is_type=all(mismatch.is_type for mismatch in mismatches))
+
+
+def _find_in_items(items: Any) -> _Mismatch | None:
+    for key, item, annotation in items:
+        if (mismatch := _find_mismatch(annotation, item)) is not None:
+            return mismatch._replace(keys=(key, *mismatch.keys))
+    return None
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _is_number(value: Any) -> bool:
+    is_scalar = isinstance(value, numbers.Real) or (hasattr(value, "__float__") and hasattr(value, "shape"))
+    return is_scalar and not isinstance(value, bool) and (not hasattr(value, "shape") or value.shape == ())
+
+
+def _is_mapping(value: Any) -> bool:
+    return hasattr(value, "items")  # a ConfigDict is not a Mapping
+
+
+# Types whose values are not just their instances.
+_TESTS: dict[Any, Callable[[Any], bool]] = {
+    Any: lambda value: True,
+    inspect.Parameter.empty: lambda value: True,
+    None: lambda value: value is None,
+    int: lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool),
+    float: _is_number,
+    collections.abc.Sequence: _is_sequence,
+    list: _is_sequence,
+    tuple: _is_sequence,
+    collections.abc.Callable: callable,
+    collections.abc.Mapping: _is_mapping,
+    collections.abc.MutableMapping: _is_mapping,
+    dict: _is_mapping,
+}
+
+
+def _has_type(kind: Any, value: Any) -> bool:
+    """Return whether `value` is of type `kind`; True for a `kind` that cannot be tested, such as a protocol."""
+    try:
+        test = _TESTS.get(kind)
+        if test is not None:
+            return test(value)
+        return isinstance(value, kind) or (hasattr(kind, "items") and _is_mapping(value))
+    except TypeError:
+        return True
+
+
+def _error(owner: str, name: str, mismatch: _Mismatch) -> Exception:
+    path = ""
+    with config_path(*([owner] if owner and not current_config_path() else []), name, *mismatch.keys):
+        path = current_config_path()
+    annotation, value = mismatch.annotation, mismatch.value
+    choices = [choice for choice in _choices(annotation) if isinstance(choice, str)]
+    hint = closest(value, choices) if isinstance(value, str) and choices else ""
+    hint = hint if "did you mean" in hint else ""  # the choices are part of the message
+    if isinstance(value, tuple) and len(value) == 1 and _is_mapping(value[0]):
+        hint = "; remove the comma after `dict(...)`"
+    message = f"`{path}` must be {_describe(annotation)}, got {value!r}{hint}"
+    return TypeError(message) if mismatch.is_type else ArgumentError(message)
+
+
+_NAMES: dict[Any, str] = {
+    int: "an integer", float: "a number", bool: "True or False", str: "a string", type(None): "None", None: "None",
+    collections.abc.Callable: "a function", collections.abc.Sequence: "a list", list: "a list", tuple: "a list",
+    collections.abc.Mapping: "a dict", collections.abc.MutableMapping: "a dict", dict: "a dict", type: "a class",
+}  # fmt: skip
+
+
+def _describe(annotation: Any) -> str:
+    """Return what fits an annotation, in words: 'an integer of at least 1'."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return " ".join([_describe(args[0]), *(str(bound) for bound in args[1:] if isinstance(bound, Range))])
+    if origin in (typing.Union, types.UnionType):
+        names = list(dict.fromkeys(_describe(alternative) for alternative in args))
+        return " or ".join(names)
+    if origin is Literal:
+        return " or ".join(map(repr, args))
+    if origin is tuple and args[-1:] != (...,):
+        return f"a list of {len(args)} items ({', '.join(map(_describe, args))})"
+    kind = origin or annotation
+    if kind in _NAMES:
+        return _NAMES[kind]
+    name = kind.__name__ if isinstance(kind, type) else str(kind)
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def _choices(annotation: Any) -> list[Any]:
+    """Return the choices of the `Literal`s in an annotation."""
+    if typing.get_origin(annotation) is Literal:
+        return list(typing.get_args(annotation))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, Annotated):
+        return [choice for alternative in typing.get_args(annotation) for choice in _choices(alternative)]
+    return []
+
+
+def _check_configs(annotation: Any, name: str | int, value: Any) -> None:
+    """Check the configs of other objects in an argument: itself, or the items of a sequence."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    with config_path(name):
+        if origin is Annotated:
+            for mark in args[1:]:
+                if isinstance(mark, ConfigOf):
+                    mark.check(value)
+        elif origin in (typing.Union, types.UnionType):
+            for alternative in args:
+                if typing.get_origin(alternative) is collections.abc.Sequence and _is_sequence(value):
+                    for index, item in enumerate(value):
+                        _check_configs(typing.get_args(alternative)[0], index, item)
+        elif origin is collections.abc.Sequence and _is_sequence(value):
+            for index, item in enumerate(value):
+                _check_configs(args[0], index, item)

@@ -1,0 +1,219 @@
+"""Check the whole config of a run, before anything is built from data, compiled, or written to the work dir."""
+
+import copy
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jengine.data import DataLoader, IterableLoader, check_dataloader
+from jengine.errors import ConfigError, closest, config_path
+from jengine.evaluation import Evaluator, build_evaluator
+from jengine.hooks import CheckpointHook, Hook
+from jengine.optim import OptimWrapper, OptimWrapperDict, check_optim_wrapper
+from jengine.optim.schedules import ParamScheduler, check_param_schedulers
+from jengine.registry import LOOPS, OPTIM_WRAPPERS, as_config, is_built_in
+from jengine.train import TrainState
+
+_SECTIONS = {
+    "train": ("train_dataloader", "train_cfg", "optim_wrapper"),
+    "val": ("val_dataloader", "val_cfg", "val_evaluator"),
+    "test": ("test_dataloader", "test_cfg", "test_evaluator"),
+}
+_EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
+# Entries of a checkpoint; hooks may add others in `before_save_checkpoint`.
+_CHECKPOINT_KEYS = (
+    *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
+    "replicas", "validations", "optimizer", "param_schedulers",
+)  # fmt: skip
+_ALMOST = 0.9  # similarity of names from which one is a misspelling of the other; hooks may define their own stages
+
+
+def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[ParamScheduler]]:
+    """Check the sections of training, validation and test, and build what depends on neither data nor model.
+
+    Args:
+      sections: the arguments of the Runner by name.
+
+    Returns:
+      The sections, with built evaluators; and the schedulers, built for an optimizer without parameters.
+
+    Raises:
+      ConfigError, TypeError, ValueError, KeyError: an illegal section; its note gives the path in the config.
+    """
+    checked = dict(sections)
+    for mode, names in _SECTIONS.items():
+        missing = [name for name in names if sections[name] is None]
+        if missing and len(missing) < len(names):
+            given = [name for name in names if name not in missing]
+            raise ConfigError(
+                f"the {mode} sections must be complete or absent, "
+                f"got {', '.join(given)} without {', '.join(missing)}; give all of {', '.join(names)}, or none"
+            )
+        if not missing:
+            _check_loader(f"{mode}_dataloader", sections[f"{mode}_dataloader"])
+            _check_loop(mode, sections[f"{mode}_cfg"])
+        if not missing and mode != "train":
+            with config_path(f"{mode}_evaluator"):
+                checked[f"{mode}_evaluator"] = build_evaluator(sections[f"{mode}_evaluator"])
+    if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
+        raise ConfigError("`optim_wrapper` must be given with param_scheduler, got none")
+    if sections["optim_wrapper"] is None:
+        return checked, []
+    return checked, _check_optimizer(sections["optim_wrapper"], sections["param_scheduler"], sections["train_cfg"])
+
+
+def train_loop_config(cfg: Any) -> dict[str, Any]:
+    """Return the config of a training loop with its `type`, which `by_epoch` (default True) may replace.
+
+    Raises:
+      ConfigError: both, or a number of epochs for a loop over iterations, or the reverse. TypeError: no bool.
+    """
+    cfg = dict(as_config(cfg))
+    if "type" in cfg and "by_epoch" in cfg:
+        raise ConfigError("train_cfg must have a type or by_epoch, got both; remove one of them")
+    if "type" in cfg:
+        return cfg
+    by_epoch = cfg.pop("by_epoch", True)
+    if not isinstance(by_epoch, bool):
+        raise TypeError(f"`train_cfg.by_epoch` must be True or False, got {by_epoch!r}")
+    other = "max_iters" if by_epoch else "max_epochs"
+    if other in cfg:
+        raise ConfigError(f"`train_cfg.by_epoch` must be {not by_epoch} with {other}, got {by_epoch}")
+    return {"type": "EpochBasedTrainLoop" if by_epoch else "IterBasedTrainLoop", **cfg}
+
+
+def is_epoch_based(train_cfg: Any) -> bool:
+    """Return whether the training loop of `train_cfg` counts in epochs; True for a run without training."""
+    if train_cfg is not None and _is_config(train_cfg):
+        kind = train_loop_config(train_cfg)["type"]
+        train_cfg = LOOPS.get(kind) if isinstance(kind, str) else kind
+    return getattr(train_cfg, "by_epoch", True)  # a loop of the user need not have it
+
+
+def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sections: Mapping[str, Any]) -> None:
+    """Check the names that hooks and schedules expect elsewhere in the config.
+
+    Args:
+      hooks: those of the run.
+      schedulers, sections: as returned by `check_sections`.
+
+    Raises:
+      ConfigError: a metric that the evaluator does not compute, a misspelled key or stage, or two checkpoint hooks
+        with the same names of files.
+    """
+    monitored = [
+        (f"{type(hook).__name__}.{name}", metric) for hook in hooks for name, metric in hook.monitored_metrics()
+    ]
+    monitored += [("param_scheduler.monitor", s.settings.monitor) for s in schedulers if s.need_val_args]
+    known = _known_metrics(hooks, sections)
+    has_suffixes = any(type(hook).eval_variables is not Hook.eval_variables for hook in hooks)
+    for path, metric in monitored:
+        if known and metric not in known and not (has_suffixes and metric.startswith(known)):
+            raise ConfigError(f"`{path}` must be a metric of val_evaluator, got {metric!r}{closest(metric, known)}")
+    files: set[tuple[str, str]] = set()
+    for hook in hooks:
+        _check_stages(hook)
+        if isinstance(hook, CheckpointHook):
+            _check_published_keys(hook)
+            name = type(hook).__name__
+            if files & hook.file_names:
+                raise ConfigError(
+                    f"`{name}.out_dir` must differ between two checkpoint hooks with the same file names, "
+                    f"or each removes the checkpoints of the other; got {hook.out_dir!r}"
+                )
+            files |= hook.file_names
+
+
+def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of all metrics of a validation; () if classes of the user may add others."""
+    evaluator, cfg = sections["val_evaluator"], sections["val_cfg"]
+    if type(evaluator) is not Evaluator or not _is_config(cfg) or as_config(cfg).get("type", "ValLoop") != "ValLoop":
+        return ()
+    if any("after_val_epoch" in h.get_triggered_stages() and not is_built_in(type(h)) for h in hooks):
+        return ()
+    return evaluator.names
+
+
+def _check_published_keys(hook: CheckpointHook) -> None:
+    for key in hook.published_keys:
+        if key not in _CHECKPOINT_KEYS and difflib.get_close_matches(key, _CHECKPOINT_KEYS, n=1, cutoff=0.75):
+            hint = closest(key, _CHECKPOINT_KEYS)
+            raise ConfigError(f"`{type(hook).__name__}.published_keys` must be keys of a checkpoint, got {key!r}{hint}")
+
+
+def _check_stages(hook: Hook) -> None:
+    """Check that no method is a misspelled stage or traced point, which nothing would call."""
+    known = (*Hook.stages, *Hook.traced_points)
+    for method in dir(type(hook)):
+        if method.startswith("_") or hasattr(Hook, method):
+            continue
+        match = difflib.get_close_matches(method, known, n=1, cutoff=_ALMOST)
+        if match and callable(getattr(type(hook), method)):
+            owner = type(hook).__name__
+            raise ConfigError(f"`{owner}.{method}` must be the name of a stage; did you mean {match[0]!r}?")
+
+
+def _check_loader(name: str, cfg: Any) -> None:
+    with config_path(name):
+        if hasattr(cfg, "items"):
+            check_dataloader(cfg)
+        elif not isinstance(cfg, DataLoader | IterableLoader) and not (
+            hasattr(cfg, "__iter__") and not _is_config(cfg)
+        ):
+            raise TypeError(f"`{name}` must be a dict or an iterable of batches, got {cfg!r}")
+
+
+def _check_loop(mode: str, cfg: Any) -> None:
+    with config_path(f"{mode}_cfg"):
+        if _is_config(cfg):
+            supplied: dict[str, Any] = {"runner": None, "dataloader": None}
+            if mode == "train":
+                LOOPS.check(train_loop_config(cfg), **supplied)
+            else:
+                LOOPS.check({"type": _EVAL_LOOPS[mode], **as_config(cfg)}, **supplied, evaluator=None)
+        elif not callable(getattr(cfg, "run", None)):
+            raise TypeError(f"`{mode}_cfg` must be a dict or a loop with a method `run`, got {cfg!r}")
+
+
+def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: Any) -> Sequence[ParamScheduler]:
+    """Build the wrapper and its schedulers without parameters; return the schedulers."""
+    check_optim_wrapper(cfg)
+    wrappers = wrappers_without_params(cfg)
+    loop = train_loop_config(train_cfg) if _is_config(train_cfg) else {}
+    return check_param_schedulers(
+        schedulers,
+        wrappers if list(wrappers) != [""] else wrappers[""],
+        max_epochs=loop.get("max_epochs"),
+        max_iters=loop.get("max_iters"),
+        by_epoch_loop=is_epoch_based(train_cfg),
+    )
+
+
+def wrappers_without_params(cfg: Any) -> dict[str, Any]:
+    """Return the optimizer wrapper of a config as '', or several by name, all without parameters."""
+    if isinstance(cfg, OptimWrapperDict):
+        return {name: copy.deepcopy(wrapper) for name, wrapper in cfg.items()}
+    if not hasattr(cfg, "items"):
+        return {"": copy.deepcopy(cfg) if isinstance(cfg, OptimWrapper) else OptimWrapper(cfg)}
+    with config_path("optim_wrapper"):
+        if "optimizer" in cfg:
+            return {"": _wrapper(cfg)}
+        wrappers = {}
+        for name, own in cfg.items():
+            if hasattr(own, "items"):
+                with config_path(name):
+                    wrappers[name] = _wrapper(own)
+            elif isinstance(own, OptimWrapper):
+                wrappers[name] = copy.deepcopy(own)
+        if not wrappers:
+            raise ConfigError(f"`optim_wrapper` must have an 'optimizer', got only the keys {sorted(cfg)}")
+        return wrappers
+
+
+def _wrapper(cfg: Mapping[str, Any]) -> Any:
+    model_related = ("paramwise_cfg", "constructor", "modules", "_delete_")
+    return OPTIM_WRAPPERS.build({"type": "OptimWrapper", **{k: v for k, v in cfg.items() if k not in model_related}})
+
+
+def _is_config(value: Any) -> bool:
+    return isinstance(value, str) or hasattr(value, "items")
