@@ -1,7 +1,6 @@
 """Build the objects of a run from the sections of a config; errors name the section."""
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jengine.annotations import Count
@@ -58,12 +57,6 @@ def _require(built: Any, method: str, argument: str) -> Any:
     if not callable(getattr(built, method, None)):
         raise TypeError(f"`{argument}` must be a dict with a type, or have a method {method!r}, got {built!r}")
     return built
-
-
-def list_directories(hooks: Iterable[Hook], work_dir: str) -> list[str]:
-    """Return the work dir and the other directories to which the hooks write checkpoints, without repetitions."""
-    others = (os.path.abspath(path) for hook in hooks for path in hook.list_directories(work_dir))
-    return list(dict.fromkeys([work_dir, *others]))
 
 
 def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:

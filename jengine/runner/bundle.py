@@ -75,6 +75,16 @@ def collect_checkpoint(
     return bundle
 
 
+def load_or_resume(runner: Runner, load_from: LoadFrom | None, resume_from: str | None) -> None:
+    """Continue from a checkpoint, or start from its weights; a run that does not train resumes only the weights."""
+    if resume_from is not None and runner.train_loop is not None:
+        resume(runner, resume_from)
+    elif load_from is not None:
+        load_weights(runner, load_from)
+    elif resume_from is not None:
+        load_weights(runner, LoadFrom(resume_from))
+
+
 def resume(runner: Runner, path: str) -> None:
     """Restore the run from the checkpoint at `path`, at the iteration at which it was written."""
     from jengine.checkpoint import list_arrays, read_meta, restore

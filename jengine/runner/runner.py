@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jengine.annotations import checked
-from jengine.checkpoint import Checkpointer, WorkDirLock
+from jengine.checkpoint import Checkpointer
 from jengine.config import check_keys, dump_config, resolve, write_config
 from jengine.distributed import ShutdownConsensus, assert_equal_across_processes, get_processes
 from jengine.errors import ConfigError, config_path
@@ -28,7 +28,7 @@ from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume
 from jengine.runner.resume_optimizer import optimizer_settings
 from jengine.runner.resume_policy import parse_resume_policy
-from jengine.runner.workdir import LoadFrom, claim_directories, identify
+from jengine.runner.workdir import CheckpointDirectories, identify
 from jengine.sharding import DispatchLimiter
 from jengine.train import TrainState
 from jengine.train.scanned_step import ChunkMetrics
@@ -137,8 +137,8 @@ class Runner:
         self.model = build.build_model(model, precision)
         self.hook_list = build.build_hooks(default_hooks, custom_hooks)
         check.check_names(self.hooks, schedulers, self._sections)
-        self._directories = build.list_directories(self.hook_list, self.work_dir)
-        self._locks = [WorkDirLock(directory) for directory in self._directories]
+        others = [path for hook in self.hooks for path in hook.list_directories(self.work_dir)]
+        self._directories = CheckpointDirectories(self.work_dir, others, self.run_id)
         self.log_processor = build.build_log_processor(log_processor, by_epoch=check.is_epoch_based(train_cfg))
         self._open_logs(level, visualizer)
 
@@ -233,8 +233,7 @@ class Runner:
             with closing(self), abort_all_on_error(self.processes, self.interrupts):
                 self._train()
         finally:
-            for lock in self._locks:
-                lock.release()
+            self._directories.unlock()
         assert self.state is not None
         return self.state
 
@@ -401,8 +400,7 @@ class Runner:
 
     def _train(self) -> None:
         """Run the training between setup and cleanup."""
-        for lock in self._locks:
-            lock.acquire()
+        self._directories.lock()
         self.call_hook("before_run")
         self._load_or_resume()
         self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
@@ -470,17 +468,10 @@ class Runner:
         if self._is_loaded:
             return
         self._is_loaded = True
-        if self._resume_from is not None and self.train_loop is not None:
-            bundle.resume(self, self._resume_from)
-        elif self._load_from is not None:
-            bundle.load_weights(self, self._load_from)
-        elif self._resume_from is not None:  # without training only the weights are resumed
-            bundle.load_weights(self, LoadFrom(self._resume_from))
+        bundle.load_or_resume(self, self._load_from, self._resume_from)
         if self.train_loop is not None and self.is_main_process:
-            for moved in claim_directories(self.work_dir, self._directories, self.run_id):
-                self.logger.warning(
-                    f"{os.path.dirname(moved)} had checkpoints of another run; they are now in {moved}."
-                )
+            for moved in self._directories.claim():
+                self.logger.warning(f"The checkpoints of another run are now in {moved}.")
 
     def _evaluate(self, mode: str) -> dict[str, float]:
         if self._sections[f"{mode}_cfg"] is None:

@@ -158,25 +158,51 @@ def _choose_seed(randomness: Any, configured: int | None, earlier: int | None, p
     return int(np.random.SeedSequence().generate_state(1)[0]) if configured is None else int(configured)
 
 
-def claim_directories(work_dir: str, directories: Iterable[str], run_id: str) -> list[str]:
-    """Make a run the one that trains in its work dir, and move the checkpoints of other runs to `earlier_<n>`.
-
-    The first step is atomic. A process that is killed after it leaves no checkpoint of another run to resume from.
+class CheckpointDirectories:
+    """Lock the directories that a run writes checkpoints to, and move the checkpoints of other runs out of the way.
 
     Args:
       work_dir: absolute path of the work dir.
-      directories: those that the run writes checkpoints to.
+      others: further directories.
       run_id: the identifier of the run.
-
-    Returns:
-      The directories with the moved checkpoints.
     """
-    from jengine.checkpoint.layout import write_current_run
 
-    os.makedirs(work_dir, exist_ok=True)
-    write_current_run(pathlib.Path(work_dir), run_id)
-    moved = (_move_others(pathlib.Path(directory), run_id) for directory in directories)
-    return [str(path) for path in moved if path is not None]
+    def __init__(self, work_dir: str, others: Iterable[str], run_id: str) -> None:
+        from jengine.checkpoint import WorkDirLock
+
+        self._work_dir = pathlib.Path(work_dir)
+        self._directories = list(dict.fromkeys([self._work_dir, *map(pathlib.Path, map(os.path.abspath, others))]))
+        self._run_id = run_id
+        self._locks = [WorkDirLock(directory) for directory in self._directories]
+
+    def lock(self) -> None:
+        """Lock all directories; on an error, call `unlock`.
+
+        Raises:
+          WorkDirLockedError: another run has locked one of them.
+        """
+        for lock in self._locks:
+            lock.acquire()
+
+    def unlock(self) -> None:
+        """Release the locks that this run has."""
+        for lock in self._locks:
+            lock.release()
+
+    def claim(self) -> list[str]:
+        """Make the run the one that trains in the work dir, and move the checkpoints of others to `earlier_<n>`.
+
+        The first step is atomic. A process that is killed after it leaves no checkpoint of another run to resume from.
+
+        Returns:
+          The directories with the moved checkpoints.
+        """
+        from jengine.checkpoint.layout import write_current_run
+
+        self._work_dir.mkdir(parents=True, exist_ok=True)
+        write_current_run(self._work_dir, self._run_id)
+        moved = (_move_others(directory, self._run_id) for directory in self._directories)
+        return [str(path) for path in moved if path is not None]
 
 
 def _move_others(directory: pathlib.Path, run_id: str) -> pathlib.Path | None:
