@@ -170,8 +170,6 @@ def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
     Returns:
       The factor.
     """
-    if auto_scale_lr is None:
-        return 1.0
     enable, base = read_auto_scale_lr(auto_scale_lr)
     if not enable:
         return 1.0
@@ -190,8 +188,10 @@ def _list_wrappers(optim_wrapper: Any) -> list[Any]:
     return list(optim_wrapper.values()) if isinstance(optim_wrapper, Mapping) else [optim_wrapper]
 
 
-def read_auto_scale_lr(cfg: Mapping[str, Any]) -> tuple[bool, int]:
+def read_auto_scale_lr(cfg: Mapping[str, Any] | None) -> tuple[bool, int]:
     """Return whether learning rates are scaled, and the batch size that they are for."""
+    if cfg is None:
+        return False, 0
     with config_path("auto_scale_lr"):
         if not hasattr(cfg, "items"):
             raise TypeError(f"`auto_scale_lr` must be a dict, got {cfg!r}")

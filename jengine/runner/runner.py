@@ -118,11 +118,10 @@ class Runner:
             test_dataloader=test_dataloader, test_cfg=test_cfg, test_evaluator=test_evaluator,
             param_scheduler=param_scheduler, auto_scale_lr=auto_scale_lr,
         )  # fmt: skip
+        build.read_auto_scale_lr(auto_scale_lr)
         self._sections, schedulers = check.check_sections(sections)
         with config_path("log_level"):
             level = parse_level(log_level)
-        if auto_scale_lr is not None:
-            build.read_auto_scale_lr(auto_scale_lr)
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = resolve(cfg) if cfg is not None else {}
         self.cfg_text = dump_config(self.cfg) if cfg is not None else ""
@@ -137,8 +136,7 @@ class Runner:
         self.model = build.build_model(model, precision)
         self.hook_list = build.build_hooks(default_hooks, custom_hooks)
         check.check_names(self.hooks, schedulers, self._sections)
-        others = [path for hook in self.hooks for path in hook.list_directories(self.work_dir)]
-        self._directories = CheckpointDirectories(self.work_dir, others, self.run_id)
+        self._directories = CheckpointDirectories(self.work_dir, self.hooks, self.run_id)
         self.log_processor = build.build_log_processor(log_processor, by_epoch=check.is_epoch_based(train_cfg))
         self._open_logs(level, visualizer)
 
@@ -459,8 +457,8 @@ class Runner:
 
     def _init_state(self, mode: str, abstract: bool = False) -> None:
         """Create the state on the device; without optimizer and hook states for an evaluation."""
-        batch, is_training = self._loaders.example_batch(mode), mode == "train"
-        wrapper, hooks = (self.optim_wrapper, self.hooks) if is_training else (None, [])
+        batch = self._loaders.example_batch(mode)
+        wrapper, hooks = (self.optim_wrapper, self.hooks) if mode == "train" else (None, [])
         self.state = self._initializer.init(batch, wrapper, hooks, abstract)
         self._is_loaded = False
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from jengine.config import check_keys
 from jengine.errors import ConfigError, config_path
+from jengine.hooks import Hook
 from jengine.registry import check_arguments
 from jengine.runner.resume_policy import ResumePolicy, choose_seed
 
@@ -163,15 +164,16 @@ class CheckpointDirectories:
 
     Args:
       work_dir: absolute path of the work dir.
-      others: further directories.
+      hooks: those that write checkpoints to other directories list these.
       run_id: the identifier of the run.
     """
 
-    def __init__(self, work_dir: str, others: Iterable[str], run_id: str) -> None:
+    def __init__(self, work_dir: str, hooks: Iterable[Hook], run_id: str) -> None:
         from jengine.checkpoint import WorkDirLock
 
         self._work_dir = pathlib.Path(work_dir)
-        self._directories = list(dict.fromkeys([self._work_dir, *map(pathlib.Path, map(os.path.abspath, others))]))
+        others = (pathlib.Path(os.path.abspath(path)) for hook in hooks for path in hook.list_directories(work_dir))
+        self._directories = list(dict.fromkeys([self._work_dir, *others]))
         self._run_id = run_id
         self._locks = [WorkDirLock(directory) for directory in self._directories]
 
