@@ -255,7 +255,7 @@ BY_HAND = [
     dict(load_from=5),
     dict(load_from=dict(path="/nowhere/epoch_1")),
     dict(load_from=dict(pth="/nowhere/epoch_1")),
-    dict(param_scheduler_on_resume="both"),
+    dict(resume_policy=dict(schedules="both")), dict(resume_policy=dict(seeds="config")), dict(resume_policy="config"),
     dict(log_processor=5),
     dict(log_processor="LogProcesor"),
     dict(log_processor=dict(windowsize=5)),
