@@ -265,7 +265,7 @@ def test_the_source_of_the_schedules_after_a_resume_can_be_chosen(make_runner, t
     log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
     assert f"Those of the {choice} are used" in log
     assert "param_scheduler[0].T_max: 4 in the config, 2 in the checkpoint" in log
-    with pytest.raises(ValueError, match="must be one of .checkpoint., .config., .error., got .both."):
+    with pytest.raises(ValueError, match="must be .checkpoint. or .config. or .error., got .both."):
         make_runner(resume_policy=dict(schedules="both"))
 
 

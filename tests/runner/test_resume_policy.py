@@ -270,8 +270,8 @@ def test_an_error_in_reading_names_the_packages_with_other_versions(make_runner,
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("config", "`resume_policy` must be a dict with any of optimizer, schedules, seed, got 'config'"),
-        (dict(seed="conf"), "`resume_policy.seed` must be one of 'checkpoint', 'config', 'error', got 'conf'"),
+        ("config", "`resume_policy` must be a dict or None, got 'config'"),
+        (dict(seed="conf"), "`resume_policy.seed` must be 'checkpoint' or 'config' or 'error', got 'conf'; did you mean 'config'"),
         (dict(schedule="config"), "did you mean 'schedules'"),
     ],
 )
