@@ -6,6 +6,7 @@ scalar fetches all pending arrays in one transfer.
 
 import logging
 import math
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -40,7 +41,10 @@ class MessageHub:
         hold earlier scalars (see `snapshot`).
     """
 
-    _instances: ClassVar[dict[str, "MessageHub"]] = {}
+    _instances: ClassVar["weakref.WeakValueDictionary[str, MessageHub]"] = weakref.WeakValueDictionary()
+    # Strong references to the hubs without a run, and to that of the newest run: the others live as long as their runs.
+    _kept: ClassVar[dict[str, "MessageHub"]] = {}
+    _newest: ClassVar["MessageHub | None"] = None
 
     def __init__(self, name: str = "jengine", capacity: int = 10_000) -> None:
         self.name = name
@@ -56,20 +60,27 @@ class MessageHub:
     @classmethod
     def get_instance(cls, name: str) -> "MessageHub":
         """Return the hub called `name`, created at the first call."""
-        if name not in cls._instances:
-            cls._instances[name] = cls(name)
-        return cls._instances[name]
+        hub = cls._instances.get(name)
+        if hub is None:
+            hub = cls._kept[name] = cls._instances[name] = cls(name)
+        return hub
 
     @classmethod
     def new_instance(cls, name: str) -> "MessageHub":
-        """Create an empty hub that replaces the hub called `name` and becomes the current one."""
+        """Create an empty hub that replaces the hub called `name` and becomes the current one.
+
+        It is available by its name as long as something refers to it, or it is the newest.
+        """
+        cls._kept.pop(name, None)
         cls._instances.pop(name, None)
-        return cls.get_instance(name)
+        hub = cls._newest = cls._instances[name] = cls(name)
+        return hub
 
     @classmethod
     def get_current_instance(cls) -> "MessageHub":
         """Return the hub created last; the hub called 'jengine' if none exists."""
-        return next(reversed(cls._instances.values())) if cls._instances else cls.get_instance("jengine")
+        hubs = list(cls._instances.values())
+        return hubs[-1] if hubs else cls.get_instance("jengine")
 
     def start_iteration(self, iteration: int) -> None:
         """Set the training iteration of subsequent scalars; fetch pending ones from half of the capacity on."""

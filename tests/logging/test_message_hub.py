@@ -1,8 +1,10 @@
 """Test the message hub: named hubs, pending device scalars, infos, saving."""
 
+import gc
 import json
 import logging
 import math
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -333,3 +335,16 @@ def test_many_pending_scalars_are_fetched_when_an_iteration_starts():
     snapshot = hub.snapshot()
     snapshot.flush(34)
     assert snapshot.get_scalar("x").updates == 35
+
+
+def test_the_hub_of_a_run_is_freed_with_the_run_unless_it_is_the_newest():
+    first, kept = MessageHub.new_instance("first run"), MessageHub.get_instance("without a run")
+    assert MessageHub.get_instance("first run") is first
+    reference = weakref.ref(first)
+    del first
+    assert MessageHub.get_instance("first run") is reference()
+    second = MessageHub.new_instance("second run")
+    gc.collect()
+    assert reference() is None
+    assert MessageHub.get_current_instance() is second
+    assert MessageHub.get_instance("without a run") is kept

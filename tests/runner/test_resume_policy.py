@@ -271,7 +271,10 @@ def test_an_error_in_reading_names_the_packages_with_other_versions(make_runner,
     ("policy", "message"),
     [
         ("config", "`resume_policy` must be a dict or None, got 'config'"),
-        (dict(seed="conf"), "`resume_policy.seed` must be 'checkpoint' or 'config' or 'error', got 'conf'; did you mean 'config'"),
+        (
+            dict(seed="conf"),
+            "`resume_policy.seed` must be 'checkpoint' or 'config' or 'error', got 'conf'; did you mean 'config'",
+        ),
         (dict(schedule="config"), "did you mean 'schedules'"),
     ],
 )
