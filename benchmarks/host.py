@@ -28,7 +28,7 @@ HOOKS = [
     dict(type="SetEpochInfoHook"),
     dict(type="SyncBuffersHook"),
     dict(type="CheckInvalidLossHook", interval=100),
-    dict(type="CheckpointHook", by_epoch=False, interval=10**9, save_last=False),
+    dict(type="CheckpointHook", by_epoch=False, interval=10**9, save_last=False, filename_tmpl="second_{}"),
 ]
 SETTINGS = dict(log_every=10, save_every=10**9)
 
