@@ -1,6 +1,7 @@
 """Set up eight simulated CPU devices, quick compilation and a compilation cache shared by all processes."""
 
 import importlib.metadata
+import logging
 import os
 import pathlib
 import sys
@@ -40,3 +41,12 @@ def reset_event_file_counter(monkeypatch):
     module = sys.modules.get("tensorboard.summary.writer.event_file_writer")
     if module is not None:
         monkeypatch.setattr(module, "_global_uid", module.AtomicCounter(0))
+
+
+@pytest.fixture(autouse=True)
+def restored_log_level():
+    """Restore the level of the logger, which each run sets, so that no test depends on those before it."""
+    logger = logging.getLogger("jengine")
+    level = logger.level
+    yield
+    logger.setLevel(level)
