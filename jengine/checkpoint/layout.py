@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jengine.checkpoint import arrays
 from jengine.checkpoint.manifest import MANIFEST, META, read_manifest, validate_checkpoint, write_synced
 
 STATE = "state"
@@ -77,7 +78,7 @@ def find_latest(work_dir: str | os.PathLike[str], *, checksums: bool = False) ->
 
     Args:
       work_dir: the run's directory; it may be missing.
-      checksums: whether to skip checkpoints whose files do not match their checksums.
+      checksums: whether to skip checkpoints whose files do not match their checksums, or whose arrays are unreadable.
 
     Returns:
       Its absolute path, or None if there is no complete checkpoint.
@@ -107,10 +108,21 @@ def _belongs_to(run: str | None, path: Path) -> bool:
     return run is None or (manifest is not None and manifest.run == run)
 
 
+def _check_readable(path: Path) -> str | None:
+    """Return why Orbax cannot read the structure of a checkpoint's arrays, or None if it can."""
+    try:
+        arrays.read_structs(path / STATE)
+    except Exception as error:  # of any type: from Orbax, from TensorStore, or from a file of another version
+        return f"its arrays are unreadable ({type(error).__name__}: {error})"
+    return None
+
+
 def _is_usable(path: Path, checksums: bool) -> bool:
     """Return whether a checkpoint is complete; log the reason if not."""
     try:
         problem = validate_checkpoint(path, checksums=checksums)
+        if problem is None and checksums:
+            problem = _check_readable(path)
     except (OSError, ValueError) as error:  # not a path at all
         problem = str(error)
     if problem is not None:

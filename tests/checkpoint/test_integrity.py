@@ -71,6 +71,14 @@ def test_a_meta_of_another_iteration_is_detected_without_checksums(checkpointer,
         load(path)
 
 
+def test_a_checkpoint_that_orbax_cannot_read_is_skipped_though_its_files_are_intact(two_checkpoints, caplog):
+    (two_checkpoints / "epoch_2" / "state" / "_METADATA").write_text('{"version": "of the future"}')
+    seal(two_checkpoints / "epoch_2", run="", is_latest=True, iteration=20)
+    with caplog.at_level("WARNING", logger="jengine"):
+        assert find_latest(two_checkpoints, checksums=True) == str(two_checkpoints / "epoch_1")
+    assert caplog.text.count("its arrays are unreadable") == 1
+
+
 @pytest.mark.parametrize(
     "break_pointer",
     [
