@@ -109,7 +109,7 @@ def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, 
     """Check `arguments` of `entry` against their annotations. A default always fits.
 
     Args:
-      owner: stands for the path in the message where there is no config: `CheckpointHook.interval`.
+      owner: replaces the path in messages outside a config: `CheckpointHook.interval`.
       entry: a class or function. Annotations that cannot be resolved are not checked.
       arguments: by name.
 

@@ -11,7 +11,16 @@ import jax
 
 from jengine.checkpoint import arrays
 from jengine.checkpoint.layout import INCOMING, OUTGOING, STATE, encode_meta, write_pointer
-from jengine.checkpoint.manifest import META, claim, is_ours, read_manifest, remove, seal, sync, validate_checkpoint
+from jengine.checkpoint.manifest import (
+    META,
+    claim,
+    has_manifest,
+    read_manifest,
+    remove,
+    seal,
+    sync,
+    validate_checkpoint,
+)
 
 
 class CheckpointSaveError(OSError):
@@ -198,19 +207,19 @@ def _is_primary() -> bool:
 
 def _clean_up(directory: Path) -> None:
     """Finish or discard interrupted saves: rename complete checkpoints whose name is free, remove the others."""
-    for incoming in filter(is_ours, directory.glob(f"*{INCOMING}")):
+    for incoming in filter(has_manifest, directory.glob(f"*{INCOMING}")):
         path = incoming.with_name(incoming.name.removesuffix(INCOMING))
         if not path.exists() and validate_checkpoint(incoming) is None:
             incoming.rename(path)
         else:
             remove(incoming)
-    for outgoing in filter(is_ours, directory.glob(f"*{OUTGOING}")):
+    for outgoing in filter(has_manifest, directory.glob(f"*{OUTGOING}")):
         remove(outgoing)
 
 
 def _delete_checkpoint(path: Path) -> None:
     # Rename first: a process killed in the middle of the removal leaves nothing that looks like a checkpoint.
-    if path.exists() and not is_ours(path):
+    if path.exists() and not has_manifest(path):
         raise FileExistsError(f"{path} is not a checkpoint of jengine, so it is not removed")
     outgoing = path.with_name(path.name + OUTGOING)
     remove(outgoing)

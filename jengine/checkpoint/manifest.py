@@ -72,8 +72,8 @@ def read_manifest(directory: Path) -> Manifest | None:
         return None
 
 
-def is_ours(directory: Path) -> bool:
-    """Return whether `directory` was made by jengine: whether it is a real directory that has a manifest."""
+def has_manifest(directory: Path) -> bool:
+    """Return whether `directory` has a manifest, so that jengine made it; False for a symbolic link."""
     return not directory.is_symlink() and (directory / MANIFEST).is_file()
 
 
@@ -108,14 +108,14 @@ def validate_checkpoint(directory: Path, *, checksums: bool = False) -> str | No
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory that is ours, its manifest last, so that an interrupted removal is recognized.
+    """Remove a directory that has a manifest, the manifest last, so that an interrupted removal is recognized.
 
     Raises:
       FileExistsError: it has files and no manifest.
     """
     if not directory.exists() or _is_empty(directory):
         return
-    if not is_ours(directory):
+    if not has_manifest(directory):
         raise FileExistsError(f"{directory} is not removed: it is not a checkpoint (it has no {MANIFEST})")
     for path in directory.iterdir():
         if path.is_dir() and not path.is_symlink():
@@ -154,10 +154,13 @@ def write_synced(path: Path, text: str) -> None:
 
 def _validate_meta(directory: Path, manifest: Manifest) -> str | None:
     try:
-        iteration = json.loads((directory / META).read_text())["meta"]["iter"]
+        meta = json.loads((directory / META).read_text())
+        if manifest.iteration is None:  # a published copy, which may have left out the iteration
+            return None
+        iteration = meta["meta"]["iter"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{META} is unreadable ({error!r})"
-    if manifest.iteration is not None and iteration != manifest.iteration:
+    if iteration != manifest.iteration:
         return f"{META} must be of iteration {manifest.iteration}, got {iteration}"
     return None
 
@@ -169,11 +172,15 @@ def _read(directory: Path) -> Manifest:
         raise ValueError(f"its format must be {_FORMAT}, got {found!r}")
     if stored.pop("sha256", None) != _digest(stored):
         raise ValueError("its SHA-256 is not that of its content")
-    files = {str(name): (int(size), digest) for name, (size, digest) in stored["files"].items()}
+    try:
+        files = {str(name): (int(size), digest) for name, (size, digest) in stored["files"].items()}
+        manifest = Manifest(stored["run"], stored["complete"], stored["latest"], stored["iter"], files)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"it has another structure: {error!r}") from error
     for name in files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"files must be inside the checkpoint, got {name!r}")
-    return Manifest(stored["run"], stored["complete"], stored["latest"], stored["iter"], files)
+    return manifest
 
 
 def _write(directory: Path, manifest: Manifest) -> None:

@@ -210,10 +210,10 @@ class CheckpointDirectories:
 def _move_others(directory: pathlib.Path, run_id: str) -> pathlib.Path | None:
     """Move the checkpoints in `directory` that another run wrote, and return their new directory."""
     from jengine.checkpoint import list_checkpoints
-    from jengine.checkpoint.manifest import is_ours, read_manifest
+    from jengine.checkpoint.manifest import has_manifest, read_manifest
 
     others = []
-    for path in filter(is_ours, map(pathlib.Path, list_checkpoints(directory))):
+    for path in filter(has_manifest, map(pathlib.Path, list_checkpoints(directory))):
         manifest = read_manifest(path)
         if manifest is None or manifest.run != run_id:
             others.append(path)

@@ -1,5 +1,7 @@
 """Test that damaged checkpoints are detected, that foreign directories are left alone, and that saves are durable."""
 
+import hashlib
+import json
 import os
 import pathlib
 import re
@@ -10,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from jengine.checkpoint import Checkpointer, CorruptCheckpointError, find_latest, load, restore
+from jengine.checkpoint import Checkpointer, CorruptCheckpointError, find_latest, load, publish, restore
 from jengine.checkpoint.checkpointer import CheckpointSaveError
 from jengine.checkpoint.layout import write_current_run
 from jengine.checkpoint.manifest import claim, read_manifest, seal
@@ -69,6 +71,20 @@ def test_a_meta_of_another_iteration_is_detected_without_checksums(checkpointer,
     (path / "meta.json").write_text((path / "meta.json").read_text().replace('"iter": 3', '"iter": 7'))
     with pytest.raises(CorruptCheckpointError, match=r"meta\.json must be of iteration 3, got 7"):
         load(path)
+
+
+def test_a_published_copy_without_meta_loads(two_checkpoints):
+    path, _ = publish(two_checkpoints / "epoch_2", ["params"])
+    assert load(path).params["head"][0][0] == 2.0
+
+
+@pytest.mark.parametrize("files", [None, 3, {"meta.json": 5}])
+def test_a_manifest_of_another_structure_is_unreadable(two_checkpoints, files):
+    path = two_checkpoints / "epoch_2" / "manifest.json"
+    content = {"format": 2, "run": "", "complete": True, "latest": True, "iter": 20, "files": files}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({**content, "sha256": digest}))
+    assert find_latest(two_checkpoints) == str(two_checkpoints / "epoch_1")
 
 
 def test_a_checkpoint_that_orbax_cannot_read_is_skipped_though_its_files_are_intact(two_checkpoints, caplog):
