@@ -346,3 +346,21 @@ def test_accumulated_scaled_gradients_are_divided_and_unscaled_once():
     for x in (1.0, 3.0):
         params, state, _ = wrapper.update_params(lambda p, x: p["w"] * x, params, state, jnp.float32(x))
     assert float(params["w"]) == -2.0
+
+
+def test_a_loaded_growth_factor_holds_for_steps_too():
+    def loss(params):
+        return params["w"].sum()
+
+    def scale_after_a_step(wrapper, state):
+        state, _ = wrapper.backward(loss, PARAMS, state)
+        _, state = wrapper.step(PARAMS, state)
+        return float(optax.tree.get(state, "loss_scale"))
+
+    scaler = dict(init_scale=2.0, growth_interval=1)
+    quadruple = AmpOptimWrapper(optimizer=SGD(lr=0.1), loss_scale=dict(scaler, growth_factor=4.0))
+    saved = quadruple.state_dict(quadruple.init(PARAMS))
+    wrapper = AmpOptimWrapper(optimizer=SGD(lr=0.1), loss_scale=dict(scaler, growth_factor=2.0))
+    assert scale_after_a_step(wrapper, wrapper.init(PARAMS)) == 4.0
+    state = wrapper.load_state_dict(saved, wrapper.init(PARAMS))
+    assert scale_after_a_step(wrapper, state) == 8.0
