@@ -109,7 +109,7 @@ class AmpOptimWrapper(OptimWrapper):
                 backoff_factor=saved["backoff_factor"],
                 growth_interval=saved["growth_interval"],
             )
-            self._clear_chains()
+            self.__dict__.pop("tx", None)  # rebuild the cached chain with these settings
             scale, tracker = jnp.float32(saved["scale"]), jnp.int32(saved["_growth_tracker"])
         saved_state = _add_loss_scale(state_dict["state"], opt_state)
         opt_state = super().load_state_dict({**state_dict, "state": saved_state}, opt_state)

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,8 +67,6 @@ class OptimWrapper:
         self.clip_grad = parse_clip_grad(clip_grad)
         self.axis_name = axis_name
         self._accumulation = Accumulation(accumulative_counts)
-
-    _chains: ClassVar[tuple[str, ...]] = ("tx", "_tx_without_accumulation")
 
     @functools.cached_property
     def tx(self) -> optax.GradientTransformationExtraArgs:
@@ -479,12 +477,8 @@ class OptimWrapper:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes for copies and pickles, without the cached chains, which refer to these groups."""
-        return {name: value for name, value in self.__dict__.items() if name not in self._chains}
-
-    def _clear_chains(self) -> None:
-        """Drop the cached chains, which are built again with the current settings."""
-        for name in self._chains:
-            self.__dict__.pop(name, None)
+        cached = ("tx", "_tx_without_accumulation")
+        return {name: value for name, value in self.__dict__.items() if name not in cached}
 
     def __repr__(self) -> str:
         return (
