@@ -1,6 +1,7 @@
 """Average the parameters inside the training step, for evaluation and deployment."""
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -153,11 +154,12 @@ class EMAHook(Hook):
                     f"EMAHook: {name} must be at most max_{name.removeprefix('begin_')}s={end}, got {begin}"
                 )
         if self.begin_epoch:
-            self._first_iter = (self.begin_epoch - 1) * len(runner.train_loop.dataloader) + 1
+            self._first_iter = (self.begin_epoch - 1) * self.require_epoch_length(runner) + 1
         wrapper, iters_per_update = runner.optim_wrapper, 1
         if self.count_by == "update" and not isinstance(wrapper, Mapping):  # several optimizers do not accumulate
             iters_per_update = wrapper.accumulative_counts
-        self.average = self.average.with_total_steps(-(-runner.max_iters // iters_per_update))
+        if math.isfinite(runner.max_iters):
+            self.average = self.average.with_total_steps(math.ceil(runner.max_iters / iters_per_update))
 
     def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
         """Replace the parameters by the averages, in the dtypes of the parameters."""

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jengine.optim.schedules import schedulers_state_dict
+from jengine.runner.resume_data import collect_position, restore_position
 from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.workdir import LoadFrom
@@ -67,6 +68,7 @@ def collect_checkpoint(
         validations=[[epoch, iteration, _select_scalars(metrics)] for epoch, iteration, metrics in runner.validations],
     )
     bundle["meta"].update(meta or {})
+    bundle["data"] = collect_position(runner, bundle["meta"])
     if save_optimizer:
         bundle["optimizer"] = runner.optim_wrapper.group_state_dict()
         bundle["optimizer_settings"] = runner.optimizer_settings
@@ -129,6 +131,7 @@ def resume(runner: Runner, path: str) -> None:
     runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
     for name, value in bundle["hyperparams"].items():
         runner.hyperparams[name] = value
+    restore_position(runner, bundle["data"])
     restore_hyperparams(runner, bundle)
     for name, hook in hook_names(runner.hooks).items():
         if name in bundle["hooks"]:

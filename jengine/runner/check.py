@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.data import DataLoader, IterableLoader, check_dataloader
+from jengine.data.sources import as_source, is_stream
 from jengine.errors import ConfigError, closest, config_path
 from jengine.evaluation import Evaluator, build_evaluator
 from jengine.hooks import CheckpointHook, Hook
@@ -23,7 +24,7 @@ _EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
 # Entries of a checkpoint; hooks may add others in `before_save_checkpoint`.
 _CHECKPOINT_KEYS = (
     *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
-    "replicas", "validations", "optimizer", "param_schedulers",
+    "replicas", "validations", "optimizer", "param_schedulers", "data",
 )  # fmt: skip
 _ALMOST = 0.9  # similarity of names from which one is a misspelling of the other; hooks may define their own stages
 
@@ -157,10 +158,9 @@ def _check_loader(name: str, cfg: Any) -> None:
     with config_path(name):
         if hasattr(cfg, "items"):
             check_dataloader(cfg)
-        elif not isinstance(cfg, DataLoader | IterableLoader) and not (
-            hasattr(cfg, "__iter__") and not _is_config(cfg)
-        ):
-            raise TypeError(f"`{name}` must be a dict or an iterable of batches, got {cfg!r}")
+        elif not isinstance(cfg, DataLoader | IterableLoader) and (_is_config(cfg) or not is_stream(cfg)):
+            as_source(cfg)  # raises the error that says what to pass
+
 
 
 def _check_loop(mode: str, cfg: Any) -> None:

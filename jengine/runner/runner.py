@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import jax
 from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
 from jengine.config import check_keys, dump_config, resolve, write_config
+from jengine.data import select_arrays
 from jengine.distributed import ShutdownConsensus, assert_equal_across_processes, get_processes
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook, Priority
@@ -26,6 +28,7 @@ from jengine.runner.initial_state import StateInitializer
 from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity
 from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume
+from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.resume_optimizer import optimizer_settings
 from jengine.runner.resume_policy import parse_resume_policy
 from jengine.runner.workdir import CheckpointDirectories, identify
@@ -46,7 +49,7 @@ class Runner:
     Args:
       model: a `Model`, or a config of one.
       work_dir: directory of checkpoints and logs.
-      train_dataloader, val_dataloader, test_dataloader: config of a loader, a loader, or any sized iterable of batches.
+      train_dataloader, val_dataloader, test_dataloader: config of a loader, or an iterable of batches.
       train_cfg: `dict(by_epoch=True, max_epochs=...)`, `dict(by_epoch=False, max_iters=...)` or a loop by `type`, with
         `val_begin`, `val_interval`, `dynamic_intervals` and `steps_per_call`.
       val_cfg, test_cfg: `dict()` or a loop by `type`.
@@ -69,7 +72,8 @@ class Runner:
       cfg: the config of the run; written to the work dir and saved in checkpoints.
       log_level: lowest level in the terminal and the log file, as in `logging`.
       resume_policy: which settings hold after a resume, where those of config and checkpoint differ: a dict of
-        `optimizer`, `schedules` and `seed`, each 'checkpoint' (the default), 'config' or 'error' (see `ResumePolicy`).
+        `optimizer`, `schedules` and `seed`, each 'checkpoint' (the default), 'config' or 'error', and of `data`,
+        'exact' if a position in the data that cannot be restored is an error (see `ResumePolicy`).
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it.
@@ -268,14 +272,16 @@ class Runner:
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
         """Run one training step on a batch on its device, and return the metrics, which stay on the device."""
         is_update = self.optim_wrapper.start_step(self.iter)
-        self.state, metrics = self.programs.run_step(self.state, batch, self.step_hyperparams(), is_update)
+        arrays = select_arrays(batch)
+        self.state, metrics = self.programs.run_step(self.state, arrays, self.step_hyperparams(), is_update)
         return metrics
 
     def train_chunk(
         self, batches: Sequence[PyTree], hyperparams: Sequence[Mapping[str, Any]], is_update: Sequence[bool]
     ) -> ChunkMetrics:
         """Run a training step for each host batch in one call; see `TrainPrograms.run_chunk`."""
-        self.state, metrics = self.programs.run_chunk(self.state, batches, hyperparams, is_update)
+        arrays = [select_arrays(batch) for batch in batches]
+        self.state, metrics = self.programs.run_chunk(self.state, arrays, hyperparams, is_update)
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:
@@ -344,8 +350,8 @@ class Runner:
         return 0 if self.train_loop is None else self.train_loop.epoch
 
     @property
-    def max_iters(self) -> int:
-        """The number of training iterations of the whole run."""
+    def max_iters(self) -> int | float:
+        """The number of training iterations of the whole run; `math.inf` if unknown."""
         return 0 if self.train_loop is None else self.train_loop.max_iters
 
     @property
@@ -401,10 +407,12 @@ class Runner:
         self._directories.lock()
         self.call_hook("before_run")
         self._load_or_resume()
-        self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
+        total = self.train_loop.max_iters
+        self.optim_wrapper.initialize_count_status(self.train_loop.iter, -1 if math.isinf(total) else total)
         self.programs = self.build_programs()
         self.logger.info(report.describe_start(self, self._group_table))
         report.warn_if_chunks_are_blocked(self)
+        warn_if_inexact(self)
         self._first_iter = self.train_loop.iter
         with self.interrupts:
             try:
