@@ -9,6 +9,7 @@ from jengine.data.datasets import ArrayDataset as ArrayDataset
 from jengine.data.datasets import Digits as Digits
 from jengine.data.iterables import IterableLoader as IterableLoader
 from jengine.data.loader import DataLoader as DataLoader
+from jengine.data.masking import MaskedTuple as MaskedTuple
 from jengine.data.pipeline import Pipeline as Pipeline
 from jengine.data.pipeline import TransformedDataset as TransformedDataset
 from jengine.data.prefetch import prefetch_to_device as prefetch_to_device

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.data.collate import count_examples, is_flat, pad_examples, with_mask
+from jengine.data.collate import count_examples, is_flat, pad_examples
+from jengine.data.masking import with_mask
 
 
 class IterableLoader:

@@ -13,6 +13,7 @@ from jengine.data import BatchStream, prefetch_to_device
 from jengine.distributed import all_gather_objects, process_local_batch
 from jengine.errors import ConfigError
 from jengine.model import CastModel, Precision
+from jengine.model.labels import LabelChecks
 from jengine.registry import LOOPS
 from jengine.runner import runner_protocol
 from jengine.runner.runner_protocol import Runner
@@ -183,7 +184,7 @@ class TrainLoop:
 
     def _stream(self, source: Iterable[PyTree]) -> BatchStream:
         """Return the batches of `source`; for single steps they are sent to the device ahead of their use."""
-        put = self.runner.strategy.put_batch
+        put = self.runner.programs.put_batch
         if self.steps_per_call > 1:
             self._put = put
             return BatchStream(source)
@@ -365,8 +366,9 @@ class EvalLoop:
         """Evaluate this model from now on, with the parameters of the run."""
         strategy = self.runner.strategy
         model = strategy.adapt_for_eval(CastModel(model, Precision(compute="float16")) if self._fp16 else model)
+        self._label_checks = LabelChecks()
         self._traced = RecompilationGuard(
-            build_eval_step(model, self.evaluator.update),
+            self._label_checks.watch(build_eval_step(model, self.evaluator.update), argument=3),
             ("params", "model_state", "metrics", "batch"),
             name=f"the step of the {self._phase}",
             on_recompile=None if self.runner.train_loop is None else self.runner.train_loop.on_recompile,
@@ -399,7 +401,7 @@ class EvalLoop:
         runner, mode = self.runner, self.mode
         sums = runner.strategy.put_replicated(self.evaluator.init())
         with contextlib.closing(
-            prefetch_to_device(self.dataloader, runner.strategy.put_batch, self.dataloader.device_prefetch)
+            prefetch_to_device(self.dataloader, self._put_batch, self.dataloader.device_prefetch)
         ) as batches:
             for batch_idx, batch in enumerate(batches):
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
@@ -409,7 +411,13 @@ class EvalLoop:
                 self._process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()
+        self._label_checks.stop()  # the next evaluation has the same data
         return self.evaluator.evaluate(sums, functools.partial(all_gather_objects, processes=runner.processes))
+
+    def _put_batch(self, batch: PyTree) -> PyTree:
+        """Check the labels of a host batch, and place it on its device."""
+        self._label_checks.add(batch)
+        return self.runner.strategy.put_batch(batch)
 
     def _call(self, *args: PyTree) -> Any:
         """Run the evaluation step and record compile time."""
