@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset, IterableLoader
+from jengine.data.masking import get_mask
 
 
 class Tensor:
