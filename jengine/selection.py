@@ -28,7 +28,7 @@ def select(tree: Any, selector: Selector, argument: str, tree_name: str) -> Any:
     """
     entry = find(tree, selector, _MISSING)
     if entry is _MISSING:
-        hint = did_you_mean(str(selector), [path for path, _ in _leaves(tree)])
+        hint = did_you_mean(selector, [path for path, _ in _leaves(tree)]) if isinstance(selector, str) else ""
         raise UnknownNameError(
             f"`{argument}` must be an entry of the {tree_name}, got {selector!r}; {_describe(tree, tree_name)}{hint}"
         )

@@ -15,8 +15,8 @@ class ArrayDataset:
     """Hold arrays in memory; sample i is entry i of each.
 
     Args:
-      arrays: pytree of NumPy arrays (or values that convert to them) of equal leading length, usually a dict or a tuple;
-        a list of arrays counts as a tuple.
+      arrays: pytree of NumPy arrays (or values that convert to them) of equal leading length, usually a dict or a
+        tuple; a list of arrays counts as a tuple.
       metainfo: facts about the dataset for metrics and visualizers, such as the class names.
 
     Raises:

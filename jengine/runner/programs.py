@@ -26,7 +26,7 @@ from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any
 
-_CHECKED_BATCHES = 10  # of the training data: their labels are checked on the host
+_CHECKED_BATCHES = 10  # the number of training batches whose labels are checked on the host
 _SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
 
 

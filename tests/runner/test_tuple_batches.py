@@ -111,7 +111,8 @@ def test_validation_stops_at_a_label_outside_the_classes(make_tuple_runner):
     runner = make_tuple_runner(val_labels=lambda y: np.where(np.arange(len(y)) == 17, -1, y))
     with pytest.raises(ConfigError, match="`Accuracy.label` must be .* set ignore_index=-1 if this value marks"):
         runner.train()
-    assert runner.iter == 4 and not runner.validations
+    assert runner.iter == 4
+    assert not runner.validations
 
 
 def test_ignored_labels_train_and_validate_like_data_without_them(make_tuple_runner, tmp_path):
