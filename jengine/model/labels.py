@@ -107,7 +107,7 @@ class LabelChecks:
         return watched
 
     def require(self, requirement: _Requirement) -> None:
-        """Check the waiting batches, and those to come."""
+        """Check the waiting batches, and those to come; an error ends the trace, which is otherwise not affected."""
         self._requirements[requirement] = None
         for batch in self._waiting:
             _check(requirement, *batch)
