@@ -57,6 +57,26 @@ def test_loop_of_the_runner_page_validates_after_each_pass(tmp_path):
     assert [iteration for _, iteration, _ in runner.validations] == [5, 10, 12]  # passes of 5 iterations
 
 
+def test_model_with_several_outputs_of_the_model_page_trains_on_tuples(tmp_path):
+    page = (DOCS / "model.md").read_text()
+    (block,) = [x for x in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "class Backbone" in x]
+    names = {"__name__": "docs.model"}
+    exec(compile(block, "model.md", "exec"), names)
+    data = dict(batch_size=24, dataset=names["dataset"])
+    runner = Runner(
+        names["model"],
+        tmp_path,
+        train_dataloader=data,
+        train_cfg=dict(max_epochs=1),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+        val_dataloader=data,
+        val_cfg=dict(),
+        val_evaluator=names["val_evaluator"],
+    )
+    runner.train()
+    assert runner.validations[-1][2] == {"accuracy/top1": 1.0}  # all labels are 0, and equal logits rank by index
+
+
 def _linear(params, batch):
     return batch["x"] @ params["w"]
 

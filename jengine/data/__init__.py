@@ -13,6 +13,7 @@ from jengine.data.host_entries import put_arrays as put_arrays
 from jengine.data.host_entries import select_arrays as select_arrays
 from jengine.data.iterables import IterableLoader as IterableLoader
 from jengine.data.loader import DataLoader as DataLoader
+from jengine.data.masking import MaskedTuple as MaskedTuple
 from jengine.data.pipeline import Pipeline as Pipeline
 from jengine.data.pipeline import TransformedDataset as TransformedDataset
 from jengine.data.prefetch import prefetch_to_device as prefetch_to_device

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jengine.data.collate import with_mask
+from jengine.data.masking import with_mask
 
 # More epochs than any run has; grain requires the length of a source.
 _MAX_EPOCHS = 2**24

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jengine import paths
+from jengine.data.masking import MaskedTuple
 
 # Kinds of NumPy dtypes without a form on the device: objects, strings, bytes, dates and durations.
 _HOST_KINDS = frozenset("OUSMm")
@@ -56,6 +57,8 @@ def _prune(node: Any) -> Any:
     if isinstance(node, Mapping):
         pruned = {key: _prune(value) for key, value in node.items()}
         return {key: value for key, value in pruned.items() if value is not None or node[key] is None}
+    if isinstance(node, MaskedTuple):
+        return MaskedTuple(map(_prune, node), node.mask)
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return type(node)(*map(_prune, node))
     if isinstance(node, list | tuple):
@@ -69,6 +72,8 @@ def _merge(batch: Any, arrays: Any) -> Any:
     """Return `batch` with the leaves of `arrays`, and its own where `arrays` has none."""
     if isinstance(batch, Mapping):
         return {key: _merge(value, arrays[key]) if key in arrays else value for key, value in batch.items()}
+    if isinstance(batch, MaskedTuple):
+        return MaskedTuple(map(_merge, batch, arrays), arrays.mask)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*map(_merge, batch, arrays))
     if isinstance(batch, list | tuple):

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.data.collate import count_examples, default_collate, is_flat, pad_examples, with_mask
+from jengine.data.collate import count_examples, default_collate, is_flat, pad_examples
 from jengine.data.host_entries import select_arrays
+from jengine.data.masking import with_mask
 from jengine.data.sources import Pass, Resume, as_source, set_epoch
 from jengine.errors import ConfigError
 

@@ -26,7 +26,8 @@ class DataLoader:
       batch_size: examples per batch on this process.
       sampler: the order of the samples, any iterable of indices with a length; None for the order of the dataset.
       drop_last: whether the last, smaller batch is dropped. When False it is padded by repeating samples, and every
-        batch, which must be a dict, gets `mask`: bool[batch_size], True for a real example.
+        batch gets a mask, bool[batch_size], True for a real example: a dict the entry `mask`, a tuple or list the
+        attribute `mask` (see `MaskedTuple`).
       num_workers: worker processes that build batches. Dataset and `collate_fn` must then pickle, and the script
         needs `if __name__ == "__main__":`. Workers stay alive between epochs; `close` ends them.
       num_threads: threads that build batches (in each worker, if there are any), for datasets that read files.

@@ -1,12 +1,12 @@
 """Build the modules and losses of model adapters from configs, and call functions written by the user."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jengine.errors import closest
 from jengine.model.model import Losses, PyTree
 from jengine.registry import MODELS, check_arguments
+from jengine.selection import Selector, select
 
 
 def accepts(fn: Callable[..., Any], name: str) -> bool:
@@ -18,23 +18,16 @@ def accepts(fn: Callable[..., Any], name: str) -> bool:
     return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
-def select_inputs(batch: PyTree, inputs: str | tuple[str, ...] | None) -> tuple[Any, ...]:
-    """Return the positional arguments of a module: the batch entries named in `inputs`, or the batch itself for None.
+def select_inputs(batch: PyTree, inputs: Selector | Sequence[Selector] | None) -> tuple[Any, ...]:
+    """Return the positional arguments of a module: the batch entries in `inputs`, or the batch itself for None.
 
     Raises:
       KeyError: if the batch does not have an entry.
     """
     if inputs is None:
         return (batch,)
-    names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
-    for name in names:
-        if not isinstance(batch, Mapping):
-            raise KeyError(
-                f"the batch must be a dict with the entry {name!r}, see `inputs`, got {type(batch).__name__}"
-            )
-        if name not in batch:
-            raise KeyError(f"`inputs` must be entries of the batch, got {name!r}{closest(name, batch)}")
-    return tuple(batch[name] for name in names)
+    selectors = (inputs,) if isinstance(inputs, int | str) else inputs
+    return tuple(select(batch, selector, "inputs", "batch") for selector in selectors)
 
 
 def build_loss(loss: Any) -> Callable[..., Any]:

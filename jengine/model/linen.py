@@ -11,6 +11,7 @@ from jengine.model.autocast import autocast
 from jengine.model.model import Losses, Model, PyTree
 from jengine.paths import dotted
 from jengine.registry import MODELS
+from jengine.selection import Selector
 
 # Usual names of the argument that selects training or inference, and its value in training.
 _TRAIN_ARGUMENTS = {"train": True, "training": True, "is_training": True, "deterministic": False}
@@ -28,7 +29,8 @@ class LinenModel(Model):
     Args:
       module: the module or its config (`dict(type=..., ...)`).
       loss: function `(outputs, batch) -> losses`, with an optional argument `hyperparams`; or its config.
-      inputs: the batch entries to call the module with, in order; None to pass the whole batch.
+      inputs: the batch entries to call the module with, in order, each a name, index or dotted path; None to pass the
+        whole batch.
       rngs: names of the module's random number streams in training.
     """
 
@@ -36,12 +38,12 @@ class LinenModel(Model):
         self,
         module: Any,
         loss: Callable[..., Any] | Mapping[str, Any],
-        inputs: str | Sequence[str] | None = "image",
+        inputs: Selector | Sequence[Selector] | None = "image",
         rngs: Sequence[str] = ("dropout",),
     ) -> None:
         self.module = build_module(module)
         self._loss = build_loss(loss)
-        self._inputs = inputs if inputs is None or isinstance(inputs, str) else tuple(inputs)
+        self._inputs = inputs
         self._rngs = tuple(rngs)
         parameters = inspect.signature(type(self.module).__call__).parameters
         self._train_argument = next((name for name in _TRAIN_ARGUMENTS if name in parameters), None)

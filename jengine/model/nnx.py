@@ -15,6 +15,7 @@ from jengine.model.adapters import build_loss, build_module, call_loss, select_i
 from jengine.model.autocast import autocast, current_dtype
 from jengine.model.model import Losses, Model, PyTree
 from jengine.registry import MODELS
+from jengine.selection import Selector
 
 
 @MODELS.register_module()
@@ -30,14 +31,15 @@ class NnxModel(Model):
     Args:
       module: a function or class `(rngs) -> nnx.Module`, or its config, which is built with the argument `rngs`.
       loss: function `(outputs, batch) -> losses`, with an optional argument `hyperparams`; or its config.
-      inputs: the batch entries to call the module with, in order; None to pass the whole batch.
+      inputs: the batch entries to call the module with, in order, each a name, index or dotted path; None to pass the
+        whole batch.
     """
 
     def __init__(
         self,
         module: Callable[..., Any] | Mapping[str, Any],
         loss: Callable[..., Any] | Mapping[str, Any],
-        inputs: str | Sequence[str] | None = "image",
+        inputs: Selector | Sequence[Selector] | None = "image",
     ) -> None:
         if not callable(module) and not hasattr(module, "items"):
             raise TypeError(
@@ -45,7 +47,7 @@ class NnxModel(Model):
             )
         self._module = module
         self._loss = build_loss(loss)
-        self._inputs = inputs if inputs is None or isinstance(inputs, str) else tuple(inputs)
+        self._inputs = inputs
         self._structure: tuple[Any, Any, Any, Any] | None = None
         self.module_types: dict[str, str] = {}
         self.logical_axes: dict[str, tuple[Any, ...]] = {}

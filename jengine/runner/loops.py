@@ -15,6 +15,7 @@ from jengine.data import BatchCheck, BatchStream, prefetch_to_device, put_arrays
 from jengine.distributed import all_gather_objects, process_local_batch
 from jengine.errors import ConfigError
 from jengine.model import CastModel, Precision
+from jengine.model.labels import LabelChecks
 from jengine.registry import LOOPS
 from jengine.runner import runner_protocol
 from jengine.runner.runner_protocol import Runner
@@ -217,7 +218,7 @@ class TrainLoop:
         return BatchStream(source, put, loader.device_prefetch, loader.state_dict)
 
     def _put_batch(self, batch: PyTree) -> PyTree:
-        return put_arrays(batch, self.runner.strategy.put_batch)
+        return put_arrays(batch, self.runner.programs.put_batch)
 
     def _repeat_data(self) -> Iterator[PyTree]:
         """Yield the batches of one pass over the data after another, from the current position on."""
@@ -457,8 +458,9 @@ class EvalLoop:
         """Evaluate this model from now on, with the parameters of the run."""
         strategy = self.runner.strategy
         model = strategy.adapt_for_eval(CastModel(model, Precision(compute="float16")) if self._fp16 else model)
+        self._label_checks = LabelChecks()
         self._traced = RecompilationGuard(
-            build_eval_step(model, self.evaluator.update),
+            self._label_checks.watch(build_eval_step(model, self.evaluator.update), argument=3),
             ("params", "model_state", "metrics", "batch"),
             name=f"the step of the {self._phase}",
             on_recompile=None if self.runner.train_loop is None else self.runner.train_loop.on_recompile,
@@ -491,11 +493,7 @@ class EvalLoop:
         runner, mode, loader = self.runner, self.mode, self.dataloader
         sums = runner.strategy.put_replicated(self.evaluator.init())
         loader.set_epoch(0)
-
-        def put(batch: PyTree) -> PyTree:
-            return put_arrays(self._check_batch(batch), runner.strategy.put_batch)
-
-        with contextlib.closing(prefetch_to_device(loader, put, loader.device_prefetch)) as batches:
+        with contextlib.closing(prefetch_to_device(loader, self._put_batch, loader.device_prefetch)) as batches:
             for batch_idx, batch in enumerate(itertools.islice(batches, self._epoch_length)):
                 self._counted = batch_idx + 1
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
@@ -505,7 +503,13 @@ class EvalLoop:
                 self._process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()
+        self._label_checks.stop()  # the next evaluation has the same data
         return self.evaluator.evaluate(sums, functools.partial(all_gather_objects, processes=runner.processes))
+
+    def _put_batch(self, batch: PyTree) -> PyTree:
+        """Check a host batch, and place its arrays on their device."""
+        self._label_checks.add(self._check_batch(batch))
+        return put_arrays(batch, self.runner.strategy.put_batch)
 
     def _call(self, *args: PyTree) -> Any:
         """Run the evaluation step and record compile time."""

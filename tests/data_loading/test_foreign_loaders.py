@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jengine.data import IterableLoader
+from jengine.data.masking import get_mask
 from jengine.errors import ConfigError
 
 
@@ -108,11 +109,19 @@ def test_in_evaluation_the_last_batch_is_padded_and_all_batches_have_a_mask(make
     assert batches[2]["x"][1] == batches[2]["x"][0]
 
 
-def test_evaluation_batches_need_not_be_dicts_if_all_are_full():
-    batches = [(np.zeros(2), np.ones(2))] * 2
+def test_evaluation_batches_need_no_entries_if_all_are_full():
+    batches = [np.zeros(2)] * 2
     assert len(list(IterableLoader(batches, train=False))) == 2
     with pytest.raises(TypeError, match="a batch that may be padded must be a dict"):
-        list(IterableLoader([*batches, (np.zeros(1), np.ones(1))], train=False))
+        list(IterableLoader([*batches, np.zeros(1)], train=False))
+
+
+def test_the_last_tuple_of_arrays_is_padded_in_evaluation():
+    batches = [(np.zeros(2), np.ones(2)), (np.zeros(1), np.ones(1))]
+    full, padded = IterableLoader(batches, train=False)
+    assert [get_mask(full).tolist(), get_mask(padded).tolist()] == [[True, True], [True, False]]
+    x, y = padded
+    assert [x.tolist(), y.tolist()] == [[0, 0], [1, 1]]
 
 
 def test_a_batch_of_another_size_in_the_middle_is_refused():

@@ -278,9 +278,9 @@ def test_a_start_outside_the_epoch_is_refused():
         DataLoader(make_dataset(4), 2).set_epoch(0, start=3)
 
 
-def test_a_batch_that_is_not_a_dict_cannot_be_padded():
-    with pytest.raises(TypeError, match="got tuple; return a dict, or use drop_last=True"):
-        next(iter(DataLoader(ArrayDataset((np.zeros(4), np.zeros(4))), 2)))
+def test_a_batch_without_entries_cannot_be_padded():
+    with pytest.raises(TypeError, match="or a tuple or list, got ndarray; return one of these, or use drop_last=True"):
+        next(iter(DataLoader(ArrayDataset(np.zeros(4)), 2)))
 
 
 def test_a_batch_that_already_has_a_mask_is_refused():
