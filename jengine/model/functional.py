@@ -21,23 +21,22 @@ _ARGS, _KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 class FunctionalModel(Model):
     """Adapt plain functions. Each function receives, by name, the arguments that are in its signature.
 
-    Arguments with other names are the first ones of each function, in order: `init(key)`, `init(key, batch)`,
-    `loss(p, b)`, `predict(p, b)`. Those with a default value keep it.
+    Required arguments of other names are, in order, `rng` and `batch` of `init`, and `params` and `batch` of `loss` and
+    `predict`: `init(key)`, `init(key, x)`, `loss(p, b)`. Arguments of other names with a default value keep it.
 
     To support low precision (`precision=`, `AmpOptimWrapper`), call the network through `jengine.model.autocast`.
 
     Args:
-      init: function of any of `rng, batch`, in this order if they have other names; returns `params`, or `(params, model_state)` if `loss` has an argument
+      init: function of any of `rng, batch`; returns `params`, or `(params, model_state)` if `loss` has an argument
         `model_state`.
-      loss: function of any of `params, model_state, batch, rng, hyperparams`, or of the parameters and the batch in this
-        order if they have other names; returns an array or a dict of losses, or
+      loss: function of any of `params, model_state, batch, rng, hyperparams`; returns an array or a dict of losses, or
         `(losses, model_state)` if it has an argument `model_state`. For several optimizers, a dict of such functions
         by the name of the optimizer (see `OptimWrapperDict`).
-      predict: function of any of `params, model_state, batch`, or of the parameters and the batch; returns the
-        predictions. Only validation and test require it.
+      predict: function of any of `params, model_state, batch`; returns the predictions. Only validation and test
+        require it.
 
     Raises:
-      TypeError: if an argument is not a function, or a function has arguments of other names that are not those above.
+      TypeError: if an argument is not a function, or a function requires something else.
 
     Example:
       >>> model = FunctionalModel(

@@ -16,17 +16,11 @@ class SownValues:
       owner: the name of the adapter, for error messages.
       losses: names of sown losses, or a dict from name to weight; None if there are none to be used.
       predictions: names of sown values that are returned with the predictions.
-
-    Raises:
-      TypeError: if `losses` or `predictions` is a string.
     """
 
     def __init__(
         self, owner: str, losses: Sequence[str] | Mapping[str, float] | None, predictions: Sequence[str]
     ) -> None:
-        for argument, names in (("sown_losses", losses), ("sown_predictions", predictions)):
-            if isinstance(names, str):
-                raise TypeError(f"{owner}: `{argument}` must be a sequence of names, got {names!r}; write ({names!r},)")
         self._owner = owner
         self._is_decided = losses is not None
         self._weights = dict(losses.items() if isinstance(losses, Mapping) else dict.fromkeys(losses or (), 1.0))
