@@ -125,8 +125,6 @@ class _NamedArguments:
     def __init__(
         self, role: str, fn: Callable[..., Any], names: Sequence[str], main: Sequence[str], optional: bool = False
     ) -> None:
-        if not callable(fn):
-            raise TypeError(f"FunctionalModel: `{role}` must be a function, got {fn!r}")
         parameters = inspect.signature(fn).parameters.values()
         kinds = {p.kind for p in parameters}
         named = [p.name for p in parameters if p.name in names]
