@@ -91,9 +91,9 @@ class NnxModel(Model):
         graphdef, *states = _split(module)
         self.logical_axes = _logical_axes(states[0])
         accepts_rngs = "rngs" in inspect.signature(type(module).__call__).parameters
-        self._structure = _Structure(graphdef, *jax.tree.map(_shape, states), accepts_rngs)
-        params, _, rest = (list_variables(state) for state in states)
-        return to_dict(params), to_dict(rest)
+        params, streams, rest = jax.tree.map(_shape, states)
+        self._structure = _Structure(graphdef, params, streams, rest, accepts_rngs)
+        return to_dict(list_variables(states[0])), to_dict(list_variables(states[2]))
 
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
