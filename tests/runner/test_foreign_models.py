@@ -236,3 +236,13 @@ def test_a_resumed_run_of_random_streams_equals_an_uninterrupted_one(glue, tmp_p
     resumed = make_runner(glue, tmp_path / "part", **changes, resume=True).train()
     assert int(resumed.step) == 6
     jax.tree.map(np.testing.assert_array_equal, (whole.params, whole.model_state), (resumed.params, resumed.model_state))
+
+
+def test_stacked_layers_train_on_several_replicas_in_low_precision(tmp_path):
+    changes = dict(val_cfg=None, val_dataloader=None, val_evaluator=None, precision="bfloat16")
+    runner = make_runner(glue_scan_class, tmp_path, parallel=dict(type="DataParallel", devices=2), **changes)
+    state = runner.train()
+    mean = state.model_state["layers"]["norm"]["mean"]
+    assert (mean.shape, mean.dtype) == ((2, 3, 6), jnp.float32)
+    assert not np.allclose(mean[0], mean[1])  # each replica has its own examples and masks
+    assert runner.module()(np.ones((2, 6), np.float32)).shape == (2, 6)
