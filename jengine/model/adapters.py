@@ -57,12 +57,36 @@ def build_module(module: Any, **extra: Any) -> Any:
     return entry(**arguments)
 
 
-def call_loss(fn: Callable[..., Any], outputs: PyTree, batch: PyTree, hyperparams: Mapping[str, Any]) -> Losses:
-    """Return the losses by name of `fn(outputs, batch)`, which is also passed `hyperparams` if it accepts them."""
-    extra = {"hyperparams": hyperparams} if accepts(fn, "hyperparams") else {}
-    return to_loss_dict(fn(outputs, batch, **extra))
+def call_loss(
+    fn: Callable[..., Any],
+    outputs: PyTree,
+    batch: PyTree,
+    hyperparams: Mapping[str, Any],
+    sown: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Losses:
+    """Return the losses by name of `fn(outputs, batch)`.
+
+    Args:
+      fn: the loss function. It is also passed `hyperparams` and `sown` if it accepts them.
+      outputs: the outputs of the network.
+      batch: the batch.
+      hyperparams: see `Model.loss`.
+      sown: the values that the network has sown: collection -> dotted path -> value.
+    """
+    available = {"hyperparams": hyperparams, "sown": sown or {}}
+    return to_loss_dict(fn(outputs, batch, **{name: x for name, x in available.items() if accepts(fn, name)}))
 
 
 def to_loss_dict(losses: Any) -> Losses:
     """Return losses by name; anything but a dict becomes the entry 'loss'."""
     return dict(losses) if isinstance(losses, Mapping) else {"loss": losses}
+
+
+# Usual names of the argument that selects training or inference, and its value in training.
+_TRAIN_ARGUMENTS = {"train": True, "training": True, "is_training": True, "deterministic": False}
+
+
+def train_arguments(module_type: type, *, train: bool) -> dict[str, bool]:
+    """Return the arguments of a module's `__call__` that select training or inference."""
+    parameters = inspect.signature(module_type.__call__).parameters
+    return {name: value is train for name, value in _TRAIN_ARGUMENTS.items() if name in parameters}

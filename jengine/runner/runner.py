@@ -31,6 +31,7 @@ from jengine.runner.resume_check import check_resume
 from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.resume_optimizer import optimizer_settings
 from jengine.runner.resume_policy import parse_resume_policy
+from jengine.runner.trained_module import trained_module
 from jengine.runner.workdir import CheckpointDirectories, identify
 from jengine.sharding import DispatchLimiter
 from jengine.train import TrainState
@@ -254,6 +255,10 @@ class Runner:
           RuntimeError: the Runner has no sections for a test.
         """
         return self._evaluate("test")
+
+    def module(self, train: bool = False) -> Any:
+        """Return a copy of the trained Flax module, in training or inference mode; see `trained_module`."""
+        return trained_module(self, train)
 
     def register_hook(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> None:
         """Add a hook, given as an instance or a config; `priority` overrides that of the config and of the class."""
