@@ -1,5 +1,6 @@
 """Write configs as Python files that can be loaded again."""
 
+import ast
 import importlib
 import math
 import os
@@ -11,6 +12,7 @@ import numpy as np
 
 from jengine.config.load import MODULE_PREFIX
 from jengine.config.resolve import resolve
+from jengine.errors import ConfigError
 
 _WIDTH = 100
 
@@ -29,6 +31,31 @@ def dump_config(cfg: Any) -> str:
         '"""The resolved config of a run."""\n\n\n'
         f"def get_config() -> dict:\n    return {_literal(resolve(cfg), indent=4, path='')}\n"
     )
+
+
+def parse_config(text: str) -> dict[str, Any]:
+    """Return the config of a text that `dump_config` wrote, without running it.
+
+    Raises:
+      ConfigError: the text has another form.
+    """
+    try:
+        (returned,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Return))
+        cfg = ast.literal_eval(_ReplaceFloats().visit(returned).value)
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"the text of a config must be one that `dump_config` wrote: {error}") from error
+    if not isinstance(cfg, dict):
+        raise ConfigError(f"the text of a config must return a dict, got {type(cfg).__name__}")
+    return cfg
+
+
+class _ReplaceFloats(ast.NodeTransformer):
+    """Replace `float("inf")`, which is not a literal, by its value."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        if isinstance(node.func, ast.Name) and node.func.id == "float" and isinstance(node.args[0], ast.Constant):
+            return ast.Constant(float(str(node.args[0].value)))
+        return node
 
 
 def write_config(cfg: Any, path: str | os.PathLike[str]) -> None:
