@@ -10,6 +10,7 @@ from jengine.errors import ConfigError
 if TYPE_CHECKING:
     from jengine.runner import LoadedModel
 
+_KNOWN_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _INPUT = re.compile(r"(\w+)=(\w+)\[([\d, ]*)\]")
 
 
@@ -51,6 +52,9 @@ def run(args: argparse.Namespace) -> None:
     if args.batch_stats:
         raise ConfigError("`--batch-stats` must be left out with --jax-export, which always contains them")
     platforms = PLATFORMS if args.platforms is None else args.platforms.split(",")
+    for platform in platforms:
+        if platform not in _KNOWN_PLATFORMS:
+            raise ConfigError(f"`--platforms` must be of {', '.join(_KNOWN_PLATFORMS)}, got {platform!r}")
     model = load_model(args.checkpoint, weights="averaged" if args.ema else "trained" if args.raw else "evaluated")
     batch = _first_batch(model) if args.input is None else dict(map(_parse_input, args.input))
     exported = export_model(model, batch, args.jax_export, batch_size=args.batch_size, platforms=platforms)

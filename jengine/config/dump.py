@@ -41,7 +41,7 @@ def parse_config(text: str) -> dict[str, Any]:
     """
     try:
         (returned,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Return))
-        cfg = ast.literal_eval(_ReplaceFloats().visit(returned).value)
+        cfg = ast.literal_eval(_ReplaceNames().visit(returned).value)
     except (SyntaxError, ValueError) as error:
         raise ConfigError(f"the text of a config must be one that `dump_config` wrote: {error}") from error
     if not isinstance(cfg, dict):
@@ -49,13 +49,17 @@ def parse_config(text: str) -> dict[str, Any]:
     return cfg
 
 
-class _ReplaceFloats(ast.NodeTransformer):
-    """Replace `float("inf")`, which is not a literal, by its value."""
+class _ReplaceNames(ast.NodeTransformer):
+    """Replace `float("inf")` and `Ellipsis`, which are not literals, by their values."""
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        if isinstance(node.func, ast.Name) and node.func.id == "float" and isinstance(node.args[0], ast.Constant):
-            return ast.Constant(float(str(node.args[0].value)))
+        match node:
+            case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(text))], keywords=[]):
+                return ast.Constant(float(text))
         return node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(...) if node.id == "Ellipsis" else node
 
 
 def write_config(cfg: Any, path: str | os.PathLike[str]) -> None:
