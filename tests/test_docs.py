@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from jengine import Runner
-from jengine.data import ArrayDataset
+from jengine.cli import main
+from jengine.config import load_config, resolve
+from jengine.data import ArrayDataset, Digits
 from jengine.model import FunctionalModel
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
@@ -79,6 +81,28 @@ def test_model_with_several_outputs_of_the_model_page_trains_on_tuples(tmp_path)
 
 def _linear(params, batch):
     return batch["x"] @ params["w"]
+
+
+def test_code_of_the_predict_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = resolve(load_config(DOCS.parent / "configs" / "digits_cnn.py"))
+    cfg["train_dataloader"]["num_batch_per_epoch"] = 1
+    changes = dict(train_cfg=dict(max_epochs=1), val_dataloader=None, val_cfg=None, val_evaluator=None, visualizer=None)
+    dataset = Digits("test")
+    images = dataset.arrays["image"][:70]
+    names = dict(dataset=dataset, images=images, batches=[dict(image=images)])
+    names["runner"] = Runner.from_cfg({**cfg, **changes, "work_dir": "work_dirs/digits_cnn"})
+    names["runner"].train()
+    from_run, loaded, artifact = re.findall(r"```python\n(.*?)```", (DOCS / "predict.md").read_text(), flags=re.DOTALL)
+    exec(compile(from_run, "predict.md", "exec"), names)
+    expected = names["predictions"]
+    assert expected.shape == (70, 10)
+    exec(compile(loaded, "predict.md", "exec"), names)
+    np.testing.assert_allclose(names["logits"], expected, rtol=1e-4, atol=1e-5)
+    pytest.importorskip("flatbuffers")
+    assert main(["ckpt", "export", "work_dirs/digits_cnn", "--jax-export", "digits.jaxexport", "--platforms", "cpu"]) == 0
+    exec(compile(artifact, "predict.md", "exec"), names)
+    np.testing.assert_allclose(names["predict"](dict(image=images)), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_readme_example_runs(tmp_path, monkeypatch):

@@ -176,7 +176,10 @@ class EMAHook(Hook):
         return {**variables, "": averages, **origin}
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Swap the parameters and the averages, and record it under `exchanged`, which `resume` reads."""
+        """Swap the parameters and the averages, and record it under `exchanged`, which `resume` reads.
+
+        If evaluation uses the raw parameters, their place is recorded under `evaluated` too.
+        """
         name, state = type(self).__name__, checkpoint["state"]
         average = state["hook_state"].get(name)
         if average is None:
@@ -186,6 +189,8 @@ class EMAHook(Hook):
         state.update({item: getattr(average, item) for item in items})
         state["hook_state"] = {**state["hook_state"], name: raw}
         checkpoint["exchanged"] = {item: f"hook_state.{name}.{item}" for item in items}
+        if not self.evaluate_on_ema:
+            checkpoint["evaluated"] = checkpoint["exchanged"]
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint of a resumed run has an average, if `strict_load`.

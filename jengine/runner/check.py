@@ -2,9 +2,11 @@
 
 import copy
 import difflib
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jengine.config import check_keys
 from jengine.data import DataLoader, IterableLoader, check_dataloader
 from jengine.data.sources import as_source, is_stream
 from jengine.errors import ConfigError, closest, config_path
@@ -27,6 +29,20 @@ _CHECKPOINT_KEYS = (
     "replicas", "validations", "optimizer", "param_schedulers", "data",
 )  # fmt: skip
 _ALMOST = 0.9  # similarity of names from which one is a misspelling of the other; hooks may define their own stages
+
+
+def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> dict[str, Any]:
+    """Return a resolved config whose keys are arguments of `constructor`, or `vars`, which is reserved for the user.
+
+    Raises:
+      ConfigError: an unknown key, or `model` or `work_dir` is missing.
+    """
+    known = [name for name in inspect.signature(constructor).parameters if name not in ("self", "cfg")]
+    check_keys(cfg, [*known, "vars"], hint="put your own variables under `vars`")
+    for name in ("model", "work_dir"):
+        if cfg.get(name) is None:
+            raise ConfigError(f"the config must have the key {name!r}, got none")
+    return cfg
 
 
 def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[ParamScheduler]]:

@@ -1,7 +1,6 @@
 """Define the Runner, which trains, validates and tests a model from a config."""
 
 import functools
-import inspect
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ import jax
 
 from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
-from jengine.config import check_keys, dump_config, resolve, write_config
+from jengine.config import dump_config, resolve, write_config
 from jengine.data import select_arrays
 from jengine.distributed import ShutdownConsensus, assert_equal_across_processes, get_processes
 from jengine.errors import ConfigError, config_path
@@ -22,10 +21,11 @@ from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.runner import build, bundle, check, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.dataloaders import DataLoaders
-from jengine.runner.failures import close, closing, handle_failure, is_consistent, recreate_work_dir
+from jengine.runner.failures import check_consistent, close, closing, handle_failure
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.initial_state import StateInitializer
 from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity
+from jengine.runner.predict import Predictor, open_batches
 from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume
 from jengine.runner.resume_data import warn_if_inexact
@@ -206,12 +206,7 @@ class Runner:
         Raises:
           ConfigError: an unknown key, or `model` or `work_dir` is missing.
         """
-        plain = resolve(cfg)
-        known = [name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "cfg")]
-        check_keys(plain, [*known, "vars"], hint="put your own variables under `vars`")
-        for name in ("model", "work_dir"):
-            if plain.get(name) is None:
-                raise ConfigError(f"the config must have the key {name!r}, got none")
+        plain = check.check_top_level(resolve(cfg), cls.__init__)
         return cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
 
     # --- Called by users. ---
@@ -225,11 +220,7 @@ class Runner:
         """
         if not self.is_training_configured:
             raise RuntimeError("there is nothing to train: set train_dataloader, train_cfg and optim_wrapper")
-        if not is_consistent(self):
-            raise RuntimeError(
-                f"training cannot continue: it stopped {self._failure}, and counters, state and hooks disagree; "
-                "start from a checkpoint: Runner(..., resume=True)"
-            )
+        check_consistent(self, self._failure)
         self.phase_timer.start("setup")
         self.prepare_training()
         try:
@@ -259,6 +250,24 @@ class Runner:
     def module(self, train: bool = False) -> Any:
         """Return a copy of the trained Flax module, in training or inference mode; see `trained_module`."""
         return trained_module(self, train)
+
+    def predict(self, data: Any, batch_size: int | None = None) -> PyTree:
+        """Return the predictions for all examples of `data`, with the weights that a validation would use.
+
+        Args:
+          data: arrays (one, or a dict or tuple of them), a map-style dataset or its config, a loader or its config, or
+            any iterable of batches, such as a list. A dict with the key `dataset` or `type` is a config.
+          batch_size: examples per batch of arrays and datasets on this process; 128 by default.
+
+        Returns:
+          A pytree of NumPy arrays whose leading axis is the number of examples, in the order of `data`.
+        """
+        example, batches = open_batches(self, data, batch_size)
+        if self.state is None:
+            self._init_state(example)
+        self._load_or_resume()
+        with self.phase_timer.phase("prediction"), abort_all_on_error(self.processes, self.interrupts):
+            return self._predictor.predict(*self.eval_variables()[""], batches, self.dispatch_limiter)
 
     def register_hook(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> None:
         """Add a hook, given as an instance or a config; `priority` overrides that of the config and of the class."""
@@ -326,17 +335,10 @@ class Runner:
           by_epoch: whether the checkpoint is one of the end of an epoch.
           **options: arguments of `Checkpointer.save`.
         """
-        before = self.phase_timer.enter("checkpoint")
-        recreate_work_dir(self)
-        checkpoint = bundle.collect_checkpoint(
-            self, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
-        )
-        checkpoint["meta"]["by_epoch"] = by_epoch
-        self.call_hook("before_save_checkpoint", checkpoint=checkpoint)
+        saved = dict(save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler)
         path = os.path.join(out_dir or self.work_dir, filename)
-        state = checkpoint.pop("state")
-        self.checkpointer.save(path, state, checkpoint, **options)
-        self.phase_timer.enter(before)
+        with self.phase_timer.phase("checkpoint"):
+            bundle.save(self, path, meta={**(meta or {}), "by_epoch": by_epoch}, options=options, **saved)
         return path
 
     @property
@@ -462,17 +464,19 @@ class Runner:
         if self._sections["val_cfg"] is not None:
             self._eval_loop("val")
         if self.state is None or self.state.opt_state is None:
-            self._init_state("train", abstract)
+            self._init_state(self._loaders.example_batch("train"), self.optim_wrapper, self.hooks, abstract)
 
     @functools.cached_property
     def _initializer(self) -> StateInitializer:
         return StateInitializer(self.model, self.strategy, self.seed)
 
-    def _init_state(self, mode: str, abstract: bool = False) -> None:
-        """Create the state on the device; without optimizer and hook states for an evaluation."""
-        batch = self._loaders.example_batch(mode)
-        wrapper, hooks = (self.optim_wrapper, self.hooks) if mode == "train" else (None, [])
-        self.state = self._initializer.init(batch, wrapper, hooks, abstract)
+    @functools.cached_property
+    def _predictor(self) -> Predictor:
+        return Predictor(self.model, self.strategy, self.processes)
+
+    def _init_state(self, *args: Any) -> None:
+        """Create the state on the device; an evaluation passes only a batch: see `StateInitializer.init`."""
+        self.state = self._initializer.init(*args)
         self._is_loaded = False
 
     def _load_or_resume(self) -> None:
@@ -488,7 +492,7 @@ class Runner:
         if self._sections[f"{mode}_cfg"] is None:
             raise RuntimeError(f"there is nothing to run: set {mode}_dataloader, {mode}_cfg and {mode}_evaluator")
         if self.state is None:
-            self._init_state(mode)
+            self._init_state(self._loaders.example_batch(mode))
         loop = self._eval_loop(mode)
         self.call_hook("before_run")
         self._load_or_resume()
