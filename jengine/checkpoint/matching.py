@@ -133,9 +133,9 @@ def match(stored: Structs, target: Mapping[str, Structs], settings: Settings) ->
                     resizable.append(shown)
                 continue
             assignments.append(assignment)
-            matched[shown] = found.stored
+            matched[shown] = keys[found.stored][1]
             if assignment.convert is not None:
-                reshaped[shown] = types
+                reshaped[shown] = str(source.shape), str(parameter.struct.shape)
             elif source.dtype != parameter.struct.dtype:
                 cast[shown] = types
     rest = [name for name in keys if name not in used]

@@ -87,7 +87,7 @@ def _select_item(source: Source, prefix: str) -> dict[str, jax.ShapeDtypeStruct]
 def _read(
     source: Source, prefix: str, assignments: Sequence[Assignment], values: Mapping[str, dict[str, Any]]
 ) -> None:
-    """Read the assigned arrays, one at a time, and put them in the place of those in `values`."""
+    """Read the assigned arrays, one at a time, which replace those in `values`."""
     users: dict[str, list[Assignment]] = {}
     for assignment in assignments:
         users.setdefault(prefix + assignment.stored, []).append(assignment)

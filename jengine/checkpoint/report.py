@@ -11,7 +11,7 @@ from jengine.errors import closest
 from jengine.logging import format_table
 
 _MAX_ROWS = 20
-_MAX_NAMES = 3  # in a row of the summary
+_MAX_NAMES = 2  # in a row of the summary
 _ALWAYS_SHOWN = ("loaded", "renamed", "reshaped", "missing", "unexpected")  # also without names
 
 
@@ -25,7 +25,7 @@ class LoadReport:
       unexpected: stored, but not expected.
       mismatched: expected path to (stored, expected) shape and dtype, where they differ.
       cast: like `mismatched`, for arrays that are loaded with another dtype.
-      reshaped: like `mismatched`, for arrays that are loaded in another layout: transposed, split or resized.
+      reshaped: path to (stored, expected) shape, for arrays that are transposed, split or resized.
       excluded: expected, but left as they are on request.
       ignored: stored, but not weights: the state of an optimizer, counters.
       resizable: those of `mismatched` that `interpolate` would resize.

@@ -36,7 +36,7 @@ def replace_prefix(path: str, old: str, new: str) -> str | None:
     try:
         replacement = match.expand(new) if _SYNTAX.search(old) else new
     except (re.error, IndexError) as error:
-        raise ValueError(f"`rename` must have new names with the groups of the old ones, got {new!r}: {error}") from None
+        raise ValueError(f"`rename` must use the groups of the old ones in new names, got {new!r}: {error}") from None
     return ".".join(filter(None, (replacement, path[match.end() :].removeprefix("."))))
 
 

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from jengine.optim.schedules import schedulers_state_dict
+from jengine.runner.load_from import LoadFrom
 from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
 from jengine.runner.runner_protocol import Runner
-from jengine.runner.load_from import LoadFrom
 from jengine.sharding import convert_replica_axis
 from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks

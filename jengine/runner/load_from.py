@@ -64,13 +64,13 @@ def parse_load_from(load_from: Any, checksums: bool) -> LoadFrom | None:
 
 def remove_in_memory(cfg: dict[str, Any]) -> dict[str, Any]:
     """Return the config of a run without `load_from` if that is an object in memory, and warn about it."""
-    load_from = cfg.get("load_from")
+    load_from: Any = cfg.get("load_from")
     weights = load_from["path"] if _is_options(load_from) and "path" in load_from else load_from
     if weights is None or isinstance(weights, str | os.PathLike) or _is_options(weights):
         return cfg
     warnings.warn(
-        "`load_from` is an object in memory, which a config file cannot hold: the config of this run is written without "
-        "it. A resumed run does not need it; a new run from that file starts from other weights",
+        "`load_from` must be a path to be written to a config file, got an object in memory: config.py is written "
+        "without it. A resumed run does not need it, but a new run from that file starts from random weights",
         stacklevel=2,
     )
     return {name: value for name, value in cfg.items() if name != "load_from"}

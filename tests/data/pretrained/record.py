@@ -20,7 +20,7 @@ NARROWER = 16  # the ratio of torchvision's widths to those recorded here
 
 
 class NarrowResNet(ResNet):
-    """ResNet-18 of torchvision with all widths divided: they are no arguments of its constructor."""
+    """ResNet-18 of torchvision with all widths divided, which its constructor has no argument for."""
 
     def __init__(self, num_classes):
         super().__init__(BasicBlock, [2, 2, 2, 2])
