@@ -27,7 +27,7 @@ class DataLoader:
       drop_last: whether the last, smaller batch is dropped. When False it is padded by repeating samples, and every
         batch, which must be a dict, gets `mask`: bool[batch_size], True for a real example.
       num_workers: worker processes that build batches. Dataset and `collate_fn` must then pickle, and the script
-        needs `if __name__ == "__main__":`. Workers stay alive between epochs; `close` ends them.
+        needs `if __name__ == "__main__":`. Workers start once, and stay alive until `close`.
       num_threads: threads that build batches (in each worker, if there are any), for datasets that read files.
       prefetch_factor: batches that each worker, or each thread, builds ahead.
       collate_fn: list of samples -> batch; None stacks them.
@@ -136,11 +136,14 @@ class DataLoader:
         return batch
 
     def _source(self, epoch: int, first: int, end: int) -> Iterator[Any]:
-        """Return the batches from index `first` on; threads and workers that are at that position continue."""
+        """Return the batches from index `first` on, from the threads and workers that are running, if there are any."""
         prefetcher = self._prefetcher
         if prefetcher is not None and first < prefetcher.stop:
             distance = first - prefetcher.next
             if distance == 0 or (self._order.repeats and distance % self._length == 0):
+                return prefetcher
+            if isinstance(self._order, Sampler):
+                prefetcher.seek(first)
                 return prefetcher
         self.close()
         batches = BatchSource(
@@ -150,9 +153,8 @@ class DataLoader:
         if not self.num_workers and not self.num_threads:
             return map(batches.__getitem__, range(first, end))
         stop = end if isinstance(self._order, IteratedSampler) else len(batches)
-        self._prefetcher = BatchPrefetcher(
-            batches, first, stop, self.num_workers, self.num_threads, self.prefetch_factor
-        )
+        self._prefetcher = BatchPrefetcher(batches, stop, self.num_workers, self.num_threads, self.prefetch_factor)
+        self._prefetcher.seek(first)
         return self._prefetcher
 
     def _count_batches(self, limit: int | None) -> int:
