@@ -92,8 +92,8 @@ class BatchSource:
 class BatchPrefetcher:
     """Iterate over batches from any index on, and build them ahead in threads and worker processes.
 
-    Worker w of n builds the batches w, w + n, w + 2n and so on. Threads and workers start when the first batch is
-    taken.
+    Worker w of n builds the batches w, w + n, w + 2n and so on. Threads and workers start at the first
+    `seek`.
 
     Args:
       source: the source of the batches.
@@ -130,7 +130,7 @@ class BatchPrefetcher:
         atexit.register(self._close)
 
     def seek(self, index: int) -> None:
-        """Continue at `index`; threads and workers that are running go on, and drop what they have built ahead."""
+        """Continue at `index`; threads and workers keep running, and drop the batches that they have built ahead."""
         import grain
 
         for worker, iterator in enumerate(self._iterators):
