@@ -37,7 +37,7 @@ def load_example(path, label):
     from PIL import Image
 
     with Image.open(path) as image:
-        return {"image": np.asarray(image), "label": np.int32(label)}
+        return {"image": np.array(image), "label": np.int32(label)}
 
 
 class PngFiles:

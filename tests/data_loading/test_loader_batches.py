@@ -238,6 +238,8 @@ def test_an_error_of_the_dataset_is_raised_and_the_next_pass_reads_again(num_thr
 def test_a_script_with_running_workers_exits_without_output(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
+        "import tempfile\n"
+        "directory = tempfile.TemporaryDirectory()\n"  # finalizers are registered before multiprocessing is imported
         "import numpy as np\n"
         "from jengine.data import ArrayDataset, DataLoader\n"
         "if __name__ == '__main__':\n"
