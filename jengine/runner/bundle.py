@@ -11,6 +11,8 @@ import jax
 import numpy as np
 
 from jengine.optim.schedules import schedulers_state_dict
+from jengine.runner.failures import recreate_work_dir
+from jengine.runner.resume_data import collect_position, restore_position
 from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.workdir import LoadFrom
@@ -67,12 +69,32 @@ def collect_checkpoint(
         validations=[[epoch, iteration, _select_scalars(metrics)] for epoch, iteration, metrics in runner.validations],
     )
     bundle["meta"].update(meta or {})
+    bundle["data"] = collect_position(runner, bundle["meta"])
     if save_optimizer:
         bundle["optimizer"] = runner.optim_wrapper.group_state_dict()
         bundle["optimizer_settings"] = runner.optimizer_settings
     if save_param_scheduler and runner.param_schedulers is not None:
         bundle["param_schedulers"] = schedulers_state_dict(runner.param_schedulers)
     return bundle
+
+
+def save(
+    runner: Runner,
+    path: str,
+    *,
+    save_optimizer: bool,
+    save_param_scheduler: bool,
+    meta: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint to `path` in the background; see `Runner.save_checkpoint`."""
+    recreate_work_dir(runner)
+    checkpoint = collect_checkpoint(
+        runner, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
+    )
+    runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
+    state = checkpoint.pop("state")
+    runner.checkpointer.save(path, state, checkpoint, **options)
 
 
 def load_or_resume(runner: Runner, load_from: LoadFrom | None, resume_from: str | None) -> None:
@@ -83,6 +105,8 @@ def load_or_resume(runner: Runner, load_from: LoadFrom | None, resume_from: str 
         load_weights(runner, load_from)
     elif resume_from is not None:
         load_weights(runner, LoadFrom(resume_from))
+    elif runner.train_loop is None:
+        runner.logger.warning("The model has its initial weights: set load_from to evaluate those of a checkpoint.")
 
 
 def resume(runner: Runner, path: str) -> None:
@@ -129,6 +153,7 @@ def resume(runner: Runner, path: str) -> None:
     runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
     for name, value in bundle["hyperparams"].items():
         runner.hyperparams[name] = value
+    restore_position(runner, bundle["data"])
     restore_hyperparams(runner, bundle)
     for name, hook in hook_names(runner.hooks).items():
         if name in bundle["hooks"]:
@@ -144,9 +169,11 @@ def load_weights(runner: Runner, source: LoadFrom) -> None:
     rest = read_meta(source.path)
     with _name_versions(source.path, rest["meta"]):
         stored = tuple(list_arrays(source.path))
+    # A run that does not train evaluates the weights that the run of the checkpoint has validated.
+    moved = "exchanged" if source.raw else "evaluated" if runner.train_loop is None else ""
     weights = {}
     for item in ("params", "model_state"):
-        prefix = rest.get("exchanged", {}).get(item, item) if source.raw else item
+        prefix = rest.get(moved, {}).get(item, item)
         initial = getattr(runner.state, item)
         paths = [path.removeprefix(f"{prefix}.") for path in stored if path.startswith(f"{prefix}.")]
         if not initial and not paths:
@@ -177,7 +204,7 @@ def load_weights(runner: Runner, source: LoadFrom) -> None:
     # Hook states derived from the weights, such as averages, start from the loaded weights.
     states = init_hook_states(runner, runner.state.hook_state, **weights)
     runner.state = runner.state.replace(**weights, hook_state=states)
-    averaged = "averaged " if "exchanged" in rest and not source.raw else ""
+    averaged = "averaged " if "exchanged" in rest and not (source.raw or moved in rest) else ""
     runner.logger.info(f"Loaded the {averaged}weights of {source.path}.")
 
 

@@ -103,11 +103,11 @@ def test_the_saved_position_is_after_the_last_yielded_batch():
     batches = load_epoch(loader, 1)
     loader.set_epoch(1)
     next(iter(loader))
-    assert loader.state_dict() == {"epoch": 1, "position": 1}
+    assert loader.state_dict() == {"epoch": 1, "position": 1, "examples": 4}
     resumed = DataLoader(make_dataset(12), 4, DefaultSampler(12, seed=2), drop_last=True)
     resumed.load_state_dict(loader.state_dict())
     assert [batch["x"].tolist() for batch in resumed] == batches[1:]
-    assert resumed.state_dict() == {"epoch": 2, "position": 0}
+    assert resumed.state_dict() == {"epoch": 2, "position": 0, "examples": 0}
 
 
 def test_an_epoch_set_on_the_sampler_is_used():
@@ -198,6 +198,27 @@ def test_prefetching_yields_the_same_batches_from_any_position_and_starts_once(k
     assert not started & set(multiprocessing.active_children())
 
 
+def test_a_dataset_that_opens_a_file_at_its_first_read_is_not_read_before_workers_start(tmp_path):
+    (tmp_path / "numbers").write_bytes(bytes(range(8)))
+
+    class Opened:
+        path, file = tmp_path / "numbers", None
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            self.file = self.file or self.path.open("rb")  # an open file cannot be pickled
+            self.file.seek(index)
+            return {"x": self.file.read(1)[0]}
+
+    loader = DataLoader(Opened(), 2, num_workers=1)
+    example = loader.example()["x"].tolist()
+    assert loader.state_dict() == {"epoch": 0, "position": 0, "examples": 0}
+    assert load_epoch(loader, 0) == [example, [2, 3], [4, 5], [6, 7]]
+    loader.close()
+
+
 def test_the_same_threads_repeat_an_unshuffled_pass():
     loader = DataLoader(make_dataset(4), 2, num_threads=1)
     first = load_epoch(loader, 0)
@@ -229,7 +250,7 @@ def test_an_error_of_the_dataset_is_raised_and_the_next_pass_reads_again(num_thr
     loader = DataLoader(Flaky(4), 2, num_threads=num_threads)
     with pytest.raises(OSError, match="sample 0 cannot be read"):
         list(loader)
-    assert loader.state_dict() == {"epoch": 0, "position": 0}
+    assert loader.state_dict() == {"epoch": 0, "position": 0, "examples": 0}
     loader.dataset.broken = False
     assert load_epoch(loader, 0) == [[0.0, 1.0], [2.0, 3.0]]
     loader.close()
@@ -280,7 +301,7 @@ def test_illegal_settings_are_refused(arguments, error, message):
 
 
 def test_a_dataset_without_length_is_refused():
-    with pytest.raises(TypeError, match="a dataset must have __len__ and __getitem__, got generator"):
+    with pytest.raises(TypeError, match="a dataset must have __len__ and __getitem__ for 0 to N - 1, got generator"):
         DataLoader((i for i in range(3)), 2)
 
 
@@ -289,9 +310,9 @@ def test_a_start_outside_the_epoch_is_refused():
         DataLoader(make_dataset(4), 2).set_epoch(0, start=3)
 
 
-def test_a_batch_that_is_not_a_dict_cannot_be_padded():
-    with pytest.raises(TypeError, match="got tuple; return a dict, or use drop_last=True"):
-        next(iter(DataLoader(ArrayDataset((np.zeros(4), np.zeros(4))), 2)))
+def test_a_batch_without_entries_cannot_be_padded():
+    with pytest.raises(TypeError, match="or a tuple or list, got ndarray; return one of these, or use drop_last=True"):
+        next(iter(DataLoader(ArrayDataset(np.zeros(4)), 2)))
 
 
 def test_a_batch_that_already_has_a_mask_is_refused():
@@ -328,6 +349,6 @@ def test_a_copy_does_not_change_the_position_of_its_loader(num_threads):
     other = loader.copy_at_epoch(0)
     assert [batch["x"].tolist() for batch in other] == orders[0]
     other.close()
-    assert (loader.epoch, loader.state_dict()) == (1, {"epoch": 1, "position": 1})
+    assert (loader.epoch, loader.state_dict()) == (1, {"epoch": 1, "position": 1, "examples": 4})
     assert [first, *(batch["x"].tolist() for batch in batches)] == orders[1]
     loader.close()
