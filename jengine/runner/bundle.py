@@ -12,10 +12,10 @@ import numpy as np
 
 from jengine.optim.schedules import schedulers_state_dict
 from jengine.runner.failures import recreate_work_dir
+from jengine.runner.load_from import LoadFrom
 from jengine.runner.resume_data import collect_position, restore_position
 from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
 from jengine.runner.runner_protocol import Runner
-from jengine.runner.workdir import LoadFrom
 from jengine.sharding import convert_replica_axis
 from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks
@@ -162,50 +162,31 @@ def resume(runner: Runner, path: str) -> None:
 
 
 def load_weights(runner: Runner, source: LoadFrom) -> None:
-    """Load only the parameters and the model state from a checkpoint."""
-    from jengine.checkpoint import list_arrays, load_params, read_meta
+    """Load only the parameters and the model state, from a checkpoint or other pretrained weights."""
+    from jengine.checkpoint import load_pretrained, open_weights
 
     assert runner.state is not None
-    rest = read_meta(source.path)
-    with _name_versions(source.path, rest["meta"]):
-        stored = tuple(list_arrays(source.path))
-    # A run that does not train evaluates the weights that the run of the checkpoint has validated.
-    moved = "exchanged" if source.raw else "evaluated" if runner.train_loop is None else ""
-    weights = {}
-    for item in ("params", "model_state"):
-        prefix = rest.get(moved, {}).get(item, item)
-        initial = getattr(runner.state, item)
-        paths = [path.removeprefix(f"{prefix}.") for path in stored if path.startswith(f"{prefix}.")]
-        if not initial and not paths:
-            weights[item] = initial
-            continue
-        # A part may have no statistics: a rule that matches the parameters need not match the model state.
-        rules = [
-            rule
-            for rule in source.rename
-            if item == "params" or any(path.startswith((f"{rule[0]}.", rule[0])) for path in paths)
-        ]
-        if not paths and not source.strict:
-            runner.logger.warning(f"{source.path} has no {item}: the model keeps its own.")
-            weights[item] = initial
-            continue
-        replicas = runner.strategy.replicas, rest.get("replicas")
-        target = convert_replica_axis({item: initial}, *replicas)[item]
-        with _name_versions(source.path, rest["meta"]):
-            loaded, report = load_params(
-                source.path, target, strict=source.strict, rename=rules, item=prefix, checksums=False
-            )
-        weights[item] = _put_like(convert_replica_axis({item: loaded}, *reversed(replicas))[item], initial)
-        if not report.fits:
-            runner.logger.warning(f"Not all of {item} was loaded from {source.path} (strict=False): {report}")
-    bundle: Bundle = {"state": weights, **rest}
+    is_evaluated = runner.train_loop is None  # then the weights are those that the run of the checkpoint has validated
+    opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated)
+    rest = dict(opened.meta)
+    initial = {"params": runner.state.params, "model_state": runner.state.model_state}
+    replicas = runner.strategy.replicas, rest.get("replicas")
+    target = convert_replica_axis(initial, *replicas)
+    options = {name: value for name, value in vars(source).items() if name not in ("path", "raw")}
+    with _name_versions(opened.label, rest.get("meta", {})):
+        params, model_state, report = load_pretrained(opened, target["params"], target["model_state"], **options)
+    loaded = convert_replica_axis({"params": params, "model_state": model_state}, *reversed(replicas))
+    bundle: Bundle = {"state": _put_like(loaded, initial), **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
-    weights = {item: bundle["state"][item] for item in weights}
+    weights = {item: bundle["state"][item] for item in initial}
     # Hook states derived from the weights, such as averages, start from the loaded weights.
     states = init_hook_states(runner, runner.state.hook_state, **weights)
     runner.state = runner.state.replace(**weights, hook_state=states)
-    averaged = "averaged " if "exchanged" in rest and not (source.raw or moved in rest) else ""
-    runner.logger.info(f"Loaded the {averaged}weights of {source.path}.")
+    is_raw = source.raw or (is_evaluated and "evaluated" in rest)
+    averaged = "averaged " if "exchanged" in rest and not is_raw else ""
+    runner.logger.info(f"Loaded the {averaged}weights of {opened.label}:\n{report.summary()}")
+    if not report.fits:
+        runner.logger.warning(f"Not all parameters were loaded from {opened.label} (strict=False): {report}")
 
 
 def match_hook_states(

@@ -25,6 +25,7 @@ from jengine.runner.failures import check_consistent, close, closing, handle_fai
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.initial_state import StateInitializer
 from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity
+from jengine.runner.load_from import remove_in_memory
 from jengine.runner.predict import Predictor, open_batches
 from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume
@@ -60,8 +61,8 @@ class Runner:
       val_evaluator, test_evaluator: metrics: a config, a list of them, or an `Evaluator`.
       default_hooks: changes to the six default hooks, by name; None removes one.
       custom_hooks: further hooks: a list, or one.
-      load_from: the checkpoint of the initial weights: its path, or a dict of `path`, `rename=[(old, new), ...]`,
-        `strict` (False skips values that do not match, with a warning) and `raw`.
+      load_from: the initial weights: the path of a checkpoint or of pretrained weights, a pytree of arrays, an
+        `nnx.Module`, or a dict of the fields of `LoadFrom`: `path` (any of these), `rename=[(old, new), ...]`, ...
       resume: True continues from the newest checkpoint of `work_dir`, if there is one; a path, from that checkpoint.
       parallel: the strategy, which places arrays on devices.
       precision: the dtype in which the network computes, or a dict of `Precision`'s fields.
@@ -104,7 +105,7 @@ class Runner:
         test_evaluator: Any = None,
         default_hooks: Mapping[str, Any] | None = None,
         custom_hooks: Any = None,
-        load_from: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        load_from: Any = None,
         resume: bool | str | os.PathLike[str] = False,
         parallel: Any = None,
         precision: Any = None,
@@ -128,7 +129,7 @@ class Runner:
         with config_path("log_level"):
             level = parse_level(log_level)
         self.resume_policy = parse_resume_policy(resume_policy)
-        self.cfg = resolve(cfg) if cfg is not None else {}
+        self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
         self.cfg_text = dump_config(self.cfg) if cfg is not None else ""
 
         self._set_identity(work_dir, load_from, resume, randomness, experiment_name)
