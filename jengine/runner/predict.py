@@ -13,7 +13,8 @@ import numpy as np
 from jengine import paths
 from jengine.annotations import Count, checked
 from jengine.data import DataLoader, IterableLoader, build_dataloader, prefetch_to_device
-from jengine.data.collate import MASK, count_examples, pad_examples
+from jengine.data.collate import count_examples, pad_examples
+from jengine.data.masking import MASK
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError
 from jengine.evaluation.metric import drop_padding
