@@ -1,8 +1,8 @@
 """Import the modules next to config files: while a config is loaded, and when a config names one of their classes.
 
-While a config file is loaded, its directory comes first on `sys.path`, as for a Python script. Afterwards it comes last:
-worker processes and imports inside functions find the modules, and no other import is shadowed by a file of the same
-name. A name in a config, `dict(type='my_net.MyCNN')`, is looked up next to the configs first.
+While a config file is loaded, its directory comes first on `sys.path`, as for a Python script. Afterwards it comes
+last: worker processes and imports inside functions find the modules, and no other import is shadowed by a file of the
+same name. A name in a config, `dict(type='my_net.MyCNN')`, is looked up next to the configs first.
 """
 
 import contextlib

@@ -38,7 +38,7 @@ def describe_start(runner: Runner, groups: str) -> str:
 
 
 def format_config_file(cfg: Mapping[str, Any], work_dir: str | os.PathLike[str]) -> tuple[str, list[str]]:
-    """Return the text of the config file in the work dir, and why it does not reproduce a value; '' without a config."""
+    """Return the text of the config file in the work dir ('' without a config), and why it does not reproduce it."""
     return format_config(cfg, os.path.join(work_dir, "config.py")) if cfg else ("", [])
 
 
