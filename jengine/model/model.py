@@ -76,3 +76,16 @@ class Model:
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
         """Return the predictions for an evaluation batch: a pytree of arrays with a leading batch axis."""
         raise NotImplementedError(f"{type(self).__name__} must define `predict(params, model_state, batch)`")
+
+    def base_variables(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+        """Return the variables under the paths that pretrained weights and sharding rules use.
+
+        These are the arguments, unless the model is an adapter around another, such as `LoRA`.
+        """
+        return params, model_state
+
+    def replace_base(
+        self, params: PyTree, model_state: PyTree, base_params: PyTree, base_state: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """Return the variables with those that `base_variables` returns replaced by `base_params` and `base_state`."""
+        return base_params, base_state

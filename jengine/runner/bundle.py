@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jengine.optim.schedules import schedulers_state_dict
+from jengine.runner.base_weights import loadable_variables
 from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.workdir import LoadFrom
@@ -144,10 +145,13 @@ def load_weights(runner: Runner, source: LoadFrom) -> None:
     rest = read_meta(source.path)
     with _name_versions(source.path, rest["meta"]):
         stored = tuple(list_arrays(source.path))
+    parameters = rest.get("exchanged", {}).get("params", "params") if source.raw else "params"
+    initials, to_run = loadable_variables(
+        runner, [path.removeprefix(f"{parameters}.") for path in stored if path.startswith(f"{parameters}.")]
+    )
     weights = {}
-    for item in ("params", "model_state"):
+    for item, initial in initials.items():
         prefix = rest.get("exchanged", {}).get(item, item) if source.raw else item
-        initial = getattr(runner.state, item)
         paths = [path.removeprefix(f"{prefix}.") for path in stored if path.startswith(f"{prefix}.")]
         if not initial and not paths:
             weights[item] = initial
@@ -168,10 +172,11 @@ def load_weights(runner: Runner, source: LoadFrom) -> None:
             loaded, report = load_params(
                 source.path, target, strict=source.strict, rename=rules, item=prefix, checksums=False
             )
-        weights[item] = _put_like(convert_replica_axis({item: loaded}, *reversed(replicas))[item], initial)
+        weights[item] = convert_replica_axis({item: loaded}, *reversed(replicas))[item]
         if not report.fits:
             runner.logger.warning(f"Not all of {item} was loaded from {source.path} (strict=False): {report}")
-    bundle: Bundle = {"state": weights, **rest}
+    like = {item: getattr(runner.state, item) for item in weights}
+    bundle: Bundle = {"state": _put_like(to_run(weights), like), **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     weights = {item: bundle["state"][item] for item in weights}
     # Hook states derived from the weights, such as averages, start from the loaded weights.
