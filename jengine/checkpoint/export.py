@@ -110,8 +110,11 @@ def _read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, An
     """Return the parameters and the running statistics to export, by path; arguments as in `export_params`."""
     with_statistics, state = batch_stats is not False, {}
     if isinstance(source, str | os.PathLike):
-        params = _merge_adapter(source, _read_item(source, item))
+        params = _read_item(source, item)
         state = _read_item(source, "model_state" if batch_stats is True else batch_stats) if with_statistics else {}
+        if has_updates(params):
+            params = _merge_updates(source, params)
+            state = {path.removeprefix("state."): leaf for path, leaf in state.items() if path.startswith("state.")}
     elif batch_stats is True:
         raise TypeError("`batch_stats` must be the model state when `source` is a pytree, got True")
     else:
@@ -123,10 +126,8 @@ def _read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, An
     return params, statistics
 
 
-def _merge_adapter(source: str | os.PathLike[str], params: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters of the inner model if `params` are those of a `LoRA`, else `params`."""
-    if not has_updates(params):
-        return params
+def _merge_updates(source: str | os.PathLike[str], params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of the model inside a `LoRA`, whose parameters are `params`, by path."""
     frozen, scales = (_read_item(source, f"model_state.{name}") for name in ("frozen", "scale"))
     if read_meta(source).get("replicas") is not None:  # each replica has the same values
         frozen, scales = ({path: leaf[0] for path, leaf in leaves.items()} for leaves in (frozen, scales))

@@ -3,14 +3,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from flax import nnx
+from safetensors.numpy import load_file
 
 from jengine import Runner, paths
-from jengine.checkpoint import export_params, list_arrays
+from jengine.checkpoint import export_params
 from jengine.cli import main
 from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
-from jengine.model import FunctionalModel, LinenModel, LoRA, NnxModel
+from jengine.model import FunctionalModel, LoRA, NnxModel
 from jengine.registry import MODELS
 
 VIT = dict(
@@ -149,6 +151,19 @@ def test_an_nnx_model_is_adapted():
     assert not np.allclose(old["norm.mean"], new["norm.mean"])
 
 
+class Mlp(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.Dense(8, name="fc1")(x.reshape(x.shape[0], -1))
+        x = nn.relu(nn.BatchNorm(use_running_average=not train, name="bn")(x))
+        return nn.Dense(10, name="head")(x)
+
+
+MLP = dict(type="LinenModel", module=dict(type=Mlp), loss=dict(type="CrossEntropy"))
+ADAPTED = dict(type="LoRA", model=MLP, rank=2, targets=["fc1"], trainable=["head"])
+EMA = [dict(type="EMAHook", momentum=0.5)]
+
+
 def make_runner(work_dir, model, **changes):
     arguments = dict(
         train_dataloader=dict(batch_size=8, dataset=ArrayDataset(BATCH)),
@@ -160,58 +175,77 @@ def make_runner(work_dir, model, **changes):
     return Runner(model, work_dir, **{**arguments, **changes})
 
 
-def test_a_run_loads_plain_weights_trains_only_the_updates_resumes_and_exports(tmp_path):
-    plain = make_runner(tmp_path / "plain", VIT, train_cfg=dict(max_epochs=1))
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return a trained run of the model itself, and one of its adapter that started from its weights."""
+    directory = tmp_path_factory.mktemp("lora")
+    plain = make_runner(directory / "plain", MLP, train_cfg=dict(max_epochs=1))
     plain.train()
-    cfg = dict(type="LoRA", model=VIT, rank=2, targets=["attn.*kernel"], trainable=["head"])
-    arguments = dict(load_from=str(tmp_path / "plain"), custom_hooks=[dict(type="EMAHook", momentum=0.5)])
-    runner = make_runner(tmp_path / "lora", cfg, **arguments)
-    state = runner.train()
-    before, after = paths.flatten(plain.state.params), paths.flatten(state.model_state["frozen"])
-    for path, leaf in after.items():
+    adapted = make_runner(directory / "adapted", ADAPTED, load_from=str(directory / "plain"), custom_hooks=EMA)
+    adapted.train()
+    return plain, adapted
+
+
+def test_a_run_loads_the_weights_of_the_model_itself_and_trains_only_the_updates(runs):
+    before, state = paths.flatten(runs[0].state.params), runs[1].state
+    frozen = paths.flatten(state.model_state["frozen"])
+    assert list(frozen) == ["bn.bias", "bn.scale", "fc1.bias", "fc1.kernel"]
+    for path, leaf in frozen.items():
         np.testing.assert_array_equal(leaf, before[path], err_msg=path)
-    mu = optax.tree.get(state.opt_state, "mu")
-    assert jax.tree.structure(mu) == jax.tree.structure(state.params)
-    assert float(abs(state.params["layers_0"]["attn"]["query"]["kernel"]["lora_b"]).max()) > 0
+    for tree in (optax.tree.get(state.opt_state, "mu"), state.hook_state["EMAHook"].params):
+        assert jax.tree.structure(tree) == jax.tree.structure(state.params)
+    assert float(abs(state.params["fc1"]["kernel"]["lora_b"]).max()) > 0
     assert not np.allclose(state.params["head"]["kernel"], before["head.kernel"])
-    assert jax.tree.structure(state.hook_state["EMAHook"].params) == jax.tree.structure(state.params)
+    statistics = (run.state.model_state for run in runs)
+    plain_mean, mean = (paths.flatten(tree) for tree in statistics)
+    assert not np.allclose(plain_mean["batch_stats.bn.mean"], mean["state.batch_stats.bn.mean"])
 
-    # A resumed run has the same end, bit for bit.
-    first = make_runner(tmp_path / "resumed", cfg, **{**arguments, "train_cfg": dict(max_epochs=2)})
-    first.train()
-    second = make_runner(tmp_path / "resumed", cfg, resume=True, custom_hooks=arguments["custom_hooks"])
-    jax.tree.map(np.testing.assert_array_equal, second.train().params, state.params)
 
-    # The evaluated weights are exported under the names of the model itself, with the updates added.
-    model = runner.model
-    merged, _ = model.merge_weights(*runner.eval_variables()[""])
-    assert main(["ckpt", "export", str(tmp_path / "lora"), str(tmp_path / "model.safetensors")]) == 0
-    expected = export_params(merged, tmp_path / "expected.safetensors")
-    exported = export_params(tmp_path / "lora", tmp_path / "model.safetensors")
+def test_a_resumed_run_of_an_adapter_ends_bit_identical(runs, tmp_path):
+    plain, adapted = runs
+    arguments = dict(load_from=plain.work_dir, custom_hooks=EMA)
+    make_runner(tmp_path, ADAPTED, train_cfg=dict(max_epochs=2), **arguments).train()
+    resumed = make_runner(tmp_path, ADAPTED, resume=True, **arguments)
+    jax.tree.map(np.testing.assert_array_equal, resumed.train().params, adapted.state.params)
+
+
+def test_an_export_has_the_evaluated_weights_with_the_updates_added(runs, tmp_path):
+    adapted = runs[1]
+    merged, state = adapted.model.merge_weights(*adapted.eval_variables()[""])
+    expected = export_params(merged, tmp_path / "expected.safetensors", batch_stats=state)
+    file = tmp_path / "model.safetensors"
+    assert main(["ckpt", "export", adapted.work_dir, str(file), "--batch-stats"]) == 0
+    exported = load_file(file)
     assert exported.keys() == expected.keys()
+    assert {"fc1.weight", "head.weight", "bn.running_mean"} < exported.keys()
     for name, tensor in exported.items():
         np.testing.assert_allclose(tensor, expected[name], rtol=1e-6, atol=1e-6, err_msg=name)
-    assert f"params.{QUERY}.lora_a" in list_arrays(tmp_path / "lora")
 
-    # The checkpoint of the adapter can be loaded by the adapter: what it predicts stays the same.
-    tested = make_runner(tmp_path / "tested", cfg, load_from=str(tmp_path / "lora"))
+
+def test_an_adapter_loads_its_own_checkpoint(runs, tmp_path):
+    adapted = runs[1]
+    tested = make_runner(tmp_path, ADAPTED, load_from=adapted.work_dir)
     tested.val()
+    own, state = tested.state, adapted.eval_variables()[""]
     np.testing.assert_allclose(
-        model.predict(tested.state.params, tested.state.model_state, BATCH),
-        model.model.predict(merged, {}, BATCH), rtol=1e-4, atol=1e-5,
-    )  # fmt: skip
+        adapted.model.predict(own.params, own.model_state, BATCH), adapted.model.predict(*state, BATCH), rtol=1e-5
+    )
+
+
+def test_replicas_load_and_export_the_same_weights(runs, tmp_path):
+    parallel = dict(type="DataParallel", mesh=dict(data=2), devices=2)
+    arguments = dict(load_from=runs[0].work_dir, train_cfg=dict(max_epochs=1), parallel=parallel)
+    runner = make_runner(tmp_path / "run", ADAPTED, **arguments)
+    frozen = runner.train().model_state["frozen"]["fc1"]["kernel"]
+    kernel = np.asarray(runs[0].state.params["fc1"]["kernel"])
+    np.testing.assert_array_equal(frozen, np.stack([kernel, kernel]))
+    pair = runner.state.params["fc1"]["kernel"]
+    tensors = export_params(tmp_path / "run", tmp_path / "model.safetensors")
+    np.testing.assert_allclose(tensors["fc1.weight"].T, kernel + pair["lora_a"] @ pair["lora_b"], rtol=1e-5, atol=1e-6)
 
 
 def test_the_fixed_parameters_are_sharded_by_the_rules_for_the_model(tmp_path):
-    if len(jax.devices()) < 4:
-        pytest.skip("needs four devices")
-    runner = make_runner(
-        tmp_path, dict(type="LoRA", model=VIT, targets=["attn"], rank=2), train_cfg=dict(max_epochs=1),
-        parallel=dict(type="Pjit", mesh=dict(data=2, tensor=2), devices=4, rules=[("fc1.kernel", (None, "tensor"))]),
-    )  # fmt: skip
-    kernel = runner.train().model_state["frozen"]["layers_0"]["fc1"]["kernel"]
-    assert kernel.sharding.shard_shape(kernel.shape) == (16, 16)
-
-
-def test_linen_model_stays_available_for_adapters():
-    assert isinstance(LoRA(VIT, ["attn"]).model, LinenModel)
+    parallel = dict(type="Pjit", mesh=dict(data=2, tensor=2), devices=4, rules=[("fc1.kernel", (None, "tensor"))])
+    runner = make_runner(tmp_path, ADAPTED, train_cfg=dict(max_epochs=1), parallel=parallel)
+    kernel = runner.train().model_state["frozen"]["fc1"]["kernel"]
+    assert kernel.sharding.shard_shape(kernel.shape) == (64, 4)
