@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jengine.config import load_config as load_config
     from jengine.runner import Runner as Runner
+    from jengine.runner import load_model as load_model
 
 __version__ = "0.1.0"
 
-_NAMES = {"Runner": "jengine.runner", "load_config": "jengine.config"}
+_NAMES = {"Runner": "jengine.runner", "load_config": "jengine.config", "load_model": "jengine.runner"}
 _PACKAGES = (
     "averaging", "checkpoint", "config", "contrib", "data", "distributed", "errors", "evaluation", "hooks", "logging",
     "model", "optim", "paths", "registry", "runner", "sharding", "train", "visualization",

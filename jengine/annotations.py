@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
-from jengine.errors import ArgumentError, closest, config_path, current_config_path
+from jengine.errors import ArgumentError, config_path, current_config_path, did_you_mean
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -274,8 +274,7 @@ def _error(owner: str, name: str, mismatch: _Mismatch) -> Exception:
         path = current_config_path()
     annotation, value = mismatch.annotation, mismatch.value
     choices = [choice for choice in _choices(annotation) if isinstance(choice, str)]
-    hint = closest(value, choices) if isinstance(value, str) and choices else ""
-    hint = hint if "did you mean" in hint else ""  # the choices are part of the message
+    hint = did_you_mean(value, choices) if isinstance(value, str) else ""  # the choices are part of the message
     if isinstance(value, tuple) and len(value) == 1 and _is_mapping(value[0]):
         hint = "; remove the comma after `dict(...)`"
     message = f"`{path}` must be {_describe(annotation)}, got {value!r}{hint}"

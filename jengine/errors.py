@@ -27,6 +27,16 @@ class UnknownNameError(KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" if a legal name is close to `name`, to be appended to an error message; else ""."""
+    names = sorted(str(c) for c in candidates)
+    by_lower = {n.lower(): n for n in reversed(names)}
+    exact = by_lower.get(str(name).lower())  # takes precedence: `Adamw` is as close to `Adam` as to `AdamW`
+    match = [exact] if exact else difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    match = match or [by_lower[m] for m in difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.6)]
+    return f"; did you mean {match[0]!r}?" if match else ""
+
+
 def closest(name: str, candidates: Iterable[str]) -> str:
     """Return a suggestion for a misspelled name, to be appended to an error message.
 
@@ -38,13 +48,7 @@ def closest(name: str, candidates: Iterable[str]) -> str:
       "; did you mean 'x'?" if a legal name is close, else "; expected one of: ..." with all of them.
     """
     names = sorted(str(c) for c in candidates)
-    by_lower = {n.lower(): n for n in reversed(names)}
-    exact = by_lower.get(str(name).lower())  # takes precedence: `Adamw` is as close to `Adam` as to `AdamW`
-    match = [exact] if exact else difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
-    match = match or [by_lower[m] for m in difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.6)]
-    if match:
-        return f"; did you mean {match[0]!r}?"
-    return f"; expected one of: {', '.join(names)}" if names else ""
+    return did_you_mean(name, names) or (f"; expected one of: {', '.join(names)}" if names else "")
 
 
 def current_config_path() -> str:

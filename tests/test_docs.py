@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from jengine import Runner
-from jengine.data import ArrayDataset
+from jengine.cli import main
+from jengine.config import load_config, resolve
+from jengine.data import ArrayDataset, Digits
 from jengine.model import FunctionalModel
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
@@ -58,8 +60,50 @@ def test_loop_of_the_runner_page_validates_after_each_pass(tmp_path):
     assert [iteration for _, iteration, _ in runner.validations] == [5, 10, 12]  # passes of 5 iterations
 
 
+def test_model_with_several_outputs_of_the_model_page_trains_on_tuples(tmp_path):
+    page = (DOCS / "model.md").read_text()
+    (block,) = [x for x in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "class Backbone" in x]
+    names = {"__name__": "docs.model"}
+    exec(compile(block, "model.md", "exec"), names)
+    data = dict(batch_size=24, dataset=names["dataset"])
+    runner = Runner(
+        names["model"],
+        tmp_path,
+        train_dataloader=data,
+        train_cfg=dict(max_epochs=1),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+        val_dataloader=data,
+        val_cfg=dict(),
+        val_evaluator=names["val_evaluator"],
+    )
+    runner.train()
+    assert runner.validations[-1][2] == {"accuracy/top1": 1.0}  # all labels are 0, and equal logits rank by index
+
+
 def _linear(params, batch):
     return batch["x"] @ params["w"]
+
+
+def test_code_of_the_predict_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = resolve(load_config(DOCS.parent / "configs" / "digits_cnn.py"))
+    cfg["train_dataloader"]["num_batch_per_epoch"] = 1
+    changes = dict(train_cfg=dict(max_epochs=1), val_dataloader=None, val_cfg=None, val_evaluator=None, visualizer=None)
+    dataset = Digits("test")
+    images = dataset.arrays["image"][:70]
+    names = dict(dataset=dataset, images=images, batches=[dict(image=images)])
+    names["runner"] = Runner.from_cfg({**cfg, **changes, "work_dir": "work_dirs/digits_cnn"})
+    names["runner"].train()
+    from_run, loaded, artifact = re.findall(r"```python\n(.*?)```", (DOCS / "predict.md").read_text(), flags=re.DOTALL)
+    exec(compile(from_run, "predict.md", "exec"), names)
+    expected = names["predictions"]
+    assert expected.shape == (70, 10)
+    exec(compile(loaded, "predict.md", "exec"), names)
+    np.testing.assert_allclose(names["logits"], expected, rtol=1e-4, atol=1e-5)
+    pytest.importorskip("flatbuffers")
+    assert main(["ckpt", "export", "work_dirs/digits_cnn", "--jax-export", "digits.jaxexport", "--platforms", "cpu"]) == 0
+    exec(compile(artifact, "predict.md", "exec"), names)
+    np.testing.assert_allclose(names["predict"](dict(image=images)), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_readme_example_runs(tmp_path, monkeypatch):

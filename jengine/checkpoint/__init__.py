@@ -12,6 +12,7 @@ from jengine.checkpoint.layout import list_checkpoints as list_checkpoints
 from jengine.checkpoint.layout import read_meta as read_meta
 from jengine.checkpoint.lock import WorkDirLock as WorkDirLock
 from jengine.checkpoint.lock import WorkDirLockedError as WorkDirLockedError
+from jengine.checkpoint.pretrained import load_pretrained as load_pretrained
 from jengine.checkpoint.publish import publish as publish
 from jengine.checkpoint.report import CheckpointMismatchError as CheckpointMismatchError
 from jengine.checkpoint.report import LoadReport as LoadReport
@@ -23,3 +24,8 @@ from jengine.checkpoint.restore import restore as restore
 from jengine.checkpoint.retention import infer_rule as infer_rule
 from jengine.checkpoint.retention import is_better as is_better
 from jengine.checkpoint.retention import pick_metric as pick_metric
+from jengine.checkpoint.sources import FORMATS as FORMATS
+from jengine.checkpoint.sources import Source as Source
+from jengine.checkpoint.sources import is_pytree_of_arrays as is_pytree_of_arrays
+from jengine.checkpoint.sources import locate_weights as locate_weights
+from jengine.checkpoint.sources import open_weights as open_weights

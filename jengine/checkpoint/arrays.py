@@ -118,10 +118,14 @@ def decode_leaf(stored: Any, target: Any) -> Any:
 
 
 def read_structs(directory: Path) -> Any:
-    """Return the nested dicts and lists on disk with a ShapeDtypeStruct for each array, without reading arrays."""
+    """Return the nested dicts and lists on disk with a ShapeDtypeStruct for each array, without reading arrays.
+
+    A string, which other loops may store, has the dtype object.
+    """
     with _make_reader() as reader:
         metadata = reader.metadata(directory).item_metadata.tree
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), metadata)
+    text = jax.ShapeDtypeStruct((), np.dtype(object))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else text, metadata)
 
 
 def read(directory: Path, structs: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
@@ -257,6 +261,9 @@ def _type_handlers() -> Any:
     return handlers.create_type_handler_registry(
         (np.ndarray, handlers.NumpyHandler(deepcopy_host_arrays=False)),  # `encode` copied them
         (jax.Array, handlers.ArrayHandler(use_replica_parallel=False)),
+        # Only in the checkpoints of other loops:
+        *((kind, handlers.ScalarHandler()) for kind in (int, float, bytes, np.number)),
+        (str, handlers.StringHandler()),
     )
 
 

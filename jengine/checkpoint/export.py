@@ -1,17 +1,20 @@
 """Export parameters to PyTorch and import them back, as safetensors files."""
 
-import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from numpy.typing import DTypeLike
 
 from jengine.checkpoint import arrays
+from jengine.checkpoint.files import (
+    SAFETENSORS_DTYPES,
+    check_safetensors_installed,
+    list_safetensors,
+    read_safetensors,
+)
 from jengine.checkpoint.layout import INCOMING, STATE, find_checkpoint, read_meta
 from jengine.checkpoint.report import CheckpointMismatchError, compare
 from jengine.checkpoint.restore import list_item_arrays
@@ -27,12 +30,7 @@ from jengine.checkpoint.torch_layout import (
 from jengine.model.lora import add_updates, has_updates
 from jengine.paths import flatten
 
-_DTYPES: dict[str, DTypeLike] = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,
-    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
-    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
-}  # fmt: skip
-_WRITABLE = frozenset(np.dtype(dtype) for dtype in _DTYPES.values())
+_WRITABLE = frozenset(np.dtype(dtype) for dtype in SAFETENSORS_DTYPES.values())
 
 
 def export_params(
@@ -58,7 +56,7 @@ def export_params(
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist or is incomplete.
       ImportError: safetensors is not installed.
     """
-    _check_installed()
+    check_safetensors_installed()
     params, statistics = _read_source(source, item, batch_stats)
     pairs = [*zip(params.items(), param_layouts(params).values(), strict=True)]
     pairs += zip(statistics.items(), statistic_layouts(statistics).values(), strict=True)
@@ -170,29 +168,21 @@ def _read_file(
     is_relevant: Callable[[str], bool],
 ) -> Any:
     """Return `target` with the tensors of `layouts`; these must be all tensors of the file that are relevant."""
-    _check_installed()
-    import safetensors
-
     check_unique(layouts.items())
     leaves = flatten(target)
     expected = {layout.name: jax.ShapeDtypeStruct(layout.shape, leaves[name].dtype) for name, layout in layouts.items()}
-    try:
-        with safetensors.safe_open(path, framework="np") as file:
-            names = [name for name in file.keys() if is_relevant(name) or name in expected]  # noqa: SIM118 (not a dict)
-            stored = {name: _read_struct(file.get_slice(name)) for name in names}
-            report = compare(stored, expected, rename=rename, cast=True)
-            if not report.fits:
-                raise CheckpointMismatchError(
-                    str(path),
-                    report,
-                    "Names and shapes are PyTorch's; rename=[(old, new)] replaces prefixes of names.",
-                )
-            loaded = {
-                name: layout.to_flax(file.get_tensor(report.matched[layout.name]), shape_of(leaves[name]))
-                for name, layout in layouts.items()
-            }
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
+    tensors = list_safetensors(path)
+    stored = {name: tensor for name, tensor in tensors.items() if is_relevant(name) or name in expected}
+    report = compare(stored, expected, rename=rename, cast=True)
+    if not report.fits:
+        raise CheckpointMismatchError(
+            str(path), report, "Names and shapes are PyTorch's; rename=[(old, new)] replaces prefixes of names."
+        )
+    users = {report.matched[layout.name]: name for name, layout in layouts.items()}
+    loaded = {
+        users[name]: layouts[users[name]].to_flax(tensor, shape_of(leaves[users[name]]))
+        for name, tensor in read_safetensors(path, tuple(users))
+    }
     result = [_put_like(loaded[name], leaf) if name in loaded else leaf for name, leaf in leaves.items()]
     return jax.tree.unflatten(jax.tree.structure(target), result)
 
@@ -205,20 +195,9 @@ def _is_buffer(name: str) -> bool:
     return _is_torch_statistic(name) or name.rpartition(".")[2] == "num_batches_tracked"
 
 
-def _read_struct(tensor: Any) -> jax.ShapeDtypeStruct:
-    dtype = tensor.get_dtype()
-    if dtype not in _DTYPES:
-        raise ValueError(f"tensors of the file must be of one of the dtypes {', '.join(_DTYPES)}, got {dtype}")
-    return jax.ShapeDtypeStruct(tuple(tensor.get_shape()), _DTYPES[dtype])
-
-
 def _put_like(array: np.ndarray, like: Any) -> Any:
     """Return `array` with the dtype of `like` and on its devices; a NumPy array if `like` has no sharding."""
     array = array.astype(like.dtype, copy=False)
     sharding = getattr(like, "sharding", None)
     return array if sharding is None else jax.device_put(array, sharding)
 
-
-def _check_installed() -> None:
-    if importlib.util.find_spec("safetensors") is None:
-        raise ImportError("safetensors files require the package safetensors: pip install 'jengine[safetensors]'")

@@ -1,14 +1,18 @@
 """Compare the arrays of a checkpoint with the expected ones by path, before any array is read."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 
+from jengine.checkpoint.rules import rename_paths
 from jengine.errors import closest
+from jengine.logging import format_table
 
 _MAX_ROWS = 20
+_MAX_NAMES = 2  # in a row of the summary
+_ALWAYS_SHOWN = ("loaded", "renamed", "reshaped", "missing", "unexpected")  # also without names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +25,10 @@ class LoadReport:
       unexpected: stored, but not expected.
       mismatched: expected path to (stored, expected) shape and dtype, where they differ.
       cast: like `mismatched`, for arrays that are loaded with another dtype.
+      reshaped: path to (stored, expected) shape, for arrays that are transposed, split or resized.
+      excluded: expected, but left as they are on request.
+      ignored: stored, but not weights: the state of an optimizer, counters.
+      resizable: those of `mismatched` that `interpolate` would resize.
     """
 
     matched: dict[str, str]
@@ -28,6 +36,15 @@ class LoadReport:
     unexpected: tuple[str, ...]
     mismatched: dict[str, tuple[str, str]]
     cast: dict[str, tuple[str, str]]
+    reshaped: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    resizable: tuple[str, ...] = ()
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """The part of `matched` in which the paths differ."""
+        return {path: stored for path, stored in self.matched.items() if path != stored}
 
     @property
     def fits(self) -> bool:
@@ -39,10 +56,32 @@ class LoadReport:
         rows: list[tuple[str, str, str]] = []
         rows += _limit_rows("missing", [(path, hint_closest(path, self.unexpected)) for path in self.missing])
         rows += _limit_rows("unexpected", [(path, "") for path in self.unexpected])
-        rows += _limit_rows("mismatch", [(p, f"stored {s}, expected {e}") for p, (s, e) in self.mismatched.items()])
+        rows += _limit_rows("mismatch", [(path, self._describe_mismatch(path)) for path in self.mismatched])
         rows += _limit_rows("cast", [(p, f"{s} to {e}") for p, (s, e) in self.cast.items()])
         width = max((len(path) for _, path, _ in rows), default=0)
         return "\n".join(f"  {kind:<10}  {path:<{width}}  {note}".rstrip() for kind, path, note in rows)
+
+    def summary(self) -> str:
+        """Return a table with the number of arrays of each kind, and the first few names."""
+        kinds: dict[str, list[str]] = {
+            "loaded": list(self.matched),
+            "renamed": [f"{stored} -> {path}" for path, stored in self.renamed.items()],
+            "reshaped": [f"{path}: {stored} -> {expected}" for path, (stored, expected) in self.reshaped.items()],
+            "cast": [f"{path}: {stored} -> {expected}" for path, (stored, expected) in self.cast.items()],
+            "missing": list(self.missing),
+            "unexpected": list(self.unexpected),
+            "mismatched": [f"{path}: {self._describe_mismatch(path)}" for path in self.mismatched],
+            "excluded": list(self.excluded),
+            "ignored": list(self.ignored),
+        }
+        shown = {kind: names for kind, names in kinds.items() if names or kind in _ALWAYS_SHOWN}
+        rows = [[kind, len(names), _shorten(names)] for kind, names in shown.items()]
+        return format_table(["parameters", "count", "names"], rows, align=["left", "right", "left"])
+
+    def _describe_mismatch(self, path: str) -> str:
+        stored, expected = self.mismatched[path]
+        advice = f"; interpolate=[{path!r}] resizes it" if path in self.resizable else ""
+        return f"stored {stored}, expected {expected}{advice}"
 
     def __str__(self) -> str:
         counts = (
@@ -72,13 +111,14 @@ def compare(
     Args:
       stored: by dotted path.
       expected: by dotted path.
-      rename: (old, new) prefixes of whole path segments; the first that matches a stored path is applied to it.
+      rename: (old, new) prefixes of whole path segments, or regular expressions of them; the first that matches a
+        stored path is applied to it.
       cast: whether a float array may be cast to another float dtype.
 
     Raises:
       ValueError: a rename rule matches no stored path, or two stored paths become equal.
     """
-    renamed = _rename_paths(tuple(stored), rename)
+    renamed = _invert(rename_paths(tuple(stored), rename))
     matched, mismatched, casts = {}, {}, {}
     for path, target in expected.items():
         if path not in renamed:
@@ -106,50 +146,27 @@ def describe(leaf: jax.ShapeDtypeStruct) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
-def list_prefixes(paths: Iterable[str]) -> set[str]:
-    """Return all dotted paths above `paths`: `a` and `a.b` for `a.b.c`."""
-    return {path[:i] for path in paths for i, char in enumerate(path) if char == "."}
-
-
 def hint_closest(path: str, candidates: Sequence[str]) -> str:
     """Return 'did you mean …' if one of `candidates` is close, else an empty string."""
     hint = closest(path, candidates)
     return hint.removeprefix("; ") if "did you mean" in hint else ""
 
 
-def _rename_paths(paths: Sequence[str], rename: Sequence[tuple[str, str]]) -> dict[str, str]:
+def _invert(renamed: Mapping[str, str]) -> dict[str, str]:
     """Return stored paths by their new path."""
-    renamed: dict[str, str] = {}
-    used = set()
-    for path in paths:
-        new = path
-        for old, replacement in rename:
-            rest = _strip_prefix(path, old)
-            if rest is not None:
-                used.add(old)
-                new = ".".join(filter(None, (replacement, rest)))
-                break
-        if new in renamed:
-            raise ValueError(f"`rename` must keep paths distinct, got {new!r} for both {renamed[new]!r} and {path!r}")
-        renamed[new] = path
-    for old, replacement in rename:
-        if old not in used:
-            hint = closest(old, list_prefixes(paths))
-            raise ValueError(
-                f"`rename` must start with a prefix of a stored path, got ({old!r}, {replacement!r}){hint}"
-            )
-    return renamed
-
-
-def _strip_prefix(path: str, prefix: str) -> str | None:
-    """Return `path` without the segments of `prefix`; None if it does not start with them."""
-    if not prefix:
-        return path
-    if path == prefix:
-        return ""
-    return path[len(prefix) + 1 :] if path.startswith(f"{prefix}.") else None
+    inverse: dict[str, str] = {}
+    for path, new in renamed.items():
+        if new in inverse:
+            raise ValueError(f"`rename` must keep paths distinct, got {new!r} for both {inverse[new]!r} and {path!r}")
+        inverse[new] = path
+    return inverse
 
 
 def _limit_rows(kind: str, entries: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
     rows = [(kind, path, note) for path, note in entries[:_MAX_ROWS]]
     return [*rows, (kind, f"… and {len(entries) - _MAX_ROWS} more", "")] if len(entries) > _MAX_ROWS else rows
+
+
+def _shorten(names: Sequence[str]) -> str:
+    more = [f"… and {len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
+    return ", ".join([*names[:_MAX_NAMES], *more])

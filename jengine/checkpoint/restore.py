@@ -10,7 +10,8 @@ import jax
 
 from jengine.checkpoint import arrays
 from jengine.checkpoint.layout import STATE, CorruptCheckpointError, find_checkpoint, read_meta
-from jengine.checkpoint.report import CheckpointMismatchError, LoadReport, compare, list_prefixes
+from jengine.checkpoint.report import CheckpointMismatchError, LoadReport, compare
+from jengine.checkpoint.rules import list_prefixes
 from jengine.errors import UnknownNameError, closest
 from jengine.paths import flatten
 
@@ -139,7 +140,8 @@ def load_params(
       strict: False keeps the target's value if the checkpoint has none or one with another shape, and ignores stored
         parameters that the target does not have; the report lists them.
       rename: (old, new) path prefixes in whole segments: `("encoder", "backbone")`. An empty `old` adds a prefix, an
-        empty `new` removes one. The first match is applied.
+        empty `new` removes one. `old` may be a regular expression, whose groups `new` may use. The first match is
+        applied.
       item: the dotted path of the parameters: `params`, `model_state`, or `hook_state.EMAHook.params`, the raw
         parameters if averages were saved as `params`.
       checksums: whether to compare the files with their checksums first.

@@ -5,6 +5,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jengine.cli import jax_export
+from jengine.errors import ConfigError
+
 if TYPE_CHECKING:
     import jax
 
@@ -34,13 +37,15 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     rm.add_argument("--force", action="store_true", help="remove the latest too, from which the run would resume")
     rm.set_defaults(run=_rm)
     export = actions.add_parser(
-        "export", parents=[checkpoint, common], help="export the parameters for PyTorch, as a safetensors file"
-    )
-    export.add_argument("file", metavar="FILE", help="the file to write, such as model.safetensors")
+        "export", parents=[checkpoint, common],
+        help="export the parameters for PyTorch, as a safetensors file, or the predictions as a jax.export artifact",
+    )  # fmt: skip
+    export.add_argument("file", nargs="?", metavar="FILE", help="the file to write, such as model.safetensors")
     params = export.add_mutually_exclusive_group()
     params.add_argument("--ema", action="store_true", help="export the averaged parameters; an error if there are none")
     params.add_argument("--raw", action="store_true", help="export the trained parameters, not their average")
     export.add_argument("--batch-stats", action="store_true", help="export the running statistics of batch norms too")
+    jax_export.add_arguments(export)
     export.set_defaults(run=_export)
 
 
@@ -109,7 +114,7 @@ def _list_contents(metadata: Mapping[str, Any], meta: Mapping[str, Any]) -> list
     for name, value in metadata.items():
         if name == "hooks":
             contents += [f"the state of {hook}" for hook in value]
-        elif value and name not in ("iter", "exchanged"):
+        elif value and name not in ("iter", "exchanged", "evaluated"):
             contents.append(name)
     return contents
 
@@ -126,6 +131,12 @@ def _rm(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 def _export(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     from jengine.checkpoint import export_params, find_checkpoint, read_meta
 
+    if (args.file is None) == (args.jax_export is None):
+        raise ConfigError("`jengine ckpt export` must have either FILE or --jax-export FILE")
+    if args.jax_export is not None:
+        jax_export.run(args)
+        return
+    jax_export.check_unused(args)
     path = find_checkpoint(args.checkpoint)
     exchanged = read_meta(path).get("exchanged", {})  # items with averages -> paths of the trained values
     if args.ema and "params" not in exchanged:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jengine.cli import ckpt, plan
+from jengine.cli import ckpt, plan, predict
 from jengine.errors import ConfigError, closest
 
 # `optim_wrapper.optimizer.lr=0.1`, `max_epochs=2`, `--train_cfg.max_epochs=2`; not `--resumee=x`, a misspelled option
@@ -84,6 +84,11 @@ def _train(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def _test(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     _build_runner(args, overrides, load_from=args.checkpoint).test()
+
+
+def _predict(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    predict.check(args)
+    predict.run(args, _build_runner(args, overrides, load_from=args.checkpoint))
 
 
 def _config(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -192,7 +197,7 @@ def _build_parser() -> argparse.ArgumentParser:
 
 
 def _add_run_commands(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Add `train` and `test`."""
+    """Add `train`, `test` and `predict`."""
     run = argparse.ArgumentParser(add_help=False, parents=[common])
     run.add_argument("--work-dir", metavar="DIR", help="directory for checkpoints and logs (default: work_dirs/CONFIG)")
     processes = run.add_argument_group("several processes")
@@ -218,6 +223,9 @@ def _add_run_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     test = commands.add_parser("test", parents=[run], help="test a checkpoint")
     test.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or a work dir for its newest one")
     test.set_defaults(run=_test)
+    predict_parser = commands.add_parser("predict", parents=[run], help="write predictions of a checkpoint to a file")
+    predict.add_arguments(predict_parser)
+    predict_parser.set_defaults(run=_predict)
 
 
 def _suggest(unknown: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:

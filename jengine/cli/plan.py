@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from jengine.data import select_arrays
 from jengine.errors import ConfigError
 
 
@@ -101,7 +102,7 @@ def _report(runner: Any) -> str:
     import jax
 
     strategy = runner.strategy
-    batch = strategy.put_batch(next(iter(runner.train_dataloader)))
+    batch = strategy.put_batch(select_arrays(runner.train_dataloader.example()))
     examples = len(jax.tree.leaves(batch)[0])
     state = _to_structs(runner.state, strategy.shardings(runner.state))
     inputs = (state, batch, {**runner.optim_wrapper.hyperparams, **runner.hyperparams})

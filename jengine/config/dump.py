@@ -1,5 +1,6 @@
 """Write configs as Python files that can be loaded again."""
 
+import ast
 import importlib
 import math
 import operator
@@ -14,6 +15,7 @@ import numpy as np
 from jengine.config.load import MODULE_PREFIX
 from jengine.config.modules import find_directory
 from jengine.config.resolve import resolve
+from jengine.errors import ConfigError
 from jengine.registry import find_registered, is_built_in
 
 _WIDTH = 100
@@ -50,6 +52,35 @@ def format_config(cfg: Any, path: str | os.PathLike[str] | None = None) -> tuple
     listed = _MODULES.format(_Writer().literal(modules, indent=0, path="")) if modules else ""
     text = f'"""The resolved config of a run."""\n{listed}\n\ndef get_config() -> dict:\n    return {literal}\n'
     return text, writer.problems
+
+
+def parse_config(text: str) -> dict[str, Any]:
+    """Return the config of a text that `dump_config` wrote, without running it.
+
+    Raises:
+      ConfigError: the text has another form.
+    """
+    try:
+        (returned,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Return))
+        cfg = ast.literal_eval(_ReplaceNames().visit(returned).value)
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"the text of a config must be one that `dump_config` wrote: {error}") from error
+    if not isinstance(cfg, dict):
+        raise ConfigError(f"the text of a config must return a dict, got {type(cfg).__name__}")
+    return cfg
+
+
+class _ReplaceNames(ast.NodeTransformer):
+    """Replace `float("inf")` and `Ellipsis`, which are not literals, by their values."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        match node:
+            case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(text))], keywords=[]):
+                return ast.Constant(float(text))
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(...) if node.id == "Ellipsis" else node
 
 
 def write_config(cfg: Any, path: str | os.PathLike[str]) -> None:

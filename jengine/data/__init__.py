@@ -1,5 +1,6 @@
 """Load batches from map-style datasets and foreign iterables, and send them to the device."""
 
+from jengine.data.batch_check import BatchCheck as BatchCheck
 from jengine.data.batch_stream import BatchStream as BatchStream
 from jengine.data.build import build_dataloader as build_dataloader
 from jengine.data.build import check_dataloader as check_dataloader
@@ -7,8 +8,12 @@ from jengine.data.collate import default_collate as default_collate
 from jengine.data.collate import stack_batches as stack_batches
 from jengine.data.datasets import ArrayDataset as ArrayDataset
 from jengine.data.datasets import Digits as Digits
+from jengine.data.host_entries import list_host_entries as list_host_entries
+from jengine.data.host_entries import put_arrays as put_arrays
+from jengine.data.host_entries import select_arrays as select_arrays
 from jengine.data.iterables import IterableLoader as IterableLoader
 from jengine.data.loader import DataLoader as DataLoader
+from jengine.data.masking import MaskedTuple as MaskedTuple
 from jengine.data.pipeline import Pipeline as Pipeline
 from jengine.data.pipeline import TransformedDataset as TransformedDataset
 from jengine.data.prefetch import prefetch_to_device as prefetch_to_device

@@ -1,9 +1,8 @@
-"""Take one or several batches of a source at a time."""
+"""Take one or several batches of a source at a time, and keep its position with them."""
 
 import collections
-import itertools
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -16,13 +15,31 @@ class BatchStream:
     """Take batches from an iterable, several at a time if they have the same structure and shapes.
 
     Args:
-      source: yields batches. `close` closes it as well, if it has that method.
+      source: yields batches. `close` closes its iterator as well, if that has the method.
+      put: batch -> batch on the device, called as soon as a batch is read; it must not block. None keeps it as it is.
+      depth: number of batches read, and sent to the device, ahead of those that are taken.
+      position: returns the position of the data after the last batch that was read; by default the method `state_dict`
+        of the source, if it has one.
+
+    Attributes:
+      position: the position after the last batch that was taken; None before the first, and without positions.
     """
 
-    def __init__(self, source: Iterable[Any]) -> None:
+    def __init__(
+        self,
+        source: Iterable[Any],
+        put: Callable[[Any], Any] | None = None,
+        depth: int = 0,
+        position: Callable[[], Any] | None = None,
+    ) -> None:
+        self.position: Any = None
+        self._get_position: Any = position or getattr(source, "state_dict", _no_position)
         self._source = iter(source)
-        self._buffer: collections.deque[Any] = collections.deque()
+        self._put = put
+        self._depth = depth
+        self._buffer: collections.deque[tuple[Any, Any]] = collections.deque()
         self._error: Exception | None = None
+        self._end: tuple[Any] | None = None  # the position after the end of the source
 
     def take(self, count: int) -> list[Any]:
         """Return the next batches.
@@ -37,27 +54,41 @@ class BatchStream:
         Raises:
           Exception: raised by the source, once all batches before it have been taken.
         """
-        if count == 1 and not self._buffer and self._error is None:
-            return list(itertools.islice(self._source, 1))
-        try:
-            while len(self._buffer) < count and self._error is None:
-                self._buffer.append(next(self._source))
-        except StopIteration:
-            pass
-        except Exception as error:
-            self._error = error
-        if not self._buffer and self._error is not None:
-            raise self._error
-        taken = [self._buffer.popleft()] if self._buffer else []
-        first = _signature(taken[0]) if count > 1 and taken else None
-        while self._buffer and len(taken) < count and _signature(self._buffer[0]) == first:
-            taken.append(self._buffer.popleft())
+        self._read(count + self._depth)
+        if not self._buffer:
+            if self._error is not None:
+                raise self._error
+            self.position = self._end[0] if self._end else None
+            return []
+        taken = [self._pop()]
+        first = _signature(taken[0]) if count > 1 else None
+        while self._buffer and len(taken) < count and _signature(self._buffer[0][0]) == first:
+            taken.append(self._pop())
         return taken
 
     def close(self) -> None:
         """Close the source."""
         if hasattr(self._source, "close"):
             self._source.close()
+
+    def _read(self, count: int) -> None:
+        """Read batches until `count` are in the buffer, or the source ends or fails."""
+        while len(self._buffer) < count and self._error is None and self._end is None:
+            try:
+                batch = next(self._source)
+                self._buffer.append((batch if self._put is None else self._put(batch), self._get_position()))
+            except StopIteration:
+                self._end = (self._get_position(),)
+            except Exception as error:
+                self._error = error
+
+    def _pop(self) -> Any:
+        batch, self.position = self._buffer.popleft()
+        return batch
+
+
+def _no_position() -> None:
+    """Return None: a foreign iterable has no position."""
 
 
 def _signature(batch: Any) -> Any:

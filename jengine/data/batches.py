@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jengine.data.collate import with_mask
+from jengine.data.masking import with_mask
 
 # More epochs than any run has; grain requires the length of a source.
 _MAX_EPOCHS = 2**24
@@ -36,6 +36,7 @@ class BatchSource:
       batch_size: examples per batch.
       length: batches per epoch.
       masked: whether short batches are padded and every batch gets a mask of its real examples.
+      shift: an epoch, and the number of examples by which its batches are shifted, which may be negative.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class BatchSource:
         batch_size: int,
         length: int,
         masked: bool,
+        shift: tuple[int, int] = (0, 0),
     ) -> None:
         self.dataset = dataset
         self.order = order
@@ -53,6 +55,7 @@ class BatchSource:
         self.batch_size = batch_size
         self.length = length
         self.masked = masked
+        self.shift = shift
         self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
@@ -72,9 +75,12 @@ class BatchSource:
         """Return the sample index of every example of `epoch`, and their mask: int64 and bool[length * batch_size]."""
         loaded = self._epoch
         if loaded is None or loaded[0] != epoch:
+            shift = self.shift[1] if self.shift[0] == epoch else 0
             count = self.length * self.batch_size
-            indices = self.order.indices(epoch, count)
-            num_real = min(len(indices), self.order.num_real(count))
+            indices = self.order.indices(epoch, count + shift)
+            num_real = min(len(indices), self.order.num_real(count + shift)) - shift
+            # With a negative shift the first batches have been yielded already: anything may stand in their place.
+            indices = np.concatenate([np.repeat(indices[:1], max(-shift, 0)), indices[max(shift, 0) :]])
             padding = np.full(count - len(indices), indices[0] if len(indices) else 0, indices.dtype)
             loaded = self._epoch = (epoch, np.concatenate([indices, padding]), np.arange(count) < num_real)
         return loaded[1:]

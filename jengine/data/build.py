@@ -7,7 +7,8 @@ from typing import Any
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
 from jengine.data.samplers import DefaultSampler
-from jengine.errors import config_path
+from jengine.data.sources import is_stream
+from jengine.errors import ConfigError, config_path
 from jengine.registry import DATA_SAMPLERS, DATASETS, as_config, check_arguments
 
 # Settings of MMEngine's configs that do not exist here, and why.
@@ -24,8 +25,9 @@ def build_dataloader(
     """Build a loader from a config, or adapt an existing one.
 
     Args:
-      cfg_or_loader: a dict of `DataLoader`'s arguments, in which `dataset` and `sampler` may be dicts with a `type`;
-        or a loader; or any iterable of batches with a length. It is not modified.
+      cfg_or_loader: a dict of `DataLoader`'s arguments, in which `dataset` and `sampler` may be dicts with a `type`,
+        and `dataset` may also be a stream of examples (see `IterableLoader`); or a loader; or an iterable of batches;
+        or a function that returns an iterator of batches. It is not modified.
       train: whether the data are for training. By default the order is then shuffled and `drop_last` is True;
         otherwise the data are in order and the last batch is padded.
       seed: seed of the sampler, unless the config has one.
@@ -33,24 +35,28 @@ def build_dataloader(
       process_count: number of processes that share the data.
 
     Returns:
-      A sized loader with `set_epoch(epoch, start=0)` that yields numpy pytrees.
+      A loader with `set_epoch(epoch, start=0)` that yields batches of NumPy arrays.
 
     Raises:
-      TypeError: an unknown or missing argument, or an iterable without a length. ValueError: a number out of range.
+      TypeError: an unknown or missing argument. ValueError: a number out of range, or data that cannot be iterated.
     """
     if isinstance(cfg_or_loader, DataLoader | IterableLoader):
         return cfg_or_loader
-    if not isinstance(cfg_or_loader, Mapping) and not hasattr(cfg_or_loader, "items"):
+    if not _is_config(cfg_or_loader):
         return IterableLoader(cfg_or_loader, train)
     arguments: dict[str, Any] = {"drop_last": train, "sampler": None, **dict(cfg_or_loader.items())}
     check_dataloader(arguments)
+    shard: dict[str, Any] = {"process_index": process_index, "process_count": process_count}
     with config_path("dataset"):
         arguments["dataset"] = as_config(arguments["dataset"])
-        if hasattr(arguments["dataset"], "items"):
+        if _is_config(arguments["dataset"]):
             arguments["dataset"] = DATASETS.build(arguments["dataset"])
-    defaults: dict[str, Any] = {"seed": seed, "process_index": process_index, "process_count": process_count}
+        if is_stream(arguments["dataset"]):
+            return _build_stream(arguments, train, shard)
     with config_path("sampler"):
-        arguments["sampler"] = _build_sampler(arguments["sampler"], arguments["dataset"], train, defaults)
+        arguments["sampler"] = _build_sampler(
+            arguments["sampler"], arguments["dataset"], train, {"seed": seed, **shard}
+        )
     return DataLoader(**arguments)
 
 
@@ -60,6 +66,28 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
         if key in cfg:
             raise TypeError(f"a dataloader must not have the argument {key!r}: {reason}; remove it")
     check_arguments(DataLoader, dict(cfg.items()))
+
+
+def _build_stream(arguments: dict[str, Any], train: bool, shard: Mapping[str, Any]) -> IterableLoader:
+    """Return the loader of a dataset without access by index."""
+    name = type(arguments["dataset"]).__name__
+    for key in ("sampler", "num_workers", "num_threads"):
+        if arguments.pop(key, None):
+            raise ConfigError(
+                f"`{key}` must not be given for {name}, which has no access by index and is read in its own order; set "
+                "it in the other library"
+            )
+    arguments.pop("prefetch_factor", None)
+    if arguments.pop("drop_last") is not train:
+        raise ConfigError(
+            f"`drop_last` must be {train} for {name}, which has no access by index: a smaller last batch is dropped in "
+            "training and padded in evaluation"
+        )
+    return IterableLoader(arguments.pop("dataset"), train, **arguments, **shard)
+
+
+def _is_config(value: Any) -> bool:
+    return isinstance(value, Mapping) or hasattr(value, "items")
 
 
 def _build_sampler(cfg: Any, dataset: Any, train: bool, defaults: dict[str, Any]) -> Any:

@@ -1,6 +1,6 @@
-"""Collate samples into batches: stack them, and pad a short batch with examples that a mask excludes."""
+"""Collate samples into batches: stack them, and pad a short batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine import paths
-
-MASK = "mask"
 
 
 def default_collate(samples: Sequence[Any]) -> Any:
@@ -66,29 +64,6 @@ def pad_examples(batch: Any, size: int) -> Any:
     """Repeat the last example until the batch has `size` examples."""
     missing = size - count_examples(batch)
     return jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)]), batch)
-
-
-def with_mask(batch: Any, mask: np.ndarray) -> dict[Any, Any]:
-    """Add the mask of the real examples.
-
-    Args:
-      batch: a dict of arrays with leading axis B.
-      mask: bool[B], True for a real example.
-
-    Raises:
-      TypeError: the batch is not a dict. ValueError: it already has an entry of that name.
-    """
-    if not isinstance(batch, Mapping):
-        raise TypeError(
-            f"a batch that may be padded must be a dict, to which {MASK!r} (bool[B], True = a real example) is added, "
-            f"got {type(batch).__name__}; return a dict, or use drop_last=True"
-        )
-    if MASK in batch:
-        raise ValueError(
-            f"a batch must not have an entry {MASK!r}, which marks the real examples with drop_last=False; "
-            "rename the entry"
-        )
-    return {**batch, MASK: mask}
 
 
 def _describe_difference(samples: Sequence[Any]) -> str:

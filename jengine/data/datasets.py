@@ -15,7 +15,8 @@ class ArrayDataset:
     """Hold arrays in memory; sample i is entry i of each.
 
     Args:
-      arrays: pytree of NumPy arrays (or values that convert to them) of equal leading length, usually a dict.
+      arrays: pytree of NumPy arrays (or values that convert to them) of equal leading length, usually a dict or a
+        tuple; a list of arrays counts as a tuple.
       metainfo: facts about the dataset for metrics and visualizers, such as the class names.
 
     Raises:
@@ -23,7 +24,8 @@ class ArrayDataset:
     """
 
     def __init__(self, arrays: Any, metainfo: Mapping[str, Any] | None = None) -> None:
-        self.arrays = jax.tree.map(np.asarray, arrays)
+        # a list would be read as samples to collate: in PyTorch, `__getitems__` returns such a list
+        self.arrays = jax.tree.map(np.asarray, tuple(arrays) if isinstance(arrays, list) else arrays)
         self.metainfo = dict(metainfo or {})
         self._size = count_examples(self.arrays)
 

@@ -1,52 +1,85 @@
-"""Adapt loaders of other libraries to the interface of `DataLoader`."""
+"""Adapt data of other libraries to the interface of `DataLoader`: batches, or examples to batch."""
 
 import copy
 import itertools
+import operator
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jengine.data.collate import count_examples, is_flat, pad_examples, with_mask
+from jengine.data.collate import count_examples, default_collate, is_flat, pad_examples
+from jengine.data.host_entries import select_arrays
+from jengine.data.masking import with_mask
+from jengine.data.sources import Pass, Resume, as_source, set_epoch
+from jengine.errors import ConfigError
+
+State = dict[str, Any]
 
 
 class IterableLoader:
-    """Yield the batches of a foreign loader as numpy pytrees of one size.
+    """Yield batches of one size from data that are iterated: streams, loaders and datasets of other libraries.
 
-    The loader may be a PyTorch DataLoader, a list of batches, or TensorFlow data through `tfds.as_numpy`. To start in
-    the middle of an epoch, the batches before are read and dropped.
+    Arrays of other libraries become NumPy arrays, lists of strings NumPy arrays of strings. The data may be a grain
+    `DataLoader`, `MapDataset` or `IterDataset`, a PyTorch `DataLoader`, a `tf.data.Dataset` or `tfds.as_numpy` of it, a
+    stream of Hugging Face `datasets`, a list of batches, a generator function, or any other iterable.
 
     Args:
-      iterable: has `__len__` (batches per epoch) and `__iter__` (a new pass). The epoch is passed to the first of
-        `set_epoch`, `sampler.set_epoch` and `batch_sampler.sampler.set_epoch` that exists. With several processes it
-        yields the share of this process.
-      train: whether a smaller last batch is dropped, with one warning. When False it is padded, and every batch gets
-        `mask`: bool[B], True for a real example.
-      num_batch_per_epoch: maximum number of batches per epoch.
+      iterable: yields batches; examples if `batch_size` is given.
+      train: whether a smaller last batch is dropped. When False it is padded, and every batch gets `mask`: bool[B],
+        True for a real example.
+      batch_size: number of examples to stack to a batch; None if `iterable` yields batches.
+      collate_fn: list of examples -> batch; None stacks them.
+      num_batch_per_epoch: maximum number of batches in a pass.
+      device_prefetch: batches that a loop sends to the device ahead of the current one; None for the attribute of that
+        name of the iterable, or 2.
+      process_index: this process; of P processes, p reads the p-th, (p + P)-th ... example. Batches are not divided:
+        an iterable of batches yields those of its process.
+      process_count: number of processes that share the examples.
 
     Attributes:
-      device_prefetch: batches that a loop sends to the device ahead of the current one: the attribute of that name of
-        the iterable, or 2.
+      length: batches in a pass; None if unknown or endless.
+      source: how the data are read, and whether their position can be saved.
 
     Raises:
-      TypeError: an iterable without a length, or that allows only one pass. ValueError: no batches.
+      ConfigError: data that cannot be iterated. ValueError: no batches.
     """
 
-    def __init__(self, iterable: Iterable[Any], train: bool, num_batch_per_epoch: int | None = None) -> None:
+    def __init__(
+        self,
+        iterable: Any,
+        train: bool,
+        batch_size: int | None = None,
+        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
+        num_batch_per_epoch: int | None = None,
+        device_prefetch: int | None = None,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> None:
         self.iterable = iterable
+        self.source = source = as_source(iterable)
         self.train = train
         self.device_prefetch: int = getattr(iterable, "device_prefetch", 2)
-        self._total = _length(iterable)
-        self._last_smaller = _last_is_smaller(iterable, self._total)  # None: unknown before the end of a pass
+        if device_prefetch is not None:
+            self.device_prefetch = device_prefetch
+        sharded = source.shard(process_index, process_count) if train and process_count > 1 and batch_size else None
+        if sharded is not None:
+            self.source = source = sharded
+        shard = (0, 1) if sharded is not None or not batch_size else (process_index, process_count)
+        self._reader = _Reader(batch_size, collate_fn or default_collate, *shard)
+        self._total = self._reader.count_batches(source.length, drop_last=train)
         self._limit = num_batch_per_epoch
+        self._last_smaller = False if batch_size else _last_is_smaller(iterable, self._total)  # None: not yet known
         if self._last_smaller and train:
             self._drop_last()
-        if len(self) < 1:
+        if self.length is not None and self.length < 1:
             raise ValueError("the data must have at least one whole batch; reduce the batch size")
-        self._epoch = self._start = self._position = 0
-        self._first_size: int | None = None
+        self._size: int | None = batch_size  # of the first batch
+        self._next: State = _start_of(0)  # where the next iteration starts
+        self._current = self._next  # after the last batch that was yielded
+        self._opened: tuple[int, Pass, tuple[Any, int | None]] | None = None  # pass, its iterator, and its first batch
 
     @property
     def dataset(self) -> Any:
@@ -67,91 +100,213 @@ class IterableLoader:
     def batch_size(self) -> int | None:
         """The examples per batch; None if the loader does not have the number and no batch has been read."""
         size = getattr(self.iterable, "batch_size", None)
-        return size if isinstance(size, int) else self._first_size
+        return size if isinstance(size, int) and self._reader.batch_size is None else self._size
+
+    @property
+    def length(self) -> int | None:
+        """The number of batches in a pass; None if unknown or endless."""
+        if self._total is None or self._limit is None:
+            return self._total if self._limit is None else self._limit
+        return min(self._total, self._limit)
+
+    @property
+    def dataset_size(self) -> int | None:
+        """The number of elements of the dataset in a pass; None if unknown."""
+        if self._reader.batch_size is not None:
+            return self.source.length
+        return operator.length_hint(self.dataset, -1) if hasattr(self.iterable, "dataset") else None
+
+    @property
+    def has_random_access(self) -> bool:
+        """False: each process reads its own share."""
+        return False
+
+    @property
+    def kind(self) -> str:
+        """The name of the data in messages."""
+        return self.source.kind
+
+    @property
+    def advice(self) -> str:
+        """What makes the position exact; empty if there is nothing to say."""
+        return self.source.advice
+
+    @property
+    def resume(self) -> Resume:
+        """Whether the position in the data is restored: 'exact', 'replayed' or 'lost' (see `Source`)."""
+        return self.source.resume
 
     def __len__(self) -> int:
-        return self._total if self._limit is None else min(self._total, self._limit)
+        if self.length is None:
+            raise TypeError(f"{self.source.kind} has no length")
+        return self.length
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration yields."""
-        return self._epoch
+        """The pass that the next iteration yields."""
+        return self._next["epoch"]
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Start the next iteration at batch `start` of `epoch`; the batches before are read and dropped.
+        """Start the next iteration at batch `start` of pass `epoch`; the batches before are read and dropped.
 
         Raises:
-          ValueError: `start` is outside the epoch.
+          ValueError: `start` is outside the pass.
         """
-        if not 0 <= start <= len(self):
-            raise ValueError(f"start must be a position in the epoch, 0 to {len(self)}, got {start}")
-        for owner in (self.iterable, _attribute(self.iterable, "sampler"),
-                      _attribute(self.iterable, "batch_sampler", "sampler")):  # fmt: skip
-            if hasattr(owner, "set_epoch"):
-                owner.set_epoch(epoch)
-                break
-        self._epoch, self._start, self._position = epoch, start, start
+        if start < 0 or (self.length is not None and start > self.length):
+            raise ValueError(f"start must be a position in the epoch, 0 to {self.length}, got {start}")
+        set_epoch(self.iterable, epoch)
+        self._next = self._current = {**_start_of(epoch), "position": start, "examples": start * (self._size or 0)}
 
-    def __iter__(self) -> Iterator[Any]:
-        start, self._start = self._start, 0
-        self._position = start
-        return self._batches(start)
+    def state_dict(self) -> State:
+        """Return the position after the last batch that was yielded.
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the epoch, and the number of batches yielded in it."""
-        if self._position >= len(self):
-            return {"epoch": self._epoch + 1, "position": 0}
-        return {"epoch": self._epoch, "position": self._position}
+        Returns:
+          `epoch`: the pass. `position` and `examples`: the batches and the examples of this process that were yielded
+          in it. For data with a state also `batch_size`; `state`; and `skip`, the elements that were read after it.
+        """
+        return self._current
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue at the position that `state_dict` returned."""
-        self.set_epoch(int(state["epoch"]), int(state["position"]))
+    def load_state_dict(self, state: State) -> None:
+        """Continue at the position that `state_dict` returned, at the same example if the batch size has changed.
+
+        If the data yield batches, and the example is not the first of one, continue with the batch that it is in.
+        """
+        state, size = dict(state), self.batch_size
+        set_epoch(self.iterable, state["epoch"])
+        if self._reader.batch_size is None and size and state.get("batch_size", size) != size:
+            state = {**_start_of(state["epoch"]), "position": -1, "examples": state["examples"]}
+        if size and state["examples"] != state["position"] * size:
+            state["position"] = state["examples"] // size
+            state["examples"] = state["position"] * size if self._reader.batch_size is None else state["examples"]
+        self._next = self._current = state
 
     def copy_at_epoch(self, epoch: int) -> "IterableLoader":
         """Return a loader of the same batches at the start of `epoch`; requires a source with independent passes.
 
         Raises:
-          ValueError: a source with `persistent_workers`, where a new pass ends the current one.
+          ValueError: the data allow only one pass at a time.
         """
-        if getattr(self.iterable, "persistent_workers", False):
+        advice = "remove persistent_workers=True" if _has_workers(self.iterable) else self.source.advice
+        if _has_workers(self.iterable) or hasattr(self.iterable, "__next__"):
             raise ValueError(
-                f"{type(self.iterable).__name__} must not have persistent_workers=True, which allows only one pass at "
-                "a time; remove it"
+                f"{type(self.iterable).__name__} must allow a second pass during the current one, got one that allows "
+                f"only one pass at a time; {advice}"
             )
         other = copy.copy(self)
+        other._opened = None
         other.set_epoch(epoch)
         return other
 
-    def _batches(self, start: int) -> Iterator[Any]:
-        size, full_shapes = None, None
-        for position, raw in enumerate(itertools.islice(self.iterable, len(self))):
-            if position < start and size is not None:
-                continue
-            shapes = [leaf.shape for leaf in raw.values()] if is_flat(raw) else None
-            if self.train and shapes is not None and shapes == full_shapes:  # already checked
-                self._position = position + 1
-                yield raw
-                continue
-            batch = _to_numpy(raw) if shapes is None else raw
-            count = count_examples(batch)
-            size = self._first_size = size or count
-            if position < start:
-                continue
-            if count > size or (count < size and position != self._total - 1):
-                raise ValueError(
-                    f"batches must have the same size, got {size} examples in batch 0 and {count} in batch {position}"
-                )
-            if count < size and self.train:
-                self._drop_last()
-                return
-            full_shapes = shapes
-            self._position = position + 1
-            yield batch if self.train else self._add_mask(batch, count, size)
+    def example(self) -> Any:
+        """Return the first batch of the next pass, which yields it again.
+
+        Raises:
+          ValueError: there is no batch.
+        """
+        if self._opened is None:
+            reading = self.source.open(self.epoch)
+            try:
+                first = self._reader.read(reading.iterator)
+            except StopIteration:
+                raise ValueError(f"{self.source.kind} must yield at least one batch, got none") from None
+            self._opened = (self.epoch, reading, first)
+        assert self._opened is not None
+        batch, num_real = self._opened[2]
+        count, size = self._measure(batch, num_real)
+        return batch if self.train else self._add_mask(batch, count, size)
+
+    def close(self) -> None:
+        """End the threads and processes of the data, if there are any."""
+        if self._opened is not None:
+            self._opened[1].close()
+            self._opened = None
+
+    def __iter__(self) -> Iterator[Any]:
+        start, self._next = self._next, _start_of(self._next["epoch"])
+        self._current = start
+        if start["position"] and self._size is None:
+            self.example()  # the size of the first batch is that of all
+        return self._batches(start)
+
+    def _batches(self, start: State) -> Iterator[Any]:
+        epoch, position, examples = start["epoch"], start["position"], start["examples"]
+        reading, first = self._open(start)
+        state, skip = start.get("state", reading.initial_state), start.get("skip", self._count_elements(start))
+        interval = self.source.snapshot_interval
+        try:
+            while self.length is None or position < self.length:
+                try:
+                    batch, num_real = first or self._reader.read(reading.iterator)
+                except StopIteration:
+                    break
+                first, full = None, is_flat(batch) and num_real is None and self.train
+                count, size = self._measure(batch, num_real)
+                if not full or count != size:
+                    self._check_size(reading, position, count, size)
+                if count < size and self.train:
+                    if self._total is not None:
+                        self._drop_last()
+                    break
+                position, examples, skip = position + 1, examples + count, skip + self._reader.elements
+                if interval is not None and position % interval == 0:
+                    state, skip = self.source.get_state(reading), 0
+                self._current = {"epoch": epoch, "position": position, "examples": examples}
+                if interval is not None or reading.initial_state is not None:
+                    self._current |= {"batch_size": size, "state": state, "skip": skip}
+                if position == self.length:
+                    self._end_pass(epoch, state)
+                yield batch if self.train else self._add_mask(batch, count, size)
+        finally:
+            reading.close()
+        if self.length is not None and position < self.length and not self.source.may_be_shorter:
+            raise ConfigError(
+                f"{self.source.kind} must yield as many batches as its length, {self.length}, got {position} in pass "
+                f"{epoch + 1}; correct its length"
+            )
+        self._end_pass(epoch, state)
+
+    def _end_pass(self, epoch: int, state: Any) -> None:
+        self._current = _start_of(epoch + 1)
+        if self.source.keeps_state:
+            self._current |= {"batch_size": self._size, "state": state, "skip": 0}
+
+    def _open(self, start: State) -> tuple[Pass, tuple[Any, int | None] | None]:
+        """Open a pass at `start`; return it with its first batch if that has been read as an example."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            is_same = opened[0] == start["epoch"] and start["position"] == start["examples"] == 0
+            if (is_same and start.get("state") is None) or self.resume == "lost":
+                return opened[1], opened[2]
+            opened[1].close()
+        skip = start.get("skip", self._count_elements(start))
+        return self.source.open(start["epoch"], skip, start.get("state")), None
+
+    def _count_elements(self, start: State) -> int:
+        """Return the elements of the pass that come before `start`."""
+        is_stream = self._reader.batch_size is not None
+        return start["examples"] * self._reader.process_count if is_stream else start["position"]
+
+    def _measure(self, batch: Any, num_real: int | None) -> tuple[int, int]:
+        """Return the number of real examples of a batch, and that of a whole batch."""
+        count = count_examples(select_arrays(batch)) if num_real is None else num_real
+        self._size = self._size or count
+        return count, self._size
+
+    def _check_size(self, reading: Pass, position: int, count: int, size: int) -> None:
+        """Raise ValueError if a batch has another size than the first, unless it is the last and smaller."""
+        is_last = count < size and (
+            position == self._total - 1 if self._total is not None else next(reading.iterator, _END) is _END
+        )
+        if count != size and not is_last:
+            raise ValueError(
+                f"batches must have the same size, got {size} examples in batch 0 and {count} in batch {position}"
+            )
 
     def _add_mask(self, batch: Any, count: int, size: int) -> Any:
-        if self._last_smaller is False and not isinstance(batch, Mapping):
+        if self._last_smaller is False and not isinstance(batch, Mapping) and count == size:
             return batch  # no batch needs padding, so none needs a mask
-        return with_mask(pad_examples(batch, size) if count < size else batch, np.arange(size) < count)
+        is_padded = count == size or self._reader.batch_size is not None
+        return with_mask(batch if is_padded else pad_examples(batch, size), np.arange(size) < count)
 
     def _drop_last(self) -> None:
         warnings.warn(
@@ -159,56 +314,98 @@ class IterableLoader:
             "compile for two sizes; set drop_last=True (drop_remainder=True) in the loader",
             stacklevel=3,
         )
+        assert self._total is not None
         self._total -= 1
         self._last_smaller = False
 
 
-def _length(iterable: Any) -> int:
-    advice = (
-        "pass an object with __len__, the batches per epoch, and __iter__, which starts a new pass: a list of "
-        "batches, a PyTorch DataLoader, tfds.as_numpy(dataset)"
-    )
-    if not hasattr(iterable, "__iter__"):
-        if hasattr(iterable, "__getitem__"):
-            raise TypeError(
-                f"a dataloader must be a config dict or an iterable of batches, got the dataset "
-                f"{type(iterable).__name__}; use dict(dataset=..., batch_size=...)"
-            )
-        raise TypeError(f"a dataloader must be a config dict or an iterable of batches, got {type(iterable).__name__}")
-    if hasattr(iterable, "__next__"):
-        raise TypeError(f"a dataloader must allow several passes, got {type(iterable).__name__}; {advice}")
-    try:
-        return len(iterable)
-    except TypeError as error:
-        raise TypeError(f"a dataloader must have a length, got {type(iterable).__name__}; {advice}") from error
+class _Reader:
+    """Read a batch from an iterator, or stack the examples of this process to one.
+
+    Args:
+      batch_size: the examples in a batch; None if the iterator yields batches.
+      collate: list of examples -> batch.
+      process_index, process_count: of each `process_count` examples this process takes one.
+
+    Attributes:
+      elements: the elements of the iterator in a whole batch.
+    """
+
+    def __init__(
+        self, batch_size: int | None, collate: Callable[[Sequence[Any]], Any], process_index: int, process_count: int
+    ) -> None:
+        self.batch_size = batch_size
+        self.process_count = process_count
+        self.elements = (batch_size or 1) * process_count
+        self._collate = collate
+        self._process_index = process_index
+
+    def count_batches(self, elements: int | None, drop_last: bool) -> int | None:
+        """Return the number of batches from `elements` elements."""
+        if elements is None or self.batch_size is None:
+            return elements
+        return elements // self.elements if drop_last else -(-elements // self.elements)
+
+    def read(self, iterator: Iterator[Any]) -> tuple[Any, int | None]:
+        """Return a batch, padded by repeating its last example, and its number of real examples; None if unknown.
+
+        Raises:
+          StopIteration: there are no more elements.
+        """
+        if self.batch_size is None:
+            return to_numpy(next(iterator)), None
+        elements = list(itertools.islice(iterator, self.elements))
+        if not elements:
+            raise StopIteration
+        own = elements[self._process_index :: self.process_count]
+        num_real = len(own)
+        own = own or elements[-1:]  # at the end of the data, where other processes have an example left
+        own += own[-1:] * (self.batch_size - len(own))
+        return self._collate([to_numpy(example) for example in own]), num_real
 
 
-def _last_is_smaller(iterable: Any, total: int) -> bool | None:
-    """Return whether the last batch is smaller; None if that is unknown without a pass over the data."""
-    if total < 2:
-        return False
-    if isinstance(iterable, Sequence):
-        return count_examples(_to_numpy(iterable[-1])) < count_examples(_to_numpy(iterable[0]))
-    source: Any = iterable
-    size, sampler = getattr(source, "batch_size", None), _attribute(source, "sampler")
-    if not isinstance(size, int) or not hasattr(source, "drop_last") or not hasattr(sampler, "__len__"):
-        return None
-    return not source.drop_last and len(sampler) % size != 0
+def to_numpy(batch: Any) -> Any:
+    """Return a batch or example of another library with NumPy arrays: of tensors, numbers and lists of strings."""
+    if is_flat(batch):
+        return batch
 
-
-def _to_numpy(batch: Any) -> Any:
     def convert(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray | jax.Array):
+        if isinstance(leaf, np.ndarray | np.generic | jax.Array | str | bytes):
             return leaf
         if hasattr(leaf, "detach"):  # a torch tensor, recognized without importing torch
             leaf = leaf.detach().cpu()
         return np.asarray(leaf)
 
-    return jax.tree.map(convert, batch)
+    return jax.tree.map(convert, batch, is_leaf=_is_text)
 
 
-def _attribute(owner: Any, *names: str) -> Any:
-    """Return a nested attribute of a foreign object, or None."""
-    for name in names:
-        owner = getattr(owner, name, None)
-    return owner
+def _is_text(node: Any) -> bool:
+    """Return whether a node is a list of strings or other objects, such as file names."""
+    return type(node) in (list, tuple) and bool(node) and all(isinstance(item, str | bytes) for item in node)
+
+
+def _start_of(epoch: int) -> State:
+    return {"epoch": epoch, "position": 0, "examples": 0}
+
+
+def _has_workers(iterable: Any) -> bool:
+    return bool(getattr(iterable, "persistent_workers", False))
+
+
+def _last_is_smaller(iterable: Any, total: int | None) -> bool | None:
+    """Return whether the last batch is smaller; None if that is unknown without a pass over the data."""
+    if total is None:
+        return None
+    if total < 2:
+        return False
+    if isinstance(iterable, list | tuple):
+        first, last = (count_examples(select_arrays(to_numpy(iterable[index]))) for index in (0, -1))
+        return last < first
+    size: Any = getattr(iterable, "batch_size", None)
+    sampler: Any = getattr(iterable, "sampler", None)
+    if not isinstance(size, int) or not hasattr(iterable, "drop_last") or not hasattr(sampler, "__len__"):
+        return None
+    return not iterable.drop_last and len(sampler) % size != 0
+
+
+_END = object()

@@ -1,13 +1,14 @@
 """Load batches of a map-style dataset, from any position of any epoch, in constant time."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from jengine.annotations import ConfigOf, Count, Index, checked
 from jengine.data.batches import BatchPrefetcher, BatchSource
 from jengine.data.collate import default_collate
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
+from jengine.data.sources import Resume, is_map_style
 from jengine.registry import DATA_SAMPLERS, DATASETS
 
 
@@ -25,7 +26,8 @@ class DataLoader:
       batch_size: examples per batch on this process.
       sampler: the order of the samples, any iterable of indices with a length; None for the order of the dataset.
       drop_last: whether the last, smaller batch is dropped. When False it is padded by repeating samples, and every
-        batch, which must be a dict, gets `mask`: bool[batch_size], True for a real example.
+        batch gets a mask, bool[batch_size], True for a real example: a dict the entry `mask`, a tuple or list the
+        attribute `mask` (see `MaskedTuple`).
       num_workers: worker processes that build batches. Dataset and `collate_fn` must then pickle, and the script
         needs `if __name__ == "__main__":`. Workers stay alive between epochs; `close` ends them.
       num_threads: threads that build batches (in each worker, if there are any), for datasets that read files.
@@ -51,8 +53,11 @@ class DataLoader:
         num_batch_per_epoch: Count | None = None,
         device_prefetch: Index = 2,
     ) -> None:
-        if not hasattr(dataset, "__len__") or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")):
-            raise TypeError(f"a dataset must have __len__ and __getitem__, got {type(dataset).__name__}")
+        if not is_map_style(dataset):
+            advice = "; wrap its arrays in ArrayDataset" if isinstance(dataset, Mapping) else ""
+            raise TypeError(
+                f"a dataset must have __len__ and __getitem__ for 0 to N - 1, got {type(dataset).__name__}{advice}"
+            )
         self.dataset = dataset
         self.batch_size = batch_size
         self.drop_last = drop_last
@@ -65,10 +70,41 @@ class DataLoader:
         self._length = self._count_batches(num_batch_per_epoch)
         self._collate = collate_fn or default_collate
         self._epoch = self._start = self._position = 0
+        self._shift = (0, 0)  # an epoch, and the examples by which its batches are shifted
         self._prefetcher: BatchPrefetcher | None = None
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def dataset_size(self) -> int:
+        """The number of samples of the dataset."""
+        return len(self.dataset)
+
+    @property
+    def has_random_access(self) -> bool:
+        """True: any process can continue at any example."""
+        return True
+
+    @property
+    def kind(self) -> str:
+        """The name of the data in messages."""
+        return f"DataLoader({type(self.dataset).__name__})"
+
+    @property
+    def advice(self) -> str:
+        """What makes the position exact."""
+        return "use a sampler of jengine.data, whose order is a function of the seed and the epoch"
+
+    @property
+    def length(self) -> int:
+        """The number of batches in an epoch."""
+        return self._length
+
+    @property
+    def resume(self) -> Resume:
+        """'exact': any batch of any epoch can be fetched; 'replayed' if a foreign sampler determines the order."""
+        return "replayed" if isinstance(self._order, IteratedSampler) else "exact"
 
     @property
     def metainfo(self) -> Any:
@@ -90,6 +126,7 @@ class DataLoader:
             raise ValueError(f"start must be a position in the epoch, 0 to {self._length}, got {start}")
         self._order.set_epoch(epoch)
         self._epoch, self._start, self._position = epoch, start, start
+        self._shift = (epoch, 0)
 
     def __iter__(self) -> Iterator[Any]:
         epoch = self.epoch
@@ -98,17 +135,41 @@ class DataLoader:
         return self._batches(epoch, start)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch, and the number of batches yielded in it.
+        """Return the epoch, and the numbers of batches and of examples yielded in it.
 
-        A caller that prefetches (`prefetch_to_device`) must count consumed batches itself.
+        A caller that prefetches must keep the state of each batch with it, as `BatchStream` does.
         """
-        if self._position >= self._length:
-            return {"epoch": self._epoch + 1, "position": 0}
-        return {"epoch": self._epoch, "position": self._position}
+        epoch, position = self._epoch, self._position
+        if position >= self._length:
+            epoch, position = epoch + 1, 0
+        offset = self._shift[1] if self._shift[0] == epoch else 0
+        examples = position * self.batch_size + offset
+        if self._order.is_endless:  # its epochs are sections of one stream, whose boundaries depend on the batch size
+            examples += epoch * self._length * self.batch_size
+        return {"epoch": epoch, "position": position, "examples": examples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue at the position that `state_dict` returned."""
-        self.set_epoch(int(state["epoch"]), int(state["position"]))
+        """Continue at the position that `state_dict` returned; with another batch size, at the same example.
+
+        The rest of the epoch is then divided into batches from that example on. An endless sampler continues with the
+        batch that the example is in.
+        """
+        epoch, examples = int(state["epoch"]), int(state["examples"])
+        if self._order.is_endless:
+            self.set_epoch(*divmod(examples // self.batch_size, self._length))
+            return
+        remaining = self._count_whole(self._order.samples_per_epoch(self.drop_last) - examples)
+        start = self._length - min(max(remaining, 0), self._length)
+        if start == self._length:
+            epoch, start, examples = epoch + 1, 0, 0
+        if examples % self.batch_size == 0:
+            start = examples // self.batch_size
+        self.set_epoch(epoch, start)
+        self._shift = (epoch, examples - start * self.batch_size)
+
+    def example(self) -> Any:
+        """Return the first batch of the next epoch, read in this thread."""
+        return self._batch_source()[self.epoch * self._length]
 
     def copy_at_epoch(self, epoch: int) -> "DataLoader":
         """Return a loader of the same batches at the start of `epoch`; the position of this one does not change."""
@@ -143,21 +204,28 @@ class DataLoader:
             if distance == 0 or (self._order.repeats and distance % self._length == 0):
                 return prefetcher
         self.close()
-        batches = BatchSource(
-            self.dataset, self._order, self._collate, self.batch_size, self._length, masked=not self.drop_last
-        )
+        batches = self._batch_source()
         batches.load_epoch(epoch)  # not in a worker, where a foreign sampler may draw another order
         if not self.num_workers and not self.num_threads:
             return map(batches.__getitem__, range(first, end))
-        stop = end if isinstance(self._order, IteratedSampler) else len(batches)
+        stop = end if isinstance(self._order, IteratedSampler) or self._shift[1] else len(batches)
         self._prefetcher = BatchPrefetcher(
             batches, first, stop, self.num_workers, self.num_threads, self.prefetch_factor
         )
         return self._prefetcher
 
+    def _batch_source(self) -> BatchSource:
+        return BatchSource(
+            self.dataset, self._order, self._collate, self.batch_size, self._length, not self.drop_last, self._shift
+        )
+
+    def _count_whole(self, samples: int) -> int:
+        """Return the number of batches of `samples` samples."""
+        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+
     def _count_batches(self, limit: int | None) -> int:
         samples = self._order.samples_per_epoch(self.drop_last)
-        batches = samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+        batches = self._count_whole(samples)
         if batches == 0:
             raise ValueError(
                 f"the dataset must have at least one batch: got {samples} samples on this process and batch_size "

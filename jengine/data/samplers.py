@@ -62,6 +62,11 @@ class Sampler(abc.ABC):
         """True if all epochs have the same order."""
         return False
 
+    @property
+    def is_endless(self) -> bool:
+        """True if epochs are sections of one stream of samples."""
+        return False
+
     @abc.abstractmethod
     def samples_per_epoch(self, drop_last: bool) -> int:
         """Return the number of samples per epoch, the same on all processes, before division into batches."""
@@ -139,6 +144,11 @@ class InfiniteSampler(Sampler):
     stream; resuming computes the position in it instead of reading up to it. The arguments are those of `Sampler`.
     """
 
+    @property
+    def is_endless(self) -> bool:
+        """True: the epochs of a loader are sections of one stream."""
+        return True
+
     def samples_per_epoch(self, drop_last: bool) -> int:
         """Return the size of an equal shard, rounded up."""
         return -(-self.size // self.process_count)
@@ -173,6 +183,7 @@ class IteratedSampler:
     """
 
     repeats = False
+    is_endless = False
 
     def __init__(self, sampler: Any) -> None:
         if not hasattr(sampler, "__iter__") or not hasattr(sampler, "__len__"):

@@ -1,6 +1,6 @@
 """Compute top-k accuracy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,8 +9,10 @@ import numpy as np
 
 from jengine.annotations import Count
 from jengine.errors import ConfigError
-from jengine.evaluation.metric import BaseMetric, example_mask, get_entry
+from jengine.evaluation.metric import BaseMetric, example_mask
+from jengine.model.labels import require_class_indices
 from jengine.registry import METRICS
+from jengine.selection import Selector, select_array
 
 
 @METRICS.register_module()
@@ -18,13 +20,16 @@ class Accuracy(BaseMetric):
     """Compute the fraction, 0 to 1, of examples whose true class is among the k classes with the highest logits.
 
     The counts are integers, so the result is exact for any batch size. Equal logits are ranked by class index, as in
-    `argmax`. An example with a NaN logit or a label outside [0, C) counts as wrong.
+    `argmax`. An example with a NaN logit or a label outside [0, C) counts as wrong; in a run, such a label in a
+    validation batch is an error, unless it is `ignore_index`.
 
     Args:
       topk: one k or several; the results are `accuracy/top1`, `accuracy/top5` ...
-      label: the batch entry with the true classes, int[B].
-      prediction: the entry to use if the predictions are a dict: logits float[B, C], or class indices int[B] for top-1.
+      label: the batch entry with the true classes, int[B]: its name, index or dotted path.
+      prediction: the entry of the predictions with logits float[B, C], or class indices int[B] for top-1; None if the
+        predictions are an array.
       prefix: prefix of the result names, 'accuracy' by default.
+      ignore_index: the label of examples that do not count; None for no such label.
 
     Raises:
       ValueError: if `topk` is empty, or has duplicates or values below 1.
@@ -35,9 +40,10 @@ class Accuracy(BaseMetric):
     def __init__(
         self,
         topk: Count | Sequence[Count] = (1,),
-        label: str = "label",
-        prediction: str | None = None,
+        label: Selector = "label",
+        prediction: Selector | None = None,
         prefix: str | None = None,
+        ignore_index: int | None = None,
     ) -> None:
         super().__init__(prefix)
         self.topk = (topk,) if isinstance(topk, int) else tuple(topk)
@@ -45,6 +51,7 @@ class Accuracy(BaseMetric):
             raise ConfigError(f"`Accuracy.topk` must be one or more distinct integers, got {topk!r}")
         self.label = label
         self.prediction = prediction
+        self.ignore_index = ignore_index
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,12 +69,15 @@ class Accuracy(BaseMetric):
           KeyError: if the batch or the predictions do not have the entry.
           ValueError: if the shapes or dtypes do not match.
         """
-        labels = jnp.asarray(get_entry(batch, self.label, "Accuracy: `label` must be an entry of the batch"))
-        if self.prediction is not None or isinstance(predictions, Mapping):
-            requirement = "Accuracy: `prediction` must be an entry of the predictions"
-            predictions = get_entry(predictions, self.prediction, requirement)
-        rank = self._rank(jnp.asarray(predictions), labels)
+        predictions = jnp.asarray(select_array(predictions, self.prediction, "Accuracy.prediction", "predictions"))
+        labels = select_array(batch, self.label, "Accuracy.label", "batch")
+        if predictions.ndim == 2:
+            require_class_indices(labels, predictions.shape[1], "Accuracy.label", self.ignore_index)
+        labels = jnp.asarray(labels)
+        rank = self._rank(predictions, labels)
         mask = example_mask(batch)
+        if self.ignore_index is not None:
+            mask &= labels.astype(jnp.int32) != self.ignore_index
         is_correct = (rank[:, None] < jnp.asarray(self.topk)) & mask[:, None]
         return {
             "correct": state["correct"] + is_correct.sum(axis=0, dtype=jnp.int32),

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.data.masking import get_mask, without_mask
 from jengine.errors import ConfigError, config_path
-from jengine.evaluation.metric import MASK, BaseMetric, Gather, HostMetric, drop_padding, example_mask
+from jengine.evaluation.metric import BaseMetric, Gather, HostMetric, drop_padding, example_mask
 from jengine.registry import EVALUATOR, METRICS, as_config
 
 
@@ -75,7 +76,7 @@ class Evaluator:
         Args:
           state: the result of `init` or of the previous `update`.
           predictions: pytree of arrays with leading axis B.
-          batch: pytree of arrays with leading axis B; examples where its `mask` is False are padding and do not count.
+          batch: pytree of arrays with leading axis B; examples where its mask is False are padding and do not count.
         """
         return EvaluatorState(
             state.examples + example_mask(batch).sum(dtype=jnp.int32),
@@ -95,10 +96,8 @@ class Evaluator:
         if not self.host_metrics:
             return
         predictions, batch = jax.device_get((predictions, batch))
-        if isinstance(batch, Mapping) and MASK in batch:
-            mask = np.asarray(batch[MASK], bool)
-            batch = drop_padding({key: value for key, value in batch.items() if key != MASK}, mask)
-            predictions = drop_padding(predictions, mask)
+        if (mask := get_mask(batch)) is not None:
+            batch, predictions = drop_padding((without_mask(batch), predictions), np.asarray(mask, bool))
         for metric in self.host_metrics:
             metric.process(batch, predictions)
 

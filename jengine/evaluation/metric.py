@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.errors import closest
+from jengine.data.masking import get_mask
 
-MASK = "mask"
 Gather = Callable[[list[Any], str], list[Any]]  # (a process's results, name of the metric) -> those of all processes
 
 
@@ -21,7 +20,7 @@ class BaseMetric:
     """Compute a metric from sums: `init` creates a state, `update` adds a batch to it, `compute` returns the results.
 
     `init` and `update` are pure. `update` is compiled into the evaluation step, so the state stays on the device and is
-    transferred to the host once, at the end. It must respect `batch["mask"]`, see `example_mask`.
+    transferred to the host once, at the end. It must respect the mask of the batch, see `example_mask`.
 
     Args:
       prefix: prefix of the result names, `prefix/name`; the class's `default_prefix` if None.
@@ -79,7 +78,7 @@ class HostMetric(BaseMetric):
         """Append the entries of a batch to `self.results`.
 
         Args:
-          data_batch: the batch without padding and without its `mask`, as NumPy arrays.
+          data_batch: the batch without padding and without its mask, as NumPy arrays; a tuple if it is a list.
           data_samples: the predictions for these examples, as NumPy arrays.
         """
         raise NotImplementedError
@@ -107,12 +106,12 @@ class HostMetric(BaseMetric):
 
 
 def example_mask(batch: Any) -> jax.Array:
-    """Return the mask of the examples that are not padding, bool[B]: the batch's entry `mask`, or all True.
+    """Return the mask of the examples that are not padding, bool[B]: that of the batch (see `get_mask`), or all True.
 
     Raises:
       ValueError: if the mask is not a vector, or the batch has neither a mask nor an array with a batch axis.
     """
-    mask = batch.get(MASK) if isinstance(batch, Mapping) else None
+    mask = get_mask(batch)
     if mask is not None:
         if np.ndim(mask) != 1:
             raise ValueError(f"the `mask` of a batch must be bool[B], got shape {np.shape(mask)}")
@@ -126,23 +125,6 @@ def example_mask(batch: Any) -> jax.Array:
 def drop_padding(tree: Any, mask: np.ndarray) -> Any:
     """Return `tree` with only the examples where `mask`, bool[B], is True; leaves without axis B are not changed."""
     return jax.tree.map(lambda leaf: leaf[mask] if np.shape(leaf)[:1] == mask.shape else leaf, tree)
-
-
-def get_entry(tree: Any, key: str | None, requirement: str) -> Any:
-    """Return `tree[key]`, an entry of a batch or of predictions.
-
-    Args:
-      tree: the batch or predictions; it has no entries unless it is a dict.
-      key: the name of the entry; None for no entry.
-      requirement: the start of the error message: "`label` must be an entry of the batch".
-
-    Raises:
-      KeyError: if there is no such entry; the message suggests the closest.
-    """
-    if key is None or not isinstance(tree, Mapping) or key not in tree:
-        names = map(str, tree) if isinstance(tree, Mapping) else ()
-        raise KeyError(f"{requirement}, got {key!r}{closest(key or '', names)}")
-    return tree[key]
 
 
 class Sum(NamedTuple):

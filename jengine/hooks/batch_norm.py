@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine.annotations import Count
-from jengine.data import prefetch_to_device
+from jengine.data import prefetch_to_device, select_arrays
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.paths import flatten, map_with_path
@@ -64,7 +64,7 @@ class PreciseBNHook(Hook):
     ) -> None:
         """Recompute the statistics if it is due, in an iteration loop."""
         if not runner.train_loop.by_epoch and self.every_n_train_iters(runner, self.interval):
-            self._recompute(runner, runner.iter // len(runner.train_dataloader))
+            self._recompute(runner, runner.iter // (runner.train_loop.epoch_length or 1))
 
     def _recompute(self, runner: Runner, epoch: int) -> None:
         paths = _find_statistics(runner)
@@ -74,13 +74,19 @@ class PreciseBNHook(Hook):
         state = runner.state if runner.strategy.replicas is None else map_per_replica(lambda x: x[0], runner.state)
         loader = runner.train_dataloader.copy_at_epoch(epoch)
         assert loader.batch_size is not None  # known after the first batch of an iterable loader
-        num_batches = min(max(self.num_samples // loader.batch_size, 1), len(loader))
+        num_batches = max(self.num_samples // loader.batch_size, 1)
+        if loader.length is not None:
+            num_batches = min(num_batches, loader.length)
         if self._compiled is None:
             hooks = TracedHooks(runner.hooks)
             self._compiled = jax.jit(lambda *args: _batch_statistics(runner.model, hooks, paths, *args))
         hyperparams = {**runner.optim_wrapper.hyperparams, **runner.hyperparams}
         total: dict[str, jax.Array] = {}
-        with contextlib.closing(prefetch_to_device(loader, runner.strategy.put_batch)) as batches:
+
+        def put(batch: Any) -> Any:
+            return runner.strategy.put_batch(select_arrays(batch))
+
+        with contextlib.closing(prefetch_to_device(loader, put)) as batches:
             for i, batch in enumerate(itertools.islice(batches, num_batches)):
                 ctx = StepContext(
                     step=state.step,

@@ -1,6 +1,7 @@
 """Average the parameters inside the training step, for evaluation and deployment."""
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -153,11 +154,12 @@ class EMAHook(Hook):
                     f"EMAHook: {name} must be at most max_{name.removeprefix('begin_')}s={end}, got {begin}"
                 )
         if self.begin_epoch:
-            self._first_iter = (self.begin_epoch - 1) * len(runner.train_loop.dataloader) + 1
+            self._first_iter = (self.begin_epoch - 1) * self.require_epoch_length(runner) + 1
         wrapper, iters_per_update = runner.optim_wrapper, 1
         if self.count_by == "update" and not isinstance(wrapper, Mapping):  # several optimizers do not accumulate
             iters_per_update = wrapper.accumulative_counts
-        self.average = self.average.with_total_steps(-(-runner.max_iters // iters_per_update))
+        if math.isfinite(runner.max_iters):
+            self.average = self.average.with_total_steps(math.ceil(runner.max_iters / iters_per_update))
 
     def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
         """Replace the parameters by the averages, in the dtypes of the parameters."""
@@ -174,7 +176,10 @@ class EMAHook(Hook):
         return {**variables, "": averages, **origin}
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Swap the parameters and the averages, and record it under `exchanged`, which `resume` reads."""
+        """Swap the parameters and the averages, and record it under `exchanged`, which `resume` reads.
+
+        If evaluation uses the raw parameters, their place is recorded under `evaluated` too.
+        """
         name, state = type(self).__name__, checkpoint["state"]
         average = state["hook_state"].get(name)
         if average is None:
@@ -184,6 +189,8 @@ class EMAHook(Hook):
         state.update({item: getattr(average, item) for item in items})
         state["hook_state"] = {**state["hook_state"], name: raw}
         checkpoint["exchanged"] = {item: f"hook_state.{name}.{item}" for item in items}
+        if not self.evaluate_on_ema:
+            checkpoint["evaluated"] = checkpoint["exchanged"]
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint of a resumed run has an average, if `strict_load`.

@@ -1,9 +1,11 @@
 """Define the base class of hooks: 22 host stages, four traced points, and a state that is saved in checkpoints."""
 
 import math
+import operator
 from collections.abc import Mapping, Sized
 from typing import Any, ClassVar
 
+from jengine.errors import ConfigError
 from jengine.hooks.priority import Priority
 from jengine.hooks.runner_protocol import Runner
 from jengine.train import StepContext
@@ -280,8 +282,22 @@ class Hook:
         return n > 0 and runner.iter + 1 >= start and (runner.iter + 1 - start) % n == 0
 
     def end_of_epoch(self, dataloader: Sized, batch_idx: int) -> bool:
-        """Return whether this is the last batch of the loader."""
-        return batch_idx + 1 == len(dataloader)
+        """Return whether this is the last batch of the loader; False if its length is unknown."""
+        return batch_idx + 1 == operator.length_hint(dataloader, -1)
+
+    def require_epoch_length(self, runner: Runner) -> int:
+        """Return the number of iterations in an epoch.
+
+        Raises:
+          ConfigError: it is unknown, because the data have no length.
+        """
+        length = runner.train_loop.epoch_length
+        if length is None:
+            raise ConfigError(
+                f"`train_cfg.epoch_length` must be given for {type(self).__name__}, because the data have no length, "
+                "got none"
+            )
+        return length
 
     def is_last_train_epoch(self, runner: Runner) -> bool:
         """Return whether the current epoch is the last."""

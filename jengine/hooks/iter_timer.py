@@ -71,7 +71,8 @@ class IterTimerHook(Hook):
             return
         self._eval_total += elapsed
         loop = runner.val_loop if mode == "val" else runner.test_loop
-        hub.update_info("eta", self._eval_total / (batch_idx + 1) * (len(loop.dataloader) - batch_idx - 1))
+        if loop.epoch_length is not None:
+            hub.update_info("eta", self._eval_total / (batch_idx + 1) * (loop.epoch_length - batch_idx - 1))
 
     def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Record the mean time of the steps of a chunk for each of them."""
@@ -91,7 +92,8 @@ class IterTimerHook(Hook):
         self._train_total += elapsed
         completed = runner.iter + 1
         mean = self._train_total / (completed - self._start_iter)
-        runner.message_hub.update_info("eta", mean * (runner.max_iters - completed))
+        if math.isfinite(runner.max_iters):
+            runner.message_hub.update_info("eta", mean * (runner.max_iters - completed))
 
     def _after_epoch(self, runner: Runner, mode: str = "train") -> None:
         # A validation inside training is not part of the next training iteration.

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -82,7 +83,7 @@ class LoggerHook(Hook):
         loop, iteration = runner.train_loop, runner.iter
         by_epoch = loop.by_epoch
         # An iteration loop has no epochs: its batch index keeps growing, and its only end is the end of training.
-        end = len(loop.dataloader) if by_epoch else runner.max_iters
+        end = (loop.epoch_length or math.inf) if by_epoch else runner.max_iters
         lines: list[tuple[int, int | None]] = []
         for offset in range(count - 1, -1, -1):
             completed, inner = iteration - offset + 1, batch_idx - offset + 1
@@ -106,7 +107,7 @@ class LoggerHook(Hook):
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Log the metrics of a validation, also to the backends."""
         runner.log_writer.flush()
-        tag, text = runner.log_processor.get_log_after_epoch(runner, len(runner.val_loop.dataloader), "val")
+        tag, text = runner.log_processor.get_log_after_epoch(runner, runner.val_loop.epoch_length or 0, "val")
         runner.logger.info(text)
         step = 0 if runner.train_loop is None else runner.epoch if self.log_metric_by_epoch else runner.iter
         runner.visualizer.add_scalars(tag, step=step, file_path=f"{runner.timestamp}.json")
@@ -114,7 +115,7 @@ class LoggerHook(Hook):
     def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Log the metrics of a test, and write them to `<timestamp>.json` in the log directory."""
         tag, text = runner.log_processor.get_log_after_epoch(
-            runner, len(runner.test_loop.dataloader), "test", with_non_scalar=True
+            runner, runner.test_loop.epoch_length or 0, "test", with_non_scalar=True
         )
         runner.logger.info(text)
         if runner.is_main_process:

@@ -85,6 +85,14 @@ class MeanTeacherHook(Hook):
             return variables
         return {**variables, "": _cast_like(state, *variables[""])}
 
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+        """Record under `evaluated` that the teacher is validated, for predictions from the checkpoint."""
+        name = type(self).__name__
+        state = checkpoint["state"]["hook_state"].get(name)
+        if state is not None and self.evaluate_on_teacher:
+            items = [item for item in ("params", "model_state") if jax.tree.leaves(getattr(state, item))]
+            checkpoint["evaluated"] = {item: f"hook_state.{name}.{item}" for item in items}
+
 
 def _cast_like(state: MeanTeacherHookState, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
     """Return the teacher in the dtypes of the model, with the model's state if it has none of its own."""

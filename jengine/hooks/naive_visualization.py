@@ -8,10 +8,11 @@ import jax
 import numpy as np
 
 from jengine.annotations import Count
-from jengine.errors import ConfigError
+from jengine.data.masking import get_mask
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
+from jengine.selection import Selector, find, select_array
 
 
 @HOOKS.register_module()
@@ -27,10 +28,11 @@ class NaiveVisualizationHook(Hook):
       draw_gt: draw the ground truth.
       draw_pred: draw the prediction.
       img_norm_cfg: `dict(mean=..., std=...)` of the normalization; None if images were not normalized.
-      image: the entry of the batch that holds the images, [B, H, W, C].
+      image: the entry of the batch that holds the images, [B, H, W, C]: its name, index or dotted path.
 
     Raises:
-      ConfigError: an interval below 1; from the hook, a batch without images.
+      ConfigError: an interval below 1.
+      KeyError: from the hook, a batch without images.
     """
 
     priority = "LOWEST"
@@ -41,7 +43,7 @@ class NaiveVisualizationHook(Hook):
         draw_gt: bool = True,
         draw_pred: bool = True,
         img_norm_cfg: Mapping[str, Any] | None = None,
-        image: str = "image",
+        image: Selector = "image",
     ) -> None:
         self.interval = interval
         self.draw_gt = draw_gt
@@ -60,18 +62,17 @@ class NaiveVisualizationHook(Hook):
 
     def after_test_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Draw the examples of the batch if it is due, without its padding."""
-        if not isinstance(data_batch, Mapping) or self.image not in data_batch:
-            actual = sorted(data_batch) if isinstance(data_batch, Mapping) else type(data_batch).__name__
-            raise ConfigError(f"NaiveVisualizationHook: a batch must have the entry {self.image!r}, got {actual}")
-        first, batch_size = self._num_examples, len(data_batch[self.image])
+        images = select_array(data_batch, self.image, "NaiveVisualizationHook.image", "batch")
+        first, batch_size = self._num_examples, len(images)
         self._num_examples += batch_size
         if not self.every_n_inner_iters(batch_idx, self.interval):
             return
         batch, predictions = jax.device_get((data_batch, outputs))
         files = (runner.test_dataloader.metainfo or {}).get("img_path")
-        for i in np.flatnonzero(batch.get("mask", np.ones(batch_size, bool))):
+        mask = get_mask(batch)
+        for i in np.flatnonzero(np.ones(batch_size, bool) if mask is None else mask):
             sample, prediction = (jax.tree.map(lambda x, i=i: x[i], tree) for tree in (batch, predictions))
-            index = int(sample.get("sample_idx", first + i))
+            index = int(find(sample, "sample_idx", first + i))
             name = os.path.basename(files[index]) if files is not None else f"sample_{index}"
             runner.visualizer.add_datasample(
                 name,
@@ -82,17 +83,17 @@ class NaiveVisualizationHook(Hook):
                 step=runner.iter,
             )
 
-    def _restore_image(self, sample: Mapping[str, np.ndarray]) -> np.ndarray:
+    def _restore_image(self, sample: Any) -> np.ndarray:
         """Return the image before preprocessing, uint8[H, W, C]."""
-        image = sample[self.image]
+        image = find(sample, self.image)
         if self.img_norm_cfg is not None:
             image = image * np.asarray(self.img_norm_cfg["std"]) + np.asarray(self.img_norm_cfg["mean"])
         image = np.clip(np.round(image), 0, 255).astype(np.uint8)
-        if "scale" in sample:
-            width, height = sample["scale"]
+        if (scale := find(sample, "scale")) is not None:
+            width, height = scale
             image = image[:height, :width]
-        if "ori_width" in sample:
-            image = _resize(image, int(sample["ori_width"]), int(sample["ori_height"]))
+        if (ori_width := find(sample, "ori_width")) is not None:
+            image = _resize(image, int(ori_width), int(find(sample, "ori_height")))
         return image
 
 

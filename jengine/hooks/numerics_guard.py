@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.annotations import Count, Range
+from jengine.data import select_arrays
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -199,6 +200,7 @@ class NumericsGuardHook(Hook):
         last = first + self.max_in_row - 1
         path = os.path.join(runner.work_dir, f"numerics_iter_{last}.dump")
         _, batch, hyperparams, is_update = next(entry for entry in recent if entry[0] == last)
+        batch = select_arrays(batch)
         if all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch)):
             # hooks receive the batch of a chunk on the host, with the examples of this process only
             batch = runner.strategy.put_batch(batch)

@@ -80,7 +80,7 @@ class WarmupParamHook(Hook):
         self._set_value(runner)
 
     def _set_value(self, runner: Runner) -> None:
-        warmup_iters = self.warmup_epochs * len(runner.train_loop.dataloader)
+        warmup_iters = self.warmup_epochs * self.require_epoch_length(runner)
         runner.hyperparams[self.param_name] = self.value * min(1.0, runner.iter / warmup_iters)
 
 

@@ -106,7 +106,7 @@ class ProfilerHook(Hook):
     def _is_traced(self, runner: Runner, index: int) -> bool:
         """Return whether an iteration is traced; `index` counts from the first iteration of this session."""
         if (schedule := self.schedule) is None:
-            return index < (len(runner.train_loop.dataloader) if self.by_epoch else self.profile_times)
+            return index < ((runner.train_loop.epoch_length or math.inf) if self.by_epoch else self.profile_times)
         idle = schedule["wait"] + schedule["warmup"]
         cycle, position = divmod(index - schedule["skip_first"], idle + schedule["active"])
         is_active = index >= schedule["skip_first"] and position >= idle

@@ -1,5 +1,6 @@
 """Show a progress bar with the remaining time, for a terminal."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -46,7 +47,8 @@ class ProgressHook(Hook):
             transient=True,
         )
         self._progress.start()
-        self._task = self._progress.add_task("training", total=runner.max_iters, completed=runner.iter)
+        total = runner.max_iters if math.isfinite(runner.max_iters) else None
+        self._task = self._progress.add_task("training", total=total, completed=runner.iter)
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None

@@ -49,8 +49,16 @@ class TrainLoop(Protocol):
         """Return the number of completed epochs; 0 throughout in an iteration loop."""
 
     @property
-    def max_iters(self) -> int:
-        """Return the number of training iterations of the whole run."""
+    def epoch_start(self) -> int:
+        """Return `iter` at the start of the current epoch."""
+
+    @property
+    def epoch_length(self) -> int | None:
+        """Return the number of iterations in an epoch, or in a pass over the data; None if unknown."""
+
+    @property
+    def max_iters(self) -> int | float:
+        """Return the number of training iterations of the whole run; `math.inf` if unknown."""
 
     @property
     def max_epochs(self) -> int:
@@ -66,6 +74,10 @@ class EvalLoop(Protocol):
     @property
     def dataloader(self) -> DataLoader | IterableLoader:
         """Return the loader of the evaluation data."""
+
+    @property
+    def epoch_length(self) -> int | None:
+        """Return the number of batches to evaluate on; None if it is unknown before the first evaluation."""
 
     @property
     def evaluator(self) -> Evaluator:
@@ -98,8 +110,8 @@ class Runner(Protocol):
         """Return the number of completed epochs; 0 throughout in an iteration loop."""
 
     @property
-    def max_iters(self) -> int:
-        """Return the number of training iterations of the whole run."""
+    def max_iters(self) -> int | float:
+        """Return the number of training iterations of the whole run; `math.inf` if unknown."""
 
     @property
     def max_epochs(self) -> int:

@@ -1,5 +1,6 @@
 """Record the progress of the run (epoch, iteration, learning rate, losses, metrics) in the message hub."""
 
+import math
 import numbers
 from collections.abc import Mapping
 from typing import Any
@@ -43,7 +44,8 @@ class RuntimeInfoHook(Hook):
         hub.update_info("epoch", runner.epoch)
         hub.update_info("iter", runner.iter)
         hub.update_info("max_epochs", runner.max_epochs)
-        hub.update_info("max_iters", runner.max_iters)
+        if math.isfinite(runner.max_iters):
+            hub.update_info("max_iters", runner.max_iters)
         if (meta := runner.train_dataloader.metainfo) is not None:
             hub.update_info("dataset_meta", meta)
 

@@ -3,7 +3,7 @@
 import datetime
 import functools
 import re
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import jax
@@ -24,8 +24,8 @@ class LoggedLoop(Protocol):
     """Describe what log lines require of a loop."""
 
     @property
-    def dataloader(self) -> Sized:
-        """The batches of one pass."""
+    def epoch_length(self) -> int | None:
+        """The number of batches of one pass; None if unknown."""
 
 
 class LoggedRun(Protocol):
@@ -40,8 +40,8 @@ class LoggedRun(Protocol):
         """The number of completed epochs."""
 
     @property
-    def max_iters(self) -> int:
-        """The number of training iterations of the whole run."""
+    def max_iters(self) -> int | float:
+        """The number of training iterations of the whole run; `math.inf` if unknown."""
 
     @property
     def max_epochs(self) -> int:
@@ -162,7 +162,7 @@ class LogProcessor:
           ArgumentError: unknown mode.
         """
         _check_mode(mode, ("val", "test"))
-        size = _loader_size(runner, mode)
+        size = _epoch_length(runner, mode) or batch_idx
         sources = {entry["data_src"].removeprefix(f"{mode}/") for entry in self.custom_cfg}
         pass_means = [
             {"data_src": name, "method_name": "mean", "window_size": "epoch"}
@@ -211,9 +211,9 @@ class LogProcessor:
 
     def _format_header(self, runner: LoggedRun, batch_idx: int, mode: Mode) -> str:
         counts_batches = self.by_epoch or mode != "train"
-        size = _loader_size(runner, mode) if counts_batches else runner.max_iters
+        size = _epoch_length(runner, mode) if counts_batches else runner.max_iters
         done = batch_idx + 1 if counts_batches else runner.iter + 1
-        progress = f"[{done:>{len(str(size))}}/{size}]  "
+        progress = f"[{done:>{len(str(size))}}/{size}]  " if size is not None else f"[{done}]  "
         if not self.by_epoch:
             return f"Iter({mode}) {progress}"
         if mode == "test":
@@ -257,9 +257,10 @@ def _current_epoch(runner: LoggedRun, mode: Mode) -> int:
     return runner.epoch if _is_training_configured(runner) else 0
 
 
-def _loader_size(runner: LoggedRun, mode: Mode) -> int:
+def _epoch_length(runner: LoggedRun, mode: Mode) -> int | None:
     loops = {"train": runner.train_loop, "val": runner.val_loop, "test": runner.test_loop}
-    return len(loops[mode].dataloader)
+    length: int | None = loops[mode].epoch_length
+    return length
 
 
 def _check_mode(mode: str, legal: Sequence[str]) -> None:

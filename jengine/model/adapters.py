@@ -1,12 +1,12 @@
 """Build the modules and losses of model adapters from configs, and call functions written by the user."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jengine.errors import closest
 from jengine.model.model import Losses, PyTree
 from jengine.registry import MODELS, check_arguments
+from jengine.selection import Selector, select
 
 
 def accepts(fn: Callable[..., Any], name: str) -> bool:
@@ -18,23 +18,16 @@ def accepts(fn: Callable[..., Any], name: str) -> bool:
     return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
-def select_inputs(batch: PyTree, inputs: str | tuple[str, ...] | None) -> tuple[Any, ...]:
-    """Return the positional arguments of a module: the batch entries named in `inputs`, or the batch itself for None.
+def select_inputs(batch: PyTree, inputs: Selector | Sequence[Selector] | None) -> tuple[Any, ...]:
+    """Return the positional arguments of a module: the batch entries in `inputs`, or the batch itself for None.
 
     Raises:
       KeyError: if the batch does not have an entry.
     """
     if inputs is None:
         return (batch,)
-    names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
-    for name in names:
-        if not isinstance(batch, Mapping):
-            raise KeyError(
-                f"the batch must be a dict with the entry {name!r}, see `inputs`, got {type(batch).__name__}"
-            )
-        if name not in batch:
-            raise KeyError(f"`inputs` must be entries of the batch, got {name!r}{closest(name, batch)}")
-    return tuple(batch[name] for name in names)
+    selectors = (inputs,) if isinstance(inputs, int | str) else inputs
+    return tuple(select(batch, selector, "inputs", "batch") for selector in selectors)
 
 
 def build_loss(loss: Any) -> Callable[..., Any]:
@@ -64,12 +57,36 @@ def build_module(module: Any, **extra: Any) -> Any:
     return entry(**arguments)
 
 
-def call_loss(fn: Callable[..., Any], outputs: PyTree, batch: PyTree, hyperparams: Mapping[str, Any]) -> Losses:
-    """Return the losses by name of `fn(outputs, batch)`, which is also passed `hyperparams` if it accepts them."""
-    extra = {"hyperparams": hyperparams} if accepts(fn, "hyperparams") else {}
-    return to_loss_dict(fn(outputs, batch, **extra))
+def call_loss(
+    fn: Callable[..., Any],
+    outputs: PyTree,
+    batch: PyTree,
+    hyperparams: Mapping[str, Any],
+    sown: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Losses:
+    """Return the losses by name of `fn(outputs, batch)`.
+
+    Args:
+      fn: the loss function. It is also passed `hyperparams` and `sown` if it accepts them.
+      outputs: the outputs of the network.
+      batch: the batch.
+      hyperparams: see `Model.loss`.
+      sown: the values that the network has sown: collection -> dotted path -> value.
+    """
+    available = {"hyperparams": hyperparams, "sown": sown or {}}
+    return to_loss_dict(fn(outputs, batch, **{name: x for name, x in available.items() if accepts(fn, name)}))
 
 
 def to_loss_dict(losses: Any) -> Losses:
     """Return losses by name; anything but a dict becomes the entry 'loss'."""
     return dict(losses) if isinstance(losses, Mapping) else {"loss": losses}
+
+
+# Usual names of the argument that selects training or inference, and its value in training.
+_TRAIN_ARGUMENTS = {"train": True, "training": True, "is_training": True, "deterministic": False}
+
+
+def train_arguments(module_type: type, *, train: bool) -> dict[str, bool]:
+    """Return the arguments of a module's `__call__` that select training or inference."""
+    parameters = inspect.signature(module_type.__call__).parameters
+    return {name: value is train for name, value in _TRAIN_ARGUMENTS.items() if name in parameters}

@@ -1,18 +1,28 @@
 """Build a model from plain functions."""
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from jengine.model.adapters import accepts, to_loss_dict
+from jengine.model.adapters import to_loss_dict
 from jengine.model.model import Losses, Model, PyTree
 from jengine.registry import MODELS
+
+_INIT_ARGUMENTS = ("rng", "batch")
+_LOSS_ARGUMENTS = ("params", "model_state", "batch", "rng", "hyperparams")
+_PREDICT_ARGUMENTS = ("params", "model_state", "batch")
+_MAIN_ARGUMENTS = ("params", "batch")  # of a loss or prediction with arguments of other names
+_ARGS, _KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 @MODELS.register_module()
 class FunctionalModel(Model):
     """Adapt plain functions. Each function receives, by name, the arguments that are in its signature.
+
+    Required arguments of other names are, in order, `rng` and `batch` of `init`, and `params` and `batch` of `loss` and
+    `predict`: `init(key)`, `init(key, x)`, `loss(p, b)`. Arguments of other names with a default value keep it.
 
     To support low precision (`precision=`, `AmpOptimWrapper`), call the network through `jengine.model.autocast`.
 
@@ -24,6 +34,9 @@ class FunctionalModel(Model):
         by the name of the optimizer (see `OptimWrapperDict`).
       predict: function of any of `params, model_state, batch`; returns the predictions. Only validation and test
         require it.
+
+    Raises:
+      TypeError: if an argument is not a function, or a function requires something else.
 
     Example:
       >>> model = FunctionalModel(
@@ -40,17 +53,19 @@ class FunctionalModel(Model):
         predict: Callable[..., Any] | None = None,
     ) -> None:
         losses = dict(loss) if isinstance(loss, Mapping) else {"": loss}
-        for name, fn in (("init", init), *((f"loss {name}".strip(), fn) for name, fn in losses.items())):
-            if not callable(fn):
-                raise TypeError(f"FunctionalModel: `{name}` must be a function, got {fn!r}")
-        self._init = init
-        self._losses = losses
-        self._predict = predict
-        self._has_state = any(accepts(fn, "model_state") for fn in losses.values())
+        self._init = _NamedArguments("init", init, _INIT_ARGUMENTS, _INIT_ARGUMENTS, optional=True)
+        self._losses = {
+            name: _NamedArguments(f"loss {name}".strip(), fn, _LOSS_ARGUMENTS, _MAIN_ARGUMENTS)
+            for name, fn in losses.items()
+        }
+        self._predict = None
+        if predict is not None:
+            self._predict = _NamedArguments("predict", predict, _PREDICT_ARGUMENTS, _MAIN_ARGUMENTS)
+        self._has_state = any(fn.accepts("model_state") for fn in self._losses.values())
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)`; the state is {} if `loss` has no argument `model_state`."""
-        variables = _call(self._init, rng=rng, batch=batch)
+        variables = self._init(rng=rng, batch=batch)
         return _check_pair("init", "params", variables) if self._has_state else (variables, {})
 
     def loss(
@@ -80,8 +95,8 @@ class FunctionalModel(Model):
             given = f"a dict with {names}" if names else "a function"
             raise KeyError(f"FunctionalModel: `loss` must be {required}, got {given}")
         fn = self._losses[phase]
-        losses = _call(fn, params=params, model_state=model_state, batch=batch, rng=rng, hyperparams=hyperparams)
-        if accepts(fn, "model_state"):
+        losses = fn(params=params, model_state=model_state, batch=batch, rng=rng, hyperparams=hyperparams)
+        if fn.accepts("model_state"):
             losses, model_state = _check_pair("loss", "losses", losses)
         return to_loss_dict(losses), model_state
 
@@ -93,12 +108,53 @@ class FunctionalModel(Model):
         """
         if self._predict is None:
             raise TypeError("FunctionalModel: `predict` must be a function for validation and test, got None")
-        return _call(self._predict, params=params, model_state=model_state, batch=batch)
+        return self._predict(params=params, model_state=model_state, batch=batch)
 
 
-def _call(fn: Callable[..., Any], **available: Any) -> Any:
-    """Call `fn` with the available arguments that it accepts."""
-    return fn(**{name: value for name, value in available.items() if accepts(fn, name)})
+class _NamedArguments:
+    """Call a function with those of the available arguments that it has.
+
+    Args:
+      role: the argument of `FunctionalModel`, for error messages.
+      fn: the function.
+      names: the names of all available arguments.
+      main: those that may have other names in `fn`, in order.
+      optional: whether `fn` may have only the first of `main`; otherwise all, as one alone would be ambiguous.
+    """
+
+    def __init__(
+        self, role: str, fn: Callable[..., Any], names: Sequence[str], main: Sequence[str], optional: bool = False
+    ) -> None:
+        parameters = inspect.signature(fn).parameters.values()
+        kinds = {p.kind for p in parameters}
+        named = [p.name for p in parameters if p.name in names]
+        other = [
+            p for p in parameters if p.name not in names and p.default is p.empty and p.kind not in (_ARGS, _KWARGS)
+        ]
+        free = [name for name in main if name not in named]
+        is_clear = not other or len(other) == len(free) or (optional and len(other) < len(free))
+        only_args = _ARGS in kinds and _KWARGS not in kinds and not named and not other
+        if not is_clear or only_args or any(p.kind is p.KEYWORD_ONLY for p in other):
+            signature = ", ".join(str(p) for p in parameters)
+            raise TypeError(
+                f"FunctionalModel: `{role}` must have arguments of the names {', '.join(names)}, which are passed by "
+                f"keyword, or the arguments ({', '.join(main)}) under any names, got ({signature})"
+            )
+        sources = {**{name: name for name in named}, **dict(zip((p.name for p in other), free, strict=False))}
+        if _KWARGS in kinds:
+            sources.update({name: name for name in names if name not in sources.values()})
+        positional_only = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in sources]
+        self._fn = fn
+        self._args = [sources.pop(name) for name in positional_only]
+        self._kwargs = sources
+
+    def accepts(self, name: str) -> bool:
+        """Return whether the function receives the argument `name`."""
+        return name in self._args or name in self._kwargs.values()
+
+    def __call__(self, **available: Any) -> Any:
+        args = [available[source] for source in self._args]
+        return self._fn(*args, **{name: available[source] for name, source in self._kwargs.items()})
 
 
 def _check_pair(function: str, first: str, value: Any) -> tuple[Any, Any]:

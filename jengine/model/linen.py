@@ -1,19 +1,19 @@
 """Build a model from a Flax Linen module."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs
+from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs, train_arguments
 from jengine.model.autocast import autocast
 from jengine.model.model import Losses, Model, PyTree
+from jengine.model.sown import Sown, SownValues, flatten_sown
 from jengine.paths import dotted
 from jengine.registry import MODELS
+from jengine.selection import Selector
 
-# Usual names of the argument that selects training or inference, and its value in training.
-_TRAIN_ARGUMENTS = {"train": True, "training": True, "is_training": True, "deterministic": False}
+_INTERMEDIATES = "intermediates"  # the collection that `init` never returns
 
 
 @MODELS.register_module()
@@ -21,30 +21,42 @@ class LinenModel(Model):
     """Adapt a `flax.linen` module and a loss of its outputs.
 
     The collection `params` is differentiated. All other collections of the module (`batch_stats`, …) are the model
-    state, which is mutable in training and fixed in prediction. If the module's `__call__` has an argument `train`,
-    `training`, `is_training` or `deterministic`, it is set accordingly. In low precision, the module's parameters and
-    inputs are cast, and its outputs are cast back to float32; the batch is passed to `loss` unchanged.
+    state, which is mutable in training and fixed in prediction; except those that the module only sows into, which are
+    read after each call and are not part of any state. If the module's `__call__` has an argument `train`, `training`,
+    `is_training` or `deterministic`, it is set accordingly. In low precision, the module's parameters and inputs are
+    cast, and its outputs are cast back to float32; the batch is passed to `loss` unchanged.
 
     Args:
       module: the module or its config (`dict(type=..., ...)`).
-      loss: function `(outputs, batch) -> losses`, with an optional argument `hyperparams`; or its config.
-      inputs: the batch entries to call the module with, in order; None to pass the whole batch.
+      loss: function `(outputs, batch) -> losses`, with optional arguments `hyperparams` and `sown`, the sown values by
+        collection and dotted path; or its config.
+      inputs: the batch entries to call the module with, in order, each a name, index or dotted path; None to pass the
+        whole batch.
       rngs: names of the module's random number streams in training.
+      predict_rngs: names of those that it also requires in prediction, where their key is always the same.
+      sown_losses: names of sown collections or values to add to the losses; or a dict from name to weight. () ignores
+        losses that are sown; with None they are an error.
+      sown_predictions: names of sown values to return with the predictions, which are then a dict of `outputs` and
+        these names.
     """
 
     def __init__(
         self,
         module: Any,
         loss: Callable[..., Any] | Mapping[str, Any],
-        inputs: str | Sequence[str] | None = "image",
+        inputs: Selector | Sequence[Selector] | None = "image",
         rngs: Sequence[str] = ("dropout",),
+        predict_rngs: Sequence[str] = (),
+        sown_losses: Sequence[str] | Mapping[str, float] | None = None,
+        sown_predictions: Sequence[str] = (),
     ) -> None:
         self.module = build_module(module)
         self._loss = build_loss(loss)
-        self._inputs = inputs if inputs is None or isinstance(inputs, str) else tuple(inputs)
+        self._inputs = inputs
         self._rngs = tuple(rngs)
-        parameters = inspect.signature(type(self.module).__call__).parameters
-        self._train_argument = next((name for name in _TRAIN_ARGUMENTS if name in parameters), None)
+        self._predict_rngs = tuple(predict_rngs)
+        self._sown = SownValues("LinenModel", sown_losses, sown_predictions)
+        self._sown_collections: tuple[str, ...] = (_INTERMEDIATES, *self._sown.names)
         self.module_types: dict[str, str] = {}
         self.logical_axes: dict[str, tuple[str | None, ...]] = {}
 
@@ -58,42 +70,90 @@ class LinenModel(Model):
             types[".".join(context.module.path)] = type(context.module).__name__
             return next_fun(*args, **kwargs)
 
+        inputs = select_inputs(batch, self._inputs)
+        names = dict.fromkeys(("params", *self._rngs, *self._predict_rngs))
+        rngs = {name: jax.random.fold_in(rng, i) for i, name in enumerate(names)}
         with nn.intercept_methods(record_type):
-            rngs = {name: jax.random.fold_in(rng, i) for i, name in enumerate(("params", *self._rngs))}
-            variables = self.module.init(rngs, *select_inputs(batch, self._inputs), **self._train_kwargs(train=False))
+            variables = self.module.init(rngs, *inputs, **train_arguments(type(self.module), train=False))
         self.module_types = types
         leaves = jax.tree_util.tree_flatten_with_path(
             variables.get("params", {}), is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned)
         )[0]
         self.logical_axes = {dotted(path): tuple(x.names) for path, x in leaves if isinstance(x, nn.Partitioned)}
         variables = dict(nn.meta.unbox(variables))
-        return variables.pop("params", {}), variables
+        sown = [name for name in variables if self._is_sown(name, variables, inputs)]
+        self._sown_collections = tuple(dict.fromkeys((_INTERMEDIATES, *self._sown.names, *sown)))
+        return variables.pop("params", {}), {name: x for name, x in variables.items() if name not in sown}
 
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
         """Return the losses of the module's outputs in training mode, and the new model state."""
-        rngs = {name: jax.random.fold_in(rng, i) for i, name in enumerate(self._rngs)}
-        outputs = autocast(self.module.apply)(
+        outputs, updated = autocast(self.module.apply)(
             {"params": params, **model_state},
             *select_inputs(batch, self._inputs),
-            rngs=rngs,
-            mutable=list(model_state) if model_state else False,
-            **self._train_kwargs(train=True),
+            rngs={name: jax.random.fold_in(rng, i) for i, name in enumerate(self._rngs)},
+            mutable=[*model_state, *self._sown_collections],
+            **train_arguments(type(self.module), train=True),
         )
-        if model_state:
-            outputs, model_state = outputs
-        return call_loss(self._loss, outputs, batch, hyperparams), dict(model_state)
+        sown = _flatten({name: x for name, x in updated.items() if name not in model_state})
+        losses = call_loss(self._loss, outputs, batch, hyperparams, sown)
+        new_state = {name: updated.get(name, old) for name, old in model_state.items()}
+        return self._sown.add_losses(losses, sown, self._loss), new_state
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
         """Return the module's outputs in inference mode."""
-        inputs = select_inputs(batch, self._inputs)
-        return autocast(self.module.apply)(
-            {"params": params, **model_state}, *inputs, **self._train_kwargs(train=False)
+        outputs = autocast(self.module.apply)(
+            {"params": params, **model_state},
+            *select_inputs(batch, self._inputs),
+            rngs=_fixed_keys(self._predict_rngs),
+            mutable=list(self._sown_collections) if self._sown.in_predictions else False,
+            **train_arguments(type(self.module), train=False),
         )
+        if not self._sown.in_predictions:
+            return outputs
+        outputs, sown = outputs
+        return self._sown.add_predictions(outputs, _flatten(sown))
 
-    def _train_kwargs(self, *, train: bool) -> dict[str, bool]:
-        """Return the argument that selects training or inference, if the module has one."""
-        if self._train_argument is None:
-            return {}
-        return {self._train_argument: _TRAIN_ARGUMENTS[self._train_argument] is train}
+    def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
+        """Return the bound module: call it like a function, or `unbind()` it to `(module, variables)`.
+
+        Args:
+          params, model_state: the variables.
+          train: bind it with random streams and a mutable model state; the mode is still selected by the arguments of
+            the call.
+        """
+        variables = {"params": params, **model_state}
+        if not train:
+            return self.module.bind(variables, rngs=_fixed_keys(self._predict_rngs))
+        return self.module.bind(variables, rngs=_fixed_keys(self._rngs), mutable=list(model_state))
+
+    def _is_sown(self, name: str, variables: Mapping[str, Any], inputs: tuple[Any, ...]) -> bool:
+        """Return whether the module only sows into a collection: it works without, as `sow` then does nothing.
+
+        Only collections that may be sown are tried: those of tuples, which is how `sow` collects values, and those with
+        'loss' in their name.
+        """
+        if name == "params":
+            return False
+        if name in self._sown.names:
+            return True
+        values = flatten_sown(variables[name]).values()
+        if "loss" not in name.lower() and not all(isinstance(value, tuple) for value in values):
+            return False
+        rest = {other: value for other, value in variables.items() if other != name}
+        arguments = train_arguments(type(self.module), train=False)
+        rngs = _fixed_keys((*self._rngs, *self._predict_rngs))
+        try:
+            jax.eval_shape(lambda variables: self.module.apply(variables, *inputs, rngs=rngs, **arguments), rest)
+        except Exception:  # of any type: the module reads a variable that is missing
+            return False
+        return True
+
+
+def _flatten(collections: Mapping[str, Any]) -> Sown:
+    return {name: flatten_sown(variables) for name, variables in collections.items()}
+
+
+def _fixed_keys(names: Sequence[str]) -> dict[str, jax.Array]:
+    return {name: jax.random.fold_in(jax.random.key(0), i) for i, name in enumerate(names)}

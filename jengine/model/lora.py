@@ -162,6 +162,10 @@ class LoRA(Model):
         """Return the predictions of the updated model."""
         return self.model.predict(*self.merge_weights(params, model_state), batch)
 
+    def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
+        """Return the module of the inner model, with the updates added to its kernels."""
+        return self.model.merge(*self.merge_weights(params, model_state), train=train)
+
     def _unflatten(self, leaves: Mapping[str, Any]) -> PyTree:
         if self._treedef is None:
             raise RuntimeError("LoRA: `init` must be called or traced before the model is used")

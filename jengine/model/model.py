@@ -77,6 +77,13 @@ class Model:
         """Return the predictions for an evaluation batch: a pytree of arrays with a leading batch axis."""
         raise NotImplementedError(f"{type(self).__name__} must define `predict(params, model_state, batch)`")
 
+    def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
+        """Return a module with the given variables that works on its own, in training or in inference mode."""
+        raise TypeError(
+            f"a model must be a LinenModel or an NnxModel to be returned as a module, got {type(self).__name__}, whose "
+            "variables are `runner.state.params` and `runner.state.model_state`"
+        )
+
     def base_variables(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
         """Return the variables under the paths that pretrained weights and sharding rules use.
 

@@ -5,16 +5,31 @@ its static structure and nested dicts of arrays, which are merged again inside e
 of the model state: they are reseeded from the key of the iteration, so that resumed runs are exact.
 """
 
+import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs
+from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs, train_arguments
 from jengine.model.autocast import autocast, current_dtype
 from jengine.model.model import Losses, Model, PyTree
+from jengine.model.nnx_state import from_dict, get_value, list_variables, shapes, to_dict
+from jengine.model.sown import Sown, SownValues
 from jengine.registry import MODELS
+from jengine.selection import Selector
+
+
+class _Structure(NamedTuple):
+    """Hold the static part of a module."""
+
+    graphdef: Any
+    params: Any  # nnx.State of jax.ShapeDtypeStructs, as the next two
+    streams: Any
+    rest: Any
+    accepts_rngs: bool  # whether `__call__` has an argument `rngs`
 
 
 @MODELS.register_module()
@@ -22,31 +37,50 @@ class NnxModel(Model):
     """Adapt a `flax.nnx` module and a loss of its outputs.
 
     `nnx.Param` variables are differentiated. All others except random streams (`nnx.BatchStat`, …) are the model state.
-    `module.train()` is called before training, `module.eval()` before prediction. The axis names of parameters
+    Variables that a call creates (`sow`, or a new attribute) are not part of any state: they are read after the call.
+    `module.train()` is called before training, `module.eval()` before prediction; arguments `train`, `training`,
+    `is_training` or `deterministic` of its `__call__` are set accordingly, and an argument `rngs` is an `nnx.Rngs` with
+    a key that differs in each iteration, and is fixed in prediction. The axis names of parameters
     (`nnx.with_partitioning`, `nnx.Param(..., out_sharding=)`) become `logical_axes`; they do not require a mesh. In low
     precision, the module's parameters and inputs are cast, and its outputs are cast back to float32; the batch is
     passed to `loss` unchanged.
 
     Args:
-      module: a function or class `(rngs) -> nnx.Module`, or its config, which is built with the argument `rngs`.
-      loss: function `(outputs, batch) -> losses`, with an optional argument `hyperparams`; or its config.
-      inputs: the batch entries to call the module with, in order; None to pass the whole batch.
+      module: a function or class `(rngs) -> nnx.Module`, or its config, which is built with the argument `rngs`; or a
+        module, whose values are the initial ones of the run. The module itself does not change.
+      loss: function `(outputs, batch) -> losses`, with optional arguments `hyperparams` and `sown`, the sown values by
+        the name of their variable type and dotted path; or its config.
+      inputs: the batch entries to call the module with, in order, each a name, index or dotted path; None to pass the
+        whole batch.
+      sown_losses: names of variable types or of sown values to add to the losses; or a dict from name to weight. ()
+        ignores losses that are sown; with None they are an error.
+      sown_predictions: names of sown values to return with the predictions, which are then a dict of `outputs` and
+        these names.
+
+    Raises:
+      TypeError: if `module` is something else.
     """
 
     def __init__(
         self,
-        module: Callable[..., Any] | Mapping[str, Any],
+        module: Any,
         loss: Callable[..., Any] | Mapping[str, Any],
-        inputs: str | Sequence[str] | None = "image",
+        inputs: Selector | Sequence[Selector] | None = "image",
+        sown_losses: Sequence[str] | Mapping[str, float] | None = None,
+        sown_predictions: Sequence[str] = (),
     ) -> None:
-        if not callable(module) and not hasattr(module, "items"):
+        from flax import nnx
+
+        if not isinstance(module, nnx.Module) and not callable(module) and not hasattr(module, "items"):
             raise TypeError(
-                f"NnxModel: `module` must be a function or class (rngs) -> nnx.Module or its config, got {module!r}"
+                "NnxModel: `module` must be a module, a function or class (rngs) -> nnx.Module, or its config, got "
+                f"{module!r}"
             )
         self._module = module
         self._loss = build_loss(loss)
-        self._inputs = inputs if inputs is None or isinstance(inputs, str) else tuple(inputs)
-        self._structure: tuple[Any, Any, Any, Any] | None = None
+        self._inputs = inputs
+        self._sown = SownValues("NnxModel", sown_losses, sown_predictions)
+        self._structure: _Structure | None = None
         self.module_types: dict[str, str] = {}
         self.logical_axes: dict[str, tuple[Any, ...]] = {}
 
@@ -54,55 +88,128 @@ class NnxModel(Model):
         """Create and split the module, and record the types of its submodules and its logical axes."""
         from flax import nnx
 
-        rngs = nnx.Rngs(rng)
-        with nnx.use_eager_sharding(False):  # else named axes would require a mesh; the strategy shards the parameters
-            if hasattr(self._module, "items"):
-                module = build_module(self._module, rngs=rngs)
-            else:
-                module = self._module(rngs=rngs)
+        module = self._build(rng)
         self.module_types = {".".join(map(str, path)): type(node).__name__ for path, node in nnx.iter_modules(module)}
-        graphdef, params, streams, rest = _split(module)
-        self.logical_axes = _logical_axes(params)
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, streams, rest))
-        self._structure = (graphdef, *shapes)
-        return _to_dict(params), _to_dict(rest)
+        graphdef, *states = _split(module)
+        self.logical_axes = _logical_axes(states[0])
+        accepts_rngs = "rngs" in inspect.signature(type(module).__call__).parameters
+        params, streams, rest = jax.tree.map(_shape, states)
+        self._structure = _Structure(graphdef, params, streams, rest, accepts_rngs)
+        return to_dict(list_variables(states[0])), to_dict(list_variables(states[2]))
 
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
         """Return the losses of the module's outputs in training mode, and the new model state."""
 
-        def apply(inputs: tuple[PyTree, ...], params: PyTree) -> tuple[PyTree, PyTree]:
-            module = self._merge(params, model_state, rng)
-            module.train()
-            outputs = module(*inputs)
-            return outputs, _to_dict(_split(module)[3])
+        def apply(inputs: tuple[PyTree, ...], params: PyTree) -> tuple[PyTree, PyTree, Sown]:
+            return self._call(params, model_state, inputs, rng, train=True)
 
-        outputs, new_state = autocast(apply)(select_inputs(batch, self._inputs), params)
-        return call_loss(self._loss, outputs, batch, hyperparams), new_state
+        outputs, new_state, sown = autocast(apply)(select_inputs(batch, self._inputs), params)
+        losses = call_loss(self._loss, outputs, batch, hyperparams, sown)
+        return self._sown.add_losses(losses, sown, self._loss), new_state
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
         """Return the module's outputs in inference mode."""
 
         def apply(inputs: tuple[PyTree, ...], params: PyTree) -> PyTree:
-            module = self._merge(params, model_state, jax.random.key(0))
-            module.eval()
-            return module(*inputs)
+            outputs, _, sown = self._call(params, model_state, inputs, jax.random.key(0), train=False)
+            return self._sown.add_predictions(outputs, sown)
 
         return autocast(apply)(select_inputs(batch, self._inputs), params)
 
-    def _merge(self, params: PyTree, model_state: PyTree, rng: jax.Array) -> Any:
-        """Return the module with the given variables and random streams seeded from `rng`."""
+    def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
+        """Return the module with the given variables, in training or inference mode.
+
+        Args:
+          params, model_state: the variables.
+          train: the mode. The random streams start from a fixed key; `nnx.reseed` sets another.
+        """
+        return self._merge(params, model_state, jax.random.key(0), train=train)
+
+    def _build(self, rng: jax.Array) -> Any:
+        """Return a new module, or a copy of the given one without the values that it sowed in earlier calls."""
         from flax import nnx
 
-        if self._structure is None:
-            raise RuntimeError("NnxModel: `init` must be called or traced before `loss` and `predict`")
-        graphdef, param_shapes, stream_shapes, rest_shapes = self._structure
-        state = (_from_dict(params, param_shapes), _reseed(stream_shapes, rng), _from_dict(model_state, rest_shapes))
-        module = nnx.merge(graphdef, *state, copy=True)
+        with nnx.use_eager_sharding(False):  # else named axes would require a mesh; the strategy shards the parameters
+            if isinstance(self._module, nnx.Module):
+                module = nnx.clone(self._module)
+                nnx.pop(module, nnx.Intermediate)
+                return module
+            if hasattr(self._module, "items"):
+                return build_module(self._module, rngs=nnx.Rngs(rng))
+            return self._module(rngs=nnx.Rngs(rng))
+
+    def _merge(self, params: PyTree, model_state: PyTree, rng: jax.Array, *, train: bool) -> Any:
+        """Return the module with the given variables and random streams seeded from `rng`, in a mode."""
+        from flax import nnx
+
+        structure = self._get_structure()
+        module = nnx.merge(
+            structure.graphdef,
+            from_dict(params, structure.params),
+            _reseed(structure.streams, rng),
+            from_dict(model_state, structure.rest),
+            copy=True,
+        )
         if current_dtype() is not None:
             _preserve_dtype_in_batch_norms(module)
+        module.train() if train else module.eval()
         return module
+
+    def _call(
+        self, params: PyTree, model_state: PyTree, inputs: tuple[PyTree, ...], rng: jax.Array, *, train: bool
+    ) -> tuple[PyTree, PyTree, Sown]:
+        """Return the outputs of the module, the new model state and the sown values."""
+        from flax import nnx
+
+        module, structure = self._merge(params, model_state, rng, train=train), self._get_structure()
+        arguments: dict[str, Any] = train_arguments(type(module), train=train)
+        if structure.accepts_rngs:
+            arguments["rngs"] = nnx.Rngs(jax.random.fold_in(rng, len(jax.tree.leaves(structure.streams))))
+        with warnings.catch_warnings():
+            # `nnx.capture` requires the types of all variables that are sown, which are not known here.
+            warnings.filterwarnings("ignore", r"\s*Using 'Module.(sow|perturb)", DeprecationWarning)
+            outputs = module(*inputs, **arguments)
+        return outputs, *_read_variables(module, structure, self._sown.names)
+
+    def _get_structure(self) -> _Structure:
+        if self._structure is None:
+            raise RuntimeError("NnxModel: `init` must be called or traced before `loss` and `predict`")
+        return self._structure
+
+
+def _read_variables(module: Any, structure: _Structure, sown_names: Sequence[str]) -> tuple[PyTree, Sown]:
+    """Return the model state of a module after a call, and the values that it has sown.
+
+    Those are the variables that the call created, and the variables of the constructor whose type or name is in
+    `sown_names`.
+
+    Raises:
+      TypeError: if the call created a parameter, or changed the structure of a variable.
+    """
+    _, params, _, rest = _split(module)
+    if created := list_variables(params).keys() - list_variables(structure.params).keys():
+        raise TypeError(f"NnxModel: a call must not create parameters, got {sorted(map('.'.join, created))}")
+    variables, initial = list_variables(rest), list_variables(structure.rest)
+    for path, variable in initial.items():
+        before, after = shapes(variable), shapes(variables[path]) if path in variables else None
+        if before != after:
+            raise TypeError(
+                f"NnxModel: a call must keep the arrays of the variable {'.'.join(path)}, got the shapes {after} after "
+                f"{before}"
+            )
+    sown: Sown = {}
+    for path, variable in variables.items():
+        kind = type(variable).__name__
+        if path not in initial or kind in sown_names or path[-1] in sown_names:
+            sown.setdefault(kind, {})[".".join(path)] = get_value(variable)
+    return to_dict({path: variables[path] for path in initial}), sown
+
+
+def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    array = jnp.asarray(leaf)  # a variable may hold a Python number
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
 def _preserve_dtype_in_batch_norms(module: Any) -> None:
@@ -145,35 +252,17 @@ def _logical_axes(params: Any) -> dict[str, tuple[Any, ...]]:
     return logical_axes
 
 
-def _to_dict(state: Any) -> PyTree:
-    """Return an NNX state as nested dicts with string keys (list indices become '0', '1', …), as in checkpoints."""
-    from flax import nnx
-
-    def convert_keys(node: Any) -> Any:
-        return {str(k): convert_keys(v) for k, v in node.items()} if isinstance(node, Mapping) else node
-
-    return convert_keys(nnx.to_pure_dict(state))
-
-
-def _from_dict(values: PyTree, like: Any) -> Any:
-    """Return an NNX state with the structure of `like` and the arrays of `values`."""
-    from flax import nnx
-
-    def restore_keys(node: Any, template: Any) -> Any:
-        if not isinstance(template, Mapping):
-            return node
-        return {k: restore_keys(node[str(k)], v) for k, v in template.items()}
-
-    state = jax.tree.map(lambda x: x, like)  # a copy, as the next line replaces values in place
-    nnx.replace_by_pure_dict(state, restore_keys(values, nnx.to_pure_dict(like)))
-    return state
-
-
 def _reseed(like: Any, rng: jax.Array) -> Any:
-    """Return random streams like `like`, each seeded with a different key derived from `rng`."""
+    """Return random streams like `like`, each seeded with a different key derived from `rng`.
+
+    The streams of stacked layers have an array of keys, one for each layer.
+    """
     leaves, structure = jax.tree.flatten(like)
-    reseeded = [
-        jax.random.fold_in(rng, i) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.zeros(x.shape, x.dtype)
-        for i, x in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(structure, reseeded)
+
+    def reseed(i: int, leaf: Any) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        key = jax.random.fold_in(rng, i)
+        return jax.random.split(key, leaf.shape) if leaf.shape else key
+
+    return jax.tree.unflatten(structure, [reseed(i, leaf) for i, leaf in enumerate(leaves)])

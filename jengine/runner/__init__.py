@@ -1,5 +1,8 @@
-"""Provide the Runner and its loops."""
+"""Provide the Runner and its loops, and predictions from checkpoints."""
 
+from jengine.runner.jax_export import export_model as export_model
+from jengine.runner.loaded_model import LoadedModel as LoadedModel
+from jengine.runner.loaded_model import load_model as load_model
 from jengine.runner.loops import EpochBasedTrainLoop as EpochBasedTrainLoop
 from jengine.runner.loops import IterBasedTrainLoop as IterBasedTrainLoop
 from jengine.runner.loops import TestLoop as TestLoop

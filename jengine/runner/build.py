@@ -1,5 +1,6 @@
 """Build the objects of a run from the sections of a config; errors name the section."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -125,8 +126,8 @@ def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: Any) -> Any:
         cfg,
         optim_wrapper,
         max_epochs=train_loop.max_epochs,
-        max_iters=train_loop.max_iters,
-        epoch_length=len(train_loop.dataloader),
+        max_iters=None if math.isinf(train_loop.max_iters) else int(train_loop.max_iters),
+        epoch_length=train_loop.epoch_length,
         by_epoch_loop=train_loop.by_epoch,
     )
 

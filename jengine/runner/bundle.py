@@ -12,9 +12,11 @@ import numpy as np
 
 from jengine.optim.schedules import schedulers_state_dict
 from jengine.runner.base_weights import loadable_variables
+from jengine.runner.failures import recreate_work_dir
+from jengine.runner.load_from import LoadFrom
+from jengine.runner.resume_data import collect_position, restore_position
 from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
 from jengine.runner.runner_protocol import Runner
-from jengine.runner.workdir import LoadFrom
 from jengine.sharding import convert_replica_axis
 from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks
@@ -68,12 +70,32 @@ def collect_checkpoint(
         validations=[[epoch, iteration, _select_scalars(metrics)] for epoch, iteration, metrics in runner.validations],
     )
     bundle["meta"].update(meta or {})
+    bundle["data"] = collect_position(runner, bundle["meta"])
     if save_optimizer:
         bundle["optimizer"] = runner.optim_wrapper.group_state_dict()
         bundle["optimizer_settings"] = runner.optimizer_settings
     if save_param_scheduler and runner.param_schedulers is not None:
         bundle["param_schedulers"] = schedulers_state_dict(runner.param_schedulers)
     return bundle
+
+
+def save(
+    runner: Runner,
+    path: str,
+    *,
+    save_optimizer: bool,
+    save_param_scheduler: bool,
+    meta: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint to `path` in the background; see `Runner.save_checkpoint`."""
+    recreate_work_dir(runner)
+    checkpoint = collect_checkpoint(
+        runner, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
+    )
+    runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
+    state = checkpoint.pop("state")
+    runner.checkpointer.save(path, state, checkpoint, **options)
 
 
 def load_or_resume(runner: Runner, load_from: LoadFrom | None, resume_from: str | None) -> None:
@@ -84,6 +106,8 @@ def load_or_resume(runner: Runner, load_from: LoadFrom | None, resume_from: str 
         load_weights(runner, load_from)
     elif resume_from is not None:
         load_weights(runner, LoadFrom(resume_from))
+    elif runner.train_loop is None:
+        runner.logger.warning("The model has its initial weights: set load_from to evaluate those of a checkpoint.")
 
 
 def resume(runner: Runner, path: str) -> None:
@@ -130,6 +154,7 @@ def resume(runner: Runner, path: str) -> None:
     runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
     for name, value in bundle["hyperparams"].items():
         runner.hyperparams[name] = value
+    restore_position(runner, bundle["data"])
     restore_hyperparams(runner, bundle)
     for name, hook in hook_names(runner.hooks).items():
         if name in bundle["hooks"]:
@@ -138,52 +163,32 @@ def resume(runner: Runner, path: str) -> None:
 
 
 def load_weights(runner: Runner, source: LoadFrom) -> None:
-    """Load only the parameters and the model state from a checkpoint."""
-    from jengine.checkpoint import list_arrays, load_params, read_meta
+    """Load only the parameters and the model state, from a checkpoint or other pretrained weights."""
+    from jengine.checkpoint import load_pretrained, open_weights
 
     assert runner.state is not None
-    rest = read_meta(source.path)
-    with _name_versions(source.path, rest["meta"]):
-        stored = tuple(list_arrays(source.path))
-    parameters = rest.get("exchanged", {}).get("params", "params") if source.raw else "params"
-    initials, to_run = loadable_variables(
-        runner, [path.removeprefix(f"{parameters}.") for path in stored if path.startswith(f"{parameters}.")]
-    )
-    weights = {}
-    for item, initial in initials.items():
-        prefix = rest.get("exchanged", {}).get(item, item) if source.raw else item
-        paths = [path.removeprefix(f"{prefix}.") for path in stored if path.startswith(f"{prefix}.")]
-        if not initial and not paths:
-            weights[item] = initial
-            continue
-        # A part may have no statistics: a rule that matches the parameters need not match the model state.
-        rules = [
-            rule
-            for rule in source.rename
-            if item == "params" or any(path.startswith((f"{rule[0]}.", rule[0])) for path in paths)
-        ]
-        if not paths and not source.strict:
-            runner.logger.warning(f"{source.path} has no {item}: the model keeps its own.")
-            weights[item] = initial
-            continue
-        replicas = runner.strategy.replicas, rest.get("replicas")
-        target = convert_replica_axis({item: initial}, *replicas)[item]
-        with _name_versions(source.path, rest["meta"]):
-            loaded, report = load_params(
-                source.path, target, strict=source.strict, rename=rules, item=prefix, checksums=False
-            )
-        weights[item] = convert_replica_axis({item: loaded}, *reversed(replicas))[item]
-        if not report.fits:
-            runner.logger.warning(f"Not all of {item} was loaded from {source.path} (strict=False): {report}")
-    like = {item: getattr(runner.state, item) for item in weights}
-    bundle: Bundle = {"state": _put_like(to_run(weights), like), **rest}
+    is_evaluated = runner.train_loop is None  # then the weights are those that the run of the checkpoint has validated
+    opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated)
+    rest = dict(opened.meta)
+    initial, to_run = loadable_variables(runner, [path.removeprefix("params.") for path in opened.structs])
+    replicas = runner.strategy.replicas, rest.get("replicas")
+    target = convert_replica_axis(initial, *replicas)
+    options = {name: value for name, value in vars(source).items() if name not in ("path", "raw")}
+    with _name_versions(opened.label, rest.get("meta", {})):
+        params, model_state, report = load_pretrained(opened, target["params"], target["model_state"], **options)
+    loaded = convert_replica_axis({"params": params, "model_state": model_state}, *reversed(replicas))
+    like = {"params": runner.state.params, "model_state": runner.state.model_state}
+    bundle: Bundle = {"state": _put_like(to_run(dict(loaded)), like), **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
-    weights = {item: bundle["state"][item] for item in weights}
+    weights = {item: bundle["state"][item] for item in initial}
     # Hook states derived from the weights, such as averages, start from the loaded weights.
     states = init_hook_states(runner, runner.state.hook_state, **weights)
     runner.state = runner.state.replace(**weights, hook_state=states)
-    averaged = "averaged " if "exchanged" in rest and not source.raw else ""
-    runner.logger.info(f"Loaded the {averaged}weights of {source.path}.")
+    is_raw = source.raw or (is_evaluated and "evaluated" in rest)
+    averaged = "averaged " if "exchanged" in rest and not is_raw else ""
+    runner.logger.info(f"Loaded the {averaged}weights of {opened.label}:\n{report.summary()}")
+    if not report.fits:
+        runner.logger.warning(f"Not all parameters were loaded from {opened.label} (strict=False): {report}")
 
 
 def match_hook_states(

@@ -2,10 +2,13 @@
 
 import copy
 import difflib
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jengine.config import check_keys
 from jengine.data import DataLoader, IterableLoader, check_dataloader
+from jengine.data.sources import as_source, is_stream
 from jengine.errors import ConfigError, closest, config_path
 from jengine.evaluation import Evaluator, build_evaluator
 from jengine.hooks import CheckpointHook, Hook
@@ -23,9 +26,23 @@ _EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
 # Entries of a checkpoint; hooks may add others in `before_save_checkpoint`.
 _CHECKPOINT_KEYS = (
     *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
-    "replicas", "validations", "optimizer", "param_schedulers",
+    "replicas", "validations", "optimizer", "param_schedulers", "data",
 )  # fmt: skip
 _ALMOST = 0.9  # similarity of names from which one is a misspelling of the other; hooks may define their own stages
+
+
+def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> dict[str, Any]:
+    """Return a resolved config whose keys are arguments of `constructor`, or `vars`, which is reserved for the user.
+
+    Raises:
+      ConfigError: an unknown key, or `model` or `work_dir` is missing.
+    """
+    known = [name for name in inspect.signature(constructor).parameters if name not in ("self", "cfg")]
+    check_keys(cfg, [*known, "vars"], hint="put your own variables under `vars`")
+    for name in ("model", "work_dir"):
+        if cfg.get(name) is None:
+            raise ConfigError(f"the config must have the key {name!r}, got none")
+    return cfg
 
 
 def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[ParamScheduler]]:
@@ -157,10 +174,9 @@ def _check_loader(name: str, cfg: Any) -> None:
     with config_path(name):
         if hasattr(cfg, "items"):
             check_dataloader(cfg)
-        elif not isinstance(cfg, DataLoader | IterableLoader) and not (
-            hasattr(cfg, "__iter__") and not _is_config(cfg)
-        ):
-            raise TypeError(f"`{name}` must be a dict or an iterable of batches, got {cfg!r}")
+        elif not isinstance(cfg, DataLoader | IterableLoader) and (_is_config(cfg) or not is_stream(cfg)):
+            as_source(cfg)  # raises the error that says what to pass
+
 
 
 def _check_loop(mode: str, cfg: Any) -> None:

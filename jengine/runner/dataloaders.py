@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.data import DataLoader, IterableLoader, build_dataloader
+from jengine.data import BatchCheck, DataLoader, IterableLoader, build_dataloader, select_arrays
 from jengine.distributed import assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
-from jengine.errors import ConfigError, config_path
+from jengine.errors import config_path
 
 PyTree = Any
 
@@ -15,7 +15,7 @@ class DataLoaders:
     """Hold the dataloaders for training, validation and test.
 
     Args:
-      sections: configs, loaders, or sized iterables of batches under '<mode>_dataloader'; None for none.
+      sections: configs, loaders, or iterables of batches under '<mode>_dataloader'; None for none.
       seed: of the samplers.
       processes: share the data.
     """
@@ -38,18 +38,17 @@ class DataLoaders:
                     process_index=self._processes.index,
                     process_count=self._processes.count,
                 )
-            assert_equal_across_processes(self._processes, {name: {"batches": len(self._loaders[mode])}})
+            assert_equal_across_processes(self._processes, {name: {"batches": self._loaders[mode].length}})
         return self._loaders.get(mode)
 
     def example_batch(self, mode: str) -> PyTree:
-        """Return the first batch, as an example of the structure and shapes.
+        """Return the arrays of the first batch, as an example of the structure and shapes.
 
         Raises:
-          ConfigError: the loader has no batch.
+          ValueError: the loader has no batch.
         """
         loader = self.get(mode)
         assert loader is not None
-        for batch in loader:
-            loader.set_epoch(0)
-            return batch
-        raise ConfigError(f"{mode}_dataloader must have at least one batch, got none")
+        with config_path(f"{mode}_dataloader"):
+            batch = loader.example()
+            return select_arrays(BatchCheck(f"{mode}_dataloader")(batch))

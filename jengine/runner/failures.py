@@ -22,6 +22,19 @@ def is_consistent(runner: Runner) -> bool:
     return is_usable and (not isinstance(state.step, jax.Array) or int(state.step) == loop.iter)
 
 
+def check_consistent(runner: Runner, failure: str) -> None:
+    """Check that training can continue after an earlier call of `train` that stopped at the point `failure`.
+
+    Raises:
+      RuntimeError: counters, state and hooks disagree.
+    """
+    if not is_consistent(runner):
+        raise RuntimeError(
+            f"training cannot continue: it stopped {failure}, and counters, state and hooks disagree; "
+            "start from a checkpoint: Runner(..., resume=True)"
+        )
+
+
 def handle_failure(runner: Runner, error: BaseException) -> None:
     """Add the iteration to the error, save the completed iterations, and call the hooks' stage `on_failure`."""
     if not any("at iteration" in note for note in getattr(error, "__notes__", ())):

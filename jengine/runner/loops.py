@@ -3,16 +3,19 @@
 import bisect
 import contextlib
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NoReturn
 
 import jax
 
 from jengine.annotations import Count, Index
-from jengine.data import BatchStream, prefetch_to_device
+from jengine.data import BatchCheck, BatchStream, prefetch_to_device, put_arrays, select_arrays
 from jengine.distributed import all_gather_objects, process_local_batch
 from jengine.errors import ConfigError
 from jengine.model import CastModel, Precision
+from jengine.model.labels import LabelChecks
 from jengine.registry import LOOPS
 from jengine.runner import runner_protocol
 from jengine.runner.runner_protocol import Runner
@@ -26,7 +29,7 @@ class TrainLoop:
 
     Args:
       runner: its model is trained.
-      dataloader: sized; yields host batches.
+      dataloader: yields host batches.
       val_begin: first epoch (or iteration) after which a validation may run; 0 also validates before training.
       val_interval: epochs (or iterations) between validations.
       dynamic_intervals: `(milestone, interval)` pairs; from a milestone on its interval replaces `val_interval`.
@@ -43,13 +46,15 @@ class TrainLoop:
       iter: the number of completed training iterations, from which every other count is derived. During the stages and
         the step of an iteration it is the index of that iteration.
       epoch: the number of completed epochs; 0 throughout in an iteration loop.
+      epoch_start: `iter` at the start of the current epoch.
+      position: the position in the data after the completed iterations, as `state_dict` of the loader returns it; None
+        before the first iteration.
       is_consistent: False while counters, state and hooks disagree: from the first stage of an iteration to its last,
         and in the stages at the end of an epoch and of a validation.
     """
 
     by_epoch: bool = True
     max_epochs: int
-    max_iters: int
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -78,12 +83,25 @@ class TrainLoop:
         self.stop_training = False
         self.is_consistent = True
         self._checked_scan = False
+        self._check_batch = BatchCheck("train_dataloader")
         self.iter = 0
         self.epoch = 0
+        self.epoch_start = 0
+        self.position: Any = None
         milestones = sorted(dynamic_intervals or [])
         self._milestones = [0, *(milestone for milestone, _ in milestones)]
         self._intervals = [val_interval, *(interval for _, interval in milestones)]
-        self._put: Callable[[PyTree], PyTree] = runner.strategy.put_batch
+        self._put: Callable[[PyTree], PyTree] = self._put_batch
+
+    @property
+    def epoch_length(self) -> int | None:
+        """The number of iterations in an epoch, or in a pass over the data; None if unknown."""
+        return self.dataloader.length
+
+    @property
+    def max_iters(self) -> int | float:
+        """The number of training iterations of the whole run; `math.inf` if unknown."""
+        raise NotImplementedError(f"{type(self).__name__} must define `max_iters`")
 
     def run(self) -> None:
         """Train to the end."""
@@ -91,7 +109,7 @@ class TrainLoop:
 
     # --- Iterations. ---
 
-    def run_iters(self, batches: BatchStream, batch_idx: int, stop: int) -> int:
+    def run_iters(self, batches: BatchStream, batch_idx: int, stop: int | float) -> int:
         """Train on `batches` up to iteration `stop`.
 
         Args:
@@ -105,6 +123,7 @@ class TrainLoop:
         start = self.iter
         while self.iter < stop and not self.stop_training:
             taken = self._take(batches, self._chunk_size(stop))
+            self.position = batches.position  # hooks save it with the iteration that follows
             if not taken:
                 break
             if len(taken) == self.steps_per_call > 1:
@@ -150,7 +169,7 @@ class TrainLoop:
         self.is_consistent = True
         runner.interrupts.check()
 
-    def _chunk_size(self, stop: int) -> int:
+    def _chunk_size(self, stop: int | float) -> int:
         """Return the number of iterations for the next call: `steps_per_call`, or 1 if a hook acts within the chunk."""
         size = self.steps_per_call
         fits = self.iter + size <= stop and (size == 1 or self.runner.hook_list.allows_chunk(self.runner, size))
@@ -163,6 +182,12 @@ class TrainLoop:
         try:
             runner.interrupts.start_waiting()
             taken = batches.take(size)
+        except Exception as error:
+            at = self.position or {"epoch": 0, "position": 0}
+            error.add_note(
+                f"in train_dataloader ({self.dataloader.kind}), batch {at['position'] + 1} of pass {at['epoch'] + 1}"
+            )
+            raise
         finally:
             runner.interrupts.stop_waiting()
         if len(taken) == size > 1 and not self._checked_scan:
@@ -174,7 +199,8 @@ class TrainLoop:
         """Warn and run single steps from now on if a chunk would be slow on this device."""
         runner = self.runner
         self._checked_scan = True
-        if runner.programs.is_slow_in_scan(runner.state, batches, runner.step_hyperparams()):
+        arrays = [select_arrays(batch) for batch in batches]
+        if runner.programs.is_slow_in_scan(runner.state, arrays, runner.step_hyperparams()):
             runner.logger.warning(
                 f"steps_per_call={self.steps_per_call} has no effect: the step has convolutions, which XLA compiles to "
                 "slow code within a loop on a CPU; iterations run one by one."
@@ -183,12 +209,31 @@ class TrainLoop:
 
     def _stream(self, source: Iterable[PyTree]) -> BatchStream:
         """Return the batches of `source`; for single steps they are sent to the device ahead of their use."""
-        put = self.runner.strategy.put_batch
+        loader = self.dataloader
         if self.steps_per_call > 1:
-            self._put = put
-            return BatchStream(source)
+            self._put = self._put_batch
+            return BatchStream(source, self._check_batch, position=loader.state_dict)
         self._put = lambda batch: batch
-        return BatchStream(prefetch_to_device(source, put, self.dataloader.device_prefetch))
+        put = lambda batch: self._put_batch(self._check_batch(batch))  # noqa: E731
+        return BatchStream(source, put, loader.device_prefetch, loader.state_dict)
+
+    def _put_batch(self, batch: PyTree) -> PyTree:
+        return put_arrays(batch, self.runner.programs.put_batch)
+
+    def _repeat_data(self) -> Iterator[PyTree]:
+        """Yield the batches of one pass over the data after another, from the current position on."""
+        loader = self.dataloader
+        if self.position is not None:
+            loader.load_state_dict(self.position)
+        else:
+            loader.set_epoch(*(divmod(self.iter, loader.length) if loader.length else (0, 0)))
+        while True:
+            start, batch = loader.state_dict(), None
+            for batch in loader:
+                yield batch
+            if batch is None and not start["position"]:
+                self._raise_no_batches(start["epoch"])
+            loader.load_state_dict(loader.state_dict())
 
     # --- Validations. ---
 
@@ -230,6 +275,7 @@ class EpochBasedTrainLoop(TrainLoop):
 
     Args:
       max_epochs: epochs to train for.
+      epoch_length: iterations in an epoch, which may be more or less than a pass over the data; None for one pass.
     """
 
     by_epoch = True
@@ -245,37 +291,74 @@ class EpochBasedTrainLoop(TrainLoop):
         phases: Sequence[tuple[str, Count]] | None = None,
         on_recompile: Literal["warn", "raise"] | None = None,
         steps_per_call: Count = 1,
+        epoch_length: Count | None = None,
     ) -> None:
         super().__init__(
             runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call
         )
         self.max_epochs = max_epochs
-        self.max_iters = self.max_epochs * len(dataloader)
+        self._epoch_length = epoch_length
+        self._batches: BatchStream | None = None  # over all epochs, if they are not passes over the data
+        if self.epoch_length is None and runner.processes.count > 1:
+            raise ConfigError(
+                "`train_cfg.epoch_length` must be given for data without a length and several processes, got none"
+            )
+
+    @property
+    def epoch_length(self) -> int | None:
+        """The number of iterations in an epoch; None if unknown."""
+        return self._epoch_length or self.dataloader.length
+
+    @property
+    def max_iters(self) -> int | float:
+        """The number of training iterations of the whole run; `math.inf` if unknown."""
+        if self.epoch_length is None:
+            return math.inf
+        return self.epoch_start + (self.max_epochs - self.epoch) * self.epoch_length
 
     def run(self) -> None:
         """Train to the end, and validate after each epoch at which it is due."""
         self.runner.call_hook("before_train")
-        at_boundary = self.iter == self.epoch * len(self.dataloader)
-        self._validate_before_first(self.epoch, self.max_epochs, at_boundary=at_boundary)
-        while self.epoch < self.max_epochs and not self.stop_training:
-            self.run_epoch()
-            self._validate_if_due(self.epoch, self.max_epochs)
+        self._validate_before_first(self.epoch, self.max_epochs, at_boundary=self.iter == self.epoch_start)
+        with contextlib.closing(self):
+            while self.epoch < self.max_epochs and not self.stop_training:
+                self.run_epoch()
+                self._validate_if_due(self.epoch, self.max_epochs)
         self.runner.call_hook("after_train")
 
     def run_epoch(self) -> None:
         """Run one epoch, or what is left of it after a resume, without validation."""
-        runner, loader = self.runner, self.dataloader
+        runner, start = self.runner, self.iter - self.epoch_start
         runner.call_hook("before_train_epoch")
-        start = self.iter - self.epoch * len(loader)
-        if start:  # resumed in the middle of the epoch
-            loader.set_epoch(loader.epoch, start)
-        with contextlib.closing(self._stream(loader)) as batches:
-            num_iters = self.run_iters(batches, start, self.iter + len(loader) - start)
+        if self._epoch_length is not None:
+            self._batches = self._batches or self._stream(self._repeat_data())
+            num_iters = self.run_iters(self._batches, start, self.epoch_start + self._epoch_length)
+        else:
+            num_iters = self._run_pass(start)
         if start + num_iters == 0 and not self.stop_training:
             self._raise_no_batches(self.epoch)
+        if self.epoch_length is None:
+            runner.logger.info(f"Epoch {self.epoch + 1} had {start + num_iters} iterations: one pass over the data.")
         with _mark_inconsistent(self):
             runner.call_hook("after_train_epoch")
-            self.epoch += 1
+            self.epoch, self.epoch_start = self.epoch + 1, self.iter
+
+    def close(self) -> None:
+        """Close the data of epochs that are not passes; the next epoch continues at their position."""
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
+
+    def _run_pass(self, start: int) -> int:
+        """Train on what is left of the current pass over the data; return the number of iterations."""
+        loader = self.dataloader
+        if self.position is not None and (start or "state" in self.position):  # resumed
+            loader.load_state_dict(self.position)
+        elif start:
+            loader.set_epoch(loader.epoch, start)
+        stop = math.inf if loader.length is None else self.epoch_start + loader.length
+        with contextlib.closing(self._stream(loader)) as batches:
+            return self.run_iters(batches, start, stop)
 
 
 @LOOPS.register_module()
@@ -304,7 +387,12 @@ class IterBasedTrainLoop(TrainLoop):
         super().__init__(
             runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call
         )
-        self.max_iters = max_iters
+        self._max_iters = max_iters
+
+    @property
+    def max_iters(self) -> int:
+        """The number of training iterations of the whole run."""
+        return self._max_iters
 
     def run(self) -> None:
         """Train to the end, and validate after each iteration at which it is due."""
@@ -327,46 +415,52 @@ class IterBasedTrainLoop(TrainLoop):
         stops = [self.max_iters, *(milestone - 1 for milestone in self._milestones)]
         return min([(self.iter // interval + 1) * interval, *(stop for stop in stops if stop > self.iter)])
 
-    def _repeat_data(self) -> Iterator[PyTree]:
-        """Yield the batches of one pass over the data after another, from the current iteration on."""
-        epoch, start = divmod(self.iter, len(self.dataloader))
-        while True:
-            self.dataloader.set_epoch(epoch, start)
-            batch = None
-            for batch in self.dataloader:
-                yield batch
-            if batch is None:
-                self._raise_no_batches(epoch)
-            epoch, start = epoch + 1, 0
-
 
 class EvalLoop:
     """Evaluate the model over the data of a validation or a test, with metrics accumulated on the device.
 
     Args:
       runner: its model is evaluated.
-      dataloader: sized; yields host batches, with the last one padded.
+      dataloader: yields host batches, with the last one padded.
       evaluator: the metrics.
       fp16: predict in float16.
+      epoch_length: number of batches to evaluate on, for a stream that does not end; None for all.
     """
 
     mode: str
 
-    def __init__(self, runner: Runner, dataloader: Any, evaluator: Any, fp16: bool = False) -> None:
+    def __init__(
+        self, runner: Runner, dataloader: Any, evaluator: Any, fp16: bool = False, epoch_length: Count | None = None
+    ) -> None:
         self.runner = runner
         self.dataloader = dataloader
+        self._epoch_length = epoch_length
+        self._counted: int | None = None  # batches of the last evaluation
+        self._check_batch = BatchCheck(f"{self.mode}_dataloader")
+        if self.epoch_length is None and runner.processes.count > 1:
+            raise ConfigError(
+                f"`{self.mode}_cfg.epoch_length` must be given for data without a length and several processes, "
+                "got none"
+            )
         self.evaluator = evaluator
         if (meta := dataloader.metainfo) is not None:
             evaluator.dataset_meta = meta
         self._fp16 = fp16
         self.predict_with(runner.model)
 
+    @property
+    def epoch_length(self) -> int | None:
+        """The number of batches to evaluate on; None if it is unknown before the first evaluation."""
+        lengths = [length for length in (self._epoch_length, self.dataloader.length) if length is not None]
+        return min(lengths, default=self._counted)
+
     def predict_with(self, model: Any) -> None:
         """Evaluate this model from now on, with the parameters of the run."""
         strategy = self.runner.strategy
         model = strategy.adapt_for_eval(CastModel(model, Precision(compute="float16")) if self._fp16 else model)
+        self._label_checks = LabelChecks()
         self._traced = RecompilationGuard(
-            build_eval_step(model, self.evaluator.update),
+            self._label_checks.watch(build_eval_step(model, self.evaluator.update), argument=3),
             ("params", "model_state", "metrics", "batch"),
             name=f"the step of the {self._phase}",
             on_recompile=None if self.runner.train_loop is None else self.runner.train_loop.on_recompile,
@@ -396,20 +490,26 @@ class EvalLoop:
         return metrics
 
     def _evaluate(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
-        runner, mode = self.runner, self.mode
+        runner, mode, loader = self.runner, self.mode, self.dataloader
         sums = runner.strategy.put_replicated(self.evaluator.init())
-        with contextlib.closing(
-            prefetch_to_device(self.dataloader, runner.strategy.put_batch, self.dataloader.device_prefetch)
-        ) as batches:
-            for batch_idx, batch in enumerate(batches):
+        loader.set_epoch(0)
+        with contextlib.closing(prefetch_to_device(loader, self._put_batch, loader.device_prefetch)) as batches:
+            for batch_idx, batch in enumerate(itertools.islice(batches, self._epoch_length)):
+                self._counted = batch_idx + 1
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
                 runner.dispatch_limiter.wait()
-                sums, predictions = self._call(params, model_state, sums, batch)
+                sums, predictions = self._call(params, model_state, sums, select_arrays(batch))
                 runner.dispatch_limiter.add(jax.tree.leaves(predictions)[0])
                 self._process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()
+        self._label_checks.stop()  # the next evaluation has the same data
         return self.evaluator.evaluate(sums, functools.partial(all_gather_objects, processes=runner.processes))
+
+    def _put_batch(self, batch: PyTree) -> PyTree:
+        """Check a host batch, and place its arrays on their device."""
+        self._label_checks.add(self._check_batch(batch))
+        return put_arrays(batch, self.runner.strategy.put_batch)
 
     def _call(self, *args: PyTree) -> Any:
         """Run the evaluation step and record compile time."""

@@ -36,7 +36,9 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
     by_epoch = is_epoch_based(train_cfg)
     if epoch_length is None and (by_epoch or _needs_epoch_length(cfg.get("param_scheduler"))):
         with config_path("train_dataloader"):
-            epoch_length = len(build_dataloader(cfg["train_dataloader"], train=True))
+            epoch_length = train_cfg.get("epoch_length") or build_dataloader(cfg["train_dataloader"], train=True).length
+    if by_epoch and epoch_length is None:
+        raise ConfigError("`train_cfg.epoch_length` must be given for data without a length, got none")
     max_epochs = train_cfg["max_epochs"] if by_epoch else 1
     max_iters = max_epochs * (epoch_length or 0) if by_epoch else train_cfg["max_iters"]
     wrappers = wrappers_without_params(cfg["optim_wrapper"])

@@ -9,6 +9,7 @@ import numpy as np
 from jengine.data import stack_batches
 from jengine.logging import PhaseTimer
 from jengine.model import Model
+from jengine.model.labels import LabelChecks
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.runner.hyperparams import HyperparamsRaveler, HyperparamsVector
 from jengine.sharding import DispatchLimiter, Strategy
@@ -25,6 +26,7 @@ from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any
 
+_CHECKED_BATCHES = 10  # the number of training batches whose labels are checked on the host
 _SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
 
 
@@ -61,8 +63,12 @@ class TrainPrograms:
         def guard(step: Callable[..., Any]) -> RecompilationGuard:
             return RecompilationGuard(step, ("state", "batch", "hyperparams"), on_recompile=on_recompile)
 
-        update = build_train_step(model, optim_wrapper, hooks, phases=phases)
-        accumulate = build_train_step(model, optim_wrapper, hooks, update=False, phases=phases)
+        def build_step(*, update: bool) -> Callable[..., Any]:
+            step = build_train_step(model, optim_wrapper, hooks, update=update, phases=phases)
+            return self._label_checks.watch(step, argument=1)
+
+        self._label_checks = LabelChecks(_CHECKED_BATCHES)
+        update, accumulate = build_step(update=True), build_step(update=False)
         accumulate_vector = _with_hyperparams_vector(accumulate) if optim_wrapper.accumulates else None
         scanned = build_scanned_step(_with_hyperparams_vector(update), accumulate_vector)
         self.update, self.accumulate = guard(update), guard(accumulate)
@@ -76,6 +82,15 @@ class TrainPrograms:
         self._limiter = limiter
         self._timer = timer
         self._raveler = HyperparamsRaveler()
+
+    def put_batch(self, batch: PyTree) -> PyTree:
+        """Place a host batch on its device, for `run_step`; the labels of the first batches are checked.
+
+        Raises:
+          ConfigError: a label out of range.
+        """
+        self._label_checks.add(batch)
+        return self._strategy.put_batch(batch)
 
     def run_step(
         self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool
@@ -115,6 +130,8 @@ class TrainPrograms:
           The new state and the metrics, both pending on the device.
         """
         updates = np.asarray(is_update)
+        for batch in batches:
+            self._label_checks.add(batch)
         batch = self._strategy.put_batch(stack_batches(batches), chunked=True)
         new_state, metrics = self._call(self.chunk, state, batch, (self._raveler.stack(hyperparams), updates))
         self._limiter.add(metrics.values["loss"])

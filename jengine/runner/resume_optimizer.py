@@ -174,12 +174,17 @@ def restore_hyperparams(runner: Runner, bundle: Mapping[str, Any]) -> None:
         runner.optimizer_settings = bundle.get("optimizer_settings", runner.optimizer_settings)
     if "param_schedulers" not in bundle:
         return
+    converted = loop.iter  # schedules that are converted from epochs keep their place in the epoch
+    if loop.by_epoch and loop.epoch_length is not None:
+        converted = loop.epoch * loop.epoch_length + loop.iter - loop.epoch_start
     choice = "config" if runner.resume_policy.schedules == "config" else "checkpoint"
     if load_schedulers_state_dict(schedulers, bundle["param_schedulers"], settings=choice) or is_new:
         settings = runner.optimizer_settings
         wrapper.load_group_state_dict(settings.get("", settings))
         reset_initial_values(schedulers)
-        replay_schedulers(schedulers, iters=loop.iter, epochs=loop.epoch, epoch_length=len(loop.dataloader))
+        replay_schedulers(
+            schedulers, iters=loop.iter, epochs=loop.epoch, epoch_length=loop.epoch_length, converted_iters=converted
+        )
 
 
 def _by_name(optim_wrapper: Any) -> Mapping[str, Any]:

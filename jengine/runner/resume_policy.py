@@ -8,6 +8,7 @@ from jengine.errors import ConfigError, config_path
 from jengine.registry import check_arguments
 
 Choice = Literal["checkpoint", "config", "error"]
+DataChoice = Literal["closest", "exact"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +24,14 @@ class ResumePolicy:
       schedules: the schedules and their settings. With 'config', values are set as if these schedules had run from the
         start.
       seed: the seed of the random numbers and of the order of the data.
+      data: 'closest' continues as near to the position in the data as they allow, and logs what is repeated or skipped;
+        'exact' refuses data whose position cannot be saved, and to resume with another batch size or dataset.
     """
 
     optimizer: Choice = "checkpoint"
     schedules: Choice = "checkpoint"
     seed: Choice = "checkpoint"
+    data: DataChoice = "closest"
 
 
 def parse_resume_policy(cfg: Mapping[str, Any] | None) -> ResumePolicy:

@@ -1,7 +1,7 @@
 """Define the Runner, which trains, validates and tests a model from a config."""
 
 import functools
-import inspect
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,8 @@ import jax
 
 from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
-from jengine.config import check_keys, resolve
+from jengine.config import resolve
+from jengine.data import select_arrays
 from jengine.distributed import ShutdownConsensus, assert_equal_across_processes, get_processes
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook, Priority
@@ -20,14 +21,18 @@ from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.runner import build, bundle, check, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.dataloaders import DataLoaders
-from jengine.runner.failures import close, closing, handle_failure, is_consistent, recreate_work_dir
+from jengine.runner.failures import check_consistent, close, closing, handle_failure
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.initial_state import StateInitializer
 from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity
+from jengine.runner.load_from import remove_in_memory
+from jengine.runner.predict import Predictor, open_batches
 from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume
+from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.resume_optimizer import optimizer_settings
 from jengine.runner.resume_policy import parse_resume_policy
+from jengine.runner.trained_module import trained_module
 from jengine.runner.workdir import CheckpointDirectories, identify
 from jengine.sharding import DispatchLimiter
 from jengine.train import TrainState
@@ -46,7 +51,7 @@ class Runner:
     Args:
       model: a `Model`, or a config of one.
       work_dir: directory of checkpoints and logs.
-      train_dataloader, val_dataloader, test_dataloader: config of a loader, a loader, or any sized iterable of batches.
+      train_dataloader, val_dataloader, test_dataloader: config of a loader, or an iterable of batches.
       train_cfg: `dict(by_epoch=True, max_epochs=...)`, `dict(by_epoch=False, max_iters=...)` or a loop by `type`, with
         `val_begin`, `val_interval`, `dynamic_intervals` and `steps_per_call`.
       val_cfg, test_cfg: `dict()` or a loop by `type`.
@@ -56,8 +61,8 @@ class Runner:
       val_evaluator, test_evaluator: metrics: a config, a list of them, or an `Evaluator`.
       default_hooks: changes to the six default hooks, by name; None removes one.
       custom_hooks: further hooks: a list, or one.
-      load_from: the checkpoint of the initial weights: its path, or a dict of `path`, `rename=[(old, new), ...]`,
-        `strict` (False skips values that do not match, with a warning) and `raw`.
+      load_from: the initial weights: the path of a checkpoint or of pretrained weights, a pytree of arrays, an
+        `nnx.Module`, or a dict of the fields of `LoadFrom`: `path` (any of these), `rename=[(old, new), ...]`, ...
       resume: True continues from the newest checkpoint of `work_dir`, if there is one; a path, from that checkpoint.
       parallel: the strategy, which places arrays on devices.
       precision: the dtype in which the network computes, or a dict of `Precision`'s fields.
@@ -69,7 +74,8 @@ class Runner:
       cfg: the config of the run; written to the work dir and saved in checkpoints.
       log_level: lowest level in the terminal and the log file, as in `logging`.
       resume_policy: which settings hold after a resume, where those of config and checkpoint differ: a dict of
-        `optimizer`, `schedules` and `seed`, each 'checkpoint' (the default), 'config' or 'error' (see `ResumePolicy`).
+        `optimizer`, `schedules` and `seed`, each 'checkpoint' (the default), 'config' or 'error', and of `data`,
+        'exact' if a position in the data that cannot be restored is an error (see `ResumePolicy`).
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it.
@@ -99,7 +105,7 @@ class Runner:
         test_evaluator: Any = None,
         default_hooks: Mapping[str, Any] | None = None,
         custom_hooks: Any = None,
-        load_from: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        load_from: Any = None,
         resume: bool | str | os.PathLike[str] = False,
         parallel: Any = None,
         precision: Any = None,
@@ -123,7 +129,7 @@ class Runner:
         with config_path("log_level"):
             level = parse_level(log_level)
         self.resume_policy = parse_resume_policy(resume_policy)
-        self.cfg = resolve(cfg) if cfg is not None else {}
+        self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
         self.cfg_text, self._unwritable = report.format_config_file(self.cfg, work_dir)
 
         self._set_identity(work_dir, load_from, resume, randomness, experiment_name)
@@ -200,12 +206,7 @@ class Runner:
         Raises:
           ConfigError: an unknown key, or `model` or `work_dir` is missing.
         """
-        plain = resolve(cfg)
-        known = [name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "cfg")]
-        check_keys(plain, [*known, "vars"], hint="put your own variables under `vars`")
-        for name in ("model", "work_dir"):
-            if plain.get(name) is None:
-                raise ConfigError(f"the config must have the key {name!r}, got none")
+        plain = check.check_top_level(resolve(cfg), cls.__init__)
         return cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
 
     # --- Called by users. ---
@@ -219,11 +220,7 @@ class Runner:
         """
         if not self.is_training_configured:
             raise RuntimeError("there is nothing to train: set train_dataloader, train_cfg and optim_wrapper")
-        if not is_consistent(self):
-            raise RuntimeError(
-                f"training cannot continue: it stopped {self._failure}, and counters, state and hooks disagree; "
-                "start from a checkpoint: Runner(..., resume=True)"
-            )
+        check_consistent(self, self._failure)
         self.phase_timer.start("setup")
         self.prepare_training()
         try:
@@ -250,6 +247,28 @@ class Runner:
         """
         return self._evaluate("test")
 
+    def module(self, train: bool = False) -> Any:
+        """Return a copy of the trained Flax module, in training or inference mode; see `trained_module`."""
+        return trained_module(self, train)
+
+    def predict(self, data: Any, batch_size: int | None = None) -> PyTree:
+        """Return the predictions for all examples of `data`, with the weights that a validation would use.
+
+        Args:
+          data: arrays (one, or a dict or tuple of them), a map-style dataset or its config, a loader or its config, or
+            any iterable of batches, such as a list. A dict with the key `dataset` or `type` is a config.
+          batch_size: examples per batch of arrays and datasets on this process; 128 by default.
+
+        Returns:
+          A pytree of NumPy arrays whose leading axis is the number of examples, in the order of `data`.
+        """
+        example, batches = open_batches(self, data, batch_size)
+        if self.state is None:
+            self._init_state(example)
+        self._load_or_resume()
+        with self.phase_timer.phase("prediction"), abort_all_on_error(self.processes, self.interrupts):
+            return self._predictor.predict(*self.eval_variables()[""], batches, self.dispatch_limiter)
+
     def register_hook(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> None:
         """Add a hook, given as an instance or a config; `priority` overrides that of the config and of the class."""
         self.hook_list.register(hook, priority)
@@ -267,14 +286,16 @@ class Runner:
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
         """Run one training step on a batch on its device, and return the metrics, which stay on the device."""
         is_update = self.optim_wrapper.start_step(self.iter)
-        self.state, metrics = self.programs.run_step(self.state, batch, self.step_hyperparams(), is_update)
+        arrays = select_arrays(batch)
+        self.state, metrics = self.programs.run_step(self.state, arrays, self.step_hyperparams(), is_update)
         return metrics
 
     def train_chunk(
         self, batches: Sequence[PyTree], hyperparams: Sequence[Mapping[str, Any]], is_update: Sequence[bool]
     ) -> ChunkMetrics:
         """Run a training step for each host batch in one call; see `TrainPrograms.run_chunk`."""
-        self.state, metrics = self.programs.run_chunk(self.state, batches, hyperparams, is_update)
+        arrays = [select_arrays(batch) for batch in batches]
+        self.state, metrics = self.programs.run_chunk(self.state, arrays, hyperparams, is_update)
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:
@@ -314,17 +335,10 @@ class Runner:
           by_epoch: whether the checkpoint is one of the end of an epoch.
           **options: arguments of `Checkpointer.save`.
         """
-        before = self.phase_timer.enter("checkpoint")
-        recreate_work_dir(self)
-        checkpoint = bundle.collect_checkpoint(
-            self, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
-        )
-        checkpoint["meta"]["by_epoch"] = by_epoch
-        self.call_hook("before_save_checkpoint", checkpoint=checkpoint)
+        saved = dict(save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler)
         path = os.path.join(out_dir or self.work_dir, filename)
-        state = checkpoint.pop("state")
-        self.checkpointer.save(path, state, checkpoint, **options)
-        self.phase_timer.enter(before)
+        with self.phase_timer.phase("checkpoint"):
+            bundle.save(self, path, meta={**(meta or {}), "by_epoch": by_epoch}, options=options, **saved)
         return path
 
     @property
@@ -343,8 +357,8 @@ class Runner:
         return 0 if self.train_loop is None else self.train_loop.epoch
 
     @property
-    def max_iters(self) -> int:
-        """The number of training iterations of the whole run."""
+    def max_iters(self) -> int | float:
+        """The number of training iterations of the whole run; `math.inf` if unknown."""
         return 0 if self.train_loop is None else self.train_loop.max_iters
 
     @property
@@ -400,10 +414,12 @@ class Runner:
         self._directories.lock()
         self.call_hook("before_run")
         self._load_or_resume()
-        self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
+        total = self.train_loop.max_iters
+        self.optim_wrapper.initialize_count_status(self.train_loop.iter, -1 if math.isinf(total) else total)
         self.programs = self.build_programs()
         self.logger.info(report.describe_start(self, self._group_table))
         report.warn_if_chunks_are_blocked(self)
+        warn_if_inexact(self)
         self._first_iter = self.train_loop.iter
         with self.interrupts:
             try:
@@ -448,17 +464,19 @@ class Runner:
         if self._sections["val_cfg"] is not None:
             self._eval_loop("val")
         if self.state is None or self.state.opt_state is None:
-            self._init_state("train", abstract)
+            self._init_state(self._loaders.example_batch("train"), self.optim_wrapper, self.hooks, abstract)
 
     @functools.cached_property
     def _initializer(self) -> StateInitializer:
         return StateInitializer(self.model, self.strategy, self.seed)
 
-    def _init_state(self, mode: str, abstract: bool = False) -> None:
-        """Create the state on the device; without optimizer and hook states for an evaluation."""
-        batch = self._loaders.example_batch(mode)
-        wrapper, hooks = (self.optim_wrapper, self.hooks) if mode == "train" else (None, [])
-        self.state = self._initializer.init(batch, wrapper, hooks, abstract)
+    @functools.cached_property
+    def _predictor(self) -> Predictor:
+        return Predictor(self.model, self.strategy, self.processes)
+
+    def _init_state(self, *args: Any) -> None:
+        """Create the state on the device; an evaluation passes only a batch: see `StateInitializer.init`."""
+        self.state = self._initializer.init(*args)
         self._is_loaded = False
 
     def _load_or_resume(self) -> None:
@@ -474,7 +492,7 @@ class Runner:
         if self._sections[f"{mode}_cfg"] is None:
             raise RuntimeError(f"there is nothing to run: set {mode}_dataloader, {mode}_cfg and {mode}_evaluator")
         if self.state is None:
-            self._init_state(mode)
+            self._init_state(self._loaders.example_batch(mode))
         loop = self._eval_loop(mode)
         self.call_hook("before_run")
         self._load_or_resume()

@@ -27,6 +27,8 @@ class TrainLoop(runner_protocol.TrainLoop, Protocol):
     Attributes:
       iter: the number of completed training iterations.
       epoch: the number of completed epochs; 0 throughout in an iteration loop.
+      epoch_start: `iter` at the start of the current epoch.
+      position: the position in the data after the completed iterations; None before the first iteration.
       steps_per_call: the number of iterations in a chunk.
       on_recompile: 'warn' or 'raise'.
       is_consistent: False while counters, state and hooks disagree, as within an iteration.
@@ -34,6 +36,8 @@ class TrainLoop(runner_protocol.TrainLoop, Protocol):
 
     iter: int
     epoch: int
+    epoch_start: int
+    position: Any
     is_consistent: bool
     steps_per_call: int
     on_recompile: str

@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,27 +14,10 @@ import numpy as np
 from jengine.config import check_keys
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook
-from jengine.registry import check_arguments
+from jengine.runner.load_from import LoadFrom, parse_load_from
 from jengine.runner.resume_policy import ResumePolicy, choose_seed
 
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
-
-
-@dataclasses.dataclass(frozen=True)
-class LoadFrom:
-    """Describe the weights that a run starts from.
-
-    Attributes:
-      path: the checkpoint.
-      rename: `(old, new)` prefixes of parameter paths, for a model with other names.
-      strict: False keeps the model's own values where the checkpoint has no matching ones.
-      raw: True loads the raw parameters of a run that saved averages.
-    """
-
-    path: str
-    rename: Sequence[tuple[str, str]] = ()
-    strict: bool = True
-    raw: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,23 +94,9 @@ def identify(
         experiment_name=earlier.get("experiment_name", fresh_name),
         seed=seed,
         configured_seed=configured,
-        load_from=_parse_load_from(load_from, checksums),
+        load_from=parse_load_from(load_from, checksums),
         resume_from=resume_path,
     )
-
-
-def _parse_load_from(load_from: Any, checksums: bool) -> LoadFrom | None:
-    """Return the weights to start from, given as a path or as a dict of `LoadFrom`'s fields."""
-    from jengine import checkpoint
-
-    if load_from is None:
-        return None
-    with config_path("load_from"):
-        options = dict(load_from.items()) if hasattr(load_from, "items") else {"path": load_from}
-        if "path" in options:
-            options["path"] = str(checkpoint.find_checkpoint(options["path"], checksums=checksums))
-        check_arguments(LoadFrom, options)
-        return LoadFrom(**options)
 
 
 def _check_work_dir(work_dir: str) -> None:

@@ -47,6 +47,11 @@ class MeshStrategy:
         """The kind of the devices: 'cpu', 'gpu' or 'tpu'."""
         return self.mesh.devices.flat[0].platform
 
+    @property
+    def batch_multiple(self) -> int:
+        """The number of devices of this process over which a batch is divided."""
+        return max(batch_parts(self.mesh) // jax.process_count(), 1)
+
     def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
         """Compile `make`, called once, so that each device creates its own shard and none ever holds the whole state.
 
@@ -110,7 +115,7 @@ class MeshStrategy:
         Raises:
           ValueError: a batch that cannot be divided.
         """
-        check_batch(batch, max(batch_parts(self.mesh) // jax.process_count(), 1))
+        check_batch(batch, self.batch_multiple)
 
     def put_replicated(self, tree: PyTree) -> PyTree:
         """Copy small values, which are equal on all processes, to every device."""

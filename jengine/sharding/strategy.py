@@ -31,6 +31,10 @@ class Strategy(Protocol):
     def platform(self) -> str:
         """The kind of device: 'cpu', 'gpu' or 'tpu'."""
 
+    @property
+    def batch_multiple(self) -> int:
+        """The number that must divide the batch of this process."""
+
     def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
         """Start the transfer of a host batch to the devices.
 
@@ -72,11 +76,13 @@ class SingleDevice:
 
     Attributes:
       axis_name, replicas: None: the step has no mapped axis.
+      batch_multiple: 1: a batch is not divided.
       max_in_flight: see `Strategy`.
     """
 
     axis_name: str | None = None
     replicas: int | None = None
+    batch_multiple = 1
 
     def __init__(self, device: Index = 0) -> None:
         devices = jax.local_devices()

@@ -7,14 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.data.masking import get_mask
+
 
 def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Reduce each loss to a scalar and add up the losses to minimize.
 
     Args:
       losses: name -> array of any shape (its mean), `(sum, weight)` (their quotient), or a list (the sum of its
-        entries). If the batch has a `mask` bool[B], an array whose first axis has the size B is averaged over the real
-        examples.
+        entries). If the batch has a mask bool[B] (see `get_mask`), an array whose first axis has the size B is averaged
+        over the real examples.
       batch: the batch of the losses.
 
     Returns:
@@ -24,7 +26,7 @@ def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array,
     Raises:
       ValueError: no entry has 'loss' in its name.
     """
-    mask = batch.get("mask") if isinstance(batch, Mapping) else None
+    mask = get_mask(batch)
     reduced = {name: _reduce(value, mask) for name, value in losses.items()}
     minimized = [value for name, value in reduced.items() if "loss" in name]
     if not minimized:
@@ -65,7 +67,7 @@ def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | Non
     if weights:
         _, weight = next(iter(weights.values()))
         return jax.lax.stop_gradient(jnp.asarray(weight, jnp.float32))
-    mask = batch.get("mask") if isinstance(batch, Mapping) else None
+    mask = get_mask(batch)
     return None if mask is None else jnp.asarray(mask, jnp.float32).sum()
 
 
@@ -88,5 +90,5 @@ def _reduce(value: Any, mask: jax.Array | None) -> jax.Array:
     if mask is None or value.ndim == 0 or value.shape[0] != mask.shape[0]:
         return value.mean()
     per_example = value.reshape(value.shape[0], -1).mean(axis=1)
-    weight = mask.astype(jnp.float32)
-    return (per_example * weight).sum() / jnp.maximum(weight.sum(), 1.0)
+    mask = mask.astype(bool)
+    return jnp.where(mask, per_example, 0.0).sum() / jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)

@@ -10,8 +10,9 @@ import optax
 import pytest
 from ml_collections import ConfigDict
 
-from jengine.config import dump_config, load_config, resolve, write_config
+from jengine.config import dump_config, load_config, parse_config, resolve, write_config
 from jengine.config.modules import import_attribute
+from jengine.errors import ConfigError
 from jengine.registry import Registry
 
 
@@ -126,3 +127,15 @@ def test_a_failed_write_leaves_the_old_file_unchanged(tmp_path, monkeypatch):
         write_config({"a": 2}, target)
     assert resolve(load_config(target)) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["config.py"]
+
+
+def test_a_written_config_is_parsed_without_running_it():
+    cfg = dict(a=[1, (2.5,), float("inf")], b={"x.y": None, 3: True}, c=-float("inf"), d=b"x", e=..., f=1 + 2j)
+    assert parse_config(dump_config(cfg)) == cfg
+    assert math.isnan(parse_config(dump_config(dict(a=float("nan"))))["a"])
+
+
+@pytest.mark.parametrize("value", ["__import__('os').getcwd()", "open('x')", "float(print())", "name", "["])
+def test_a_text_with_code_is_not_parsed(value):
+    with pytest.raises(ConfigError, match="must be one that `dump_config` wrote"):
+        parse_config(f"def get_config():\n    return {{'a': {value}}}\n")

@@ -102,11 +102,11 @@ def test_the_saved_position_is_after_the_last_yielded_batch():
     batches = load_epoch(loader, 1)
     loader.set_epoch(1)
     next(iter(loader))
-    assert loader.state_dict() == {"epoch": 1, "position": 1}
+    assert loader.state_dict() == {"epoch": 1, "position": 1, "examples": 4}
     resumed = DataLoader(make_dataset(12), 4, DefaultSampler(12, seed=2), drop_last=True)
     resumed.load_state_dict(loader.state_dict())
     assert [batch["x"].tolist() for batch in resumed] == batches[1:]
-    assert resumed.state_dict() == {"epoch": 2, "position": 0}
+    assert resumed.state_dict() == {"epoch": 2, "position": 0, "examples": 0}
 
 
 def test_an_epoch_set_on_the_sampler_is_used():
@@ -222,7 +222,7 @@ def test_an_error_of_the_dataset_is_raised_and_the_next_pass_reads_again(num_thr
     loader = DataLoader(Flaky(4), 2, num_threads=num_threads)
     with pytest.raises(OSError, match="sample 0 cannot be read"):
         list(loader)
-    assert loader.state_dict() == {"epoch": 0, "position": 0}
+    assert loader.state_dict() == {"epoch": 0, "position": 0, "examples": 0}
     loader.dataset.broken = False
     assert load_epoch(loader, 0) == [[0.0, 1.0], [2.0, 3.0]]
     loader.close()
@@ -269,7 +269,7 @@ def test_illegal_settings_are_refused(arguments, error, message):
 
 
 def test_a_dataset_without_length_is_refused():
-    with pytest.raises(TypeError, match="a dataset must have __len__ and __getitem__, got generator"):
+    with pytest.raises(TypeError, match="a dataset must have __len__ and __getitem__ for 0 to N - 1, got generator"):
         DataLoader((i for i in range(3)), 2)
 
 
@@ -278,9 +278,9 @@ def test_a_start_outside_the_epoch_is_refused():
         DataLoader(make_dataset(4), 2).set_epoch(0, start=3)
 
 
-def test_a_batch_that_is_not_a_dict_cannot_be_padded():
-    with pytest.raises(TypeError, match="got tuple; return a dict, or use drop_last=True"):
-        next(iter(DataLoader(ArrayDataset((np.zeros(4), np.zeros(4))), 2)))
+def test_a_batch_without_entries_cannot_be_padded():
+    with pytest.raises(TypeError, match="or a tuple or list, got ndarray; return one of these, or use drop_last=True"):
+        next(iter(DataLoader(ArrayDataset(np.zeros(4)), 2)))
 
 
 def test_a_batch_that_already_has_a_mask_is_refused():
@@ -317,6 +317,6 @@ def test_a_copy_does_not_change_the_position_of_its_loader(num_threads):
     other = loader.copy_at_epoch(0)
     assert [batch["x"].tolist() for batch in other] == orders[0]
     other.close()
-    assert (loader.epoch, loader.state_dict()) == (1, {"epoch": 1, "position": 1})
+    assert (loader.epoch, loader.state_dict()) == (1, {"epoch": 1, "position": 1, "examples": 4})
     assert [first, *(batch["x"].tolist() for batch in batches)] == orders[1]
     loader.close()

@@ -80,6 +80,8 @@ def test_replicas_train_alike_with_separate_statistics(results, tmp_path):
     within, after = "within an epoch", "after an epoch"
     common = [name for name in expected if name not in (within, after)]
     assert "loss" in common  # of the validation, with the averages
+    assert expected["predictions of arrays"].shape == (13, 4)
+    np.testing.assert_allclose(expected["predictions of a dataset"], expected["predictions of arrays"], rtol=1e-6)
     for found in (first, second):
         assert_all_close(found, expected, common)
     for when in (within, after):

@@ -108,7 +108,14 @@ def train_replicas(work_dir, devices, **changes):
     state = runner.train()
     average = state.hook_state["EMAHook"].params
     validation = {name: value for _, _, metrics in runner.validations for name, value in metrics.items()}
-    return {**flatten("params", state.params), **flatten("average", average), **batch_norm_means.means, **validation}
+    predictions = {  # of 13 examples, which no number of devices divides
+        "predictions of arrays": runner.predict(dict(x=X[:13]), batch_size=4 // count),
+        "predictions of a dataset": runner.predict(ArrayDataset(dict(x=X[:13])), batch_size=4 // count),
+    }
+    return {
+        **flatten("params", state.params), **flatten("average", average), **batch_norm_means.means, **validation,
+        **predictions,
+    }  # fmt: skip
 
 
 def train_sharded(work_dir, devices):

@@ -96,8 +96,8 @@ class EvaluateHook(HookBase):
         """Return whether to validate after `iteration` iterations."""
         trainer, period = self.trainer, self.eval_iter_period
         if trainer.train_loop.by_epoch:
-            inner = iteration % len(trainer.train_loop.dataloader)
-            return inner == 0 or (period is not None and inner % period == 0)
+            inner = iteration - trainer.train_loop.epoch_start
+            return inner in (0, trainer.train_loop.epoch_length) or (period is not None and inner % period == 0)
         return iteration == trainer.max_iters or (period is not None and iteration % period == 0)
 
     def after_train(self) -> None:
@@ -121,7 +121,7 @@ class EvaluateHook(HookBase):
             checkpoint_hook = self._find_checkpoint_hook()
             line: dict[str, Any] = {"iter": iteration - 1, "max_iter": trainer.max_iters}
             if trainer.train_loop.by_epoch:
-                epoch_index = (iteration - 1) // len(trainer.train_loop.dataloader)
+                epoch_index = trainer.epoch - (iteration == trainer.train_loop.epoch_start)
                 line |= {"epoch": epoch_index, "max_epoch": trainer.max_epochs}
             model_name = None if checkpoint_hook is None else checkpoint_hook.name_at(iteration)
             write_json_line(self._file, {**line, **metrics, "model_name": model_name})

@@ -1,6 +1,7 @@
 """Define the writers of PeriodicLogger: for the terminal, a file of JSON lines, and TensorBoard."""
 
 import datetime
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -97,8 +98,8 @@ class CommonMetricLoggerHook(LogBufferWriter):
         max_iter = self.max_iter or trainer.max_iters
         parts = []
         if trainer.train_loop.by_epoch:
-            length = len(trainer.train_loop.dataloader)
-            parts += [f"epoch:{trainer.epoch}", f"{trainer.iter - trainer.epoch * length + 1}/{length}"]
+            loop = trainer.train_loop
+            parts += [f"epoch:{trainer.epoch}", f"{trainer.iter - loop.epoch_start + 1}/{loop.epoch_length}"]
         parts += [f"current_iter:{trainer.iter + 1}", f"max_iter:{max_iter}"]
         if trainer.train_loop.by_epoch:
             parts += [f"max_epoch:{self.max_epoch or trainer.max_epochs}"]
@@ -116,11 +117,11 @@ class CommonMetricLoggerHook(LogBufferWriter):
             parts += [f"iter_time:{histories['iter_time'].mean():.4f}"]
         if (memory := _get_peak_memory()) is not None:
             parts += [f"max used memory:{memory / 2**20:.0f}M"]
-        if (eta := self._estimate_eta(histories, trainer.iter, max_iter)) is not None:
+        if (eta := self._estimate_eta(histories, trainer.iter, max_iter)) is not None and math.isfinite(eta):
             parts += [f"eta:{datetime.timedelta(seconds=int(eta))}"]
         trainer.logger.info(" \t ".join(parts))
 
-    def _estimate_eta(self, histories: dict[str, HistoryBuffer], iteration: int, max_iter: int) -> float | None:
+    def _estimate_eta(self, histories: dict[str, HistoryBuffer], iteration: int, max_iter: float) -> float | None:
         """Return the remaining seconds, from the median iteration time or else the clock since the last line."""
         if "iter_time" in histories:
             return median(histories["iter_time"], _ETA_WINDOW) * (max_iter - iteration)
@@ -162,7 +163,7 @@ class JSONLoggerHook(LogBufferWriter):
             raise RuntimeError("JSONLoggerHook: `begin` must be called before `write`")
         line: dict[str, Any] = {"iteration": trainer.iter}
         if trainer.train_loop.by_epoch:
-            inner = trainer.iter - trainer.epoch * len(trainer.train_loop.dataloader)
+            inner = trainer.iter - trainer.train_loop.epoch_start
             line |= {"epoch": trainer.epoch, "inner-iteration": inner}
         write_json_line(self._file, {**line, **smooth_metrics(trainer, self.window_size)})
 

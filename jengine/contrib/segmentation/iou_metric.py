@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.annotations import Count
-from jengine.contrib.segmentation.batch_entries import read_entry, read_predictions
 from jengine.evaluation.metric import BaseMetric, example_mask
 from jengine.logging import format_table, print_log
+from jengine.model.labels import require_class_indices
 from jengine.registry import METRICS
+from jengine.selection import Selector, select_array
 
 
 class Confusion(NamedTuple):
@@ -25,15 +26,16 @@ class IoUMetric(BaseMetric):
     """Compute pixel accuracy `aAcc`, mean intersection over union `mIoU` and mean class accuracy `mAcc`, as fractions.
 
     Counts are integers on the device, so that results do not depend on the batch size. Padded examples, pixels of
-    `ignore_index` and pixels with invalid labels are ignored. `mIoU` leaves out classes that occur in neither labels
-    nor predictions, `mAcc` classes that do not occur in the labels. A table of the classes is logged.
+    `ignore_index` and pixels with invalid labels are ignored; in a run, a batch with invalid labels is an error. `mIoU`
+    leaves out classes that occur in neither labels nor predictions, `mAcc` classes that do not occur in the labels. A
+    table of the classes is logged.
 
     Args:
       num_classes: number of classes; by default the number of `classes` in the dataset's metainfo.
       ignore_index: label of pixels to ignore.
-      label: entry of the batch with the true classes, int[B, H, W].
-      prediction: entry of the predictions, if they are a dict. Logits float[B, H, W, C], or class indices
-        int[B, H, W].
+      label: entry of the batch with the true classes, int[B, H, W]: its name, index or dotted path.
+      prediction: entry of the predictions, logits float[B, H, W, C] or class indices int[B, H, W]; None if the
+        predictions are an array.
       prefix: prefix of the names of the results; none by default.
 
     Raises:
@@ -44,8 +46,8 @@ class IoUMetric(BaseMetric):
         self,
         num_classes: Count | None = None,
         ignore_index: int = 255,
-        label: str = "label",
-        prediction: str | None = None,
+        label: Selector = "label",
+        prediction: Selector | None = None,
         prefix: str | None = None,
     ) -> None:
         super().__init__(prefix)
@@ -76,10 +78,12 @@ class IoUMetric(BaseMetric):
         Raises:
           KeyError: no such entry in the batch or the predictions. ValueError: shapes that do not match.
         """
-        labels = jnp.asarray(read_entry(batch, self.label, "label", "IoUMetric"))
-        labels = labels.astype(jnp.int32) if jnp.issubdtype(labels.dtype, jnp.integer) else labels
-        predictions = read_predictions(predictions, self.prediction, "IoUMetric")
+        labels = select_array(batch, self.label, "IoUMetric.label", "batch")
+        predictions = select_array(predictions, self.prediction, "IoUMetric.prediction", "predictions")
         num_classes = self._get_num_classes()
+        require_class_indices(labels, num_classes, "IoUMetric.label", self.ignore_index)
+        labels = jnp.asarray(labels)
+        labels = labels.astype(jnp.int32) if jnp.issubdtype(labels.dtype, jnp.integer) else labels
         predicted = _class_indices(jnp.asarray(predictions), labels, num_classes)
         is_counted = example_mask(batch).reshape(-1, *(1,) * (labels.ndim - 1))
         is_counted = is_counted & (labels != self.ignore_index) & (labels >= 0) & (labels < num_classes)

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jengine.annotations import Count, NonNegative
-from jengine.contrib.segmentation.batch_entries import read_predictions
-from jengine.errors import ConfigError, UnknownNameError
-from jengine.evaluation.metric import MASK
+from jengine.data.masking import get_mask
+from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
+from jengine.selection import Selector, find, select, select_array
 from jengine.visualization import Visualizer
 
 
@@ -36,10 +37,11 @@ class SegVisualizationHook(Hook):
         written either.
       wait_time: seconds to wait after opening each window.
       file_client_args, backend_args: None or `dict(backend='disk')`: files are read from file systems only.
-      image: entry of the batch with the images, [B, H, W, C], uint8 or float from 0 to 1.
+      image: entry of the batch with the images, [B, H, W, C], uint8 or float from 0 to 1: its name, index or dotted
+        path.
       label: entry of the batch with the true classes, int[B, H, W]; without it only predictions are drawn.
-      prediction: entry of the predictions, if they are a dict. Logits float[B, H, W, C], or class indices
-        int[B, H, W].
+      prediction: entry of the predictions, logits float[B, H, W, C] or class indices int[B, H, W]; None if the
+        predictions are an array.
 
     Raises:
       TypeError, ValueError: an interval that is not a positive integer; another storage backend.
@@ -55,9 +57,9 @@ class SegVisualizationHook(Hook):
         wait_time: NonNegative = 0.0,
         file_client_args: Mapping[str, Any] | None = None,
         backend_args: Mapping[str, Any] | None = None,
-        image: str = "image",
-        label: str = "label",
-        prediction: str | None = None,
+        image: Selector = "image",
+        label: Selector = "label",
+        prediction: Selector | None = None,
     ) -> None:
         if isinstance(interval, bool) or not isinstance(interval, int):
             raise TypeError(f"SegVisualizationHook: `interval` must be an integer, got {interval!r}")
@@ -108,40 +110,30 @@ class SegVisualizationHook(Hook):
 
     def _draw(self, runner: Runner, batch_idx: int, data_batch: Any, outputs: Any, mode: str) -> None:
         """Draw the examples of a batch except its padding; all arrays come to the host in one transfer."""
-        names = [name for name in (self.image, self.label, "sample_idx", MASK) if name in data_batch]
-        predictions = read_predictions(outputs, self.prediction, type(self).__name__)
-        arrays = {name: data_batch[name] for name in names}, predictions
-        batch, predictions = jax.device_get(jax.tree.map(_local_examples, arrays))
-        mask = batch.get(MASK, np.ones(len(predictions), bool))
-        if predictions.ndim == np.ndim(batch.get(self.label, predictions[..., 0])) + 1:
-            predictions = predictions.argmax(axis=-1)
+        predictions = select_array(outputs, self.prediction, "SegVisualizationHook.prediction", "predictions")
         loop = runner.val_loop if mode == "val" else runner.test_loop
         meta = loop.dataloader.metainfo or {}
+        images = None  # those of the files are drawn
+        if "img_path" not in meta:
+            images = select(data_batch, self.image, "SegVisualizationHook.image", "batch")
+        arrays = images, find(data_batch, self.label), find(data_batch, "sample_idx"), get_mask(data_batch), predictions
+        images, labels, indices, mask, predictions = jax.device_get(jax.tree.map(_local_examples, arrays))
+        if jnp.issubdtype(predictions.dtype, jnp.floating):
+            predictions = predictions.argmax(axis=-1)
+        mask = np.ones(len(predictions), bool) if mask is None else mask
         visualizer = runner.visualizer
         if visualizer.dataset_meta is None:
             visualizer.dataset_meta = meta
         for i in np.flatnonzero(mask).tolist():
-            index = int(batch["sample_idx"][i]) if "sample_idx" in batch else batch_idx * len(mask) + i
+            index = batch_idx * len(mask) + i if indices is None else int(indices[i])
             sample = {"pred_sem_seg": predictions[i]}
-            if self.label in batch:
-                sample["gt_sem_seg"] = batch[self.label][i]
-            name, image = self._name_and_image(meta, batch, i, index)
+            if labels is not None:
+                sample["gt_sem_seg"] = labels[i]
+            name, image = (str(index), images[i]) if images is not None else _read_file(meta["img_path"][index])
             sample = {key: _resize(labels, image.shape[:2]) for key, labels in sample.items()}
             visualizer.add_datasample(
                 f"{mode}_{name}", image, data_sample=sample, show=self.show, wait_time=self.wait_time, step=runner.iter
             )
-
-    def _name_and_image(self, meta: Mapping[str, Any], batch: Any, i: int, index: int) -> tuple[str, np.ndarray]:
-        """Return the name and image of example `i` of the batch, which is sample `index` of the dataset."""
-        if "img_path" in meta:
-            path = os.fspath(meta["img_path"][index])
-            return os.path.basename(path), _read_rgb(path)
-        if self.image not in batch:
-            raise UnknownNameError(
-                f"SegVisualizationHook: `image` must be an entry of the batch, got {self.image!r}; or give the "
-                "dataset's metainfo the 'img_path' of each sample"
-            )
-        return str(index), np.asarray(batch[self.image][i])
 
 
 def _local_examples(leaf: Any) -> Any:
@@ -157,14 +149,14 @@ def concatenate_local_shards(array: jax.Array) -> np.ndarray:
     return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)])
 
 
-def _read_rgb(path: str) -> np.ndarray:
-    """Read an image file as uint8[H, W, 3]."""
+def _read_file(path: str | os.PathLike[str]) -> tuple[str, np.ndarray]:
+    """Return the name of an image file and its pixels, uint8[H, W, 3]."""
     try:
         from PIL import Image
     except ImportError as error:
         raise ImportError("reading images needs Pillow: pip install 'jengine[draw]'") from error
     with Image.open(path) as image:
-        return np.asarray(image.convert("RGB"))
+        return os.path.basename(path), np.asarray(image.convert("RGB"))
 
 
 def _resize(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:

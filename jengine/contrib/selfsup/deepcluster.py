@@ -20,7 +20,7 @@ from jengine.contrib.selfsup.model_entries import (
     replace_memory_bank,
     replace_state_entry,
 )
-from jengine.data import build_dataloader
+from jengine.data import build_dataloader, select_arrays
 from jengine.errors import ArgumentError, closest, config_path
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -96,8 +96,7 @@ class DeepClusterHook(Hook):
         self._extract_features = FeatureExtractor(runner.model)
         with config_path("extract_dataloader"):
             self._extract_loader = build_dataloader(self.extract_dataloader, train=False)
-        self._example_batch = next(iter(self._train_loader))
-        self._train_loader.set_epoch(0)
+        self._example_batch = select_arrays(self._train_loader.example())
 
     def before_train(self, runner: Runner) -> None:
         """Cluster, or load the labels that the run was trained on before a restart."""

@@ -1,6 +1,5 @@
 """Extract the features of a whole dataset, and measure how well they separate its classes."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,6 +8,7 @@ import numpy as np
 
 from jengine.contrib.selfsup.model_entries import drop_replica_axis
 from jengine.data import DataLoader
+from jengine.data.masking import get_mask
 from jengine.errors import ArgumentError
 from jengine.hooks.runner_protocol import Runner
 
@@ -34,7 +34,7 @@ class FeatureExtractor:
         Args:
           params: the parameters.
           model_state: the model's state.
-          loader: yields the batches in order; padded examples are those that are False in a batch's `mask`.
+          loader: yields the batches in order; padded examples are those that are False in a batch's mask.
 
         Raises:
           ArgumentError: the predictions have no features.
@@ -42,7 +42,7 @@ class FeatureExtractor:
         features = []
         for batch in loader:
             predicted = np.asarray(self._predict(params, model_state, batch))
-            mask = batch.get("mask") if isinstance(batch, Mapping) else None
+            mask = get_mask(batch)
             features.append(predicted if mask is None else predicted[np.asarray(mask)])
         return np.concatenate(features)
 

@@ -56,7 +56,7 @@ def list_moved_ends(schedulers: Schedulers, state: Any) -> list[str]:
     for path, chain, states in _pair_chains(schedulers, state):
         for index, (scheduler, saved) in enumerate(zip(chain, states, strict=False)):
             end = saved["settings"]["end"]
-            if scheduler.keeps_end(saved) and scheduler.end != end:
+            if scheduler.keeps_end(saved) and not scheduler.has_other_epochs(saved) and scheduler.end != end:
                 unit = "epochs" if scheduler.by_epoch else "iterations"
                 lines.append(f"{path}[{index}]: after {scheduler.end:g} {unit}, {end:g} in the checkpoint")
     return lines
@@ -117,7 +117,14 @@ def reset_initial_values(schedulers: Schedulers) -> None:
         scheduler.reset_initial_values()
 
 
-def replay_schedulers(schedulers: Schedulers, *, iters: int, epochs: int = 0, epoch_length: int | None = None) -> None:
+def replay_schedulers(
+    schedulers: Schedulers,
+    *,
+    iters: int,
+    epochs: int = 0,
+    epoch_length: int | None = None,
+    converted_iters: int | None = None,
+) -> None:
     """Set every value that the settings of `schedulers` give after `iters` iterations and `epochs` epochs.
 
     Repeats all steps from the initial values in the order of a training run, including the recorded reductions of
@@ -128,9 +135,12 @@ def replay_schedulers(schedulers: Schedulers, *, iters: int, epochs: int = 0, ep
       iters: completed iterations.
       epochs: completed epochs.
       epoch_length: iterations in an epoch; if unknown, all iterations come before all epochs.
+      converted_iters: completed iterations for schedules that are converted from epochs, if they differ from `iters`
+        because an epoch had another length before.
     """
     chain = flatten_schedulers(schedulers)
-    by_iter = [scheduler for scheduler in chain if not scheduler.by_epoch]
+    converted_iters = iters if converted_iters is None else converted_iters
+    counts = {s: iters if s.epoch_length is None else converted_iters for s in chain if not s.by_epoch}
     by_epoch = [scheduler for scheduler in chain if scheduler.by_epoch]
     for scheduler in chain:
         scheduler.rewind()
@@ -138,9 +148,10 @@ def replay_schedulers(schedulers: Schedulers, *, iters: int, epochs: int = 0, ep
         scheduler.step()
     _repeat_reductions(by_epoch, 0)
     epochs_done = 0
-    for iteration in range(1, iters + 1):
-        for scheduler in by_iter:
-            scheduler.step()
+    for iteration in range(1, max(iters, converted_iters) + 1):
+        for scheduler, count in counts.items():
+            if iteration <= count:
+                scheduler.step()
         if epoch_length is not None and iteration % epoch_length == 0 and epochs_done < epochs:
             epochs_done += 1
             _step_epoch(by_epoch, epochs_done)
@@ -180,6 +191,8 @@ def _compare(scheduler: ParamScheduler, state: dict[str, Any]) -> list[str]:
     own = scheduler.state_dict()["settings"]
     saved = state["settings"]
     skipped = {"base_values", "end"} if scheduler.keeps_end(state) else {"base_values"}
+    if scheduler.has_other_epochs(state):  # its settings are in iterations, of which an epoch has another number
+        skipped |= {"begin", "end", *(scheduler.family.epoch_units or ())}
     differences = []
     for key in sorted((own.keys() | saved.keys()) - skipped):
         if own.get(key) != saved.get(key):
@@ -200,6 +213,7 @@ def _load_chain(chain: list[ParamScheduler], states: list[Any], settings: str) -
             if settings == "checkpoint" or scheduler.state_dict()["settings"]["type"] == state["settings"]["type"]:
                 scheduler.load_state_dict(state, settings)
         has_moved |= scheduler.keeps_end(state) and scheduler.end != state["settings"]["end"]
+        has_moved |= scheduler.has_other_epochs(state)
     return has_moved
 
 

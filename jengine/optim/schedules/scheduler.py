@@ -56,6 +56,7 @@ class ParamScheduler:
 
     Attributes:
       ends_with_run: whether `end` was not given, so that it is the end of the run, also of a resumed longer run.
+      epoch_length: iterations in an epoch, for settings that were converted from epochs; None for others.
 
     Raises:
       ConfigError: `end` is not after `begin`, or `last_step` is below -1. KeyError: no group has `param_name`.
@@ -85,6 +86,7 @@ class ParamScheduler:
         self.begin, self.end, self.by_epoch = begin, end, by_epoch
         self.verbose = verbose
         self.ends_with_run = False
+        self.epoch_length: int | None = None
         default = default_group(optimizer)
         is_separate = not any(group is default for group in optimizer.param_groups)
         self._default_group = default if is_separate else None
@@ -117,7 +119,9 @@ class ParamScheduler:
         for name in ("begin", "end"):
             if kwargs.get(name, INF) != INF:
                 kwargs[name] = int(kwargs[name] * epoch_length)
-        return cls(*args, **{**kwargs, "by_epoch": False})
+        scheduler = cls(*args, **{**kwargs, "by_epoch": False})
+        scheduler.epoch_length = epoch_length
+        return scheduler
 
     def step(self) -> None:
         """Count an iteration or epoch; from `begin` to `end`, set the next value of every scheduled group."""
@@ -134,6 +138,7 @@ class ParamScheduler:
             "last_step": self.last_step,
             "settings": self._describe(),
             "ends_with_run": self.ends_with_run,
+            "epoch_length": self.epoch_length,
         }
 
     def load_state_dict(self, state: dict[str, Any], settings: str = "checkpoint") -> None:
@@ -143,7 +148,8 @@ class ParamScheduler:
           state: the result of `state_dict`.
           settings: which settings to use from now on: those in `state` ('checkpoint') or those of the constructor
             ('config'; `replay_schedulers` then sets the values that these settings give). A schedule that ends with
-            the run, here and in `state`, keeps the end of this run.
+            the run, here and in `state`, keeps the end of this run. One that is converted from epochs of another length
+            keeps its settings.
 
         Raises:
           ConfigError: the state belongs to another type of scheduler, whose settings cannot be loaded.
@@ -151,7 +157,7 @@ class ParamScheduler:
         self.global_step = state["global_step"]
         self.last_step = state["last_step"]
         saved = state.get("settings")
-        if settings == "config" or saved is None:
+        if settings == "config" or saved is None or self.has_other_epochs(state):
             return
         self.check_type(state)
         self.settings = self.settings.load_state_dict(saved)
@@ -176,6 +182,10 @@ class ParamScheduler:
         saved = state["settings"]
         is_same_unit = saved["by_epoch"] == self.by_epoch and saved["begin"] < self.end
         return self.ends_with_run and state.get("ends_with_run", False) and is_same_unit
+
+    def has_other_epochs(self, state: dict[str, Any]) -> bool:
+        """Return whether the schedule is converted from epochs of another length than in `state`."""
+        return self.epoch_length != state.get("epoch_length", self.epoch_length)
 
     def reset_initial_values(self) -> None:
         """Record the current values of the groups as the initial ones, from which `rewind` starts."""

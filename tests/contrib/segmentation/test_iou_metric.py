@@ -80,7 +80,7 @@ def test_mismatched_shapes_and_missing_entries_are_rejected():
         metric.update(metric.init(), jnp.zeros((1, 1, 6, 4)), {"label": LABELS})
     with pytest.raises(KeyError, match="did you mean 'label'"):
         IoUMetric(num_classes=3, label="labels").update(metric.init(), PREDICTED, {"label": LABELS})
-    with pytest.raises(KeyError, match="`prediction` must be the name of an entry, got None; expected one of: seg"):
+    with pytest.raises(KeyError, match="`IoUMetric.prediction` must be set to an array of the predictions, got None"):
         metric.update(metric.init(), {"seg": PREDICTED}, {"label": LABELS})
     with pytest.raises(ValueError, match="`num_classes` must be at least 2, got 1"):
         IoUMetric(num_classes=1)

@@ -131,11 +131,11 @@ def test_bad_arguments_and_missing_entries_are_rejected():
     assert SegVisualizationHook(draw=True, file_client_args=dict(backend="disk")).draw
     hook = SegVisualizationHook(draw=True, interval=1, prediction="segm", image="img")
     predictions = np.zeros((2, 2, 2), np.int32)
-    with pytest.raises(KeyError, match="got 'segm'; did you mean 'seg'"):
+    with pytest.raises(KeyError, match="got 'segm'; the predictions have seg .* did you mean 'seg'"):
         hook.after_val_iter(make_runner(), 0, make_batch(0), {"seg": predictions})
-    with pytest.raises(KeyError, match="`prediction` must be None unless predictions are a dict, got 'segm'"):
+    with pytest.raises(KeyError, match="prediction` must be an entry of .* got 'segm'; the predictions are i32"):
         hook.after_val_iter(make_runner(), 0, make_batch(0), predictions)
-    with pytest.raises(KeyError, match="`image` must be an entry of the batch, got 'img'"):
+    with pytest.raises(KeyError, match="image` must be an entry of the batch, got 'img'"):
         hook.after_val_iter(make_runner(), 0, make_batch(0), {"segm": predictions})
 
 

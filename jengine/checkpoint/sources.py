@@ -1,0 +1,276 @@
+"""Find and open pretrained weights: in which format they are, the arrays that they have, and how to read these.
+
+| weights | names of the arrays |
+|---|---|
+| checkpoint of jengine, or a work dir for its newest one | dotted paths in the training state |
+| `.safetensors`, an index of such files, or a directory with `model.safetensors` | as in the file, such as PyTorch's |
+| `.npz` | as in the file, with dots for slashes |
+| Orbax: a PyTree checkpoint, a step of a `CheckpointManager`, or its directory for the newest one | dotted paths |
+| in memory: a pytree of arrays, an `nnx.State` or an `nnx.Module` | dotted paths |
+"""
+
+import dataclasses
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jengine.checkpoint import arrays, files
+from jengine.checkpoint.layout import STATE, find_checkpoint, read_meta
+from jengine.checkpoint.manifest import MANIFEST, META
+from jengine.checkpoint.restore import list_arrays
+from jengine.paths import dotted, flatten
+
+Structs = Mapping[str, jax.ShapeDtypeStruct]
+
+FORMATS = (
+    "a checkpoint or work dir of jengine, a .safetensors file or its .safetensors.index.json, an .npz file, "
+    "an Orbax checkpoint; or, in memory, a pytree of arrays, an nnx.State or an nnx.Module"
+)
+_INDEX = ".safetensors.index.json"
+_HUB_FILES = ("model.safetensors.index.json", "model.safetensors")  # as on the Hugging Face Hub
+_PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+_STEP = re.compile(r"(?:.*\D)?(\d+)")  # names of the steps of a CheckpointManager
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Give access to named arrays, of which only those that are needed are read.
+
+    Attributes:
+      label: the path, or a description of an object, for messages.
+      structs: the shape and dtype of each array by name.
+      read: yields pairs of name and array for some of `structs`. If a struct has a sharding or another dtype, the array
+        may, but need not, have these already.
+      meta: the metadata of a checkpoint of jengine; {} for others.
+    """
+
+    label: str
+    structs: Structs
+    read: Callable[[Structs], Iterator[tuple[str, Any]]]
+    meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False) -> str:
+    """Return the absolute path of the weights at `path`, which may be the directory of several.
+
+    Args:
+      path: see the table of this module.
+      checksums: whether to compare the files of a checkpoint of jengine with their checksums.
+
+    Raises:
+      FileNotFoundError: nothing is there. ValueError: a file of another format. CorruptCheckpointError: a checkpoint of
+        jengine is incomplete or damaged.
+    """
+    absolute = Path(path).absolute()
+    if absolute.is_file():
+        if not absolute.name.endswith((".safetensors", ".npz", _INDEX)):
+            hint = ""
+            if absolute.suffix in _PICKLES:
+                hint = (
+                    "; loading a pickle may run any code, so convert it once with PyTorch: "
+                    "safetensors.torch.save_file(torch.load(path, weights_only=True), 'model.safetensors')"
+                )
+            raise ValueError(f"weights must be {FORMATS}; got the file {absolute}{hint}")
+        return str(absolute)
+    if _find_orbax(absolute):
+        return str(absolute)
+    try:
+        return find_checkpoint(absolute, checksums=checksums)
+    except FileNotFoundError as error:
+        for name in _HUB_FILES:
+            if (absolute / name).is_file():
+                return str(absolute / name)
+        raise FileNotFoundError(f"{error}; weights must be {FORMATS}") from None
+
+
+def open_weights(weights: Any, *, raw: bool = False, evaluated: bool = False) -> Source:
+    """Open weights on disk or in memory.
+
+    Args:
+      weights: a path, or an object in memory.
+      raw: whether to take the trained values from a checkpoint of a run that saved averages.
+      evaluated: whether to take the values that the run of a checkpoint has validated; not with `raw`.
+
+    Raises:
+      As `locate_weights`. TypeError: an object in memory that is not a pytree of arrays.
+    """
+    if not isinstance(weights, str | os.PathLike):
+        return _open_memory(weights)
+    path = Path(locate_weights(weights))
+    if path.suffix == ".npz":
+        structs = files.list_npz(path)
+        names = {name.replace("/", "."): name for name in structs}
+        return _renamed(str(path), structs, functools.partial(_read_npz, path), names)
+    if path.name.endswith(".safetensors"):
+        return Source(str(path), files.list_safetensors(path), lambda s: files.read_safetensors(path, tuple(s)))
+    if path.name.endswith(_INDEX):
+        return _open_shards(path)
+    if items := _find_orbax(path):
+        return _open_orbax(path, items)
+    return _open_checkpoint(path, "exchanged" if raw else "evaluated" if evaluated else "")
+
+
+def is_pytree_of_arrays(value: Any) -> bool:
+    """Return whether `value` is an `nnx.Module` or a pytree with at least one level and one array."""
+    if _is_module(value):
+        return True
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and leaves[0] is not value and any(hasattr(leaf, "shape") for leaf in leaves)
+
+
+def _read_npz(path: Path, structs: Structs) -> Iterator[tuple[str, Any]]:
+    return files.read_npz(path, tuple(structs))
+
+
+def _open_shards(path: Path) -> Source:
+    shards = files.read_index(path)
+    structs: dict[str, jax.ShapeDtypeStruct] = {}
+    for file, names in shards.items():
+        stored = files.list_safetensors(path.parent / file)
+        if missing := [name for name in names if name not in stored]:
+            raise ValueError(f"{path} lists {missing[0]!r} in {file}, which does not have it")
+        structs.update({name: stored[name] for name in names})
+
+    def read(structs: Structs) -> Iterator[tuple[str, Any]]:
+        for file, names in files.group_by_shard(shards, tuple(structs)).items():
+            yield from files.read_safetensors(path.parent / file, names)
+
+    return Source(str(path), structs, read)
+
+
+def _find_orbax(path: Path, with_steps: bool = True) -> dict[str, Path]:
+    """Return the directories of the items of an Orbax checkpoint by name ('' if it has none); {} for anything else.
+
+    Args:
+      path: any path.
+      with_steps: whether it may be a directory of steps, for the newest of them.
+    """
+    if not path.is_dir() or (path / MANIFEST).exists() or (path / META).exists():
+        return {}
+    if _has_arrays(path):
+        return {"": path}
+    children = sorted(child for child in path.iterdir() if child.is_dir())
+    if items := {child.name: child for child in children if _has_arrays(child) and not _STEP.fullmatch(child.name)}:
+        return items
+    steps = [(int(match[1]), child) for child in children if with_steps and (match := _STEP.fullmatch(child.name))]
+    return next((items for _, step in sorted(steps, reverse=True) if (items := _find_orbax(step, False))), {})
+
+
+def _has_arrays(path: Path) -> bool:
+    return (path / "_METADATA").is_file()  # the file that Orbax writes next to the arrays of a pytree
+
+
+def _open_orbax(path: Path, items: Mapping[str, Path]) -> Source:
+    if len(items) == 1:
+        (directory,) = items.values()
+        return Source(str(path), flatten(arrays.read_structs(directory)), functools.partial(_read_orbax, directory))
+    structs = {
+        f"{item}.{name}": struct
+        for item, directory in items.items()
+        for name, struct in flatten(arrays.read_structs(directory)).items()
+    }
+
+    def read(structs: Structs) -> Iterator[tuple[str, Any]]:
+        for item, directory in items.items():
+            prefix = f"{item}."
+            wanted = {name.removeprefix(prefix): x for name, x in structs.items() if name.startswith(prefix)}
+            yield from ((prefix + name, array) for name, array in _read_orbax(directory, wanted))
+
+    return Source(str(path), structs, read)
+
+
+def _read_orbax(directory: Path, structs: Structs) -> Iterator[tuple[str, Any]]:
+    return iter(arrays.read_flat(directory, structs).items() if structs else ())
+
+
+def _open_checkpoint(path: Path, moved: str) -> Source:
+    """Open a checkpoint of jengine; its metadata under `moved` has the items to read from other paths."""
+    meta, structs = read_meta(path), list_arrays(path)
+    names = {name: name for name in structs}
+    for item, trained in meta.get(moved, {}).items():
+        names = {name: stored for name, stored in names.items() if not _is_below(name, item)}
+        names |= {item + name.removeprefix(trained): name for name in structs if _is_below(name, trained)}
+    return _renamed(str(path), structs, functools.partial(_read_orbax, path / STATE), names, meta)
+
+
+def _is_below(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def _renamed(
+    label: str,
+    structs: Structs,
+    read: Callable[[Structs], Iterator[tuple[str, Any]]],
+    names: Mapping[str, str],
+    meta: Mapping[str, Any] | None = None,
+) -> Source:
+    """Return a source whose names are the keys of `names`, for the stored names that are its values."""
+    new_names = {stored: name for name, stored in names.items()}
+
+    def read_renamed(wanted: Structs) -> Iterator[tuple[str, Any]]:
+        for stored, array in read({names[name]: struct for name, struct in wanted.items()}):
+            yield new_names[stored], array
+
+    return Source(label, {name: structs[stored] for name, stored in names.items()}, read_renamed, meta or {})
+
+
+def _open_memory(weights: Any) -> Source:
+    leaves = _flatten_memory(weights)
+    label = f"the {type(weights).__name__} in memory"
+    for name, leaf in leaves.items():
+        if not hasattr(leaf, "dtype"):
+            raise TypeError(f"weights must be {FORMATS}; got {label} with {type(leaf).__name__} at `{name}`")
+
+    def read(structs: Structs) -> Iterator[tuple[str, Any]]:
+        for name in structs:
+            leaf = leaves[name]
+            leaf = jax.random.key_data(leaf) if arrays.is_key(leaf) else leaf
+            # A copy, because the first step donates what it is given.
+            yield name, jnp.copy(leaf) if isinstance(leaf, jax.Array) else np.array(leaf)
+
+    return Source(label, {name: arrays.to_struct(leaf) for name, leaf in leaves.items()}, read)
+
+
+def _flatten_memory(weights: Any) -> dict[str, Any]:
+    """Return the arrays of an object by name; variables of NNX are below `params` or `model_state`, by their type."""
+    if "flax.nnx" not in sys.modules:
+        return {name: _to_array(leaf) for name, leaf in flatten(weights).items()}
+    from flax import nnx
+    from flax.core.meta import AxisMetadata
+
+    def is_wrapper(node: Any) -> bool:
+        return isinstance(node, nnx.Variable | AxisMetadata)
+
+    tree = nnx.state(weights) if _is_module(weights) else weights
+    leaves: dict[str, Any] = {}
+    for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_wrapper)[0]:
+        if isinstance(node, nnx.RngState):
+            continue  # streams of random numbers follow the seed of the run
+        item = ""
+        if isinstance(node, nnx.Variable):
+            item = "params" if isinstance(node, nnx.Param) else "model_state"
+        leaves |= {".".join(filter(None, (item, dotted(path), name))): x for name, x in flatten(node).items()}
+    return {name: _to_array(leaf) for name, leaf in leaves.items()}
+
+
+def _is_module(value: Any) -> bool:
+    if "flax.nnx" not in sys.modules:
+        return False
+    from flax import nnx
+
+    return isinstance(value, nnx.Module)
+
+
+def _to_array(leaf: Any) -> Any:
+    """Return a leaf as an array of JAX or NumPy if it is one of another library, such as PyTorch on a CPU."""
+    if isinstance(leaf, jax.Array | np.ndarray) or not hasattr(leaf, "__array__"):
+        return leaf
+    return np.asarray(leaf)

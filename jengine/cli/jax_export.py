@@ -1,0 +1,102 @@
+"""Run `jengine ckpt export --jax-export`: write predictions as an artifact that runs without the model's code."""
+
+import argparse
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from jengine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jengine.runner import LoadedModel
+
+_KNOWN_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_INPUT = re.compile(r"(\w+)=(\w+)\[([\d, ]*)\]")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the export."""
+    group = parser.add_argument_group("an artifact that predicts without the model's code")
+    group.add_argument("--jax-export", metavar="FILE", help="write a serialized jax.export artifact instead of FILE")
+    group.add_argument(
+        "--input",
+        action="append",
+        metavar="NAME=DTYPE[SHAPE]",
+        help="an entry of a batch, without the batch axis, such as image=float32[8,8,1] (default: the entries of the "
+        "config's data)",
+    )
+    group.add_argument("--batch-size", type=int, metavar="N", help="the only batch size (default: any)")
+    group.add_argument("--platforms", metavar="LIST", help="devices on which it can run (default: cpu,cuda,tpu)")
+
+
+def check_unused(args: argparse.Namespace) -> None:
+    """Check that an export of parameters has none of these options.
+
+    Raises:
+      ConfigError: it has one.
+    """
+    for name in ("input", "batch_size", "platforms"):
+        if getattr(args, name) is not None:
+            raise ConfigError(f"`--{name.replace('_', '-')}` must be given with --jax-export")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write the artifact and print its inputs and outputs.
+
+    Raises:
+      ConfigError: an invalid option, or a model that needs a fixed batch size.
+    """
+    from jengine.runner import export_model, load_model
+    from jengine.runner.jax_export import PLATFORMS
+
+    if args.batch_stats:
+        raise ConfigError("`--batch-stats` must be left out with --jax-export, which always contains them")
+    platforms = PLATFORMS if args.platforms is None else args.platforms.split(",")
+    for platform in platforms:
+        if platform not in _KNOWN_PLATFORMS:
+            raise ConfigError(f"`--platforms` must be of {', '.join(_KNOWN_PLATFORMS)}, got {platform!r}")
+    model = load_model(args.checkpoint, weights="averaged" if args.ema else "trained" if args.raw else "evaluated")
+    batch = _first_batch(model) if args.input is None else dict(map(_parse_input, args.input))
+    exported = export_model(model, batch, args.jax_export, batch_size=args.batch_size, platforms=platforms)
+    inputs = exported.in_tree.unflatten(exported.in_avals)[0][0]
+    outputs = exported.out_tree.unflatten(exported.out_avals)
+    size = os.path.getsize(args.jax_export)
+    print(f"{_describe(inputs, 'batch')} -> {_describe(outputs, 'predictions')}")
+    print(f"predictions of {model.path} on {', '.join(platforms)}: {size:,} bytes, written to {args.jax_export}")
+
+
+def _first_batch(model: "LoadedModel") -> Any:
+    """Return the first batch of the test, validation or training data of the run."""
+    from jengine.data import build_dataloader
+
+    name = next((n for n in ("test", "val", "train") if model.cfg.get(f"{n}_dataloader") is not None), None)
+    if name is None:
+        raise ConfigError("`--input` must be given, because the config in the checkpoint has no data")
+    try:
+        return next(iter(build_dataloader(model.cfg[f"{name}_dataloader"], train=False)))
+    except Exception as error:
+        error.add_note(f"while reading a batch of {name}_dataloader, for its shapes; give them with --input instead")
+        raise
+
+
+def _parse_input(text: str) -> tuple[str, Any]:
+    """Return the name and the struct of an entry, of a batch of two examples, from `image=float32[8,8,1]`."""
+    import jax
+    import jax.numpy as jnp
+
+    match = _INPUT.fullmatch(text)
+    try:
+        if match is None:
+            raise TypeError(text)
+        shape = (2, *(int(size) for size in match[3].split(",") if size.strip()))
+        return match[1], jax.ShapeDtypeStruct(shape, jnp.dtype(match[2]))
+    except TypeError as error:
+        raise ConfigError(f"`--input` must be NAME=DTYPE[SHAPE], such as image=float32[8,8,1], got {text!r}") from error
+
+
+def _describe(tree: Any, name: str) -> str:
+    """Return the names, dtypes and shapes of a pytree; `name` is that of a single array."""
+    from jengine.paths import flatten
+
+    arrays = ((path or name, array) for path, array in flatten(tree).items())
+    return ", ".join(f"{path} {array.dtype}[{','.join(map(str, array.shape))}]" for path, array in arrays)

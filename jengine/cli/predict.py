@@ -1,0 +1,89 @@
+"""Run `jengine predict`: write the predictions of a checkpoint to an .npz file."""
+
+import argparse
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jengine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
+
+_MODES = ("test", "val", "train")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint, or a work dir for its newest one")
+    parser.add_argument("--out", required=True, metavar="FILE", help="the .npz file to write")
+    parser.add_argument(
+        "--data",
+        metavar="DATA",
+        help="test, val or train for the data of the config, in order, or an .npz file of arrays "
+        "(default: test, or val without test data)",
+    )
+    parser.add_argument("--batch-size", type=int, metavar="N", help="examples per batch (default: that of the config)")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Check the arguments before anything is built.
+
+    Raises:
+      ConfigError: an invalid argument.
+    """
+    if not args.out.endswith(".npz"):
+        raise ConfigError(f"`--out` must be an .npz file, got {args.out!r}")
+    if args.data is not None and args.data not in _MODES and not args.data.endswith(".npz"):
+        raise ConfigError(f"`--data` must be one of {', '.join(_MODES)}, or an .npz file, got {args.data!r}")
+
+
+def run(args: argparse.Namespace, runner: "Runner") -> None:
+    """Predict and write the file; nested names of the predictions are joined by dots.
+
+    Raises:
+      ConfigError: the config has no such data.
+    """
+    import numpy as np
+
+    from jengine import paths
+
+    data, batch_size = _load_data(args, runner.cfg)
+    predictions = paths.flatten(runner.predict(data, batch_size))
+    if not runner.is_main_process:
+        return
+    # A dtype that NumPy does not have, such as bfloat16, could not be read from the file.
+    arrays = {
+        path or "predictions": leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf
+        for path, leaf in predictions.items()
+    }
+    os.makedirs(os.path.dirname(os.path.abspath(args.out)), exist_ok=True)
+    incoming = f"{args.out}.incoming"
+    with open(incoming, "wb") as file:
+        np.savez(file, **arrays)
+    os.replace(incoming, args.out)
+    shapes = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in arrays.items())
+    print(f"predictions of {args.checkpoint}: {shapes}, written to {args.out}")
+
+
+def _load_data(args: argparse.Namespace, cfg: Mapping[str, Any]) -> tuple[Any, int | None]:
+    """Return the data to predict and the batch size for data that are not in batches."""
+    import numpy as np
+
+    if args.data is not None and args.data.endswith(".npz"):
+        with np.load(args.data) as file:
+            return dict(file), args.batch_size
+    modes = ("test", "val") if args.data is None else (args.data,)
+    loader = next((cfg[name] for mode in modes if cfg.get(name := f"{mode}_dataloader") is not None), None)
+    if loader is None:
+        given = ", ".join(mode for mode in _MODES if cfg.get(f"{mode}_dataloader") is not None) or "none"
+        raise ConfigError(
+            f"the config must have {' or '.join(f'{mode}_dataloader' for mode in modes)}, got data for: {given}; "
+            "choose with --data, or pass an .npz file"
+        )
+    if not hasattr(loader, "items"):
+        if args.batch_size is not None:
+            raise ConfigError("`--batch-size` must be left out if the dataloader of the config is an object")
+        return loader, None
+    ordered = {**loader, "sampler": None, "drop_last": False}  # each example once, in the order of the dataset
+    return ordered if args.batch_size is None else {**ordered, "batch_size": args.batch_size}, None

@@ -1,0 +1,89 @@
+"""Mark the real examples of a padded batch: an entry `mask` of a dict, or the attribute of a `MaskedTuple`."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+MASK = "mask"
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class MaskedTuple(tuple[Any, ...]):
+    """Hold the entries of a batch that is a tuple or list, and the mask of its real examples.
+
+    It has the length and items of the tuple without a mask, so `x, y = batch` works for padded batches too. As a pytree
+    its leaves are those of the items and the mask.
+
+    Args:
+      items: the entries, pytrees of arrays with leading axis B.
+      mask: bool[B], True for a real example.
+    """
+
+    mask: Any
+
+    def __new__(cls, items: Iterable[Any], mask: Any) -> "MaskedTuple":
+        """Return a tuple of `items`."""
+        self = super().__new__(cls, items)
+        self.mask = mask
+        return self
+
+    def __repr__(self) -> str:
+        return f"MaskedTuple({tuple(self)!r}, mask={self.mask!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MaskedTuple, (tuple(self), self.mask)
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], None]:
+        """Return the children of the pytree node with their keys."""
+        items = [(jax.tree_util.SequenceKey(i), item) for i, item in enumerate(self)]
+        return [*items, (jax.tree_util.GetAttrKey(MASK), self.mask)], None
+
+    @classmethod
+    def tree_unflatten(cls, aux_data: None, children: Iterable[Any]) -> "MaskedTuple":
+        """Return a node with other children."""
+        *items, mask = children
+        return cls(items, mask)
+
+
+def with_mask(batch: Any, mask: np.ndarray) -> Any:
+    """Add the mask of the real examples.
+
+    Args:
+      batch: a dict, tuple or list of arrays with leading axis B.
+      mask: bool[B], True for a real example.
+
+    Returns:
+      A dict with the entry `mask`, or a `MaskedTuple`.
+
+    Raises:
+      TypeError: the batch is of another type. ValueError: it already has an entry of that name.
+    """
+    if type(batch) in (tuple, list):
+        return MaskedTuple(batch, mask)
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"a batch that may be padded must be a dict, to which {MASK!r} (bool[B], True = a real example) is added, "
+            f"or a tuple or list, got {type(batch).__name__}; return one of these, or use drop_last=True"
+        )
+    if MASK in batch:
+        raise ValueError(
+            f"a batch must not have an entry {MASK!r}, which marks the real examples with drop_last=False; "
+            "rename the entry"
+        )
+    return {**batch, MASK: mask}
+
+
+def get_mask(batch: Any) -> Any:
+    """Return the mask of the real examples, bool[B]; None if the batch has none, as without padding."""
+    if isinstance(batch, MaskedTuple):
+        return batch.mask
+    return batch.get(MASK) if isinstance(batch, Mapping) else None
+
+
+def without_mask(batch: Any) -> Any:
+    """Return the batch as it was before `with_mask`; a list becomes a tuple."""
+    if isinstance(batch, MaskedTuple):
+        return tuple(batch)
+    return {key: value for key, value in batch.items() if key != MASK} if isinstance(batch, Mapping) else batch

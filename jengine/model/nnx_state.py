@@ -1,0 +1,75 @@
+"""Convert an NNX state to nested dicts of arrays, as in checkpoints, and back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jengine.model.model import PyTree
+from jengine.paths import dotted
+
+Path = tuple[str, ...]
+
+
+def list_variables(state: Any) -> dict[Path, Any]:
+    """Return the variables of an NNX state by path, and arrays that are not in a variable."""
+    nodes, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=_is_variable)
+    return {_keys(path): node for path, node in nodes}
+
+
+def to_dict(variables: Mapping[Path, Any]) -> PyTree:
+    """Return variables as nested dicts of arrays with string keys: list indices become '0', '1', …
+
+    Args:
+      variables: variables by path. Each may hold an array, a Python number, or a pytree of them, whose levels become
+        those of dicts.
+    """
+    nested: dict[str, Any] = {}
+    for path, variable in variables.items():
+        for inner, leaf in _leaves(variable).items():
+            node = nested
+            *parents, last = (*path, *inner)
+            for key in parents:
+                node = node.setdefault(key, {})
+            node[last] = jnp.asarray(leaf)
+    return nested
+
+
+def from_dict(values: PyTree, like: Any) -> Any:
+    """Return an NNX state with the structure of `like` and the arrays of `values`, nested dicts as from `to_dict`."""
+    leaves = []
+    for path, variable in list_variables(like).items():
+        for inner in _leaves(variable):
+            leaf = values
+            for key in (*path, *inner):
+                leaf = leaf[key]
+            leaves.append(leaf)
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def get_value(variable: Any) -> Any:
+    """Return the value of a variable; an array that is not in a variable unchanged."""
+    return variable.get_value() if _is_variable(variable) else variable
+
+
+def shapes(variable: Any) -> dict[Path, tuple[int, ...]]:
+    """Return the shapes of the arrays in a variable by their path in it."""
+    return {path: jnp.shape(leaf) for path, leaf in _leaves(variable).items()}
+
+
+def _leaves(variable: Any) -> dict[Path, Any]:
+    """Return the arrays in a variable by their path in it, in JAX's flattening order; an array has the path ()."""
+    leaves = jax.tree_util.tree_flatten_with_path(variable)[0]
+    wrapper_levels = 1 if _is_variable(variable) else 0
+    return {_keys(path[wrapper_levels:]): leaf for path, leaf in leaves}
+
+
+def _is_variable(node: Any) -> bool:
+    from flax import nnx
+
+    return isinstance(node, nnx.Variable)
+
+
+def _keys(path: Any) -> Path:
+    return tuple(dotted((key,)) for key in path)

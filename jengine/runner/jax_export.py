@@ -1,0 +1,115 @@
+"""Export the predictions of a loaded model as a `jax.export` artifact, which runs without the model's code."""
+
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jengine.data.collate import count_examples
+from jengine.errors import ConfigError
+from jengine.runner.loaded_model import LoadedModel
+
+PyTree = Any
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def export_model(
+    model: LoadedModel,
+    batch: PyTree,
+    path: str | os.PathLike[str],
+    *,
+    batch_size: int | None = None,
+    platforms: Sequence[str] = PLATFORMS,
+) -> Any:
+    """Write the predictions of a model as a serialized `jax.export.Exported`, with its weights in it.
+
+    `jax.export.deserialize(data).call(batch)` predicts batches like `batch`, without the entries that do not affect the
+    predictions.
+
+    Args:
+      model: the result of `load_model`.
+      batch: an example of the structure, shapes and dtypes of batches; its arrays may be `jax.ShapeDtypeStruct`s.
+      path: the file to write; an existing one is replaced.
+      batch_size: the only batch size of the artifact; None for any.
+      platforms: the kinds of devices on which it can run.
+
+    Returns:
+      The `jax.export.Exported`.
+
+    Raises:
+      ConfigError: the model cannot be traced with a symbolic batch size, so that `batch_size` must be set.
+      ImportError: flatbuffers is not installed.
+    """
+    from jax import export
+
+    _check_installed()
+    size = count_examples(batch) if batch_size is None else batch_size
+    shapes = _set_batch_size(batch, size)
+    params, model_state = jax.device_get(model.load(shapes))
+
+    def predict(batch: PyTree) -> PyTree:
+        return model.model.predict(params, model_state, batch)
+
+    inputs = _drop_unused(predict, shapes)
+    call = jax.jit(lambda inputs: predict(_fill_unused(inputs, shapes)))
+
+    def export_for(size: Any) -> Any:
+        return export.export(call, platforms=tuple(platforms))(_set_batch_size(inputs, size))
+
+    try:
+        exported = export_for(export.symbolic_shape("batch")[0] if batch_size is None else batch_size)
+    except Exception as error:
+        if batch_size is not None:
+            raise
+        export_for(size)  # raises if the symbolic size is not the cause
+        raise ConfigError(
+            "the model cannot be exported for any batch size; set one, with --batch-size N (`batch_size=`): "
+            f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        ) from error
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    incoming = target.with_name(f"{target.name}.incoming")
+    incoming.write_bytes(exported.serialize())
+    incoming.replace(target)
+    return exported
+
+
+def _set_batch_size(batch: PyTree, size: Any) -> PyTree:
+    """Return the structs of a batch of this size, which may be symbolic, in the dtypes that JAX computes with."""
+
+    def struct(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+    return jax.tree.map(struct, batch)
+
+
+def _drop_unused(predict: Any, batch: PyTree) -> PyTree:
+    """Return the batch without the entries, such as labels, that do not affect the predictions."""
+    from jax.interpreters import partial_eval
+
+    if not isinstance(batch, Mapping):
+        return batch
+    jaxpr = jax.make_jaxpr(predict)(batch).jaxpr
+    _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    is_used = jax.tree.unflatten(jax.tree.structure(batch), used)
+    inputs = {name: entry for name, entry in batch.items() if any(jax.tree.leaves(is_used[name]))}
+    return inputs or dict(batch)
+
+
+def _fill_unused(inputs: PyTree, shapes: PyTree) -> PyTree:
+    """Return a whole batch for the model, with zeros for the entries that `_drop_unused` has left out."""
+    if not isinstance(shapes, Mapping):
+        return inputs
+    size = jax.tree.leaves(inputs)[0].shape[0]
+    zeros = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape[1:]), leaf.dtype), dict(shapes))
+    return {**zeros, **inputs}
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise ImportError("jax.export files require the package flatbuffers: pip install 'jengine[export]'")

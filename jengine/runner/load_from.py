@@ -1,0 +1,83 @@
+"""Read the argument `load_from` of the Runner: the weights that a run starts from."""
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from jengine.errors import config_path
+from jengine.registry import check_arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadFrom:
+    """Describe the weights that a run starts from; see `jengine.checkpoint.load_pretrained`.
+
+    Attributes:
+      path: where the weights are, or an object in memory: a pytree of arrays, an `nnx.State` or an `nnx.Module`.
+      rename: `(old, new)` prefixes of parameter paths, for a model with other names.
+      strict: False keeps the model's own values where there are no matching ones.
+      raw: True loads the raw parameters of a run that saved averages.
+      exclude: paths of parameters that keep their initial values.
+      interpolate: paths of position embeddings that are resized if they are of another grid.
+      interpolation: how they are resized.
+      item: dotted path of the weights in their tree, if it is not that of the parameters.
+    """
+
+    path: Any
+    rename: Sequence[tuple[str, str]] = ()
+    strict: bool = True
+    raw: bool = False
+    exclude: Sequence[str] = ()
+    interpolate: Sequence[str] = ()
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    item: str | None = None
+
+
+def parse_load_from(load_from: Any, checksums: bool) -> LoadFrom | None:
+    """Return the weights to start from, and check that they exist.
+
+    Args:
+      load_from: a path, an object in memory, or a dict of the fields of `LoadFrom`; None for none.
+      checksums: whether to compare the files of a checkpoint with their checksums.
+
+    Raises:
+      FileNotFoundError: nothing is at the path. CorruptCheckpointError: a checkpoint is damaged. ValueError: a file of
+        another format. TypeError: neither a path nor a pytree of arrays, or an unknown field.
+    """
+    from jengine import checkpoint
+
+    if load_from is None:
+        return None
+    with config_path("load_from"):
+        options = dict(load_from.items()) if _is_options(load_from) else {"path": load_from}
+        if "path" in options:
+            path = options["path"]
+            if isinstance(path, str | os.PathLike):
+                options["path"] = checkpoint.locate_weights(path, checksums=checksums)
+            elif not checkpoint.is_pytree_of_arrays(path):
+                raise TypeError(f"`load_from` must be {checkpoint.FORMATS}; got {path!r}")
+        check_arguments(LoadFrom, options)
+        return LoadFrom(**options)
+
+
+def remove_in_memory(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of a run without `load_from` if that is an object in memory, and warn about it."""
+    load_from: Any = cfg.get("load_from")
+    weights = load_from["path"] if _is_options(load_from) and "path" in load_from else load_from
+    if weights is None or isinstance(weights, str | os.PathLike) or _is_options(weights):
+        return cfg
+    warnings.warn(
+        "`load_from` must be a path to be written to a config file, got an object in memory: config.py is written "
+        "without it. A resumed run does not need it, but a new run from that file starts from random weights",
+        stacklevel=2,
+    )
+    return {name: value for name, value in cfg.items() if name != "load_from"}
+
+
+def _is_options(load_from: Any) -> bool:
+    """Return whether `load_from` is a dict of options, and not a pytree of arrays."""
+    from jengine import checkpoint
+
+    return hasattr(load_from, "items") and ("path" in load_from or not checkpoint.is_pytree_of_arrays(load_from))

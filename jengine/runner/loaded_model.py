@@ -1,0 +1,172 @@
+"""Load a model with its weights from a checkpoint, as a function from batches to predictions."""
+
+import functools
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from jengine.annotations import Count, checked
+from jengine.config import parse_config
+from jengine.data.collate import count_examples
+from jengine.distributed.processes import SingleProcess
+from jengine.errors import ConfigError
+from jengine.model import Model
+from jengine.runner.build import build_model
+from jengine.runner.predict import Predictor, iterate_batches
+from jengine.sharding import DispatchLimiter, SingleDevice, convert_replica_axis
+
+PyTree = Any
+Weights = Literal["evaluated", "averaged", "trained"]
+
+
+@functools.partial(checked, owner="load_model")
+def load_model(
+    checkpoint: str | os.PathLike[str],
+    *,
+    model: Any = None,
+    batch_size: Count | None = None,
+    weights: Weights = "evaluated",
+) -> "LoadedModel":
+    """Return the model of a checkpoint as a function from batches to predictions, on the first device.
+
+    The model is built from the config in the checkpoint, so its own classes must be importable, or registered before.
+    The weights are read at the first call, whose batch determines the structure of the parameters.
+
+    Args:
+      checkpoint: a checkpoint, or a work dir for its newest one.
+      model: a `Model` or its config, used instead of that of the checkpoint and its precision.
+      batch_size: divide batches into parts of this size and pad the last one, so that one program serves all; None
+        compiles a program for each size.
+      weights: 'evaluated' for those that the run validates: averages with an `EMAHook`; 'averaged' or 'trained'.
+
+    Raises:
+      FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist, or is incomplete or damaged.
+      ConfigError: it has no config, so `model` must be passed. ValueError: it has no averages. Also the errors of
+        building the model.
+    """
+    from jengine.checkpoint import find_checkpoint, read_meta
+
+    path = str(find_checkpoint(checkpoint, checksums=True))
+    meta = read_meta(path)
+    cfg = _read_config(path, meta)
+    if model is not None:
+        built = build_model(model, None)
+    elif cfg.get("model") is None:
+        raise ConfigError(f"checkpoint {path} has no config from which the model can be built: pass `model=`")
+    else:
+        try:
+            built = build_model(cfg["model"], cfg.get("precision"))
+        except Exception as error:
+            error.add_note(
+                f"the model is built from the config in {path}: import the module of its classes, or pass `model=`"
+            )
+            raise
+    return LoadedModel(path, built, select_items(meta, weights), meta.get("replicas"), cfg, batch_size)
+
+
+class LoadedModel:
+    """Predict batches with the weights of a checkpoint; may be called from several threads.
+
+    Args:
+      path: the checkpoint.
+      model: the model, without variables.
+      items: 'params' and 'model_state' -> the dotted path in the checkpoint.
+      replicas: number of replicas of the saved state; None if it has no replica axis.
+      cfg: the config of the run.
+      batch_size: see `load_model`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        model: Model,
+        items: Mapping[str, str],
+        replicas: int | None,
+        cfg: Mapping[str, Any],
+        batch_size: int | None,
+    ) -> None:
+        self.path = path
+        self.model = model
+        self.cfg = cfg
+        self.batch_size = batch_size
+        self._items = items
+        self._replicas = replicas
+        self._strategy = SingleDevice()
+        self._predictor = Predictor(model, self._strategy, SingleProcess())
+        self._variables: tuple[PyTree, PyTree] | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, batch: PyTree) -> PyTree:
+        """Return the predictions for a batch.
+
+        Args:
+          batch: an array, or a dict or tuple of arrays, with leading axis B; entries that `predict` does not use may be
+            left out.
+
+        Returns:
+          A pytree of NumPy arrays with leading axis B.
+        """
+        size = self.batch_size or max(count_examples(batch), 1)
+        batches = iterate_batches(batch, size, processes=SingleProcess())
+        limiter = DispatchLimiter(self._strategy.max_in_flight)
+        return self._predictor.predict(*self.load(batch), batches, limiter)
+
+    def load(self, batch: PyTree) -> tuple[PyTree, PyTree]:
+        """Return `(params, model_state)` on the device, read at the first call.
+
+        Args:
+          batch: an example of the structure, shapes and dtypes of batches.
+
+        Raises:
+          CheckpointMismatchError: the variables of the model are not those of the checkpoint.
+        """
+        with self._lock:
+            if self._variables is None:
+                self._variables = self._strategy.put_replicated(self._read(batch))
+            return self._variables
+
+    def _read(self, batch: PyTree) -> tuple[PyTree, PyTree]:
+        from jengine.checkpoint import load_params
+
+        params, model_state = jax.eval_shape(self.model.init, jax.random.key(0), batch)
+        values = {}
+        for item, target in {"params": params, "model_state": model_state}.items():
+            if item == "model_state" and self._replicas is not None:
+                target = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self._replicas, *x.shape), x.dtype), target)
+            has_arrays = bool(jax.tree.leaves(target))
+            values[item] = (
+                load_params(self.path, target, item=self._items[item], checksums=False)[0] if has_arrays else target
+            )
+        values = convert_replica_axis(values, self._replicas, None)
+        return values["params"], values["model_state"]
+
+
+def select_items(meta: Mapping[str, Any], weights: Weights) -> dict[str, str]:
+    """Return the dotted paths in a checkpoint of the 'params' and the 'model_state' to use.
+
+    Args:
+      meta: the metadata of the checkpoint. `exchanged` has the paths of the trained values where averages replace them,
+        `evaluated` those of the values that the run validates.
+      weights: see `load_model`.
+
+    Raises:
+      ValueError: 'averaged', and the checkpoint has no averages.
+    """
+    exchanged = meta.get("exchanged", {})
+    if weights == "averaged" and "params" not in exchanged:
+        raise ValueError("the checkpoint must have averaged parameters, got none: the run had no EMAHook")
+    paths = {"evaluated": meta.get("evaluated", {}), "averaged": {}, "trained": exchanged}[weights]
+    return {item: paths.get(item, item) for item in ("params", "model_state")}
+
+
+def _read_config(path: str, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of the run from the metadata, or from its work dir; {} if there is none."""
+    text = meta.get("meta", {}).get("cfg")
+    file = Path(path).parent / "config.py"
+    if not text and file.is_file():  # a published copy may have no metadata
+        text = file.read_text(encoding="utf-8")
+    return parse_config(text) if text else {}

@@ -1,0 +1,219 @@
+"""Predict data of any kind in batches of one shape, and collect the predictions on the host."""
+
+import collections
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine import paths
+from jengine.annotations import Count, checked
+from jengine.data import DataLoader, IterableLoader, build_dataloader, prefetch_to_device
+from jengine.data.collate import MASK, count_examples, pad_examples
+from jengine.distributed.processes import Processes, SingleProcess
+from jengine.errors import ConfigError
+from jengine.evaluation.metric import drop_padding
+from jengine.model import Model
+from jengine.registry import DATASETS
+from jengine.runner.runner_protocol import Runner
+from jengine.sharding import DispatchLimiter, Strategy
+
+PyTree = Any
+# A host batch with leading axis B, and the position of each example in the data, int32[B]; -1 for padding.
+PositionedBatch = tuple[PyTree, np.ndarray]
+
+_DEFAULT_BATCH_SIZE = 128
+
+
+class Predictor:
+    """Predict batches with one compiled step; each shape of a batch is compiled once.
+
+    Args:
+      model: predicts.
+      strategy: places batches and compiles.
+      processes: share the data; each gets the predictions of all.
+    """
+
+    def __init__(self, model: Model, strategy: Strategy, processes: SingleProcess | Processes) -> None:
+        adapted = strategy.adapt_for_eval(model)
+        self._strategy = strategy
+        self._is_shared = processes.count > 1
+
+        def step(params: PyTree, model_state: PyTree, metrics: PyTree, batch: PositionedBatch) -> tuple[Any, Any]:
+            inputs, positions = batch
+            predictions = adapted.predict(params, model_state, inputs)
+            _check_batch_axis(predictions, positions.shape)
+            # The first result is copied to every device, where each process can read all of it.
+            return ((predictions, positions), None) if self._is_shared else (None, (predictions, positions))
+
+        self._step = strategy.compile_eval_step(step)
+
+    def predict(
+        self, params: PyTree, model_state: PyTree, batches: Iterable[PositionedBatch], limiter: DispatchLimiter
+    ) -> PyTree:
+        """Return the predictions for all examples, without padding, in the order of their positions.
+
+        While the device computes, the next batches are sent to it and earlier predictions are fetched.
+
+        Args:
+          params, model_state: the variables of the model, on their devices.
+          batches: of one shape; see `iterate_batches`.
+          limiter: limits the number of steps in flight.
+
+        Returns:
+          A pytree of NumPy arrays whose leading axis is the number of examples.
+        """
+        parts: list[tuple[PyTree, np.ndarray]] = []
+        pending: collections.deque[Any] = collections.deque()
+        with contextlib.closing(prefetch_to_device(batches, self._strategy.put_batch)) as ready:
+            for batch in ready:
+                limiter.wait()
+                replicated, sharded = self._step(params, model_state, (), batch)
+                outputs = replicated if self._is_shared else sharded
+                limiter.add(jax.tree.leaves(outputs)[0])
+                jax.tree.map(lambda leaf: leaf.copy_to_host_async(), outputs)
+                pending.append(outputs)
+                if len(pending) > limiter.limit:
+                    parts.append(_fetch(pending.popleft()))
+        parts += [_fetch(outputs) for outputs in pending]
+        predictions, positions = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        if not self._is_shared:
+            return predictions
+        order = np.argsort(positions)
+        return jax.tree.map(lambda leaf: leaf[order], predictions)
+
+
+def open_batches(
+    runner: Runner, data: Any, batch_size: int | None
+) -> tuple[PyTree, Iterator[PositionedBatch]]:
+    """Return the first batch of `data`, an example for the state, and all batches; see `iterate_batches`.
+
+    Raises:
+      ConfigError: there is no batch.
+    """
+    multiple = runner.strategy.batch_multiple
+    batches = iterate_batches(data, batch_size, multiple=multiple, seed=runner.seed, processes=runner.processes)
+    for first in batches:
+        return first[0], itertools.chain([first], batches)
+    raise ConfigError("`data` must have at least one batch, got none")
+
+
+@functools.partial(checked, owner="")
+def iterate_batches(
+    data: Any,
+    batch_size: Count | None = None,
+    *,
+    multiple: int = 1,
+    seed: int = 0,
+    processes: SingleProcess | Processes,
+) -> Iterator[PositionedBatch]:
+    """Return the host batches of `data`, all of the size of the first, with smaller ones padded.
+
+    Args:
+      data: see `Runner.predict`.
+      batch_size: examples per batch on this process, of arrays and datasets; by default 128, or fewer for fewer data.
+      multiple: a number that divides every batch of arrays, datasets and foreign iterables.
+      seed: of the samplers.
+      processes: share the data.
+
+    Raises:
+      ValueError: `batch_size` for data in batches, no example, or a batch larger than the first. TypeError: data of
+        another kind.
+    """
+    if _is_config(data) and "dataset" not in data:
+        data = DATASETS.build(data)
+    if _is_dataset(data) or _is_arrays(data):
+        total = len(data) if _is_dataset(data) else count_examples(data)
+        if total == 0:
+            raise ValueError("`data` must have at least one example, got none")
+        share = -(-total // processes.count)
+        size = _round_up(min(share, _DEFAULT_BATCH_SIZE), multiple) if batch_size is None else batch_size
+        if _is_arrays(data):
+            return _slice_arrays(data, size, processes)
+        data = dict(dataset=data, batch_size=size)
+    elif batch_size is not None:
+        raise ValueError(f"`batch_size` must be None for data that are in batches already, got {batch_size}")
+    if _is_config(data):
+        data = build_dataloader(
+            data, train=False, seed=seed, process_index=processes.index, process_count=processes.count
+        )
+    if not hasattr(data, "__iter__"):
+        raise TypeError(
+            "`data` must be arrays, a dataset, a dataloader, its config, or an iterable of batches, "
+            f"got {type(data).__name__}"
+        )
+    return _add_positions(data, isinstance(data, DataLoader | IterableLoader), multiple, processes)
+
+
+def _is_config(data: Any) -> bool:
+    return hasattr(data, "items") and ("dataset" in data or "type" in data)
+
+
+def _is_arrays(data: Any) -> bool:
+    """Return whether `data` is an array, or a pytree of arrays other than a list, which is one of batches."""
+    if _is_config(data) or isinstance(data, list) or data is None:
+        return False
+    return not jax.tree_util.all_leaves([data]) or (hasattr(data, "dtype") and hasattr(data, "shape"))
+
+
+def _is_dataset(data: Any) -> bool:
+    """Return whether `data` is a map-style dataset; one that can also be iterated has a method to fetch several."""
+    if _is_config(data) or not jax.tree_util.all_leaves([data]) or _is_arrays(data):
+        return False
+    return hasattr(data, "__getitems__") or (hasattr(data, "__getitem__") and not hasattr(data, "__iter__"))
+
+
+def _slice_arrays(arrays: PyTree, size: int, processes: SingleProcess | Processes) -> Iterator[PositionedBatch]:
+    """Yield batches of this process: of P processes, p takes the p-th, (p + P)-th ... example."""
+    arrays = jax.tree.map(np.asarray, arrays)
+    total = count_examples(arrays)
+    for start in range(0, total, size * processes.count):
+        positions = start + processes.index + processes.count * np.arange(size, dtype=np.int32)
+        rows = np.minimum(positions, total - 1)  # padding repeats the last example
+        batch = jax.tree.map(lambda leaf, rows=rows: leaf[rows], arrays)
+        yield batch, np.where(positions < total, positions, -1)
+
+
+def _add_positions(
+    batches: Iterable[PyTree], is_loader: bool, multiple: int, processes: SingleProcess | Processes
+) -> Iterator[PositionedBatch]:
+    """Yield batches with positions, as if the processes took the examples in turn; those of a loader are padded."""
+    size = 0
+    for i, raw in enumerate(batches):
+        batch = jax.tree.map(np.asarray, raw)
+        count = count_examples(batch)
+        if is_loader:
+            size, is_real = count, np.ones(count, bool)
+            if isinstance(batch, Mapping) and MASK in batch:
+                is_real = batch[MASK]
+        else:
+            size = size or _round_up(count, multiple)
+            if not 0 < count <= size:
+                raise ValueError(f"batches must have 1 to {size} examples, as the first one, got {count} in batch {i}")
+            batch, is_real = pad_examples(batch, size) if count < size else batch, np.arange(size) < count
+        positions = (i * size + np.arange(size)) * processes.count + processes.index
+        yield batch, np.where(is_real, positions, -1).astype(np.int32)
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _fetch(outputs: tuple[PyTree, jax.Array]) -> tuple[PyTree, np.ndarray]:
+    """Return the predictions of a batch and their positions, without padding, as NumPy arrays."""
+    predictions, positions = jax.device_get(outputs)
+    is_real = positions >= 0
+    return (predictions, positions) if is_real.all() else drop_padding((predictions, positions), is_real)
+
+
+def _check_batch_axis(predictions: PyTree, batch_axis: tuple[int, ...]) -> None:
+    shapes = {path: leaf.shape for path, leaf in paths.flatten(predictions).items()}
+    if not shapes or any(shape[:1] != batch_axis for shape in shapes.values()):
+        raise ValueError(
+            f"predictions must have one entry for each of the {batch_axis[0]} examples of a batch, got "
+            f"{shapes or 'no array'}"
+        )

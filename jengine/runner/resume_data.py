@@ -1,0 +1,146 @@
+"""Save the position in the training data with a checkpoint, and continue there, as exactly as the data allow."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jengine.data.state_encoding import decode, encode
+from jengine.errors import ConfigError
+from jengine.runner.runner_protocol import Runner
+
+_IGNORED = {"replayed": "read and dropped", "lost": "repeated or lost"}
+
+
+def collect_position(runner: Runner, meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the position in the training data, as JSON-serializable values; None in a loop that does not keep it.
+
+    Args:
+      runner: between two iterations, or in the stages after one.
+      meta: the `epoch` and `iter` of the checkpoint.
+    """
+    loop, loader = runner.train_loop, runner.train_dataloader
+    if loop is None or loop.position is None:
+        return None
+    is_epoch_end = loop.by_epoch and meta["epoch"] > loop.epoch
+    return {
+        "positions": runner.processes.all_gather("the position in the data", encode(loop.position)),
+        "inner_iter": 0 if is_epoch_end else meta["iter"] - loop.epoch_start,
+        "batch_size": loader.batch_size,
+        "dataset_size": loader.dataset_size,
+        "epoch_length": loop.epoch_length,
+    }
+
+
+def warn_if_inexact(runner: Runner) -> None:
+    """Log that the position in the training data cannot be restored, or raise if `resume_policy.data` is 'exact'.
+
+    Raises:
+      ConfigError: see above.
+    """
+    loader = runner.train_dataloader
+    if loader.resume == "exact":
+        return
+    effect = {
+        "replayed": "a resumed run reads and drops the batches before its position, so it is exact only if they are "
+        "the same in each run",
+        "lost": "a resumed run continues with what it yields next",
+    }[loader.resume]
+    if runner.resume_policy.data == "exact":
+        raise ConfigError(
+            f"`train_dataloader` must be data whose position can be saved with resume_policy.data='exact', "
+            f"got {loader.kind}: {effect}; {loader.advice or 'use data with a position'}"
+        )
+    advice = f"; for an exact position, {loader.advice}" if loader.advice else ""
+    runner.logger.info(f"The position in {loader.kind} cannot be saved: {effect}{advice}.")
+
+
+def restore_position(runner: Runner, saved: Mapping[str, Any] | None) -> None:
+    """Continue at the position of a checkpoint, after `iter` and `epoch` of the loop have been restored.
+
+    Another batch size or number of processes continues at the same example if the data have access by index, or
+    yield examples; otherwise, and with another dataset, the pass starts again. What is repeated or dropped is logged.
+
+    Raises:
+      ConfigError: the same examples cannot follow, and `resume_policy.data` is 'exact'.
+    """
+    loop, loader = runner.train_loop, runner.train_dataloader
+    if saved is None:
+        if loop.by_epoch and loop.epoch_length:
+            loop.epoch_start = loop.epoch * loop.epoch_length
+        return
+    positions = [decode(position) for position in saved["positions"]]
+    count, index = runner.processes.count, runner.processes.index
+    changes = [
+        f"{name} {new} ({old} in the checkpoint)"
+        for name, old, new in (
+            ("batch size", saved["batch_size"], loader.batch_size),
+            ("dataset of", saved["dataset_size"], loader.dataset_size),
+            ("processes:", len(positions), count),
+        )
+        if old != new
+    ]
+    total = sum(position["examples"] for position in positions)
+    if not changes:
+        loop.position = positions[index]
+        loop.epoch_start = loop.iter - saved["inner_iter"]
+        _report_inexact(runner, total)
+        return
+    first = positions[0]
+    is_divisible = len(positions) == count or loader.has_random_access
+    if saved["dataset_size"] != loader.dataset_size or not is_divisible:
+        position = {"epoch": first["epoch"], "position": 0, "examples": 0}
+    elif len(positions) == count:
+        position = positions[index]
+    else:
+        position = {"epoch": first["epoch"], "position": -1, "examples": total // count}
+    loader.load_state_dict(position)
+    loop.position = loader.state_dict()
+    repeated = total - loop.position["examples"] * count
+    if saved["inner_iter"] and loop.by_epoch and loop.epoch_length == loader.length:
+        is_next_epoch = loop.position["epoch"] > first["epoch"]
+        loop.epoch += is_next_epoch
+        loop.epoch_start = loop.iter - loop.position["position"]
+        repeated = 0 if is_next_epoch else repeated
+    else:
+        loop.epoch_start = loop.iter - saved["inner_iter"]
+    _report_changes(runner, saved, changes, first, repeated)
+
+
+def _report_inexact(runner: Runner, examples: int) -> None:
+    loader, policy = runner.train_dataloader, runner.resume_policy.data
+    if loader.resume == "exact" or not examples:
+        return
+    effect = _IGNORED[loader.resume]
+    if policy == "exact":
+        raise ConfigError(
+            f"`resume` must continue with the same examples with resume_policy.data='exact', got {loader.kind}, whose "
+            f"position cannot be saved: {examples} examples are {effect}"
+        )
+    runner.logger.warning(
+        f"The position in {loader.kind} was not saved: {examples} examples of this pass are {effect}."
+    )
+
+
+def _report_changes(
+    runner: Runner, saved: Mapping[str, Any], changes: list[str], first: Mapping[str, Any], repeated: int
+) -> None:
+    loop = runner.train_loop
+    if repeated == 0:
+        effect = "the run continues at the same example"
+    elif repeated > 0:
+        effect = f"{repeated} examples of pass {first['epoch'] + 1} over the data are repeated"
+    else:
+        effect = f"{-repeated} examples of pass {first['epoch'] + 1} over the data are skipped"
+    lengths = ""
+    if loop.epoch_length != saved["epoch_length"]:
+        lengths = f", an epoch has {loop.epoch_length} iterations instead of {saved['epoch_length']}"
+    remaining = f"{loop.max_iters - loop.iter} iterations remain"
+    message = (
+        f"The data differ from those of the checkpoint: {', '.join(changes)}: {effect}{lengths}, and {remaining}; "
+        "schedules by epoch and those converted from epochs keep their place in the epoch, others their iteration."
+    )
+    if runner.resume_policy.data == "exact":
+        raise ConfigError(
+            f"the data must be those of the checkpoint with resume_policy.data='exact', got {', '.join(changes)}: "
+            f"{effect}"
+        )
+    runner.logger.warning(message)

@@ -1,0 +1,105 @@
+"""Select the entries of batches and outputs that arguments such as `label=`, `output=` and `inputs=` name."""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jengine.errors import UnknownNameError, did_you_mean
+
+Selector = int | str  # an index, a name, or a dotted path of these: 1, 'label', 'heads.0', 'aux.logits'
+_MISSING = object()
+_MAX_LISTED = 16
+
+
+def select(tree: Any, selector: Selector, argument: str, tree_name: str) -> Any:
+    """Return an entry of a tuple, list, dict, NamedTuple, dataclass or registered pytree node.
+
+    Args:
+      tree: the batch, the outputs or the predictions.
+      selector: the index or name of the entry; or, for an entry of an entry, its dotted path.
+      argument: the argument that holds the selector, for the error message: `CrossEntropy.label`.
+      tree_name: 'batch', 'outputs' or 'predictions', for the error message.
+
+    Raises:
+      UnknownNameError: there is no such entry; the message lists those that exist.
+    """
+    entry = find(tree, selector, _MISSING)
+    if entry is _MISSING:
+        hint = did_you_mean(selector, [path for path, _ in _leaves(tree)]) if isinstance(selector, str) else ""
+        raise UnknownNameError(
+            f"`{argument}` must be an entry of the {tree_name}, got {selector!r}; {_describe(tree, tree_name)}{hint}"
+        )
+    return entry
+
+
+def select_array(tree: Any, selector: Selector | None, argument: str, tree_name: str) -> Any:
+    """Return an entry that is an array, or `tree` itself if the selector is None; see `select`.
+
+    Raises:
+      UnknownNameError: there is no such entry, or it has entries itself; the message lists those that exist.
+    """
+    entry = tree if selector is None else select(tree, selector, argument, tree_name)
+    if _children(entry):
+        kind = "None" if selector is None else f"{selector!r}, a {type(entry).__name__}"
+        raise UnknownNameError(
+            f"`{argument}` must be set to an array of the {tree_name}, got {kind}; {_describe(tree, tree_name)}"
+        )
+    return entry
+
+
+def find(tree: Any, selector: Selector, default: Any = None) -> Any:
+    """Return an entry like `select`; `default` if it does not exist."""
+    parts = [str(selector)] if str(selector) in _children(tree) else str(selector).split(".")
+    for part in parts:
+        children = _children(tree)
+        if part in children:
+            tree = children[part]
+        elif children and isinstance(tree, Sequence) and re.fullmatch(r"-?\d+", part):  # a field of a NamedTuple, or -1
+            if not -len(tree) <= int(part) < len(tree):
+                return default
+            tree = tree[int(part)]
+        else:
+            return default
+    return tree
+
+
+def _children(node: Any) -> dict[str, Any]:
+    """Return the entries of a node by name or index; none for an array."""
+    if isinstance(node, Mapping):
+        return {str(key): child for key, child in node.items()}
+    if dataclasses.is_dataclass(node):
+        return {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
+    pairs = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda child: child is not node)[0]
+    return {jax.tree_util.keystr(path, simple=True): child for path, child in pairs if path}
+
+
+def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted path and value of each entry that has no entries itself."""
+    for name, child in _children(tree).items():
+        path = f"{prefix}{name}"
+        if _children(child):
+            yield from _leaves(child, f"{path}.")
+        else:
+            yield path, child
+
+
+def _describe(tree: Any, tree_name: str) -> str:
+    """Return the entries with their shapes, as a clause: 'the batch has image f32[8,4], label i32[8]'."""
+    is_plural = tree_name.endswith("s")
+    if not _children(tree):
+        return f"the {tree_name} {'are' if is_plural else 'is'} {describe_array(tree)}, without entries"
+    leaves = [f"{path} {describe_array(leaf)}" for path, leaf in _leaves(tree)]
+    listed = ", ".join(leaves[:_MAX_LISTED]) or "no arrays"
+    more = f" and {len(leaves) - _MAX_LISTED} more" if len(leaves) > _MAX_LISTED else ""
+    return f"the {tree_name} {'have' if is_plural else 'has'} {listed}{more}"
+
+
+def describe_array(value: Any) -> str:
+    """Return the dtype and shape of an array in JAX's short form, `f32[8,4]`; for any other value its type."""
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return type(value).__name__
+    dtype = re.sub(r"^(f|bf|i|u|c)[a-z]+(?=\d)", r"\1", str(value.dtype))
+    return f"{dtype}[{','.join(map(str, value.shape))}]"

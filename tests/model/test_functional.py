@@ -1,0 +1,85 @@
+"""Which arguments the functions of a FunctionalModel receive."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.model import FunctionalModel
+
+BATCH = {"x": jnp.array([1.0, 3.0])}
+
+
+def run(init, loss, predict=None, hyperparams=None):
+    model = FunctionalModel(init, loss, predict)
+    params, state = model.init(jax.random.key(0), BATCH)
+    losses, state = model.loss(params, state, BATCH, rng=jax.random.key(1), hyperparams=hyperparams or {})
+    predictions = None if predict is None else model.predict(params, state, BATCH)
+    return losses["loss"], state, predictions
+
+
+def empty():
+    return {}
+
+
+def test_positional_functions_receive_key_parameters_and_batch():
+    def init(key):
+        return {"w": jax.random.uniform(key, (1,))}
+
+    weight = jax.random.uniform(jax.random.key(0), (1,))
+    loss, state, predictions = run(init, lambda p, b: p["w"] * b["x"], lambda p, b, /: 2 * p["w"] * b["x"])
+    np.testing.assert_allclose(loss, weight * BATCH["x"])
+    np.testing.assert_allclose(predictions, 2 * weight * BATCH["x"])
+    assert state == {}
+
+
+def test_other_names_mix_with_known_ones():
+    loss, state, _ = run(
+        lambda k, example: ({"w": example["x"]}, {"n": 0}),
+        lambda rng, model_state, p, b, scale=3.0: (scale * p["w"] * b["x"], {"n": model_state["n"] + 1}),
+    )
+    np.testing.assert_allclose(loss, 3 * BATCH["x"] ** 2)
+    assert state == {"n": 1}
+    loss, _, _ = run(lambda: {"w": 2.0}, lambda params, data, hyperparams: hyperparams["a"] * params["w"] * data["x"],
+                     hyperparams={"a": 5.0})  # fmt: skip
+    np.testing.assert_allclose(loss, 10 * BATCH["x"])
+
+
+def test_functions_with_keyword_arguments_receive_all_of_them():
+    def loss(p, b, **others):
+        assert sorted(others) == ["hyperparams", "model_state", "rng"]
+        return p["w"], others["model_state"]
+
+    value, _, _ = run(functools.partial(lambda scale, **_: ({"w": scale}, {}), 2.0), loss)
+    assert value == 2.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "signature"),
+    [
+        (lambda p, s, b: 0, "(p, s, b)"),
+        (lambda p: 0, "(p)"),
+        (lambda params, batch, rngs: 0, "(params, batch, rngs)"),
+        (lambda p, b, *, train: 0, "(p, b, train)"),
+        (lambda *args: 0, "(*args)"),
+    ],
+)
+def test_ambiguous_arguments_raise_with_the_names(loss, signature):
+    message = (
+        "`loss` must have arguments of the names params, model_state, batch, rng, hyperparams, which are passed by "
+        "keyword, or the arguments (params, batch) under any names, got "
+    )
+    with pytest.raises(TypeError) as error:
+        FunctionalModel(empty, loss)
+    assert str(error.value) == f"FunctionalModel: {message}{signature}"
+
+
+def test_ambiguous_arguments_of_init_and_predict_raise():
+    with pytest.raises(TypeError, match=r"`init` must have .* the arguments \(rng, batch\) under any names, got \(a, b"):
+        FunctionalModel(lambda a, b, c: {}, lambda p, b: 0)
+    with pytest.raises(TypeError, match="`predict` must have arguments of the names params, model_state, batch"):
+        FunctionalModel(empty, lambda p, b: 0, lambda p: 0)
+    with pytest.raises(TypeError, match="`FunctionalModel.loss.gen` must be a function, got 3"):
+        FunctionalModel(empty, {"gen": 3})

@@ -1,0 +1,59 @@
+"""Train on a stream, interrupt the run, resume it, and return the examples that each part saw."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from jengine.hooks import Hook
+from jengine.model import FunctionalModel
+from jengine.runner import Runner
+
+
+class RecordIds(Hook):
+    """Record the ids of the examples of each iteration, and raise an error after some iterations."""
+
+    def __init__(self, stop=None):
+        self.ids = []
+        self.stop = stop
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.ids.append(np.asarray(data_batch["id"]).ravel().tolist())
+        if self.stop is not None and runner.iter == self.stop:
+            raise RuntimeError("stopped")
+
+
+def model():
+    return FunctionalModel(
+        init=lambda: {"w": jnp.zeros(())},
+        loss=lambda params, batch: jnp.square(params["w"] - batch["id"].astype(jnp.float32)).reshape(-1),
+        predict=lambda params, batch: params["w"] + batch["id"],
+    )
+
+
+def train(work_dir, make_data, stop=None, resume=False, save=3, **changes):
+    """Train for 12 iterations, saved every `save`; return the ids of each iteration, and the run."""
+    hook = RecordIds(stop)
+    arguments = dict(
+        model=model(),
+        work_dir=work_dir,
+        train_dataloader=make_data(),
+        train_cfg=dict(by_epoch=False, max_iters=12),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+        custom_hooks=[hook],
+        default_hooks=dict(logger=None, checkpoint=dict(type="CheckpointHook", interval=save, by_epoch=False)),
+        resume=resume,
+    )
+    runner = Runner(**{**arguments, **changes})
+    try:
+        runner.train()
+    except RuntimeError as error:
+        assert str(error) == "stopped"
+    return hook.ids, runner
+
+
+def train_with_restart(tmp_path, make_data, stop=5, **changes):
+    """Return the ids of an uninterrupted run, and of one that is stopped and resumed from its last checkpoint."""
+    whole, _ = train(tmp_path / "whole", make_data, **changes)
+    first, _ = train(tmp_path / "parts", make_data, stop=stop, **changes)
+    second, runner = train(tmp_path / "parts", make_data, resume=True, **changes)
+    resumed_at = len(whole) - len(second)
+    return whole, first[:resumed_at] + second, runner

@@ -1,0 +1,216 @@
+"""Test `jengine.load_model` and the export of a loaded model."""
+
+import importlib.util
+import subprocess
+import sys
+import threading
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jengine
+from jengine.checkpoint import CheckpointMismatchError
+from jengine.data import ArrayDataset
+from jengine.errors import ConfigError
+from jengine.model import CrossEntropy, FunctionalModel, LinenModel
+from jengine.registry import DATASETS, MODELS
+from jengine.runner import Runner, export_model
+from jengine.train import compilation_counter
+
+X = np.random.RandomState(0).randn(24, 4).astype(np.float32)
+
+
+@DATASETS.register_module(force=True)
+class PredictData(ArrayDataset):
+    def __init__(self):
+        super().__init__(dict(x=X, y=(X[:, 0] > 0).astype(np.int32)))
+
+
+@MODELS.register_module(force=True)
+class PredictLinen(nn.Module):
+    """A layer and a BatchNorm."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.BatchNorm(use_running_average=not train, momentum=0.5, name="bn")(nn.Dense(2, name="dense")(x))
+
+
+@MODELS.register_module(force=True)
+class PredictNnx(nnx.Module):
+    """The same in NNX."""
+
+    def __init__(self, rngs):
+        self.dense, self.bn = nnx.Linear(4, 2, rngs=rngs), nnx.BatchNorm(2, momentum=0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.bn(self.dense(x))
+
+
+def train(work_dir, model="LinenModel", module="PredictLinen", **changes):
+    """Train for three iterations, save a checkpoint, and return the Runner."""
+    loss = dict(type="CrossEntropy", label="y")
+    cfg = dict(
+        model=dict(type=model, module=dict(type=module), loss=loss, inputs="x"),
+        work_dir=str(work_dir),
+        train_dataloader=dict(batch_size=8, dataset=dict(type="PredictData")),
+        train_cfg=dict(max_epochs=1),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.5)),
+        default_hooks=dict(logger=None),
+    )
+    runner = Runner.from_cfg({**cfg, **changes})
+    runner.train()
+    return runner
+
+
+@pytest.fixture(scope="module")
+def linen(tmp_path_factory):
+    """Return a trained Runner with averages."""
+    return train(tmp_path_factory.mktemp("linen"), custom_hooks=[dict(type="EMAHook", momentum=0.5)])
+
+
+def apply(variables, x):
+    """Return the predictions of the module with `(params, model_state)`."""
+    return PredictLinen().apply({"params": variables[0], **variables[1]}, x)
+
+
+def test_a_loaded_model_predicts_like_the_run_with_its_averages(linen):
+    predict = jengine.load_model(linen.work_dir)
+    found = predict(dict(x=X))
+    assert type(found) is np.ndarray
+    np.testing.assert_array_equal(found, linen.predict(dict(x=X)))
+    np.testing.assert_allclose(found, apply((linen.state.hook_state["EMAHook"].params, linen.state.model_state), X), rtol=1e-5)
+
+
+def test_weights_selects_the_trained_values(linen):
+    found = jengine.load_model(linen.work_dir, weights="trained")(dict(x=X))
+    np.testing.assert_allclose(found, apply((linen.state.params, linen.state.model_state), X), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(custom_hooks=[dict(type="EMAHook", momentum=0.5, update_buffers=True)]),
+        dict(custom_hooks=[dict(type="EMAHook", momentum=0.5, evaluate_on_ema=False)]),
+        dict(custom_hooks=[dict(type="MeanTeacherHook", momentum=0.5, skip_buffer=False)]),
+        dict(model="NnxModel", module="PredictNnx", precision="bfloat16"),
+        dict(parallel=dict(type="DataParallel", devices=2), custom_hooks=[dict(type="SyncBuffersHook")]),
+    ],
+    ids=["averaged statistics", "raw", "teacher", "nnx in bfloat16", "replicas"],
+)
+def test_the_weights_are_those_that_the_run_validates(tmp_path, changes):
+    runner = train(tmp_path, **changes)
+    expected = runner.predict(dict(x=X))
+    np.testing.assert_allclose(jengine.load_model(runner.work_dir)(dict(x=X)), expected, rtol=1e-5, atol=1e-6)
+    others = {name: value for name, value in changes.items() if name in ("model", "module", "precision")}
+    if not others:  # `test` and `predict` of a checkpoint use the same weights, on any number of devices
+        cfg = {**runner.cfg, "work_dir": str(tmp_path / "other"), "load_from": runner.work_dir, "parallel": None}
+        np.testing.assert_allclose(Runner.from_cfg(cfg).predict(dict(x=X)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_fixed_batch_size_needs_one_program_for_all_sizes(linen):
+    predict = jengine.load_model(linen.work_dir, batch_size=5)
+    expected = linen.predict(dict(x=X))
+    predict(dict(x=X))
+    compiled = compilation_counter.count
+    for size in (1, 4, 5, 6, 24):
+        np.testing.assert_allclose(predict(dict(x=X[:size])), expected[:size], rtol=1e-5, atol=1e-6)
+    assert compilation_counter.count == compiled
+
+
+def test_several_threads_may_call_a_loaded_model(linen):
+    predict, results = jengine.load_model(linen.work_dir, batch_size=8), {}
+
+    def call(i):
+        results[i] = predict(dict(x=X[i : i + 3]))
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = linen.predict(dict(x=X))
+    for i in range(8):
+        np.testing.assert_allclose(results[i], expected[i : i + 3], rtol=1e-5, atol=1e-6)
+
+
+def train_objects(work_dir, **changes):
+    """Train with a model that is passed as an object."""
+    model = LinenModel(PredictLinen(), CrossEntropy(label="y"), inputs="x")
+    loader = dict(batch_size=8, dataset=PredictData())
+    runner = Runner(
+        model, work_dir, train_dataloader=loader, train_cfg=dict(max_epochs=1),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.5)), default_hooks=dict(logger=None), **changes,
+    )  # fmt: skip
+    runner.train()
+    return runner
+
+
+def test_a_checkpoint_without_a_config_requires_the_model(tmp_path):
+    runner = train_objects(tmp_path)
+    with pytest.raises(ConfigError, match="has no config from which the model can be built: pass `model=`"):
+        jengine.load_model(tmp_path)
+    model = LinenModel(PredictLinen(), CrossEntropy(label="y"), inputs="x")
+    np.testing.assert_array_equal(jengine.load_model(tmp_path, model=model)(dict(x=X)), runner.predict(dict(x=X)))
+    with pytest.raises(ValueError, match="must have averaged parameters, got none"):
+        jengine.load_model(tmp_path, model=model, weights="averaged")
+    other = FunctionalModel(lambda: {"w": jnp.zeros(2)}, lambda params: params["w"], lambda batch: batch["x"])
+    with pytest.raises(CheckpointMismatchError, match="missing +w"):
+        jengine.load_model(tmp_path, model=other)(dict(x=X))
+
+
+def test_a_model_that_cannot_be_built_is_named_with_the_way_out(tmp_path):
+    train_objects(tmp_path, cfg=dict(model=dict(type="MissingModel")))
+    with pytest.raises(KeyError, match="got 'MissingModel'") as caught:
+        jengine.load_model(tmp_path)
+    assert "import the module of its classes, or pass `model=`" in "".join(caught.value.__notes__)
+
+
+needs_flatbuffers = pytest.mark.skipif(importlib.util.find_spec("flatbuffers") is None, reason="needs flatbuffers")
+
+CALL = """
+import sys
+sys.modules["jengine"] = sys.modules["flax"] = None  # importing either raises an error
+import jax, numpy as np
+from jax import export
+exported = export.deserialize(open(sys.argv[1], "rb").read())
+x = np.load(sys.argv[2])
+parts = [jax.jit(exported.call)({"x": part}) for part in (x[:5], x[5:])]
+np.save(sys.argv[3], np.concatenate(parts))
+"""
+
+
+@needs_flatbuffers
+def test_an_artifact_runs_without_the_code_of_the_model_for_any_batch_size(linen, tmp_path):
+    path, inputs, outputs = tmp_path / "model.jaxexport", tmp_path / "x.npy", tmp_path / "out.npy"
+    exported = export_model(jengine.load_model(linen.work_dir), dict(x=X, y=X[:, 0] > 0, mask=X[:, 0] > 0), path)
+    assert exported.platforms == ("cpu", "cuda", "tpu")
+    assert [(str(aval.dtype), str(aval.shape)) for aval in exported.in_avals] == [("float32", "(batch, 4)")]
+    np.save(inputs, X)
+    subprocess.run([sys.executable, "-c", CALL, path, inputs, outputs], check=True)
+    np.testing.assert_allclose(np.load(outputs), linen.predict(dict(x=X)), rtol=1e-5, atol=1e-6)
+
+
+class Halves(LinenModel):
+    """Predict in halves, which a symbolic batch size does not allow."""
+
+    def predict(self, params, model_state, batch):
+        x = batch["x"]
+        if x.shape[0] % 2:
+            raise ValueError(f"the batch must be even, got {x.shape[0]}")
+        return super().predict(params, model_state, {**batch, "x": jnp.concatenate([x[: x.shape[0] // 2], x[1::2]])})
+
+
+@needs_flatbuffers
+def test_a_model_that_needs_a_fixed_batch_size_is_refused_with_the_option(linen, tmp_path):
+    loss = CrossEntropy(label="y")
+    predict = jengine.load_model(linen.work_dir, model=Halves(PredictLinen(), loss, inputs="x"))
+    with pytest.raises(ConfigError, match="cannot be exported for any batch size; set one, with --batch-size N"):
+        export_model(predict, dict(x=X), tmp_path / "model.jaxexport", platforms=["cpu"])
+    assert not list(tmp_path.iterdir())
+    exported = export_model(predict, dict(x=X), tmp_path / "model.jaxexport", platforms=["cpu"], batch_size=4)
+    assert exported.out_avals[0].shape == (4, 2)
+    with pytest.raises(ValueError, match="the batch must be even, got 3"):
+        export_model(predict, dict(x=X), tmp_path / "model.jaxexport", platforms=["cpu"], batch_size=3)

@@ -1,0 +1,154 @@
+import itertools
+import logging
+
+import grain
+import numpy as np
+import pytest
+
+from jengine.errors import ConfigError
+
+from .stream_cases import train, train_with_restart
+
+
+class Ids:
+    """A source of 10 examples with access by index, as grain reads it."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return {"id": np.int32(index)}
+
+    def __repr__(self):
+        return "Ids()"
+
+
+def map_dataset():
+    return grain.MapDataset.source(Ids()).shuffle(seed=1).batch(2)
+
+
+def iter_dataset():
+    return grain.MapDataset.source(Ids()).shuffle(seed=1).repeat().to_iter_dataset().batch(3)
+
+
+def grain_loader(num_epochs=None):
+    sampler = grain.samplers.IndexSampler(10, shuffle=True, seed=0, num_epochs=num_epochs)
+    return grain.DataLoader(data_source=Ids(), sampler=sampler, operations=[grain.transforms.Batch(2)], worker_count=0)
+
+
+def batches():
+    for k in range(5):
+        yield {"id": np.arange(2 * k, 2 * k + 2, dtype=np.int32)}
+
+
+def examples():
+    for k in itertools.count():
+        yield {"id": np.int32(k)}
+
+
+SOURCES = [
+    map_dataset,
+    lambda: map_dataset().repeat(),
+    iter_dataset,
+    lambda: iter(iter_dataset()),
+    grain_loader,
+    lambda: batches,
+    lambda: list(batches()),
+    lambda: dict(dataset=examples, batch_size=2),
+    lambda: dict(dataset=iter_dataset().map(lambda batch: {"id": batch["id"][0]}), batch_size=2),
+]
+
+
+@pytest.mark.parametrize("make_data", SOURCES)
+@pytest.mark.parametrize("train_cfg", [dict(by_epoch=False, max_iters=12), dict(max_epochs=3, epoch_length=4)])
+def test_a_resumed_run_continues_with_the_next_batch(tmp_path, make_data, train_cfg):
+    whole, parts, runner = train_with_restart(tmp_path, make_data, train_cfg=train_cfg)
+    assert len(whole) == 12
+    assert parts == whole
+    assert runner.iter == 12
+
+
+def test_chunks_of_steps_save_the_position_after_their_last_step(tmp_path):
+    train_cfg = dict(by_epoch=False, max_iters=12, steps_per_call=3)
+    whole, parts, _ = train_with_restart(tmp_path, iter_dataset, train_cfg=train_cfg)
+    assert parts == whole
+
+
+def test_each_pass_over_a_grain_map_dataset_has_another_order(tmp_path):
+    ids, runner = train(tmp_path, map_dataset, train_cfg=dict(max_epochs=2), save=5)
+    first, second = (list(itertools.chain(*part)) for part in (ids[:5], ids[5:]))
+    assert runner.iter == 10
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+
+
+def test_a_grain_loader_that_repeats_its_order_says_so_once(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "jengine"):
+        train(tmp_path, lambda: grain_loader(num_epochs=1))
+    (record,) = [r for r in caplog.records if "each pass has the order of the first" in r.message]
+    assert "use num_epochs=None in the sampler" in record.message
+
+
+def test_an_epoch_of_data_without_a_length_is_a_pass_and_its_iterations_are_counted(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "jengine"):
+        ids, runner = train(tmp_path, lambda: batches, train_cfg=dict(max_epochs=2), save=100)
+    assert ids == 2 * [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert (runner.epoch, runner.iter) == (2, 10)
+    assert "Epoch 1 had 5 iterations: one pass over the data." in caplog.text
+
+
+def test_what_cannot_be_saved_is_logged_at_the_start_and_at_the_resume(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "jengine"):
+        train(tmp_path, lambda: batches, stop=4)
+    assert "The position in function batches cannot be saved: a resumed run reads and drops the batches" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "jengine"):
+        train(tmp_path, lambda: batches, resume=True)
+    assert "The position in function batches was not saved: 6 examples of this pass are read and dropped." in caplog.text
+
+
+def test_a_position_that_cannot_be_saved_is_an_error_if_it_must_be_exact(tmp_path):
+    with pytest.raises(ConfigError, match="must be data whose position can be saved .* got function batches"):
+        train(tmp_path, lambda: batches, resume_policy=dict(data="exact"))
+    train(tmp_path, map_dataset, resume_policy=dict(data="exact"))
+
+
+def test_data_that_allow_one_pass_end_with_an_error_and_what_was_done_is_saved(tmp_path):
+    with pytest.raises(ConfigError, match="yielded no batch in pass 2 over the data: its iterator is exhausted"):
+        train(tmp_path, batches, save=100)
+    assert (tmp_path / "iter_5").is_dir()
+
+
+def test_a_loader_that_is_shorter_than_its_length_is_an_error_and_not_a_whole_epoch(tmp_path):
+    class Short:
+        def __len__(self):
+            return 9
+
+        def __iter__(self):
+            return batches()
+
+    hooks = dict(logger=None, checkpoint=dict(type="CheckpointHook"))
+    with pytest.raises(ConfigError, match="Short must yield as many batches as its length, 9, got 5 in pass 1"):
+        train(tmp_path, Short, train_cfg=dict(max_epochs=2), default_hooks=hooks)
+    assert (tmp_path / "iter_5").is_dir()
+    assert not (tmp_path / "epoch_1").exists()
+
+
+def test_an_error_of_the_data_names_them_and_the_batches_before_it_are_saved(tmp_path):
+    def dying():
+        yield from itertools.islice(batches(), 3)
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone") as info:
+        train(tmp_path, lambda: dying, save=100)
+    assert any("train_dataloader (function dying), batch 4 of pass 1" in note for note in info.value.__notes__)
+    assert (tmp_path / "iter_3").is_dir()
+
+
+def test_an_evaluation_of_an_endless_stream_has_a_length(tmp_path):
+    evaluation = dict(
+        val_dataloader=dict(dataset=examples, batch_size=4),
+        val_evaluator=dict(type="MeanLoss", loss=lambda predictions, batch: batch["id"] * 1.0),
+    )
+    _, runner = train(tmp_path, map_dataset, val_cfg=dict(epoch_length=3), **evaluation)
+    assert runner.val()["loss"] == np.arange(12).mean()
