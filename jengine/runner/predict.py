@@ -4,7 +4,7 @@ import collections
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -12,8 +12,10 @@ import numpy as np
 
 from jengine import paths
 from jengine.annotations import Count, checked
-from jengine.data import DataLoader, IterableLoader, build_dataloader, prefetch_to_device
-from jengine.data.collate import MASK, count_examples, pad_examples
+from jengine.data import DataLoader, IterableLoader, build_dataloader, prefetch_to_device, select_arrays
+from jengine.data.collate import count_examples, pad_examples
+from jengine.data.iterables import to_numpy
+from jengine.data.masking import get_mask
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError
 from jengine.evaluation.metric import drop_padding
@@ -141,6 +143,8 @@ def iterate_batches(
         data = build_dataloader(
             data, train=False, seed=seed, process_index=processes.index, process_count=processes.count
         )
+    if callable(data) and not hasattr(data, "__iter__"):
+        data = data()
     if not hasattr(data, "__iter__"):
         raise TypeError(
             "`data` must be arrays, a dataset, a dataloader, its config, or an iterable of batches, "
@@ -184,12 +188,12 @@ def _add_positions(
     """Yield batches with positions, as if the processes took the examples in turn; those of a loader are padded."""
     size = 0
     for i, raw in enumerate(batches):
-        batch = jax.tree.map(np.asarray, raw)
+        batch = select_arrays(to_numpy(raw))
         count = count_examples(batch)
         if is_loader:
             size, is_real = count, np.ones(count, bool)
-            if isinstance(batch, Mapping) and MASK in batch:
-                is_real = batch[MASK]
+            if (mask := get_mask(batch)) is not None:
+                is_real = mask
         else:
             size = size or _round_up(count, multiple)
             if not 0 < count <= size:
