@@ -151,6 +151,9 @@ def test_an_nnx_model_is_adapted():
     _, new_state = model.loss(params, model_state, batch, rng=jax.random.key(0), hyperparams={})
     old, new = (paths.flatten(state["state"]) for state in (model_state, new_state))
     assert not np.allclose(old["norm.mean"], new["norm.mean"])
+    params = with_random_updates(params)
+    module = model.merge(params, model_state)  # the nnx.Module itself, with the updates added
+    np.testing.assert_allclose(module(batch["x"]), model.predict(params, model_state, batch), rtol=1e-5)
 
 
 class Mlp(nn.Module):
