@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jengine.config import format_config, write_config
 from jengine.logging import format_table
 from jengine.paths import flatten
 from jengine.runner.failures import recreate_work_dir
@@ -34,6 +35,24 @@ def describe_start(runner: Runner, groups: str) -> str:
             runner.get_hooks_info(),
         ]
     )
+
+
+def format_config_file(cfg: Mapping[str, Any], work_dir: str | os.PathLike[str]) -> tuple[str, list[str]]:
+    """Return the text of the config file in the work dir ('' without a config), and why it does not reproduce it."""
+    return format_config(cfg, os.path.join(work_dir, "config.py")) if cfg else ("", [])
+
+
+def write_config_file(runner: Runner, problems: Sequence[str]) -> None:
+    """Write the config to the work dir and to the visualizer, and log a warning if it cannot be run again.
+
+    Args:
+      runner: a run with a config.
+      problems: why the file does not reproduce a value, see `format_config`.
+    """
+    write_config(runner.cfg_text, os.path.join(runner.work_dir, "config.py"))
+    runner.visualizer.add_config(runner.cfg_text)
+    if problems:
+        runner.logger.warning(f"The config in {runner.work_dir} cannot be run again: {'; '.join(problems)}.")
 
 
 def warn_if_chunks_are_blocked(runner: Runner) -> None:

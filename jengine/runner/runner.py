@@ -10,7 +10,7 @@ import jax
 
 from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
-from jengine.config import dump_config, resolve, write_config
+from jengine.config import resolve
 from jengine.data import select_arrays
 from jengine.distributed import ShutdownConsensus, assert_equal_across_processes, get_processes
 from jengine.errors import ConfigError, config_path
@@ -130,7 +130,7 @@ class Runner:
             level = parse_level(log_level)
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
-        self.cfg_text = dump_config(self.cfg) if cfg is not None else ""
+        self.cfg_text, self._unwritable = report.format_config_file(self.cfg, work_dir)
 
         self._set_identity(work_dir, load_from, resume, randomness, experiment_name)
 
@@ -195,8 +195,7 @@ class Runner:
         self.message_hub = MessageHub.new_instance(self.experiment_name)
         self.message_hub.before_read = self.log_writer.flush
         if self.cfg and self.is_main_process:
-            write_config(self.cfg, os.path.join(self.work_dir, "config.py"))
-            self.visualizer.add_config(self.cfg_text)
+            report.write_config_file(self, self._unwritable)
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> "Runner":
