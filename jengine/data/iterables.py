@@ -258,7 +258,7 @@ class IterableLoader:
                 yield batch if self.train else self._add_mask(batch, count, size)
         finally:
             reading.close()
-        if self.length is not None and position < self.length and not self.source.may_be_shorter:
+        if self.length is not None and 0 < position < self.length and not self.source.may_be_shorter:
             raise ConfigError(
                 f"{self.source.kind} must yield as many batches as its length, {self.length}, got {position} in pass "
                 f"{epoch + 1}; correct its length"

@@ -327,17 +327,17 @@ def as_source(data: Any) -> Source:
         (hasattr(data, "state_dict") and hasattr(data, "load_state_dict"), StateDictSource),
         (torch is not None and isinstance(data, torch.DataLoader), TorchSource),
         (hasattr(data, "__next__"), IteratorSource),
-        (hasattr(data, "__iter__"), Source),
+        (hasattr(data, "__iter__") and not isinstance(data, str | bytes), Source),
         (callable(data) and not isinstance(data, type), FunctionSource),
     ]
     for is_kind, kind in kinds:
         if is_kind:
             return kind(data)
-    if hasattr(data, "__getitem__"):
+    if hasattr(data, "__getitem__") and not isinstance(data, str | bytes):
         raise _not_batches(data)
     raise ConfigError(
         "a dataloader must be a config dict, an iterable of batches, or a function that returns an iterator, got "
-        f"{type(data).__name__}"
+        f"{data!r}"
     )
 
 
