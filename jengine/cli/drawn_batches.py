@@ -18,7 +18,6 @@ from jengine.data.iterables import to_numpy
 from jengine.data.masking import get_mask
 from jengine.errors import ConfigError, config_path
 
-_MAX_BYTES = 2**30  # of the batches that are kept
 _NUM_VALUES, _WIDTH = 3, 24  # values of a host entry in the table, and characters of each
 # Why arrays of a kind of NumPy dtype have no form on a device.
 HOST_REASONS = {
@@ -95,13 +94,14 @@ class DrawnBatches:
         return len(set(values)) < len(values)
 
 
-def draw_batches(loader: Any, count: int, name: str) -> DrawnBatches:
+def draw_batches(loader: Any, count: int, name: str, max_bytes: int = 2**30) -> DrawnBatches:
     """Draw the first batches of a pass, with the checks of a run.
 
     Args:
       loader: a `DataLoader` or `IterableLoader`.
       count: number of batches.
       name: of the loader in messages: 'train_dataloader'.
+      max_bytes: of the batches that are kept, apart from the first one.
 
     Raises:
       ConfigError: there is no batch. Also the errors of the data, with notes of the batch and the line of the code.
@@ -121,7 +121,7 @@ def draw_batches(loader: Any, count: int, name: str) -> DrawnBatches:
             drawn.examples.append(loader.batch_size if mask is None else int(np.sum(mask)))
             leaves = paths.flatten(batch)
             num_bytes += sum(np.asarray(leaf).nbytes for leaf in leaves.values())
-            if index and num_bytes > _MAX_BYTES:
+            if index and num_bytes > max_bytes:
                 continue
             # A copy: a worker needs the memory of its batch again.
             for path, leaf in leaves.items():

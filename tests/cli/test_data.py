@@ -1,5 +1,6 @@
 """Test `jengine data`."""
 
+import pathlib
 import sys
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 
 from jengine.cli import main
 from jengine.cli.contact_sheet import to_uint8, write_contact_sheet
+from jengine.cli.drawn_batches import draw_batches
+from jengine.data import build_dataloader
 
 CONFIG = """
 import itertools
@@ -92,9 +95,7 @@ def use(tmp_path):
 
 def test_the_digits_are_described_without_building_the_model(capsys):
     pytest.importorskip("sklearn")
-    from pathlib import Path
-
-    digits = Path(__file__).parents[2] / "configs" / "digits_cnn.py"
+    digits = pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py"
     options = ["--batches", "3", "--config.model.module.type=NotBuilt"]
     lines, facts, entries = report(capsys, *options, config=str(digits))
     assert lines[0] == "train_dataloader: DataLoader(Digits)"
@@ -154,6 +155,13 @@ def test_host_entries_are_listed_with_examples_and_reasons(capsys, use):
         "`image.name` stays on the host, for hooks and host metrics: JAX has no arrays of strings.",
         "`objects` stays on the host, for hooks and host metrics: JAX has no arrays of Python objects.",
     ]
+
+
+def test_batches_beyond_the_memory_limit_are_drawn_but_not_kept():
+    batches = [dict(x=np.full(8, i, np.float32)) for i in range(5)]  # 32 bytes each
+    drawn = draw_batches(build_dataloader(batches, train=True), 4, "train_dataloader", max_bytes=64)
+    assert drawn.examples == [8, 8, 8, 8]
+    np.testing.assert_array_equal(drawn.entries["x"], [[0] * 8, [1] * 8])
 
 
 def test_an_error_of_the_dataset_names_the_batch_and_the_line_of_the_code(capsys, use, tmp_path):
