@@ -449,7 +449,7 @@ class OptimWrapper:
             return params, opt_state
         hyperparams = self.hyperparams if hyperparams is None else hyperparams
         layout = self.grouped.layout(params)
-        grads = layout.combine(sum_gradients(window), jax.tree.map(jnp.zeros_like, params))
+        grads = layout.combine(sum_gradients(window, self.axis_name), jax.tree.map(jnp.zeros_like, params))
         state = opt_state._replace(inner_state=window.inner_state)
         updates, state = self._tx_without_accumulation.update(grads, state, params, hyperparams=hyperparams)
         new_state = state._replace(inner_state=window._replace(inner_state=state.inner_state))

@@ -18,7 +18,13 @@ def is_per_replica(path: str) -> bool:
     item, *rest = path.split(".")
     if item == "hook_state":
         return "model_state" in rest[1:2]
-    return item == "model_state" or (item == "opt_state" and rest[1:2] in (["accumulated_grads"], ["weight_sum"]))
+    return item == "model_state" or _is_share(path)
+
+
+def _is_share(path: str) -> bool:
+    """Return whether the values of the replicas are parts of a sum: those of an unfinished accumulation window."""
+    item, *rest = path.split(".")
+    return item == "opt_state" and rest[1:2] in (["accumulated_grads"], ["weight_sum"])
 
 
 def map_per_replica(fn: Callable[[Any], Any], state: PyTree) -> PyTree:
@@ -29,8 +35,8 @@ def map_per_replica(fn: Callable[[Any], Any], state: PyTree) -> PyTree:
 def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -> PyTree:
     """Convert a state to another number of replicas.
 
-    Statistics and accumulated gradients are averaged, as in an update; other values are taken from the first replica.
-    Every new replica gets a copy.
+    Statistics are averaged, integers are taken from the first replica, and every new replica gets a copy. Accumulated
+    gradients and their weights are summed, and every new replica gets an equal part of the sum.
 
     Args:
       state: a training state, or a dict of its items.
@@ -43,14 +49,24 @@ def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -
     if before == after:
         return state
 
-    def convert(leaf: Any) -> np.ndarray:
+    def convert(path: str, leaf: Any) -> Any:
+        if not is_per_replica(path):
+            return leaf
         value = np.asarray(leaf)
         if before is not None:
-            is_floating = jax.numpy.issubdtype(value.dtype, np.floating)
-            value = value.mean(axis=0, dtype=np.float32).astype(value.dtype) if is_floating else value[0]
-        return value if after is None else np.broadcast_to(value, (after, *value.shape))
+            value = np.asarray(value.sum(axis=0) if _is_share(path) else _merge(value))
+        if after is None:
+            return value
+        return np.broadcast_to(value / np.float32(after) if _is_share(path) else value, (after, *value.shape))
 
-    return map_per_replica(convert, state)
+    return paths.map_with_path(convert, state)
+
+
+def _merge(values: np.ndarray) -> np.ndarray:
+    """Return the mean over the first axis; of values that are not floating, the first."""
+    if not jax.numpy.issubdtype(values.dtype, np.floating):
+        return values[0]
+    return values.mean(axis=0, dtype=np.float32).astype(values.dtype)
 
 
 def gather_replicas(rows: jax.Array) -> jax.Array:

@@ -39,11 +39,11 @@ def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | Non
     """Return the weight of a batch for averaging its mean losses with those of other batches.
 
     With it a loss given as `(sum, weight)` is divided once, by the weight of all batches. Other losses get the same
-    weight.
+    weight. Without such a loss, the weight of a batch that may be padded is the number of its real examples.
 
     Args:
       losses: see `total_loss`.
-      batch: the batch, if padded examples (excluded by its `mask`) should not count.
+      batch: the batch of the losses.
 
     Returns:
       f32[], the weight; None for equal weights.

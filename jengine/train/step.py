@@ -135,7 +135,7 @@ def _differentiate(phase: Phase, ctx: StepContext, *, update: bool) -> StepConte
     def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree, jax.Array | None]]:
         losses, model_state = phase.loss(params, ctx.model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
         total, metrics = total_loss(losses, ctx.batch)
-        weight = loss_weight(losses, ctx.batch if wrapper.axis_name else None) if is_averaged else None
+        weight = loss_weight(losses, ctx.batch) if is_averaged else None
         return total, (metrics, model_state, weight)
 
     opt_state = ctx.opt_state[phase.name] if phase.name else ctx.opt_state

@@ -12,11 +12,15 @@ _MIN_WEIGHT = 1e-12  # weights sum to 0 only if no example counts, and then the 
 
 
 class AccumulateState(NamedTuple):
-    """Hold the gradients of an unfinished window."""
+    """Hold the gradients of an unfinished window.
 
-    accumulated_grads: PyTree  # float32, like the parameters: their sum
+    On replicas the first and the third field are different on each: their sums over replicas are the values that one
+    device would have.
+    """
+
+    accumulated_grads: PyTree  # float32, like the parameters: their sum, each times its weight
     num_accumulated: jax.Array  # int32[], iterations in accumulated_grads, which is invalid at 0
-    weight_sum: jax.Array  # float32[], sum of the weights in accumulated_grads
+    weight_sum: jax.Array  # float32[], sum of the weights; equal weights are 1 / replicas
     inner_state: Any
 
 
@@ -50,7 +54,9 @@ def accumulate_gradients(
         grads: PyTree, state: Any, params: PyTree = None, *, weight: Any = None, is_last: Any = None,
         divisor: Any = None, **extra: Any,
     ) -> tuple[PyTree, Any]:  # fmt: skip
-        return _update_inner(inner, axis_name, _scale(grads, weight), state, params, weight, extra)
+        grads = _sum_over_replicas(_scale(grads, _share(weight, axis_name)), axis_name)
+        divisor = None if weight is None else _sum_over_replicas(weight, axis_name)
+        return _update_inner(inner, grads, divisor, state, params, extra)
 
     if every == 1:
         return optax.GradientTransformationExtraArgs(inner.init, update_every_iteration)
@@ -62,8 +68,9 @@ def accumulate_gradients(
         grads: PyTree, state: AccumulateState, params: PyTree = None, *, weight: Any = None, is_last: Any = None,
         divisor: Any = None, **extra: Any,
     ) -> tuple[PyTree, AccumulateState]:  # fmt: skip
-        total = _add(state, _scale(grads, weight))
-        weight_sum = jnp.where(state.num_accumulated == 0, 0, state.weight_sum) + (1 if weight is None else weight)
+        share = _share(weight, axis_name)
+        total = _add(state, _scale(grads, share))
+        weight_sum = jnp.where(state.num_accumulated == 0, 0, state.weight_sum) + (1 if share is None else share)
         count = state.num_accumulated + 1
 
         def accumulate() -> tuple[PyTree, AccumulateState]:
@@ -71,12 +78,12 @@ def accumulate_gradients(
             return zeros, AccumulateState(total, count, weight_sum, state.inner_state)
 
         def finish() -> tuple[PyTree, AccumulateState]:
-            mean_weight: jax.Array | None = weight_sum
-            mean = total
             if weight is None:
-                length = count if divisor is None else divisor
-                mean, mean_weight = jax.tree.map(lambda g: g / jnp.asarray(length, g.dtype), total), None
-            updates, inner_state = _update_inner(inner, axis_name, mean, state.inner_state, params, mean_weight, extra)
+                mean_divisor = count if divisor is None else divisor
+            else:
+                mean_divisor = _sum_over_replicas(weight_sum, axis_name)
+            grads = _sum_over_replicas(total, axis_name)
+            updates, inner_state = _update_inner(inner, grads, mean_divisor, state.inner_state, params, extra)
             # the next window starts with 0 iterations; keeping the sums avoids writing zeros
             return updates, AccumulateState(total, jnp.zeros_like(count), state.weight_sum, inner_state)
 
@@ -93,24 +100,32 @@ def init_accumulation(params: PyTree, inner_state: Any) -> AccumulateState:
     return AccumulateState(zeros, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32), inner_state)
 
 
-def sum_gradients(state: AccumulateState) -> PyTree:
-    """Return the sum of the gradients accumulated so far."""
-    return _add(state, jax.tree.map(jnp.zeros_like, state.accumulated_grads))
+def sum_gradients(state: AccumulateState, axis_name: str | None = None) -> PyTree:
+    """Return the sum of the gradients accumulated so far; on replicas, of those of this replica."""
+    total = _add(state, jax.tree.map(jnp.zeros_like, state.accumulated_grads))
+    return total if axis_name is None else _scale(total, jax.lax.axis_size(axis_name))
 
 
 def _update_inner(
-    inner: optax.GradientTransformationExtraArgs, axis_name: str | None, grads: PyTree, state: Any, params: PyTree,
-    weight: jax.Array | None, extra: dict[str, Any],
+    inner: optax.GradientTransformationExtraArgs, grads: PyTree, divisor: Any, state: Any, params: PyTree,
+    extra: dict[str, Any],
 ) -> tuple[PyTree, Any]:  # fmt: skip
-    """Call `inner` with the mean of `grads` over replicas; `weight` is a divisor not yet applied to them."""
-    if axis_name is not None:
-        grads, weight = jax.lax.pmean((grads, weight), axis_name)
-    if weight is not None:
-        divisor = jnp.maximum(weight, _MIN_WEIGHT)
-        grads = jax.tree.map(lambda g: g / divisor.astype(g.dtype), grads)
+    """Call `inner` with the mean gradients: the sum `grads` divided by `divisor`, None for 1."""
+    if divisor is not None:
+        divisor = jnp.maximum(divisor, _MIN_WEIGHT)
+        grads = jax.tree.map(lambda g: g / jnp.asarray(divisor, g.dtype), grads)
     if "grad" in extra:
         extra = {**extra, "grad": grads}
     return inner.update(grads, state, params, **extra)
+
+
+def _share(weight: Any, axis_name: str | None) -> Any:
+    """Return the weight of the gradients of a replica in a sum over replicas; None for 1."""
+    return 1 / jax.lax.axis_size(axis_name) if weight is None and axis_name is not None else weight
+
+
+def _sum_over_replicas(tree: PyTree, axis_name: str | None) -> PyTree:
+    return tree if axis_name is None else jax.lax.psum(tree, axis_name)
 
 
 def _add(state: AccumulateState, grads: PyTree) -> PyTree:
