@@ -1,5 +1,6 @@
 """Compile the programs of training: the update, the accumulation, and a chunk of both."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from jengine.sharding import DispatchLimiter, Strategy
 from jengine.train import (
     RecompilationGuard,
     TrainState,
+    TrainStep,
     build_scanned_step,
     build_train_step,
     compilation_counter,
@@ -63,14 +65,18 @@ class TrainPrograms:
         def guard(step: Callable[..., Any]) -> RecompilationGuard:
             return RecompilationGuard(step, ("state", "batch", "hyperparams"), on_recompile=on_recompile)
 
-        def build_step(*, update: bool) -> Callable[..., Any]:
-            step = build_train_step(model, optim_wrapper, hooks, update=update, phases=phases)
-            return self._label_checks.watch(step, argument=1)
+        def build_step(*, update: bool) -> TrainStep:
+            step = build_train_step(
+                model, optim_wrapper, hooks, update=update, phases=phases, constrain=strategy.constrain
+            )
+            return dataclasses.replace(step, differentiate=self._label_checks.watch(step.differentiate, argument=1))
 
         self._label_checks = LabelChecks(_CHECKED_BATCHES)
         update, accumulate = build_step(update=True), build_step(update=False)
-        accumulate_vector = _with_hyperparams_vector(accumulate) if optim_wrapper.accumulates else None
-        scanned = build_scanned_step(_with_hyperparams_vector(update), accumulate_vector)
+        steps = (update, accumulate) if optim_wrapper.accumulates else (update,)
+        scanned = build_scanned_step(
+            *(dataclasses.replace(step, differentiate=_with_hyperparams_vector(step.differentiate)) for step in steps)
+        )
         self.update, self.accumulate = guard(update), guard(accumulate)
         self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
         self._compiled = {
@@ -168,9 +174,9 @@ class TrainPrograms:
 
 
 def _with_hyperparams_vector(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the step with its hyperparameters passed as one array."""
+    """Return the step, or its first half, with its hyperparameters passed as one array."""
 
-    def run(state: TrainState, batch: PyTree, hyperparams: HyperparamsVector) -> Any:
-        return step(state, batch, hyperparams.unravel())
+    def run(state: TrainState, batch: PyTree, hyperparams: HyperparamsVector, *is_update: jax.Array | bool) -> Any:
+        return step(state, batch, hyperparams.unravel(), *is_update)
 
     return run

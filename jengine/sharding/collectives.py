@@ -12,7 +12,7 @@ _ARRAY = re.compile(r"\b(pred|[a-z]+?(\d+)\w*)\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) .*\{$")
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*?)\)(.*)$")
 _NAME = re.compile(r"%([\w.-]+)")
-_CALLED = re.compile(r"calls=%([\w.-]+)")
+_CALLED = re.compile(r"(?:calls|body)=%([\w.-]+)")
 _INDEX = re.compile(r"index=(\d+)")
 _WITH_OPERANDS = ("all-gather", "collective-permute")  # the result of their start contains the operands too
 _SAME_ELEMENTS = ("bitcast", "copy", "convert", "reshape", "transpose", "all-reduce-done")
@@ -37,7 +37,7 @@ class _Operation(NamedTuple):
     result: tuple[int, ...]  # bytes of each array
     code: str  # the opcode: 'dot', 'all-reduce-start'
     operands: tuple[str, ...]
-    called: str  # the computation of a fusion, or ''
+    called: str  # the computation of a fusion, the body of a loop, or ''
     position: int  # of a parameter or of a tuple element, or -1
 
 
@@ -146,9 +146,18 @@ class _Program:
                 return True
             if operation.code == "parameter":
                 callers = self._callers[self._computations[name]]
-                pending += [caller.operands[operation.position] for caller in callers]
-            pending += operation.operands
+                pending += [caller.operands[operation.position] for caller in callers if caller.code == "fusion"]
+            pending += self._initial_values(operation) if operation.code == "get-tuple-element" else operation.operands
         return False
+
+    def _initial_values(self, element: _Operation) -> Sequence[str]:
+        """Return the tuple of an element; for a state of a loop, where XLA moves constants, the element's initial value."""
+        source = self.operations.get(element.operands[0])
+        if source is None or source.code != "parameter":
+            return element.operands
+        loops = [caller for caller in self._callers[self._computations[source.name]] if caller.code == "while"]
+        states = [self.operations[name] for loop in loops for name in loop.operands if name in self.operations]
+        return [state.operands[element.position] for state in states if state.code == "tuple"]
 
 
 def _parse_operation(name: str, result: str, code: str, operands: str, rest: str) -> _Operation:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jengine import paths
 from jengine.annotations import Count, Index
@@ -87,6 +87,23 @@ class DataParallel(MeshStrategy):
             return new_state.replace(rng=state.rng), metrics
 
         return self._pmap(replica, chunked) if self.impl == "pmap" else self._shard_map(replica, chunked)
+
+    def constrain(self, tree: PyTree, under: str = "") -> PyTree:
+        """Set the shardings of a replica's part of the training state over its devices; see `Strategy`."""
+        if self._mapped == set(self.mesh.axis_names):
+            return tree
+        mesh = jax.sharding.get_abstract_mesh()  # in a mapped function, other than `self.mesh`
+
+        def constrain_leaf(path: str, leaf: jax.Array) -> jax.Array:
+            spec = [self._unmapped(axis) for axis in super(DataParallel, self)._spec(under + path, leaf.shape)]
+            return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
+
+        return paths.map_with_path(constrain_leaf, tree)
+
+    def _unmapped(self, axis: Axis) -> Axis:
+        """Return an axis of a spec without the mapped axes of the mesh, which have the size 1."""
+        names = (axis,) if isinstance(axis, str) else axis or ()
+        return tuple(name for name in names if name not in self._mapped) or None
 
     def adapt_for_eval(self, model: Any) -> Any:
         """Return the model for an evaluation step: each replica predicts its examples with its own model state."""

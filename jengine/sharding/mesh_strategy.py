@@ -129,6 +129,10 @@ class MeshStrategy:
         """Compile a training step or a chunk; the state, its first argument, is donated."""
         raise NotImplementedError(f"{type(self).__name__} must define `compile_train_step(step, chunked)`")
 
+    def constrain(self, tree: PyTree, under: str = "") -> PyTree:
+        """Set the shardings of a part of the training state within a compiled step; see `Strategy`."""
+        raise NotImplementedError(f"{type(self).__name__} must define `constrain(tree, under)`")
+
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile an evaluation step; the metrics, its third argument, are donated and replicated."""
         return jax.jit(step, donate_argnums=2, out_shardings=(self.sharding(), None))

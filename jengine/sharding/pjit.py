@@ -53,6 +53,10 @@ class Pjit(MeshStrategy):
         shardings = None if self._state is None else (self._state, self.sharding())
         return jax.jit(step, donate_argnums=0, out_shardings=shardings)
 
+    def constrain(self, tree: PyTree, under: str = "") -> PyTree:
+        """Set the shardings of a part of the training state within a compiled step; see `Strategy`."""
+        return jax.lax.with_sharding_constraint(tree, self.shardings(tree, under))
+
     def adapt_for_eval(self, model: Any) -> Any:
         """Return the model itself."""
         return model

@@ -57,6 +57,14 @@ class Strategy(Protocol):
           chunked: whether batches have a leading axis [K].
         """
 
+    def constrain(self, tree: PyTree, under: str = "") -> PyTree:
+        """Set the shardings of a part of the training state within a compiled step, where XLA would choose them.
+
+        Args:
+          tree: a training state, gradients, or another part of it.
+          under: the dotted path of that part, followed by a dot: 'params.' for gradients.
+        """
+
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile `step(params, model_state, metrics, batch) -> (metrics, predictions)`; the metrics are donated."""
 
@@ -116,6 +124,10 @@ class SingleDevice:
     def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
         """Compile a training step or a chunk; the state is donated."""
         return jax.jit(step, donate_argnums=0)
+
+    def constrain(self, tree: PyTree, under: str = "") -> PyTree:
+        """Return the tree itself."""
+        return tree
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile an evaluation step; the metrics, its third argument, are donated."""

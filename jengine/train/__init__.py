@@ -12,6 +12,7 @@ from jengine.train.scanned_step import ScannedMetrics as ScannedMetrics
 from jengine.train.scanned_step import build_scanned_step as build_scanned_step
 from jengine.train.state import TrainState as TrainState
 from jengine.train.state import create_train_state as create_train_state
+from jengine.train.step import TrainStep as TrainStep
 from jengine.train.step import build_eval_step as build_eval_step
 from jengine.train.step import build_train_step as build_train_step
 from jengine.train.traced_hooks import StepContext as StepContext

@@ -10,7 +10,7 @@ import numpy as np
 from flax import struct
 
 from jengine.train.state import TrainState
-from jengine.train.step import Metrics, TrainStep
+from jengine.train.step import Gradients, Metrics, TrainStep
 
 PyTree = Any
 ScannedStep = Callable[[TrainState, PyTree, PyTree, jax.Array], tuple[TrainState, "ScannedMetrics"]]
@@ -31,7 +31,9 @@ class ScannedMetrics(struct.PyTreeNode):
 def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -> ScannedStep:
     """Build `chunk(state, batches, hyperparams, is_update) -> (state, metrics)`, pure and not compiled.
 
-    The steps run in a loop on the device, with the same operations and results as a call for each step.
+    The steps run in a loop on the device, with the same operations and results as a call for each step. Gradients are
+    computed outside of the branch between an update and an accumulation, where XLA can combine their exchange between
+    devices with the computation.
 
     Args:
       update: the step that updates the parameters.
@@ -55,8 +57,10 @@ def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -
             batch, hyperparams, is_update = inputs
             if accumulate is None:
                 return update(state, batch, hyperparams)
-            branches = _fill_missing(update, all_metrics), _fill_missing(accumulate, all_metrics)
-            return jax.lax.cond(is_update, *branches, state, batch, hyperparams)
+            gradients = update.differentiate(state, batch, hyperparams, is_update)
+            branches = _fill_missing(update.finish, all_metrics), _fill_missing(accumulate.finish, all_metrics)
+            state, metrics = jax.lax.cond(is_update, *branches, state, gradients)
+            return update.constrain(state, ""), metrics
 
         state, values = jax.lax.scan(body, state, (batches, hyperparams, is_update))
         return state, ScannedMetrics(values, tuple(name for name in update_metrics if name not in accumulate_metrics))
@@ -64,11 +68,11 @@ def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -
     return chunk
 
 
-def _fill_missing(step: TrainStep, all_metrics: Metrics) -> TrainStep:
-    """Return the step with missing metrics filled with NaN, so that both kinds of steps have the same outputs."""
+def _fill_missing(finish: Callable[..., tuple[TrainState, Metrics]], all_metrics: Metrics) -> Callable[..., Any]:
+    """Return `finish` with missing metrics filled with NaN, so that both kinds of steps have the same outputs."""
 
-    def run(state: TrainState, batch: PyTree, hyperparams: PyTree) -> tuple[TrainState, Metrics]:
-        state, metrics = step(state, batch, hyperparams)
+    def run(state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
+        state, metrics = finish(state, gradients)
         return state, {
             name: metrics[name] if name in metrics else _missing_value(metric.shape, metric.dtype)
             for name, metric in all_metrics.items()

@@ -1,5 +1,6 @@
 """Build the training step and the evaluation step, pure functions that the caller compiles."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from jengine.train.traced_hooks import StepContext, TracedHooks
 
 PyTree = Any
 Metrics = dict[str, jax.Array]
-TrainStep = Callable[[TrainState, PyTree, Mapping[str, Any]], tuple[TrainState, Metrics]]
+Constrain = Callable[[PyTree, str], PyTree]
 EvalStep = Callable[[PyTree, PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
@@ -29,6 +30,38 @@ class Phase(NamedTuple):
     loss: Callable[..., Any]  # (params, model_state, batch, *, rng, hyperparams) -> (losses, model_state)
 
 
+class Gradients(NamedTuple):
+    """Hold the result of the first half of a step, from which the second computes the new state."""
+
+    ctx: StepContext  # with the gradients, after `traced_grads`
+    hook_state: Mapping[str, PyTree]
+    model_state: PyTree  # before the iteration
+    rng: jax.Array  # key<fry>[], of the iteration
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainStep:
+    """Run one iteration, `step(state, batch, hyperparams) -> (state, metrics)`, in two halves.
+
+    In a chunk the first half is shared by iterations that update and iterations that only accumulate.
+
+    Attributes:
+      differentiate: `(state, batch, hyperparams, is_update) -> gradients`, where `is_update` may be a bool[].
+      finish: `(state, gradients) -> (state, metrics)`: update the parameters, or add the gradients.
+      update: whether `finish` updates.
+      constrain: see `build_train_step`.
+    """
+
+    differentiate: Callable[[TrainState, PyTree, Any, bool | jax.Array], Gradients]
+    finish: Callable[[TrainState, Gradients], tuple[TrainState, Metrics]]
+    update: bool
+    constrain: Constrain
+
+    def __call__(self, state: TrainState, batch: PyTree, hyperparams: Any) -> tuple[TrainState, Metrics]:
+        """Run one iteration."""
+        return self.finish(state, self.differentiate(state, batch, hyperparams, self.update))
+
+
 def build_train_step(
     model: Model,
     optim_wrapper: OptimWrapper | OptimWrapperDict,
@@ -36,6 +69,7 @@ def build_train_step(
     *,
     update: bool = True,
     phases: Sequence[tuple[str, int]] | None = None,
+    constrain: Constrain = lambda tree, under: tree,
 ) -> TrainStep:
     """Build `step(state, batch, hyperparams) -> (state, metrics)`.
 
@@ -50,6 +84,8 @@ def build_train_step(
         the optimizer, and with `traced_accumulate` instead of `traced_update`.
       phases: for several optimizers, the order in which they act in a step and how often: `[('disc', 2), ('gen', 1)]`;
         by default each acts once. All use the same batch, each time with a different key.
+      constrain: sets the shardings of a part of the state, `(tree, its dotted path with a final dot) -> tree`; see
+        `Strategy.constrain`. It is called with the gradients and with the new state.
 
     Returns:
       The step. Its metrics are scalars f32[] by name: 'loss' (the total), each loss of the model, 'grad_norm' if
@@ -61,8 +97,10 @@ def build_train_step(
     traced_hooks = TracedHooks(hooks)
     all_phases = _build_phases(model, optim_wrapper, phases)
 
-    def step(state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any]) -> tuple[TrainState, Metrics]:
-        """Run one iteration."""
+    def differentiate(
+        state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool | jax.Array
+    ) -> Gradients:
+        """Compute the gradients; of several optimizers, those of the last, after the updates of the others."""
         rng = jax.random.fold_in(state.key, state.step)
         ctx = StepContext(
             step=state.step,
@@ -77,27 +115,32 @@ def build_train_step(
         for i, phase in enumerate(all_phases):
             model_state = ctx.model_state
             phase_rng = jax.random.fold_in(rng, i) if phase.name else rng
-            ctx = _differentiate(phase, ctx.replace(rng=phase_rng), update=update)
+            ctx = _differentiate(phase, ctx.replace(rng=phase_rng), is_update, constrain)
             ctx, hook_state = traced_hooks.run("traced_grads", ctx, hook_state)
             if i + 1 < len(all_phases):
                 ctx = _update(phase, ctx, model_state)
-
-        def finish(ctx: StepContext, hook_state: Mapping[str, PyTree]) -> tuple[TrainState, Metrics]:
-            ctx = _update(all_phases[-1], ctx, model_state) if update else _accumulate(all_phases[-1], ctx)
-            is_updated = _is_updated(all_phases, ctx.opt_state) if update else None
-            ctx = ctx.replace(rng=rng, metrics=_add_total(ctx.metrics, all_phases), is_updated=is_updated)
-            ctx, hook_state = traced_hooks.run("traced_update" if update else "traced_accumulate", ctx, hook_state)
-            return _next_state(state, ctx, hook_state), ctx.metrics
-
-        if ctx.apply_update is None:
-            return finish(ctx, hook_state)
-        if (axis := all_phases[-1].optim_wrapper.axis_name) is not None:  # replicas must take the same branch
+        if ctx.apply_update is not None and (axis := all_phases[-1].optim_wrapper.axis_name) is not None:
+            # replicas must take the same branch
             ctx = ctx.replace(apply_update=jax.lax.pmin(ctx.apply_update.astype(jnp.int32), axis) > 0)
-        skipped_hook_state = traced_hooks.states_after_skip(state.hook_state, hook_state)
-        skipped = _skipped_state(state, optim_wrapper if update else None, skipped_hook_state)
-        return _finish_unless_skipped(finish, ctx, hook_state, skipped)
+        return Gradients(ctx, hook_state, model_state, rng)
 
-    return step
+    def finish(state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
+        """Update the parameters or add the gradients, unless a hook skips the step."""
+        if gradients.ctx.apply_update is None:
+            return apply(state, gradients)
+        hook_state = traced_hooks.states_after_skip(state.hook_state, gradients.hook_state)
+        skipped = _skipped_state(state, optim_wrapper if update else None, hook_state)
+        return _apply_unless_skipped(apply, state, gradients, skipped, constrain)
+
+    def apply(state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
+        ctx, hook_state, model_state, rng = gradients
+        ctx = _update(all_phases[-1], ctx, model_state) if update else _accumulate(all_phases[-1], ctx)
+        is_updated = _is_updated(all_phases, ctx.opt_state) if update else None
+        ctx = ctx.replace(rng=rng, metrics=_add_total(ctx.metrics, all_phases), is_updated=is_updated)
+        ctx, hook_state = traced_hooks.run("traced_update" if update else "traced_accumulate", ctx, hook_state)
+        return constrain(_next_state(state, ctx, hook_state), ""), ctx.metrics
+
+    return TrainStep(differentiate, finish, update, constrain)
 
 
 def _build_phases(model: Model, optim_wrapper: Any, phases: Sequence[tuple[str, int]] | None) -> list[Phase]:
@@ -127,7 +170,9 @@ def _apply_precision(model: Model, optim_wrapper: Any) -> Model:
     return model
 
 
-def _differentiate(phase: Phase, ctx: StepContext, *, update: bool) -> StepContext:
+def _differentiate(
+    phase: Phase, ctx: StepContext, is_update: bool | jax.Array, constrain: Constrain
+) -> StepContext:
     """Add the losses, the new model state and the gradients to the context."""
     wrapper = phase.optim_wrapper
     is_averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None
@@ -140,8 +185,11 @@ def _differentiate(phase: Phase, ctx: StepContext, *, update: bool) -> StepConte
 
     opt_state = ctx.opt_state[phase.name] if phase.name else ctx.opt_state
     (_, (metrics, model_state, weight)), grads = wrapper.value_and_grad(loss_fn, has_aux=True)(ctx.params, opt_state)
-    if wrapper.axis_name is not None and update:  # a step that only accumulates has no collectives
-        metrics = mean_over_replicas(metrics, weight, wrapper.axis_name)
+    # Otherwise XLA may choose others, for instance because of a branch that does not use them.
+    grads = constrain(grads, "params.")
+    if wrapper.axis_name is not None:  # an iteration that only accumulates has no collectives
+        mean = functools.partial(mean_over_replicas, axis_name=wrapper.axis_name)
+        metrics = choose(is_update, mean, lambda metrics, weight: metrics, metrics, weight)
     if phase.name:
         metrics = {f"loss_{phase.name}" if k == "loss" else k: v for k, v in metrics.items()}
     return ctx.replace(model_state=model_state, grads=grads, loss_weight=weight, metrics={**ctx.metrics, **metrics})
@@ -220,22 +268,32 @@ def _skipped_state(state: TrainState, optim_wrapper: Any, hook_state: dict[str, 
     return state.replace(step=state.step + 1, opt_state=opt_state, hook_state=hook_state)
 
 
-def _finish_unless_skipped(
-    finish: Callable[..., tuple[TrainState, Metrics]],
-    ctx: StepContext,
-    hook_state: Mapping[str, PyTree],
+def _apply_unless_skipped(
+    apply: Callable[..., tuple[TrainState, Metrics]],
+    state: TrainState,
+    gradients: Gradients,
     skipped: TrainState,
+    constrain: Constrain,
 ) -> tuple[TrainState, Metrics]:
-    """Return `finish(ctx, hook_state)` if `ctx.apply_update`, else `skipped` with missing metrics as NaN."""
-    shapes = jax.eval_shape(finish, ctx, hook_state)[1]
+    """Return `apply(state, gradients)` if `apply_update`, else `skipped` with missing metrics as NaN."""
+    shapes = jax.eval_shape(apply, state, gradients)[1]
+    metrics = gradients.ctx.metrics
 
-    def skip(ctx: StepContext, hook_state: Mapping[str, PyTree]) -> tuple[TrainState, Metrics]:
-        return skipped, {
-            name: ctx.metrics.get(name, jnp.full(shape.shape, jnp.nan, shape.dtype)) for name, shape in shapes.items()
+    def skip(state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
+        return constrain(skipped, ""), {
+            name: metrics.get(name, jnp.full(shape.shape, jnp.nan, shape.dtype)) for name, shape in shapes.items()
         }
 
     # a branch, since a selection on every leaf would cost four times the update
-    return jax.lax.cond(ctx.apply_update, finish, skip, ctx, hook_state)
+    state, metrics = jax.lax.cond(gradients.ctx.apply_update, apply, skip, state, gradients)
+    return constrain(state, ""), metrics
+
+
+def choose(predicate: bool | jax.Array, then: Callable[..., Any], otherwise: Callable[..., Any], *args: Any) -> Any:
+    """Return `then(*args)` or `otherwise(*args)`; a Python bool leaves only that one in the program."""
+    if isinstance(predicate, bool):
+        return then(*args) if predicate else otherwise(*args)
+    return jax.lax.cond(predicate, then, otherwise, *args)
 
 
 def _add_total(metrics: Metrics, phases: Sequence[Phase]) -> Metrics:
