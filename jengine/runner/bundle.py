@@ -17,13 +17,14 @@ from jengine.runner.load_from import LoadFrom
 from jengine.runner.resume_data import collect_position, restore_position
 from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
 from jengine.runner.runner_protocol import Runner
-from jengine.sharding import convert_replica_axis
+from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
 from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks
 
 PyTree = Any
 Bundle = dict[str, Any]
 
+_ACCUMULATED = "sum over replicas"  # what the accumulated gradients of all replicas are together
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -67,6 +68,7 @@ def collect_checkpoint(
         hyperparams={name: float(value) for name, value in runner.hyperparams.items()},
         visualizer=runner.visualizer.state_dict(),
         replicas=runner.strategy.replicas,
+        accumulated=_ACCUMULATED,
         validations=[[epoch, iteration, _select_scalars(metrics)] for epoch, iteration, metrics in runner.validations],
     )
     bundle["meta"].update(meta or {})
@@ -120,6 +122,11 @@ def resume(runner: Runner, path: str) -> None:
     if "optimizer" not in saved_meta:
         runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
         fresh["opt_state"] = target.pop("opt_state")
+    elif (saved_meta.get("replicas") or 1) > 1 and saved_meta.get("accumulated") != _ACCUMULATED:
+        runner.logger.warning(
+            f"The accumulated gradients of {path} were saved with other weights, by an older version of jengine. If "
+            "it was saved within an accumulation window, the update of that window is not exact."
+        )
     if runner.seed != saved_meta["meta"]["seed"]:  # as `resume_policy` allows
         fresh["rng"] = target.pop("rng")
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
@@ -127,7 +134,7 @@ def resume(runner: Runner, path: str) -> None:
         stored = list_arrays(path)
         match = match_hook_states(target["hook_state"], stored, saved_meta.get("exchanged", {}))
         target["hook_state"] = match.states
-        converted = dict(convert_replica_axis(target, *replicas))
+        converted = dict(convert_replica_axis_structs(target, *replicas))
         ignored: list[str] = []  # of the optimizer's state
         if "opt_state" in target:
             found = match_optimizer_state(runner, path, saved_meta, converted["opt_state"], stored)

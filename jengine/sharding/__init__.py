@@ -9,6 +9,7 @@ from jengine.sharding.pjit import Pjit as Pjit
 from jengine.sharding.pjit import default_strategy as default_strategy
 from jengine.sharding.placement import Placement as Placement
 from jengine.sharding.replica_axis import convert_replica_axis as convert_replica_axis
+from jengine.sharding.replica_axis import convert_replica_axis_structs as convert_replica_axis_structs
 from jengine.sharding.replica_axis import gather_replicas as gather_replicas
 from jengine.sharding.replica_axis import select_replica as select_replica
 from jengine.sharding.strategy import DispatchLimiter as DispatchLimiter

@@ -69,6 +69,21 @@ def _merge(values: np.ndarray) -> np.ndarray:
     return values.mean(axis=0, dtype=np.float32).astype(values.dtype)
 
 
+def convert_replica_axis_structs(state: PyTree, before: int | None, after: int | None) -> PyTree:
+    """Return `state` with the shapes that `convert_replica_axis` gives its per-replica leaves, as ShapeDtypeStructs.
+
+    Its arrays may be on devices of other processes, which `convert_replica_axis` cannot read.
+    """
+    if before == after:
+        return state
+
+    def convert(leaf: Any) -> jax.ShapeDtypeStruct:
+        shape = leaf.shape if before is None else leaf.shape[1:]
+        return jax.ShapeDtypeStruct(shape if after is None else (after, *shape), leaf.dtype)
+
+    return map_per_replica(convert, state)
+
+
 def gather_replicas(rows: jax.Array) -> jax.Array:
     """Return the rows of all replicas, real[B * replicas, ...], in the order of the batch.
 

@@ -130,6 +130,24 @@ def test_replicas_exchange_gradients_once_a_window(check_vma):
     np.testing.assert_allclose(new["w"], np.arange(3.0) - 0.5 * x.mean((0, 1)), atol=1e-6)
 
 
+def test_the_sum_of_backward_calls_is_averaged_over_replicas():
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    wrapper = OptimWrapper(SGD(lr=0.5), axis_name="data")
+    params = {"w": jnp.arange(3.0)}
+    x = np.random.default_rng(0).normal(size=(4, 2, 3)).astype("f")
+
+    def run(params, opt_state, x):
+        for part in x[0]:  # two calls on each replica, whose gradients are added
+            opt_state, _ = wrapper.backward(loss_of, params, opt_state, part)
+        return wrapper.step(params, opt_state)[0]
+
+    replicated = PartitionSpec()
+    specs = (replicated, replicated, PartitionSpec("data"))
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=replicated, check_vma=False)
+    new = jax.jit(mapped)(params, wrapper.init(params), x)
+    np.testing.assert_allclose(new["w"], np.arange(3.0) - 0.5 * x.sum(1).mean(0), atol=1e-6)
+
+
 def test_replicas_of_pmap_train_on_the_mean_gradient():
     wrapper = OptimWrapper(SGD(lr=0.5), axis_name="data")
     params = {"w": jnp.arange(3.0)}

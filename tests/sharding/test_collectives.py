@@ -99,3 +99,31 @@ def test_explicit_and_implicit_reduce_scatters_are_found():
     assert "reduce-scatter(" not in texts[1]
     for text in texts:
         assert find_collectives(text) == [Collective("reduce-scatter", 1, 4 * 8 * 5)]
+
+
+# the start of the slice, which depends on the device, is computed before the loop; the other index is that of the step
+LOOP = """
+%body (state: (s32[], s32[], f32[16,8])) -> (s32[], s32[], f32[16,8]) {
+  %state = (s32[], s32[], f32[16,8]{1,0}) parameter(0)
+  %step = s32[] get-tuple-element(%state), index=0
+  %start = s32[] get-tuple-element(%state), index=1
+  %x = f32[16,8]{1,0} get-tuple-element(%state), index=2
+  %sum = f32[16,8]{1,0} all-reduce(%x), to_apply=%add
+  %own = f32[4,8]{1,0} dynamic-slice(%sum, %INDEX, %zero), dynamic_slice_sizes={4,8}
+  ROOT %next = (s32[], s32[], f32[16,8]{1,0}) tuple(%step, %start, %new)
+}
+
+ENTRY %main (x: f32[16,8]) -> f32[16,8] {
+  %input = f32[16,8]{1,0} parameter(0)
+  %zero.1 = s32[] constant(0)
+  %device_index = u32[] partition-id()
+  %offset = s32[] convert(%device_index)
+  %init = (s32[], s32[], f32[16,8]{1,0}) tuple(%zero.1, %offset, %input)
+  ROOT %loop = (s32[], s32[], f32[16,8]{1,0}) while(%init), condition=%cond, body=%body
+}
+"""
+
+
+def test_a_slice_in_a_loop_is_that_of_the_device_if_its_start_was_computed_from_the_device_before():
+    assert find_collectives(LOOP.replace("%INDEX", "%start")) == [Collective("reduce-scatter", 1, 4 * 128)]
+    assert find_collectives(LOOP.replace("%INDEX", "%step")) == [Collective("all-reduce", 1, 4 * 128)]

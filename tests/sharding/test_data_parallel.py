@@ -264,7 +264,7 @@ def test_illegal_settings_are_refused(make_run):
      (dict(type="DataParallel", mesh=dict(data=2, fsdp=4), fsdp_min_size=16), dict(type="DataParallel", devices=4))],
     ids=["replicas to one device", "one device to replicas", "four replicas to two", "replicas of four devices to replicas of one"],
 )  # fmt: skip
-def test_a_run_resumes_on_another_number_of_replicas_with_the_mean_of_their_statistics(make_run, saved, resumed):
+def test_a_run_resumes_on_another_number_of_replicas_with_their_statistics_and_gradients(make_run, saved, resumed):
     changes = dict(
         optim_wrapper=AMP,
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=3), logger=None),
@@ -281,16 +281,17 @@ def test_a_run_resumes_on_another_number_of_replicas_with_the_mean_of_their_stat
     runner.register_hook(Recorder())
     assert runner.train().step == 4
 
-    def mean(tree, parallel):
-        return jax.tree.map(lambda x: np.asarray(x).mean(axis=0) if parallel else np.asarray(x), jax.device_get(tree))
+    def merge(merge_replicas, tree, parallel):
+        return [merge_replicas(np.asarray(x), axis=0) if parallel else np.asarray(x) for x in jax.tree.leaves(tree)]
 
-    for part in (
-        lambda s: s.model_state,
-        lambda s: optax.tree.get(s.opt_state, "accumulated_grads"),
-        lambda s: s.hook_state["EMAHook"].model_state,
+    for merge_replicas, part in (
+        (np.mean, lambda s: s.model_state),
+        (np.sum, lambda s: optax.tree.get(s.opt_state, "accumulated_grads")),
+        (np.sum, lambda s: optax.tree.get(s.opt_state, "weight_sum")),
+        (np.mean, lambda s: s.hook_state["EMAHook"].model_state),
     ):
         for found, expected in zip(
-            jax.tree.leaves(mean(part(seen["state"]), resumed)), jax.tree.leaves(mean(part(first), saved)), strict=True
+            merge(merge_replicas, part(seen["state"]), resumed), merge(merge_replicas, part(first), saved), strict=True
         ):
             np.testing.assert_allclose(found, expected, atol=1e-6)
 

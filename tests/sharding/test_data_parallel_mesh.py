@@ -12,6 +12,7 @@ from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel
+from jengine.sharding import find_collectives
 from tests.sharding.conftest import X, Y, make_loader, squared_error, step_collectives
 from tests.sharding.test_data_parallel import AMP, LARS, TEXT, make_plain_model, make_words_model
 
@@ -44,6 +45,24 @@ def test_twenty_steps_have_the_results_of_one_program_on_the_same_mesh(make_run,
     assert kernel.sharding == expected.params["up"]["kernel"].sharding
     assert summed.sharding.spec == P("data", *kernel.sharding.spec)
     assert summed.shape == (runner.strategy.replicas, 8, 16)
+
+
+@pytest.mark.parametrize("kind", ["Pjit", "DataParallel"])
+def test_a_chunk_contains_the_exchange_of_its_gradients_once(make_run, kind):
+    data = dict(x=np.tile(X, (64, 1)), y=np.tile(Y, (64, 1)))
+    runner = make_run(
+        dict(type=kind, mesh=dict(data=2, fsdp=4), fsdp_min_size=16),
+        train_dataloader=make_loader(1024, ArrayDataset(data)),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=2),
+        custom_hooks=[dict(type="NumericsGuardHook", interval=100)],
+        train_cfg=dict(by_epoch=False, max_iters=4, steps_per_call=2),
+    )
+    matrices = [leaf for leaf in jax.tree.leaves(runner.train().params) if leaf.ndim == 2]
+    program = runner.strategy.compile_train_step(runner.programs.chunk.__wrapped__, chunked=True)
+    compiled = program.lower(*runner.programs.chunk.shapes).compile()
+    scattered = [found for found in find_collectives(compiled.as_text()) if found.kind == "reduce-scatter"]
+    size = sum(leaf.nbytes for leaf in matrices)
+    assert size <= sum(found.size for found in scattered) < 2 * size
 
 
 @pytest.mark.parametrize("kind", ["Pjit", "DataParallel"])

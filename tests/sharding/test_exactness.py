@@ -49,7 +49,11 @@ def mean_over_words(outputs, batch):
     return {"loss": ((jnp.square(outputs - batch["y"]).mean(-1) * words).sum(), words.sum())}
 
 
-LOSSES = {"masked": mean_over_sentence, "weighted": mean_over_words}
+LOSSES = {
+    "masked": mean_over_sentence,  # real examples count
+    "weighted": mean_over_words,  # words count
+    "mean": mean_over_sentence,  # without padding: micro-batches count the same
+}
 
 
 def train(work_dir, parallel, loss, max_iters=ITERS, **changes):
@@ -57,7 +61,7 @@ def train(work_dir, parallel, loss, max_iters=ITERS, **changes):
     return Runner(
         model=LinenModel(Net(), LOSSES[loss], inputs="x"),
         work_dir=work_dir,
-        train_dataloader=make_loader(16, DATA, drop_last=False),
+        train_dataloader=make_loader(8 if loss == "mean" else 16, DATA, drop_last=loss == "mean"),
         train_cfg=dict(by_epoch=False, max_iters=max_iters, steps_per_call=2),
         optim_wrapper=dict(
             optimizer=dict(type="AdamW", lr=0.03, weight_decay=0.1),
@@ -97,8 +101,18 @@ def assert_same(found, expected):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("strategy", list(STRATEGIES)[1:])
+@pytest.mark.parametrize(
+    ("strategy", "loss"),
+    [
+        ("Pjit, 2 devices", "masked"),
+        ("Pjit, data 2, fsdp 2, tensor 2", "weighted"),
+        ("2 replicas", "weighted"),
+        ("4 replicas, pmap", "masked"),
+        ("8 replicas", "masked"),
+        ("8 replicas", "weighted"),
+        ("2 replicas of 4 devices", "masked"),
+    ],
+)
 def test_every_mesh_has_the_parameters_of_one_device(finished, strategy, loss):
     assert_same(finished(strategy, loss)[0], finished("1 device", loss)[0])
 
@@ -112,6 +126,7 @@ def test_every_mesh_has_the_parameters_of_one_device(finished, strategy, loss):
         ("8 replicas", "2 replicas of 4 devices", "weighted"),
         ("2 replicas of 4 devices", "Pjit, data 2, fsdp 2, tensor 2", "masked"),
         ("Pjit, data 2, fsdp 2, tensor 2", "2 replicas", "weighted"),
+        ("8 replicas", "1 device", "mean"),
     ],
 )
 def test_a_run_resumes_on_another_mesh_within_a_window(finished, tmp_path, saved, resumed, loss):
