@@ -151,7 +151,7 @@ class _Program:
         return False
 
     def _initial_values(self, element: _Operation) -> Sequence[str]:
-        """Return the tuple of an element; for a state of a loop, where XLA moves constants, the element's initial value."""
+        """Return the tuple of an element; of the state of a loop, the element's value before the loop."""
         source = self.operations.get(element.operands[0])
         if source is None or source.code != "parameter":
             return element.operands
