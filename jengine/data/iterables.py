@@ -79,6 +79,7 @@ class IterableLoader:
         self._size: int | None = batch_size  # of the first batch
         self._next: State = _start_of(0)  # where the next iteration starts
         self._current = self._next  # after the last batch that was yielded
+        self._end_state: Any = None  # of the source, if its last pass has ended
         self._opened: tuple[int, Pass, tuple[Any, int | None]] | None = None  # pass, its iterator, and its first batch
 
     @property
@@ -154,7 +155,7 @@ class IterableLoader:
         """
         if start < 0 or (self.length is not None and start > self.length):
             raise ValueError(f"start must be a position in the epoch, 0 to {self.length}, got {start}")
-        set_epoch(self.iterable, epoch)
+        set_epoch(self.source.data, epoch)
         self._next = self._current = {**_start_of(epoch), "position": start, "examples": start * (self._size or 0)}
 
     def state_dict(self) -> State:
@@ -172,7 +173,7 @@ class IterableLoader:
         If the data yield batches, and the example is not the first of one, continue with the batch that it is in.
         """
         state, size = dict(state), self.batch_size
-        set_epoch(self.iterable, state["epoch"])
+        set_epoch(self.source.data, state["epoch"])
         if self._reader.batch_size is None and size and state.get("batch_size", size) != size:
             state = {**_start_of(state["epoch"]), "position": -1, "examples": state["examples"]}
         if size and state["examples"] != state["position"] * size:
@@ -186,13 +187,13 @@ class IterableLoader:
         Raises:
           ValueError: the data allow only one pass at a time.
         """
-        advice = "remove persistent_workers=True" if _has_workers(self.iterable) else self.source.advice
-        if _has_workers(self.iterable) or hasattr(self.iterable, "__next__"):
+        if getattr(self.iterable, "persistent_workers", False):
             raise ValueError(
-                f"{type(self.iterable).__name__} must allow a second pass during the current one, got one that allows "
-                f"only one pass at a time; {advice}"
+                f"{self.kind} must allow a second pass during the current one, got one that allows only one pass at a "
+                "time; remove persistent_workers=True"
             )
         other = copy.copy(self)
+        other.source = self.source.copy()
         other._opened = None
         other.set_epoch(epoch)
         return other
@@ -254,21 +255,22 @@ class IterableLoader:
                 if interval is not None or reading.initial_state is not None:
                     self._current |= {"batch_size": size, "state": state, "skip": skip}
                 if position == self.length:
-                    self._end_pass(epoch, state)
+                    self._end_pass(reading, epoch)
                 yield batch if self.train else self._add_mask(batch, count, size)
         finally:
             reading.close()
-        if self.length is not None and position < self.length and not self.source.may_be_shorter:
+        if self.length is not None and 0 < position < self.length and not self.source.may_be_shorter:
             raise ConfigError(
                 f"{self.source.kind} must yield as many batches as its length, {self.length}, got {position} in pass "
                 f"{epoch + 1}; correct its length"
             )
-        self._end_pass(epoch, state)
+        if position != self.length:
+            self._end_pass(reading, epoch)
 
-    def _end_pass(self, epoch: int, state: Any) -> None:
-        self._current = _start_of(epoch + 1)
-        if self.source.keeps_state:
-            self._current |= {"batch_size": self._size, "state": state, "skip": 0}
+    def _end_pass(self, reading: Pass, epoch: int) -> None:
+        self._current, self._end_state = _start_of(epoch + 1), self.source.get_end_state(reading)
+        if self._end_state is not None:
+            self._current |= {"batch_size": self._size, "state": self._end_state, "skip": 0}
 
     def _open(self, start: State) -> tuple[Pass, tuple[Any, int | None] | None]:
         """Open a pass at `start`; return it with its first batch if that has been read as an example."""
@@ -278,8 +280,10 @@ class IterableLoader:
             if (is_same and start.get("state") is None) or self.resume == "lost":
                 return opened[1], opened[2]
             opened[1].close()
-        skip = start.get("skip", self._count_elements(start))
-        return self.source.open(start["epoch"], skip, start.get("state")), None
+        skip, state = start.get("skip", self._count_elements(start)), start.get("state")
+        is_next = state is not None and state is self._end_state  # where the source is
+        self._end_state = None
+        return self.source.open(start["epoch"], skip, None if is_next else state), None
 
     def _count_elements(self, start: State) -> int:
         """Return the elements of the pass that come before `start`."""
@@ -386,10 +390,6 @@ def _is_text(node: Any) -> bool:
 
 def _start_of(epoch: int) -> State:
     return {"epoch": epoch, "position": 0, "examples": 0}
-
-
-def _has_workers(iterable: Any) -> bool:
-    return bool(getattr(iterable, "persistent_workers", False))
 
 
 def _last_is_smaller(iterable: Any, total: int | None) -> bool | None:

@@ -1,7 +1,7 @@
 """Read the data of other libraries in passes, and continue a pass where a checkpoint was written.
 
 A `Source` hides how a library stores a position: grain in its iterators, Hugging Face and torchdata in the object
-itself, TensorFlow in a checkpoint of its own, most others not at all.
+itself, PyTorch in a generator, TensorFlow in a checkpoint of its own, most others not at all.
 """
 
 import copy
@@ -9,7 +9,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from jengine.errors import ConfigError
 
@@ -50,14 +50,12 @@ class Source:
         that this depends on whether the data repeat their order; 'lost' if it continues with what the data yield next.
       advice: what makes the position exact, or passes differ; empty if there is nothing to say.
       snapshot_interval: elements between two calls of `get_state`; None for the initial state of a pass only.
-      keeps_state: whether the state at the end of a pass is that at the start of the next one.
       may_be_shorter: whether a pass may yield fewer elements than `length`.
     """
 
     resume: Resume = "replayed"
     advice = ""
     snapshot_interval: int | None = None
-    keeps_state = False
     may_be_shorter = False
 
     def __init__(self, data: Any) -> None:
@@ -79,9 +77,31 @@ class Source:
         """Return the state after the elements taken so far; None if there is none."""
         return None
 
+    def get_end_state(self, reading: Pass) -> Any:
+        """Return the state at the start of the next pass; None if the epoch alone determines it, or it is unknown.
+
+        Args:
+          reading: a pass whose last element has been taken.
+        """
+        return None
+
     def shard(self, index: int, count: int) -> "Source | None":
         """Return the source of every `count`-th element from `index` on; None if the library cannot divide it."""
         return None
+
+    def copy(self) -> "Source":
+        """Return a source for passes of its own, during those of this one.
+
+        Raises:
+          ValueError: the data allow only one pass at a time.
+        """
+        return copy.copy(self)
+
+    def _refuse_copy(self) -> NoReturn:
+        raise ValueError(
+            f"{self.kind} must allow a second pass during the current one, got one that allows only one pass at a "
+            f"time; {self.advice or 'use data without a state of their own'}"
+        )
 
     def _skip(self, iterator: Iterator[Any], count: int) -> Iterator[Any]:
         for _ in itertools.islice(iterator, count):
@@ -133,6 +153,10 @@ class IteratorSource(Source):
     def get_state(self, reading: Pass) -> Any:
         """Return the state of the iterator."""
         return self.data.get_state() if self.resume == "exact" else None
+
+    def copy(self) -> NoReturn:
+        """Raise ValueError: there is one iterator."""
+        self._refuse_copy()
 
 
 class GrainSource(Source):
@@ -213,14 +237,10 @@ class _GrainMapPass(Pass):
 
 
 class StateDictSource(Source):
-    """Read an object with `state_dict` and `load_state_dict`: a Hugging Face stream, torchdata's loader, a user's."""
+    """Read an object with `state_dict` and `load_state_dict`, and with `set_epoch` if its passes differ."""
 
     resume: Resume = "exact"
     snapshot_interval: int | None = 1
-
-    def __init__(self, data: Any) -> None:
-        super().__init__(data)
-        self.keeps_state = type(data).__module__.startswith("torchdata")
 
     def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
         """Start a pass, at `state` if it is given."""
@@ -232,21 +252,45 @@ class StateDictSource(Source):
         """Return a copy of the state of the object."""
         return copy.deepcopy(self.data.state_dict())
 
-    def shard(self, index: int, count: int) -> "Source | None":
-        """Return every `count`-th part of a Hugging Face stream; None for other objects."""
-        if not type(self.data).__module__.startswith("datasets"):
-            return None
+    def copy(self) -> NoReturn:
+        """Raise ValueError: the state is that of the last pass that was started."""
+        self._refuse_copy()
+
+
+class TorchDataSource(StateDictSource):
+    """Read torchdata's `StatefulDataLoader`, whose state at the end of a pass determines the order of the next one."""
+
+    def get_end_state(self, reading: Pass) -> Any:
+        """Return the state after the end; None if the pass is cut short by a limit."""
+        return self.get_state(reading) if next(reading.iterator, _END) is _END else None
+
+
+class HuggingFaceSource(StateDictSource):
+    """Read a stream of Hugging Face `datasets`, whose order is a function of its seed and its epoch.
+
+    Its state lacks the content of shuffle buffers: with one, the elements before the position are read and dropped.
+    """
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data)
+        self.kind = "datasets.IterableDataset"
+        if _has_shuffle_buffer(data):
+            self.resume, self.snapshot_interval = "replayed", None
+            self.advice = "shuffle the shards alone, .shuffle(seed=..., buffer_size=1), or use a map-style dataset"
+
+    def shard(self, index: int, count: int) -> "HuggingFaceSource":
+        """Return the source of every `count`-th shard, or of every `count`-th example if the shards do not divide."""
         from datasets.distributed import split_dataset_by_node
 
-        return StateDictSource(split_dataset_by_node(self.data, rank=index, world_size=count))
+        return HuggingFaceSource(split_dataset_by_node(self.data, rank=index, world_size=count))
 
 
 class TorchSource(Source):
     """Read a PyTorch `DataLoader`. Its order is known if it is not shuffled, or if it has a generator or an epoch."""
 
     advice = (
-        "its order is drawn from PyTorch's global generator: pass generator=torch.Generator() to the DataLoader, or "
-        "use torchdata's StatefulDataLoader"
+        "pass generator=torch.Generator() to the DataLoader, whose order comes from PyTorch's global generator, or use "
+        "torchdata's StatefulDataLoader"
     )
 
     def __init__(self, data: Any) -> None:
@@ -254,23 +298,33 @@ class TorchSource(Source):
 
         super().__init__(data)
         self.kind = "torch.DataLoader"
-        is_iterable = isinstance(data.dataset, torch_data.IterableDataset)
-        sampler = None if is_iterable else data.sampler
+        batch_sampler = data.batch_sampler
+        if isinstance(data.dataset, torch_data.IterableDataset):
+            sampler = None
+        elif batch_sampler is None or type(batch_sampler) is torch_data.BatchSampler:
+            sampler = data.sampler
+        else:
+            sampler = batch_sampler
         is_ordered = isinstance(sampler, torch_data.SequentialSampler) or hasattr(sampler, "set_epoch")
-        self._generator = data.generator if isinstance(sampler, torch_data.RandomSampler) else None
-        if is_iterable:
+        self._generator = getattr(sampler, "generator", None)
+        if sampler is None:
             self.advice = "use torchdata's StatefulDataLoader, which has a position"
         elif is_ordered or self._generator is not None:
             self.resume, self.advice = "exact", ""
 
     def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
         """Start a pass with the generator in `state`, if it is given, and drop `start` batches."""
-        initial = None
-        if self._generator is not None:
-            if state is not None:
-                self._generator.set_state(state)
-            initial = self._generator.get_state()  # the order of the pass is drawn from it
+        if self._generator is not None and state is not None:
+            self._generator.set_state(state)
+        initial = self._get_generator_state()  # the order of the pass is drawn from it
         return Pass(self._skip(iter(self.data), start), initial)
+
+    def get_end_state(self, reading: Pass) -> Any:
+        """Return the state of the generator, from which the order of the next pass is drawn."""
+        return self._get_generator_state()
+
+    def _get_generator_state(self) -> Any:
+        return None if self._generator is None else self._generator.get_state()
 
 
 class TensorFlowSource(Source):
@@ -284,26 +338,42 @@ class TensorFlowSource(Source):
         self.kind = "tf.data.Dataset"
         cardinality = int(data.cardinality())
         self.length = cardinality if cardinality >= 0 else None
-        self._repeats = self.length is not None
-        self._reading: tuple[int, Any] | None = None  # the number of the next pass, and the iterator
+        self._epoch = 0
+        self._next: tuple[int, Any] | None = None  # the number of the next pass, and its iterator
 
     def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
         """Start a pass. A dataset of known length is one endless repetition, which shuffles each pass differently."""
-        if self._reading is not None and self._reading[0] == epoch and start == 0 and state is None:
-            iterator = self._reading[1]
+        following, self._next = self._next, None
+        if following is not None and following[0] == epoch and start == 0 and state is None:
+            iterator = following[1]
         else:
-            iterator = iter(self.data.repeat() if self._repeats else self.data)
+            iterator = self._iterate()
             if state is not None:
                 _restore_iterator(iterator, state)
             elif self.length is not None:
                 start += epoch * self.length
             self._skip(iterator, start)
-        self._reading = (epoch + 1, iterator) if self._repeats else None
+        self._epoch = epoch
+        if self.length is not None:
+            self._next = (epoch + 1, iterator)
         return Pass(iterator, _save_iterator(iterator))
 
     def get_state(self, reading: Pass) -> Any:
         """Return the files of a TensorFlow checkpoint of the iterator, by name."""
         return _save_iterator(reading.iterator)
+
+    def get_end_state(self, reading: Pass) -> Any:
+        """Return the state of the iterator of the next pass, whose order TensorFlow draws when it is made."""
+        if self._next is None:
+            self._next = (self._epoch + 1, self._iterate())
+        return _save_iterator(self._next[1])
+
+    def copy(self) -> "TensorFlowSource":
+        """Return a source with iterators of its own."""
+        return TensorFlowSource(self.data)
+
+    def _iterate(self) -> Any:
+        return iter(self.data.repeat() if self.length is not None else self.data)
 
     def shard(self, index: int, count: int) -> "TensorFlowSource":
         """Return the source of every `count`-th element from `index` on."""
@@ -316,28 +386,32 @@ def as_source(data: Any) -> Source:
     Raises:
       ConfigError: it can neither be iterated nor called, or it is a dataset with access by index.
     """
-    if type(data).__module__.startswith("datasets") and is_map_style(data):
+    if _is_of(data, "datasets") and is_map_style(data):
         raise _not_batches(data)
+    if _is_of(data, "tensorflow_datasets"):
+        data = getattr(data, "_ds", data)  # of `tfds.as_numpy`, which has no position, while this has one
     grain, torch, tensorflow = (sys.modules.get(name) for name in ("grain", "torch.utils.data", "tensorflow"))
     kinds: list[tuple[bool, Any]] = [
         (isinstance(data, list | tuple), SequenceSource),
         (grain is not None and isinstance(data, grain.MapDataset), GrainMapSource),
         (grain is not None and isinstance(data, (grain.IterDataset, grain.DataLoader)), GrainSource),
         (tensorflow is not None and isinstance(data, tensorflow.data.Dataset), TensorFlowSource),
-        (hasattr(data, "state_dict") and hasattr(data, "load_state_dict"), StateDictSource),
+        (_has_state_dict(data) and _is_of(data, "datasets"), HuggingFaceSource),
+        (_has_state_dict(data) and _is_of(data, "torchdata"), TorchDataSource),
+        (_has_state_dict(data), StateDictSource),
         (torch is not None and isinstance(data, torch.DataLoader), TorchSource),
         (hasattr(data, "__next__"), IteratorSource),
-        (hasattr(data, "__iter__"), Source),
+        (hasattr(data, "__iter__") and not isinstance(data, str | bytes), Source),
         (callable(data) and not isinstance(data, type), FunctionSource),
     ]
     for is_kind, kind in kinds:
         if is_kind:
             return kind(data)
-    if hasattr(data, "__getitem__"):
+    if hasattr(data, "__getitem__") and not isinstance(data, str | bytes):
         raise _not_batches(data)
     raise ConfigError(
         "a dataloader must be a config dict, an iterable of batches, or a function that returns an iterator, got "
-        f"{type(data).__name__}"
+        f"{data!r}"
     )
 
 
@@ -366,10 +440,9 @@ def is_map_style(data: Any) -> bool:
 
 
 def set_epoch(data: Any, epoch: int) -> None:
-    """Pass the epoch to the first of `set_epoch` of the data, its sampler, and the sampler of its batch sampler."""
-    sampler = getattr(data, "sampler", None)
-    nested = getattr(getattr(data, "batch_sampler", None), "sampler", None)
-    owners: list[Any] = [data, sampler, nested]
+    """Pass the epoch to `set_epoch` of the data, its sampler, its batch sampler or the sampler of that: the first."""
+    batch_sampler = getattr(data, "batch_sampler", None)
+    owners = [data, getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
     for owner in owners:
         if hasattr(owner, "set_epoch"):
             owner.set_epoch(epoch)
@@ -381,6 +454,24 @@ def _length(data: Any) -> int | None:
         return len(data)
     except TypeError:
         return None
+
+
+def _is_of(data: Any, package: str) -> bool:
+    return type(data).__module__.partition(".")[0] == package
+
+
+def _has_state_dict(data: Any) -> bool:
+    return hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
+
+
+def _has_shuffle_buffer(stream: Any) -> bool:
+    """Return whether a stream of Hugging Face `datasets` has a shuffle buffer in a step, or unknown steps."""
+    nodes: list[Any] = [getattr(stream, "_ex_iterable", None)]
+    for node in nodes:
+        if node is None or (type(node).__name__.startswith("BufferShuffled") and node.buffer_size > 1):
+            return True
+        nodes += [node.ex_iterable] if hasattr(node, "ex_iterable") else getattr(node, "ex_iterables", [])
+    return False
 
 
 def _has_iterator_state(data: Any) -> bool:
@@ -418,3 +509,4 @@ def _restore_iterator(iterator: Any, state: Mapping[str, bytes]) -> None:
         tf.train.Checkpoint(iterator=iterator).read(f"{directory}/iterator").assert_consumed()
 
 
+_END = object()
