@@ -29,6 +29,7 @@ BENCHMARKS = {
     "run": ("Whole run of a tiny network, compared with a hand-written loop", []),
     "host": ("Host overhead, compared with bare calls of the step", []),
     "startup": ("Startup", ["--rounds", "5"]),
+    "images": ("Images decoded from files, compared with grain, PyTorch and tf.data", []),
     "memory": ("Memory", []),
     "optim": ("Optimizer wrappers, compared with optax", []),
     "schedules": ("Schedules", []),

@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.data import select_arrays
 from jengine.errors import ConfigError
 
 
@@ -100,6 +99,8 @@ def plan(cfg: Mapping[str, Any]) -> str:
 
 def _report(runner: Any) -> str:
     import jax
+
+    from jengine.data import select_arrays
 
     strategy = runner.strategy
     batch = strategy.put_batch(select_arrays(runner.train_dataloader.example()))

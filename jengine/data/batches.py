@@ -4,6 +4,7 @@ Batch i of epoch e has the index e * length + i. Any index can be fetched on its
 can fetch different batches, and a resumed run starts at its position at once.
 """
 
+import atexit
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -95,23 +96,26 @@ class BatchSource:
 
 
 class BatchPrefetcher:
-    """Iterate over batches from an index on, and build them ahead in threads and worker processes.
+    """Iterate over batches from any index on, and build them ahead in threads and worker processes.
+
+    Worker w of n builds the batches w, w + n, w + 2n and so on. Threads and workers start at the
+    first `seek`.
 
     Args:
       source: the source of the batches.
-      first: index of the first batch.
       stop: index after the last batch.
       num_workers: worker processes; 0 for threads alone.
       num_threads: number of threads, in each worker if there are workers.
       prefetch_factor: batches that each worker or thread builds ahead.
 
     Attributes:
+      source: the source of the batches.
       next: index of the next batch.
-      stop: index after the last batch; after an error, that of the failed batch.
+      stop: index after the last batch; 0 after an error.
     """
 
     def __init__(
-        self, source: BatchSource, first: int, stop: int, num_workers: int, num_threads: int, prefetch_factor: int
+        self, source: BatchSource, stop: int, num_workers: int, num_threads: int, prefetch_factor: int
     ) -> None:
         import grain
         from absl import flags
@@ -119,22 +123,36 @@ class BatchPrefetcher:
         if num_workers and not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # grain reads absl flags, which a script without absl never parses
         threads = grain.ReadOptions(num_threads, num_threads * prefetch_factor)
-        dataset = grain.MapDataset.source(source)[first:stop].to_iter_dataset(threads)
-        if num_workers:
-            dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers, prefetch_factor))
-        self.next, self.stop = first, stop
-        self._iterators = [iter(dataset)]
-        # Also runs at exit, while the modules needed to end a worker still exist.
+        workers = max(num_workers, 1)
+        self._iterators = []
+        for worker in range(workers):
+            dataset = grain.MapDataset.source(source)[worker:stop:workers].to_iter_dataset(threads)
+            if num_workers:
+                # A pipeline of its own for each worker: grain cannot move several workers to another index.
+                dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(1, prefetch_factor))
+            self._iterators.append(iter(dataset))
+        self.source, self.next, self.stop = source, 0, stop
         self._close = weakref.finalize(self, _close, self._iterators)
+        # At exit before multiprocessing ends its queues, as it is imported by now: functions run in reverse order.
+        atexit.register(self._close)
+
+    def seek(self, index: int) -> None:
+        """Continue at `index`; threads and workers keep running, and drop the batches that they have built ahead."""
+        import grain
+
+        for worker, iterator in enumerate(self._iterators):
+            grain.experimental.set_next_index(iterator, -((worker - index) // len(self._iterators)))
+            iterator.start_prefetch()
+        self.next = index
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         try:
-            batch = next(self._iterators[0])
+            batch = next(self._iterators[self.next % len(self._iterators)])
         except Exception:
-            self.stop = self.next  # the iterator of a failed reader cannot be used again
+            self.stop = 0  # the iterator of a failed reader cannot be used again
             raise
         self.next += 1
         return batch
@@ -142,6 +160,7 @@ class BatchPrefetcher:
     def close(self) -> None:
         """End the threads and processes."""
         self._close()
+        atexit.unregister(self._close)
 
 
 def _close(iterators: list[Any]) -> None:

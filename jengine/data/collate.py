@@ -23,9 +23,14 @@ def default_collate(samples: Sequence[Any]) -> Any:
       ValueError: the samples differ in structure or shape; the message names the leaf.
     """
     try:
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *samples)
+        return jax.tree.map(_stack, *samples)
     except ValueError as error:
         raise ValueError(_describe_difference(samples)) from error
+
+
+def _stack(*leaves: Any) -> np.ndarray:
+    # `np.stack` makes an array of each number first
+    return np.array(leaves) if isinstance(leaves[0], np.generic | int | float) else np.stack(leaves)
 
 
 def stack_batches(batches: Sequence[Any]) -> Any:

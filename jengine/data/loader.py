@@ -29,7 +29,7 @@ class DataLoader:
         batch gets a mask, bool[batch_size], True for a real example: a dict the entry `mask`, a tuple or list the
         attribute `mask` (see `MaskedTuple`).
       num_workers: worker processes that build batches. Dataset and `collate_fn` must then pickle, and the script
-        needs `if __name__ == "__main__":`. Workers stay alive between epochs; `close` ends them.
+        needs `if __name__ == "__main__":`. Workers start once, and stay alive until `close`.
       num_threads: threads that build batches (in each worker, if there are any), for datasets that read files.
       prefetch_factor: batches that each worker, or each thread, builds ahead.
       collate_fn: list of samples -> batch; None stacks them.
@@ -168,8 +168,12 @@ class DataLoader:
         self._shift = (epoch, examples - start * self.batch_size)
 
     def example(self) -> Any:
-        """Return the first batch of the next epoch, read in this thread."""
-        return self._batch_source()[self.epoch * self._length]
+        """Return the first batch of the next epoch; the position does not change."""
+        epoch = self.epoch
+        first = epoch * self._length
+        if self.num_workers:  # not read here: a dataset that opens files at its first read cannot be pickled after it
+            return next(self._source(epoch, first, first + self._length))
+        return self._batch_source()[first]
 
     def copy_at_epoch(self, epoch: int) -> "DataLoader":
         """Return a loader of the same batches at the start of `epoch`; the position of this one does not change."""
@@ -197,11 +201,15 @@ class DataLoader:
         return batch
 
     def _source(self, epoch: int, first: int, end: int) -> Iterator[Any]:
-        """Return the batches from index `first` on; threads and workers that are at that position continue."""
+        """Return the batches from index `first` on, from the threads and workers that are running, if there are any."""
         prefetcher = self._prefetcher
-        if prefetcher is not None and first < prefetcher.stop:
+        is_shifted = self._shift[1] or (prefetcher is not None and prefetcher.source.shift[1])
+        if prefetcher is not None and first < prefetcher.stop and not is_shifted:
             distance = first - prefetcher.next
             if distance == 0 or (self._order.repeats and distance % self._length == 0):
+                return prefetcher
+            if isinstance(self._order, Sampler):
+                prefetcher.seek(first)
                 return prefetcher
         self.close()
         batches = self._batch_source()
@@ -209,9 +217,8 @@ class DataLoader:
         if not self.num_workers and not self.num_threads:
             return map(batches.__getitem__, range(first, end))
         stop = end if isinstance(self._order, IteratedSampler) or self._shift[1] else len(batches)
-        self._prefetcher = BatchPrefetcher(
-            batches, first, stop, self.num_workers, self.num_threads, self.prefetch_factor
-        )
+        self._prefetcher = BatchPrefetcher(batches, stop, self.num_workers, self.num_threads, self.prefetch_factor)
+        self._prefetcher.seek(first)
         return self._prefetcher
 
     def _batch_source(self) -> BatchSource:

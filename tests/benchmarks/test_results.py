@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import accelerator, by_hand, by_runner, cases
+from benchmarks import accelerator, by_hand, by_runner, cases, png_files
 from benchmarks.results import compare_ratios, lower_of, replace_section
 
 
@@ -94,3 +94,20 @@ def test_hand_written_loop_trains_like_the_runner(tmp_path, monkeypatch):
     ):
         assert jax.tree.structure(actual) == jax.tree.structure(expected)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), actual, expected)
+
+
+@pytest.mark.parametrize("settings", [{}, {"threads": 1}])
+def test_grain_and_jengine_decode_the_same_files_in_the_image_benchmark(tmp_path, settings):
+    pytest.importorskip("PIL")
+    paths = png_files.write_files(tmp_path, png_files.BATCH_SIZE)
+    settings_of_jengine = {f"num_{name}": count for name, count in settings.items()}
+    epochs = [
+        next(batches)
+        for batches in (png_files.grain_batches(paths, **settings), png_files.jengine_batches(paths, **settings_of_jengine))
+    ]
+    for epoch in epochs:
+        order = np.argsort(epoch["image"].reshape(len(paths), -1).astype(np.int64) @ np.arange(96 * 96 * 3))
+        epoch["image"], epoch["label"] = epoch["image"][order], epoch["label"][order]
+    assert epochs[0]["image"].shape == (64, 96, 96, 3)
+    assert np.array_equal(epochs[0]["image"], epochs[1]["image"])
+    assert np.array_equal(epochs[0]["label"], epochs[1]["label"])

@@ -176,7 +176,7 @@ def test_the_number_of_batches_per_epoch_can_be_limited():
 
 
 def test_what_cannot_be_iterated_is_refused():
-    with pytest.raises(ConfigError, match="must be a config dict, an iterable of batches, or a function .* got int"):
+    with pytest.raises(ConfigError, match="must be a config dict, an iterable of batches, or a function .* got 3"):
         IterableLoader(3, train=True)
 
 

@@ -1,3 +1,4 @@
+import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -176,27 +177,54 @@ def test_no_thread_is_started_by_default():
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("kind", [{"num_threads": 2}, {"num_workers": 1}])
-def test_prefetching_yields_the_same_batches_and_continues_across_epochs(kind):
+def running():
+    """Return the worker processes and threads of this process that read data."""
+    threads = {thread for thread in threading.enumerate() if thread.name.startswith("grain-prefetch")}
+    return threads | set(multiprocessing.active_children())
+
+
+@pytest.mark.parametrize("kind", [{"num_threads": 2}, {"num_workers": 2}])
+def test_prefetching_yields_the_same_batches_from_any_position_and_starts_once(kind):
     plain = DataLoader(make_dataset(10), 4, DefaultSampler(10, seed=1))
     prefetching = DataLoader(make_dataset(10), 4, DefaultSampler(10, seed=1), **kind)
-    assert load_epoch(prefetching, 0) == load_epoch(plain, 0)
-    running = prefetching._prefetcher
-    assert load_epoch(prefetching, 1) == load_epoch(plain, 1)
-    assert prefetching._prefetcher is running
-    if "num_threads" in kind:  # a second start of workers would take seconds
-        assert load_epoch(prefetching, 5, start=1) == load_epoch(plain, 5, start=1)
-        assert prefetching._prefetcher is not running
+    before = running()
+    assert next(iter(prefetching))["x"].tolist() == load_epoch(plain, 0)[0]  # as for the example of the shapes
+    started = running() - before
+    assert len(started) == 2
+    for epoch, start in [(0, 0), (1, 0), (5, 1), (0, 2)]:
+        assert load_epoch(prefetching, epoch, start) == load_epoch(plain, epoch, start)
+    assert running() - before == started
     prefetching.close()
-    assert prefetching._prefetcher is None
+    assert not started & set(multiprocessing.active_children())
+
+
+def test_a_dataset_that_opens_a_file_at_its_first_read_is_not_read_before_workers_start(tmp_path):
+    (tmp_path / "numbers").write_bytes(bytes(range(8)))
+
+    class Opened:
+        path, file = tmp_path / "numbers", None
+
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            self.file = self.file or self.path.open("rb")  # an open file cannot be pickled
+            self.file.seek(index)
+            return {"x": self.file.read(1)[0]}
+
+    loader = DataLoader(Opened(), 2, num_workers=1)
+    example = loader.example()["x"].tolist()
+    assert loader.state_dict() == {"epoch": 0, "position": 0, "examples": 0}
+    assert load_epoch(loader, 0) == [example, [2, 3], [4, 5], [6, 7]]
+    loader.close()
 
 
 def test_the_same_threads_repeat_an_unshuffled_pass():
     loader = DataLoader(make_dataset(4), 2, num_threads=1)
     first = load_epoch(loader, 0)
-    running = loader._prefetcher
+    started = running()
     assert load_epoch(loader, 0) == first == [[0, 1], [2, 3]]
-    assert loader._prefetcher is running
+    assert running() == started
     loader.close()
 
 
@@ -231,14 +259,18 @@ def test_an_error_of_the_dataset_is_raised_and_the_next_pass_reads_again(num_thr
 def test_a_script_with_running_workers_exits_without_output(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
+        "import tempfile\n"
+        "directory = tempfile.TemporaryDirectory()\n"  # finalizers are registered before multiprocessing is imported
         "import numpy as np\n"
         "from jengine.data import ArrayDataset, DataLoader\n"
         "if __name__ == '__main__':\n"
         "    loader = DataLoader(ArrayDataset({'x': np.arange(8)}), 2, num_workers=1)\n"
         "    print(next(iter(loader))['x'])\n"
+        "    loader.set_epoch(1)\n"
+        "    print(next(iter(loader))['x'])\n"
     )
     result = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
-    assert (result.stdout, result.stderr) == ("[0 1]\n", "")
+    assert (result.stdout, result.stderr) == ("[0 1]\n[0 1]\n", "")
 
 
 def test_samplers_and_datasets_pickle_for_worker_processes():

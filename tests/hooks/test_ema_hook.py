@@ -53,7 +53,7 @@ def test_start_iters_is_another_name_of_begin_iter():
 
 
 def fake_runner(**changes):
-    loop = types.SimpleNamespace(dataloader=range(4))
+    loop = types.SimpleNamespace(dataloader=range(4), epoch_length=4)
     return types.SimpleNamespace(
         **{
             **dict(max_iters=12, max_epochs=3, train_loop=loop, optim_wrapper=OptimWrapper(dict(type="SGD", lr=1.0))),

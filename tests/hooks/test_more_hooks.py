@@ -248,7 +248,7 @@ def trace_calls(monkeypatch):
 
 
 def run_profiled(hook, iters=12, length=4, tmp="/logs"):
-    loop = types.SimpleNamespace(dataloader=range(length))
+    loop = types.SimpleNamespace(dataloader=range(length), epoch_length=length)
     runner = types.SimpleNamespace(
         iter=0, log_dir=tmp, train_loop=loop, logger=logging.getLogger("test_more_hooks"), state=None,
         max_iters=iters, max_epochs=iters // length,

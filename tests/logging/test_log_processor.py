@@ -16,7 +16,7 @@ from jengine.registry import LOG_PROCESSORS
 
 
 def make_loop(size):
-    return types.SimpleNamespace(dataloader=[None] * size)
+    return types.SimpleNamespace(epoch_length=size)
 
 
 def make_runner(train=4, val=4, test=5, epoch=0, max_epochs=3, iteration=1, max_iters=12):

@@ -69,7 +69,7 @@ def test_data():
 def trainer(tmp_path):
     """Create a fake Runner of a training by epochs of ten iterations each."""
     logs = []
-    loop = types.SimpleNamespace(dataloader=range(10), by_epoch=True)
+    loop = types.SimpleNamespace(dataloader=range(10), by_epoch=True, epoch_length=10, epoch_start=0)
 
     class Trainer(types.SimpleNamespace):
         pass

@@ -50,10 +50,11 @@ class RecordingWriter(LogBufferWriter):
 
 def run_training(hook, trainer, iterations, epochs=1):
     """Call the stages of an iMIX hook and advance the counters of the trainer as in a training."""
-    trainer.train_loop.dataloader = range(iterations)
+    trainer.train_loop.epoch_length = iterations
     trainer.max_iters, trainer.max_epochs = iterations * epochs, epochs
     hook.before_train(trainer)
     for trainer.epoch in range(epochs):
+        trainer.train_loop.epoch_start = trainer.epoch * iterations
         hook.before_train_epoch(trainer)
         for inner in range(iterations):
             hook.before_train_iter(trainer, batch_idx=inner)
@@ -130,6 +131,7 @@ def test_the_line_in_the_terminal(trainer):
         trainer, iter_time=[0.5, 0.5, 2.0], data_time=[0.25], loss=[3.0, 1.5], loss_ce=[1.25], lr=[1e-4], acc=[0.5]
     )
     trainer.iter, trainer.epoch, trainer.max_epochs = 10, 1, 100
+    trainer.train_loop.epoch_start = 10
     CommonMetricLoggerHook(max_iter=1000).write(trainer)
     (line,) = trainer.logs
     # the median of the times is 0.5 s, and 990 iterations remain
