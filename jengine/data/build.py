@@ -4,10 +4,10 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from jengine.data.find_source import is_stream
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
 from jengine.data.samplers import DefaultSampler
-from jengine.data.sources import is_stream
 from jengine.errors import ConfigError, config_path
 from jengine.registry import DATA_SAMPLERS, DATASETS, as_config, check_arguments
 

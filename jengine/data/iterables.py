@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.data.collate import count_examples, default_collate, is_flat, pad_examples
+from jengine.data.collate import count_examples, default_collate, is_flat, is_numbers, pad_examples
+from jengine.data.find_source import as_source, set_epoch
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import with_mask
-from jengine.data.sources import Pass, Resume, as_source, set_epoch
+from jengine.data.sources import Pass, Resume
 from jengine.errors import ConfigError
 
 State = dict[str, Any]
@@ -369,22 +370,37 @@ class _Reader:
 
 
 def to_numpy(batch: Any) -> Any:
-    """Return a batch or example of another library with NumPy arrays: of tensors, numbers and lists of strings."""
+    """Return a batch or example of another library with NumPy arrays: of tensors, numbers, lists of numbers or strings.
+
+    Raises:
+      ValueError: a list of lists of different lengths; the message names the entry.
+    """
     if is_flat(batch):
         return batch
+    is_leaf = lambda node: _is_text(node) or (node is not batch and is_numbers(node))  # noqa: E731
+    try:
+        return jax.tree.map(_to_array, batch, is_leaf=is_leaf)
+    except ValueError as error:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch, is_leaf=is_leaf):
+            if type(leaf) is list and len({np.shape(np.asarray(item, object)) for item in leaf}) > 1:
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
+                raise ValueError(
+                    f"lists of numbers must have equal lengths to become an array, got others in the entry {name!r}; "
+                    "pad them, or leave the entry out"
+                ) from error
+        raise
 
-    def convert(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray | np.generic | jax.Array | str | bytes):
-            return leaf
-        if hasattr(leaf, "detach"):  # a torch tensor, recognized without importing torch
-            leaf = leaf.detach().cpu()
-        return np.asarray(leaf)
 
-    return jax.tree.map(convert, batch, is_leaf=_is_text)
+def _to_array(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray | np.generic | jax.Array | str | bytes):
+        return leaf
+    if hasattr(leaf, "detach"):  # a torch tensor, recognized without importing torch
+        leaf = leaf.detach().cpu()
+    return np.asarray(leaf)
 
 
 def _is_text(node: Any) -> bool:
-    """Return whether a node is a list of strings or other objects, such as file names."""
+    """Return whether a node is a list of strings, such as file names."""
     return type(node) in (list, tuple) and bool(node) and all(isinstance(item, str | bytes) for item in node)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jengine.config import check_keys
 from jengine.data import DataLoader, IterableLoader, check_dataloader
-from jengine.data.sources import as_source, is_stream
+from jengine.data.find_source import as_source, is_stream
 from jengine.errors import ConfigError, closest, config_path
 from jengine.evaluation import Evaluator, build_evaluator
 from jengine.hooks import CheckpointHook, Hook

@@ -7,20 +7,8 @@ import pytest
 
 from jengine.errors import ConfigError
 
+from .grain_ids import Ids
 from .stream_cases import train, train_with_restart
-
-
-class Ids:
-    """A source of 10 examples with access by index, as grain reads it."""
-
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, index):
-        return {"id": np.int32(index)}
-
-    def __repr__(self):
-        return "Ids()"
 
 
 def map_dataset():
@@ -31,9 +19,10 @@ def iter_dataset():
     return grain.MapDataset.source(Ids()).shuffle(seed=1).repeat().to_iter_dataset().batch(3)
 
 
-def grain_loader(num_epochs=None):
+def grain_loader(num_epochs=None, workers=0):
     sampler = grain.samplers.IndexSampler(10, shuffle=True, seed=0, num_epochs=num_epochs)
-    return grain.DataLoader(data_source=Ids(), sampler=sampler, operations=[grain.transforms.Batch(2)], worker_count=0)
+    batch = grain.transforms.Batch(2)
+    return grain.DataLoader(data_source=Ids(), sampler=sampler, operations=[batch], worker_count=workers)
 
 
 def batches():
@@ -66,6 +55,13 @@ def test_a_resumed_run_continues_with_the_next_batch(tmp_path, make_data, train_
     assert len(whole) == 12
     assert parts == whole
     assert runner.iter == 12
+
+
+def test_workers_of_grain_continue_with_the_next_batch(tmp_path):
+    arguments = dict(train_cfg=dict(by_epoch=False, max_iters=6), resume_policy=dict(data="exact"))
+    first, _ = train(tmp_path, lambda: grain_loader(workers=2), stop=5, **arguments)
+    second, _ = train(tmp_path, lambda: grain_loader(workers=2), resume=True, **arguments)
+    assert second == [*first[3:6]]
 
 
 def test_chunks_of_steps_save_the_position_after_their_last_step(tmp_path):
