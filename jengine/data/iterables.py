@@ -176,7 +176,8 @@ class IterableLoader:
         state, size = dict(state), self.batch_size
         set_epoch(self.source.data, state["epoch"])
         if self._reader.batch_size is None and size and state.get("batch_size", size) != size:
-            state = {**_start_of(state["epoch"]), "position": -1, "examples": state["examples"]}
+            initial = {"state": state["state"]} if self.source.snapshot_interval is None else {}  # that of the pass
+            state = {**_start_of(state["epoch"]), "position": -1, "examples": state["examples"], **initial}
         if size and state["examples"] != state["position"] * size:
             state["position"] = state["examples"] // size
             state["examples"] = state["position"] * size if self._reader.batch_size is None else state["examples"]
