@@ -8,9 +8,10 @@ wrapper as a tree level named `value`. The paths here omit that level, so a tree
 wrappers. Dict keys and fields named `value` are kept.
 """
 
+import difflib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,6 +48,18 @@ def leaves_with_path(tree: Any) -> list[tuple[str, Any]]:
 def flatten(tree: Any) -> dict[str, Any]:
     """Return the leaves of `tree` by dotted path, in JAX's flattening order."""
     return dict(leaves_with_path(tree))
+
+
+def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested dicts with the leaves at their dotted paths: `{'a.b': 1}` becomes `{'a': {'b': 1}}`."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, name = path.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return tree
 
 
 def map_with_path(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
@@ -91,6 +104,16 @@ def path_aliases(path: str) -> tuple[str, str]:
     """
     alias = torch_alias(path)
     return (path if "." in path else f".{path}", alias if "." in alias else f".{alias}")
+
+
+def closest_paths(path: str, candidates: Iterable[str]) -> str:
+    """Return a hint '; closest: ...' with up to three of `candidates` or their modules; empty if none is close."""
+    names: dict[str, None] = {}
+    for candidate in candidates:
+        parts = candidate.split(".")
+        names.update(dict.fromkeys(".".join(parts[:n]) for n in range(1, len(parts) + 1)))
+    close = difflib.get_close_matches(path, names, n=3, cutoff=0.5)
+    return f"; closest: {', '.join(close)}" if close else ""
 
 
 def _wrapper_types() -> tuple[type, ...]:

@@ -4,8 +4,10 @@ A registry imports the package with its built-in entries at the first look-up. T
 config can use any registered name without importing its module.
 """
 
+import difflib
 import importlib
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +16,7 @@ from jengine.errors import UnknownNameError, closest, config_path
 
 T = TypeVar("T", bound=Callable[..., Any])
 _LOGGER = logging.getLogger("jengine")
+_REGISTRIES: "weakref.WeakSet[Registry]" = weakref.WeakSet()
 
 
 class Registry:
@@ -31,6 +34,7 @@ class Registry:
         self._locations = [location]
         self._contrib = list(contrib)
         self._entries: dict[str, Callable[..., Any]] = {}
+        _REGISTRIES.add(self)
 
     def register_module(self, name: str | None = None, force: bool = False) -> Callable[[T], T]:
         """Return a decorator that registers a class or function, whose calls then check its arguments.
@@ -69,19 +73,23 @@ class Registry:
         """Return the entry registered as `key`.
 
         Args:
-          key: 'Name', 'scope.Name' (the scope is ignored), or a dotted import path.
+          key: 'Name', 'scope.Name' (the scope is ignored), or a dotted import path. If its module is next to a config
+            file, it is an import path.
 
         Raises:
-          KeyError: if there is no such entry; the message suggests the closest name.
+          KeyError: if there is no such entry; the message suggests the closest name. Errors of a module that is
+            imported keep their type.
         """
         module, _, name = key.rpartition(".")
+        if module and _is_next_to_config(module):
+            return self._import(key, name)
         self._import_entries(key, name)
         if key in self._entries:
             return self._entries[key]
         if name in self._entries:
             return self._entries[name]
-        if module and (imported := _import_attribute(module, name)) is not None:
-            return imported
+        if module:
+            return self._import(key, name)
         raise UnknownNameError(
             f"{self.name} must be a registered name or an import path, got {key!r}{closest(name, self._entries)}"
         )
@@ -112,6 +120,27 @@ class Registry:
         """
         entry, arguments = self._parse(cfg, {})
         check_arguments(entry, arguments, supplied=tuple(extra))
+
+    def _import(self, path: str, name: str) -> Callable[..., Any]:
+        """Import the class or function at `path`, whose last part is `name`.
+
+        Raises:
+          KeyError: there is none. Exception: an error of the imported module, with a note of the user's line.
+        """
+        from jengine.config.modules import import_attribute
+
+        try:
+            return import_attribute(path)
+        except UnknownNameError as error:
+            similar = difflib.get_close_matches(name, self._entries, n=1, cutoff=0.75)  # 'mmengine.Hok' for 'Hook'
+            hint = f"; did you mean {similar[0]!r}?" if similar and "did you mean" not in str(error) else ""
+            raise UnknownNameError(
+                f"{self.name} must be a registered name or an import path, got {path!r}: {error}{hint}"
+            ) from None
+
+    def registered(self, key: str) -> Callable[..., Any] | None:
+        """Return the entry registered as `key` so far, without importing anything."""
+        return self._entries.get(key)
 
     def _parse(self, cfg: Any, extra: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
         """Return the class or function of a config, and its arguments."""
@@ -198,16 +227,20 @@ def is_built_in(entry: Callable[..., Any]) -> bool:
     return entry.__module__.partition(".")[0] in ("jengine", "optax")
 
 
+def find_registered(name: str) -> list[Callable[..., Any]]:
+    """Return the entries called `name` in all registries so far, without importing anything."""
+    entries = (registry.registered(name) for registry in _REGISTRIES)
+    return [entry for entry in entries if entry is not None]
+
+
+def _is_next_to_config(module: str) -> bool:
+    from jengine.config.modules import find_directory
+
+    return find_directory(module) is not None
+
+
 def _full_name(entry: Callable[..., Any]) -> str:
     return f"{entry.__module__}.{entry.__qualname__}"
-
-
-def _import_attribute(module: str, name: str) -> Callable[..., Any] | None:
-    """Return `module.name`, or None if there is no such module or attribute."""
-    try:
-        return getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError:
-        return None
 
 
 _IMIX, _SELFSUP, _SEGMENTATION = (f"jengine.contrib.{name}" for name in ("imix", "selfsup", "segmentation"))

@@ -24,8 +24,9 @@ def run_page(page):
     return names
 
 
-@pytest.mark.parametrize("page", ["optim_tutorial.md"])
-def test_page_runs_from_top_to_bottom(page):
+@pytest.mark.parametrize("page", ["optim_tutorial.md", "finetuning.md"])
+def test_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     run_page(page)
 
 

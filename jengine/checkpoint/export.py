@@ -15,7 +15,7 @@ from jengine.checkpoint.files import (
     list_safetensors,
     read_safetensors,
 )
-from jengine.checkpoint.layout import INCOMING, STATE, find_checkpoint
+from jengine.checkpoint.layout import INCOMING, STATE, find_checkpoint, read_meta
 from jengine.checkpoint.report import CheckpointMismatchError, compare
 from jengine.checkpoint.restore import list_item_arrays
 from jengine.checkpoint.torch_layout import (
@@ -27,6 +27,7 @@ from jengine.checkpoint.torch_layout import (
     shape_of,
     statistic_layouts,
 )
+from jengine.model.lora import add_updates, has_updates
 from jengine.paths import flatten
 
 _WRITABLE = frozenset(np.dtype(dtype) for dtype in SAFETENSORS_DTYPES.values())
@@ -38,7 +39,8 @@ def export_params(
     """Write parameters to a safetensors file that a PyTorch model with the same structure can load.
 
     Args:
-      source: a checkpoint, or a work dir for its newest one; or parameters as a pytree of arrays.
+      source: a checkpoint, or a work dir for its newest one; or parameters as a pytree of arrays. The low-rank updates
+        in a checkpoint of `LoRA` are added to the kernels.
       path: the file to write; an existing one is replaced once the new one is complete.
       item: the dotted path of the parameters in a checkpoint.
       batch_stats: whether to export the running statistics of batch norms too. With a checkpoint: True, or the dotted
@@ -108,6 +110,9 @@ def _read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, An
     if isinstance(source, str | os.PathLike):
         params = _read_item(source, item)
         state = _read_item(source, "model_state" if batch_stats is True else batch_stats) if with_statistics else {}
+        if has_updates(params):
+            params = _merge_updates(source, params)
+            state = {path.removeprefix("state."): leaf for path, leaf in state.items() if path.startswith("state.")}
     elif batch_stats is True:
         raise TypeError("`batch_stats` must be the model state when `source` is a pytree, got True")
     else:
@@ -117,6 +122,14 @@ def _read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, An
     if with_statistics and not statistics:
         raise ValueError("the model state has no running statistics (mean, var); leave batch_stats out")
     return params, statistics
+
+
+def _merge_updates(source: str | os.PathLike[str], params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of the model inside a `LoRA`, whose parameters are `params`, by path."""
+    frozen, scales = (_read_item(source, f"model_state.{name}") for name in ("frozen", "scale"))
+    if read_meta(source).get("replicas") is not None:  # each replica has the same values
+        frozen, scales = ({path: leaf[0] for path, leaf in leaves.items()} for leaves in (frozen, scales))
+    return {path: np.asarray(leaf) for path, leaf in add_updates(params, frozen, scales).items()}
 
 
 def _read_item(source: str | os.PathLike[str], item: str) -> dict[str, np.ndarray]:

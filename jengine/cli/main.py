@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jengine.cli import ckpt, plan, predict
+from jengine.cli import ckpt, data, plan, predict
 from jengine.errors import ConfigError, closest
 
 # `optim_wrapper.optimizer.lr=0.1`, `max_epochs=2`, `--train_cfg.max_epochs=2`; not `--resumee=x`, a misspelled option
@@ -123,6 +123,10 @@ def _replay(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     run(args, _load_config(args, overrides))
 
 
+def _data(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    data.run(args, _load_config(args, overrides), _config_name(args))
+
+
 def _plan(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     plan.run(args, _load_config(args, overrides))
 
@@ -141,12 +145,17 @@ def _load_config(args: argparse.Namespace, overrides: Sequence[str]) -> dict[str
     from jengine.config import load_config, resolve
 
     cfg = resolve(load_config(args.config, overrides))
-    stem = os.path.splitext(os.path.basename(args.config.split(":")[0]))[0]
+    stem = _config_name(args)
     if args.work_dir:
         cfg["work_dir"] = args.work_dir
     cfg.setdefault("work_dir", os.path.join("work_dirs", stem))
     cfg.setdefault("experiment_name", stem)
     return cfg
+
+
+def _config_name(args: argparse.Namespace) -> str:
+    """Return the name of the config file without directory and suffix."""
+    return os.path.splitext(os.path.basename(args.config.split(":")[0]))[0]
 
 
 def _is_user_error(error: Exception, command: str) -> bool:
@@ -184,6 +193,11 @@ def _build_parser() -> argparse.ArgumentParser:
         "--epoch-length", type=int, metavar="N", help="iterations per epoch (by default, from the training data)"
     )
     schedule.set_defaults(run=_schedule)
+    data_parser = commands.add_parser(
+        "data", parents=[common], help="draw batches and print their shapes, ranges, speed and source"
+    )
+    data.add_arguments(data_parser)
+    data_parser.set_defaults(run=_data)
     replay = commands.add_parser("replay", parents=[common], help="repeat a dropped step to find its first bad value")
     replay.add_argument("dump", metavar="DUMP", help="the file named in the error of the numerics guard")
     replay.set_defaults(run=_replay)

@@ -1,6 +1,7 @@
 """Load config files, apply command-line overrides, merge and resolve configs, and write them to files."""
 
 from jengine.config.dump import dump_config as dump_config
+from jengine.config.dump import format_config as format_config
 from jengine.config.dump import parse_config as parse_config
 from jengine.config.dump import write_config as write_config
 from jengine.config.load import load_config as load_config

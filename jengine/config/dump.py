@@ -3,34 +3,55 @@
 import ast
 import importlib
 import math
+import operator
 import os
 import pathlib
+import re
 import warnings
 from typing import Any
 
 import numpy as np
 
 from jengine.config.load import MODULE_PREFIX
+from jengine.config.modules import find_directory
 from jengine.config.resolve import resolve
 from jengine.errors import ConfigError
+from jengine.registry import find_registered, is_built_in
 
 _WIDTH = 100
+_NO_PATH = (MODULE_PREFIX, "__main__", "__mp_main__")  # beginnings of module names that cannot be imported
 
 
-def dump_config(cfg: Any) -> str:
+def dump_config(cfg: Any, path: str | os.PathLike[str] | None = None) -> str:
     """Return the text of a Python file whose `get_config()` returns the config.
 
-    `load_config` reads an equal config from it. Classes and functions are written as their dotted import path, which
-    every registry resolves. A value that cannot be written (an array, an object, a class of the config file itself) is
-    replaced by its repr, with a warning.
+    `load_config` reads an equal config from it, and imports the modules of the user's classes. Classes and functions
+    are written as their dotted import path, which every registry resolves. A value that cannot be written (an array, an
+    object, a function in a function) is replaced by its repr, with a warning.
 
     Args:
       cfg: a dict or a ConfigDict.
+      path: the file that will have the text, to which the directories of modules are relative; absolute by default.
     """
-    return (
-        '"""The resolved config of a run."""\n\n\n'
-        f"def get_config() -> dict:\n    return {_literal(resolve(cfg), indent=4, path='')}\n"
-    )
+    text, problems = format_config(cfg, path)
+    for problem in problems:
+        warnings.warn(f"{problem}; wrote its repr", stacklevel=2)
+    return text
+
+
+def format_config(cfg: Any, path: str | os.PathLike[str] | None = None) -> tuple[str, list[str]]:
+    """Return the text of `dump_config`, and for each value that the file cannot reproduce a sentence with its path."""
+    writer = _Writer()
+    literal = writer.literal(resolve(cfg), indent=4, path="")
+    modules = {}
+    for directory, names in sorted(writer.modules.items()):
+        key = directory
+        if directory and path is not None:
+            key = pathlib.Path(os.path.relpath(directory, os.path.realpath(pathlib.Path(path).parent))).as_posix()
+        modules[key] = sorted(names)
+    listed = _MODULES.format(_Writer().literal(modules, indent=0, path="")) if modules else ""
+    text = f'"""The resolved config of a run."""\n{listed}\n\ndef get_config() -> dict:\n    return {literal}\n'
+    return text, writer.problems
 
 
 def parse_config(text: str) -> dict[str, Any]:
@@ -70,7 +91,7 @@ def write_config(cfg: Any, path: str | os.PathLike[str]) -> None:
       path: the file; its directory is created if it does not exist.
     """
     target = pathlib.Path(path)
-    text = cfg if isinstance(cfg, str) else dump_config(cfg)
+    text = cfg if isinstance(cfg, str) else dump_config(cfg, target)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -80,60 +101,100 @@ def write_config(cfg: Any, path: str | os.PathLike[str]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _literal(value: Any, indent: int, path: str) -> str:
-    """Return `value` as Python source: on one line if it fits, else one item per line."""
-    if type(value) in (list, tuple):
-        brackets = "[]" if isinstance(value, list) else "()"
-        items = [_literal(item, indent + 4, f"{path}[{i}]") for i, item in enumerate(value)]
-        comma = "," if brackets == "()" and len(items) == 1 else ""
-    elif isinstance(value, dict):
-        brackets, comma = "{}", ""
-        items = [
-            f"{_literal(key, indent + 4, path)}: {_literal(item, indent + 4, f'{path}.{key}' if path else str(key))}"
-            for key, item in value.items()
-        ]
-    else:
-        return _scalar(value, path)
-    line = f"{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
-    if "\n" not in line and indent + len(line) <= _WIDTH:
-        return line
-    margin = " " * indent
-    lines = [brackets[0], *(f"{margin}    {item}," for item in items), f"{margin}{brackets[1]}"]
-    return "\n".join(lines)
+_MODULES = """
+# Modules of the classes in the config, by directory, relative to this file; "" for those on sys.path.
+CONFIG_MODULES = {}
+"""
 
 
-def _scalar(value: Any, path: str) -> str:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if type(value) is float and not math.isfinite(value):
-        return f'float("{value}")'
-    if value is None or value is ... or type(value) in (bool, int, float, complex, str, bytes):
-        return repr(value)
-    if isinstance(value, os.PathLike):
-        return repr(os.fspath(value))
-    if isinstance(value, np.dtype):
-        return repr(value.name)
-    import_path = _find_import_path(value)
-    if import_path is None:
-        warnings.warn(
-            f"`{path}` must be a literal or importable to be written to a config file, got {type(value).__name__}; "
-            "wrote its repr",
-            stacklevel=2,
-        )
-    return repr(import_path or repr(value))
+class _Writer:
+    """Write values as Python source.
+
+    Attributes:
+      modules: the modules from which the values are imported, by directory; "" for those on `sys.path`.
+      problems: for each value that cannot be written a sentence with its path.
+    """
+
+    def __init__(self) -> None:
+        self.modules: dict[str, set[str]] = {}
+        self.problems: list[str] = []
+
+    def literal(self, value: Any, indent: int, path: str) -> str:
+        """Return `value` as source: on one line if it fits, else one item per line."""
+        if type(value) in (list, tuple):
+            brackets = "[]" if isinstance(value, list) else "()"
+            items = [self.literal(item, indent + 4, f"{path}[{i}]") for i, item in enumerate(value)]
+            comma = "," if brackets == "()" and len(items) == 1 else ""
+        elif isinstance(value, dict):
+            brackets, comma, items = "{}", "", []
+            for key, item in value.items():
+                source = self.literal(item, indent + 4, f"{path}.{key}" if path else str(key))
+                items.append(f"{self.literal(key, indent + 4, path)}: {source}")
+        else:
+            return self._scalar(value, path)
+        line = f"{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
+        if "\n" not in line and indent + len(line) <= _WIDTH:
+            return line
+        margin = " " * indent
+        lines = [brackets[0], *(f"{margin}    {item}," for item in items), f"{margin}{brackets[1]}"]
+        return "\n".join(lines)
+
+    def _scalar(self, value: Any, path: str) -> str:
+        if isinstance(value, np.generic):
+            value = value.item()
+        if type(value) is float and not math.isfinite(value):
+            return f'float("{value}")'
+        if type(value) is str:
+            self._add_modules_of(value, path)
+        if value is None or value is ... or type(value) in (bool, int, float, complex, str, bytes):
+            return repr(value)
+        if isinstance(value, os.PathLike):
+            return repr(os.fspath(value))
+        if isinstance(value, np.dtype):
+            return repr(value.name)
+        import_path = _find_import_path(value)
+        if import_path is not None:
+            self._add_modules_of(import_path, path)
+        else:
+            self.problems.append(
+                f"`{path}` must be a literal or importable to be written to a config file, got {type(value).__name__}"
+            )
+        return repr(import_path or repr(value))
+
+    def _add_modules_of(self, name: str, path: str) -> None:
+        """Add the modules in which a name in the config is defined: an import path, or a name that the user registered.
+
+        Built-in names need none; other strings rarely match.
+        """
+        if re.fullmatch(r"[\w-]+(\.\w+)+", name) and (directory := find_directory(name)) is not None:
+            self.modules.setdefault(directory, set()).add(name.partition(".")[0])
+        for entry in find_registered(name):
+            if is_built_in(entry):
+                continue
+            module = entry.__module__
+            if module.startswith(_NO_PATH):
+                self.problems.append(
+                    f"`{path}` must be registered in a module that can be imported, got {name!r}, which is registered "
+                    f"in {'a script' if module.startswith('__') else 'a config file with the name of another module'}"
+                )
+                continue
+            directory = find_directory(module) or ""
+            self.modules.setdefault(directory, set()).add(module)
 
 
 def _find_import_path(value: Any) -> str | None:
     """Return the shortest dotted path from which `value` can be imported, if there is one."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not module or not name or module.startswith(MODULE_PREFIX) or module == "__main__" or "." in name:
+    if not module or not name or module.startswith(_NO_PATH) or "<" in name:
         return None
     parts = module.split(".")
     for count in range(1, len(parts) + 1):  # prefer re-exports: `optax.adamw` to `optax._src.alias.adamw`
         package = ".".join(parts[:count])
         try:
-            if getattr(importlib.import_module(package), name, None) is value:
+            if operator.attrgetter(name)(importlib.import_module(package)) is value:
                 return f"{package}.{name}"
         except ImportError:
             return None
+        except AttributeError:
+            continue
     return None

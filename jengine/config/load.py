@@ -2,13 +2,11 @@
 
 import contextlib
 import difflib
-import importlib
 import inspect
 import itertools
 import os
 import pathlib
 import re
-import sys
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,20 +14,17 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jengine.config.containers import is_mapping
+from jengine.config.modules import add_config_module, import_listed, importable, is_free
 from jengine.config.overrides import apply_overrides
 from jengine.errors import ConfigError, closest
 
-MODULE_PREFIX = "_jengine_config_"  # names of no file: objects defined in a config file cannot be imported
-
-# The modules that config files imported from their own directory, by directory: two directories may each have a
-# `base.py`, and a module that registers classes must not run twice.
-_SIBLINGS: dict[str, dict[str, types.ModuleType]] = {}
+MODULE_PREFIX = "_jengine_config_"  # of config files whose own name is that of another module: not importable
 
 
 def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> ConfigDict:
     """Run a config file and apply overrides to the result of its `get_config()`.
 
-    The file can import modules of its own directory while it is loaded.
+    The file can import modules of its own directory, and its types can be import paths into them: 'my_net.MyCNN'.
 
     Args:
       path: the file. `path.py:argument` passes the string `argument` to `get_config`.
@@ -51,7 +46,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     if file.suffix != ".py":
         raise ConfigError(f"a config must be a Python file with a `get_config()`, got {str(file)!r}")
     file = file.resolve()
-    with _importable(file.parent):
+    with importable(file.parent):
         try:
             with _explain_dotted_keys():
                 cfg = _run(file, argument if colon else None)
@@ -66,10 +61,12 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
 
 
 def _run(file: pathlib.Path, argument: str | None) -> Any:
-    module = types.ModuleType(MODULE_PREFIX + re.sub(r"\W", "_", str(file.with_suffix(""))))
+    name = file.stem if is_free(file.stem, file) else MODULE_PREFIX + re.sub(r"\W", "_", str(file.with_suffix("")))
+    module = types.ModuleType(name)
     module.__file__ = str(file)
-    sys.modules[module.__name__] = module  # dataclasses and pickle look up their module
+    add_config_module(file, module)  # dataclasses and pickle look up their module
     exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
+    import_listed(vars(module).get("CONFIG_MODULES", {}), file)
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
         raise ConfigError(f"{str(file)!r} has no function `get_config()`")
@@ -80,35 +77,6 @@ def _run(file: pathlib.Path, argument: str | None) -> Any:
         problem = "takes no argument" if arguments else f"requires an argument; write {file.name}:argument"
         raise ConfigError(f"get_config{inspect.signature(get_config)} of {str(file)!r} {problem}") from None
     return get_config(*arguments)
-
-
-@contextlib.contextmanager
-def _importable(directory: pathlib.Path) -> Iterator[None]:
-    """Make the modules of `directory` importable, also if another config directory has modules of the same names."""
-    siblings = _SIBLINGS.setdefault(str(directory), {})
-    for other in _SIBLINGS.values():
-        for name, module in other.items():
-            top = directory / name.partition(".")[0]
-            if (
-                other is not siblings
-                and sys.modules.get(name) is module
-                and (top.is_dir() or top.with_suffix(".py").is_file())
-            ):
-                del sys.modules[name]
-    sys.modules.update(siblings)
-    before = set(sys.modules)
-    sys.path.insert(0, str(directory))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(str(directory))
-        for name in set(sys.modules) - before:
-            module = sys.modules[name]
-            inside = str(getattr(module, "__file__", None) or "").startswith(f"{directory}{os.sep}")
-            if inside and not name.startswith(MODULE_PREFIX):
-                siblings[name] = module
 
 
 @contextlib.contextmanager

@@ -160,11 +160,11 @@ class DataLoader:
             self.set_epoch(*divmod(examples // self.batch_size, self._length))
             return
         remaining = self._count_whole(self._order.samples_per_epoch(self.drop_last) - examples)
-        start = self._length - min(max(remaining, 0), self._length)
-        if start == self._length:
+        start, offset = divmod(examples, self.batch_size)
+        if offset:
+            start = self._length - min(remaining, self._length)
+        if remaining <= 0 or start >= self._length:
             epoch, start, examples = epoch + 1, 0, 0
-        if examples % self.batch_size == 0:
-            start = examples // self.batch_size
         self.set_epoch(epoch, start)
         self._shift = (epoch, examples - start * self.batch_size)
 

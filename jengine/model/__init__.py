@@ -4,6 +4,7 @@ from jengine.model.autocast import autocast as autocast
 from jengine.model.functional import FunctionalModel as FunctionalModel
 from jengine.model.labels import require_class_indices as require_class_indices
 from jengine.model.linen import LinenModel as LinenModel
+from jengine.model.lora import LoRA as LoRA
 from jengine.model.losses import CrossEntropy as CrossEntropy
 from jengine.model.losses import MeanSquaredError as MeanSquaredError
 from jengine.model.losses import SwitchedLoss as SwitchedLoss

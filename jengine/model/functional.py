@@ -125,7 +125,10 @@ class _NamedArguments:
     def __init__(
         self, role: str, fn: Callable[..., Any], names: Sequence[str], main: Sequence[str], optional: bool = False
     ) -> None:
-        parameters = inspect.signature(fn).parameters.values()
+        try:
+            parameters = list(inspect.signature(fn).parameters.values())
+        except ValueError:  # a builtin such as `dict`, which is called without arguments
+            parameters = []
         kinds = {p.kind for p in parameters}
         named = [p.name for p in parameters if p.name in names]
         other = [

@@ -83,3 +83,16 @@ class Model:
             f"a model must be a LinenModel or an NnxModel to be returned as a module, got {type(self).__name__}, whose "
             "variables are `runner.state.params` and `runner.state.model_state`"
         )
+
+    def base_variables(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+        """Return the variables under the paths that pretrained weights and sharding rules use.
+
+        These are the arguments, unless the model is an adapter around another, such as `LoRA`.
+        """
+        return params, model_state
+
+    def replace_base(
+        self, params: PyTree, model_state: PyTree, base_params: PyTree, base_state: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """Return the variables with those that `base_variables` returns replaced by `base_params` and `base_state`."""
+        return base_params, base_state

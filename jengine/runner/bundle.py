@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jengine.optim.schedules import schedulers_state_dict
+from jengine.runner.base_weights import loadable_variables
 from jengine.runner.failures import recreate_work_dir
 from jengine.runner.load_from import LoadFrom
 from jengine.runner.resume_data import collect_position, restore_position
@@ -169,14 +170,15 @@ def load_weights(runner: Runner, source: LoadFrom) -> None:
     is_evaluated = runner.train_loop is None  # then the weights are those that the run of the checkpoint has validated
     opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated)
     rest = dict(opened.meta)
-    initial = {"params": runner.state.params, "model_state": runner.state.model_state}
+    initial, to_run = loadable_variables(runner, [path.removeprefix("params.") for path in opened.structs])
     replicas = runner.strategy.replicas, rest.get("replicas")
     target = convert_replica_axis(initial, *replicas)
     options = {name: value for name, value in vars(source).items() if name not in ("path", "raw")}
     with _name_versions(opened.label, rest.get("meta", {})):
         params, model_state, report = load_pretrained(opened, target["params"], target["model_state"], **options)
     loaded = convert_replica_axis({"params": params, "model_state": model_state}, *reversed(replicas))
-    bundle: Bundle = {"state": _put_like(loaded, initial), **rest}
+    like = {"params": runner.state.params, "model_state": runner.state.model_state}
+    bundle: Bundle = {"state": _put_like(to_run(dict(loaded)), like), **rest}
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     weights = {item: bundle["state"][item] for item in initial}
     # Hook states derived from the weights, such as averages, start from the loaded weights.

@@ -175,8 +175,7 @@ def _check_loader(name: str, cfg: Any) -> None:
         if hasattr(cfg, "items"):
             check_dataloader(cfg)
         elif not isinstance(cfg, DataLoader | IterableLoader) and (_is_config(cfg) or not is_stream(cfg)):
-            as_source(cfg)  # raises the error that says what to pass
-
+            as_source(cfg)  # raises the error that lists what to pass
 
 
 def _check_loop(mode: str, cfg: Any) -> None:

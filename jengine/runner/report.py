@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 
+from jengine.config import format_config, write_config
 from jengine.logging import format_table
 from jengine.paths import flatten
 from jengine.runner.failures import recreate_work_dir
+from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.speed import format_speed, measure_speed
 
@@ -34,6 +36,39 @@ def describe_start(runner: Runner, groups: str) -> str:
             runner.get_hooks_info(),
         ]
     )
+
+
+def format_config_file(cfg: Mapping[str, Any], work_dir: str | os.PathLike[str]) -> tuple[str, list[str]]:
+    """Return the text of the config file in the work dir ('' without a config), and why it does not reproduce it."""
+    return format_config(cfg, os.path.join(work_dir, "config.py")) if cfg else ("", [])
+
+
+def write_config_file(runner: Runner, problems: Sequence[str]) -> None:
+    """Write the config to the work dir and to the visualizer, and log a warning if it cannot be run again.
+
+    Args:
+      runner: a run with a config.
+      problems: why the file does not reproduce a value, see `format_config`.
+    """
+    write_config(runner.cfg_text, os.path.join(runner.work_dir, "config.py"))
+    runner.visualizer.add_config(runner.cfg_text)
+    if problems:
+        runner.logger.warning(f"The config in {runner.work_dir} cannot be run again: {'; '.join(problems)}.")
+
+
+def log_start(runner: Runner, groups: str) -> None:
+    """Log a description of a run before training, and what it cannot do as configured.
+
+    Args:
+      runner: about to train.
+      groups: the table of its parameter groups.
+
+    Raises:
+      ConfigError: the position in the data cannot be saved, and `resume_policy.data` is 'exact'.
+    """
+    runner.logger.info(describe_start(runner, groups))
+    warn_if_chunks_are_blocked(runner)
+    warn_if_inexact(runner)
 
 
 def warn_if_chunks_are_blocked(runner: Runner) -> None:

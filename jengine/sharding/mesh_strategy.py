@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jengine import paths
 from jengine.logging import format_table
+from jengine.model import get_model
 from jengine.sharding.mesh import batch_axes, batch_parts, check_batch
 from jengine.sharding.placement import COLUMNS, Axis, Placement, placement_table
 from jengine.sharding.strategy import jit_init
@@ -68,7 +69,11 @@ class MeshStrategy:
         shapes = jax.eval_shape(make, *args)
         if not hasattr(shapes, "params"):
             return jit_init(make, self.platform, self.shardings(shapes, under="hook_state."))
-        self._assign_specs(shapes.params, None if model is None else model.logical_axes)
+        params, logical_axes = shapes.params, None
+        if model is not None:
+            base = get_model(model)
+            params, logical_axes = base.base_variables(params, shapes.model_state)[0], base.logical_axes
+        self._assign_specs(params, logical_axes)
 
         def make_state(*args: Any) -> PyTree:
             return self._add_replica_axis(make(*args))

@@ -9,7 +9,6 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jengine import paths
 from jengine.errors import ConfigError, closest, config_path
-from jengine.optim.param_groups.param_group import closest_paths
 
 logger = logging.getLogger("jengine")
 
@@ -89,7 +88,7 @@ class Placement:
         }
         for rule in self._rules:
             if rule.key not in used and not any(_matches(rule.key, path) for path in leaves):
-                message = f"rules: {rule.key!r} matches no parameter{closest_paths(rule.key, leaves)}"
+                message = f"rules: {rule.key!r} matches no parameter{paths.closest_paths(rule.key, leaves)}"
                 if self._strict:
                     raise ConfigError(message)
                 logger.warning(message)

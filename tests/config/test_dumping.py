@@ -2,6 +2,8 @@ import collections
 import glob
 import math
 import pathlib
+import sys
+import types
 
 import numpy as np
 import optax
@@ -9,7 +11,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from jengine.config import dump_config, load_config, parse_config, resolve, write_config
+from jengine.config.modules import import_attribute
 from jengine.errors import ConfigError
+from jengine.registry import Registry
 
 
 def dump_and_load(cfg, tmp_path):
@@ -68,10 +72,35 @@ def test_a_value_that_cannot_be_written_becomes_its_repr_with_a_warning(tmp_path
         assert dump_and_load({"mean": np.array([1, 2])}, tmp_path) == {"mean": "array([1, 2])"}
 
 
-def test_a_class_of_the_config_file_itself_is_not_written_as_an_import_path(write, tmp_path):
-    path = write("a.py", "class Hook: pass\ndef get_config():\n    return dict(hook=Hook)")
+def test_a_class_of_the_config_file_itself_is_written_as_its_import_path(write, tmp_path):
+    path = write("own.py", "class Outer:\n    class Hook: pass\ndef get_config():\n    return dict(hook=Outer.Hook)")
+    hook = load_config(path)["hook"]
+    text = dump_config({"hook": hook}, tmp_path / "run" / "config.py")
+    assert "CONFIG_MODULES = {'..': ['own']}" in text
+    assert f"CONFIG_MODULES = {{'{tmp_path}': ['own']}}" in dump_config({"hook": hook})
+    write_config(text, tmp_path / "run" / "config.py")
+    loaded = resolve(load_config(tmp_path / "run" / "config.py"))
+    assert loaded == {"hook": "own.Outer.Hook"}
+    assert import_attribute(loaded["hook"]) is hook
+
+
+def test_a_class_of_a_config_file_with_the_name_of_a_library_cannot_be_written(write, tmp_path):
+    path = write("optax.py", "class Hook: pass\ndef get_config():\n    return dict(hook=Hook)")
     with pytest.warns(UserWarning, match="`hook` must be .*, got type"):
         assert dump_and_load(load_config(path), tmp_path)["hook"].startswith("<class")
+    assert sys.modules["optax"] is optax
+
+
+def test_names_registered_in_the_users_modules_are_written_with_their_modules(tmp_path, monkeypatch):
+    registry = Registry("tool", "math")
+    module = types.ModuleType("project_tools")
+    registry.register_module("DumpedSaw")(type("DumpedSaw", (), {"__module__": "project_tools"}))
+    registry.register_module("DumpedAxe")(type("DumpedAxe", (), {"__module__": "__main__"}))
+    monkeypatch.setitem(sys.modules, "project_tools", module)
+    assert "CONFIG_MODULES = {'': ['project_tools']}" in dump_config({"tool": {"type": "DumpedSaw"}})
+    with pytest.warns(UserWarning, match=r"`tool\.type` must be registered in a module .* 'DumpedAxe', .* in a script"):
+        dump_config({"tool": {"type": "DumpedAxe"}})
+    assert "CONFIG_MODULES" not in dump_config({"hook": {"type": "EMAHook"}, "file": "project_tools.npz"})
 
 
 def test_long_dicts_have_one_line_per_item():

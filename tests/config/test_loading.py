@@ -6,6 +6,7 @@ from ml_collections import ConfigDict
 
 from jengine.config import load_config, resolve
 from jengine.errors import ConfigError
+from jengine.registry import MODELS
 
 
 def test_a_dict_and_a_config_dict_load_equally(write):
@@ -99,12 +100,37 @@ def test_an_argument_must_fit_get_config(write):
         load_config(needing)
 
 
-def test_a_config_imports_from_its_own_directory_and_only_while_it_loads(write):
-    one = write("one/config.py", "from shared_part import lr\ndef get_config():\n    return dict(lr=lr)")
+def test_the_directory_of_a_config_comes_first_while_it_loads_and_last_afterwards(write):
+    text = "import sys\nfrom shared_part import lr\ndef get_config():\n    return dict(lr=lr, path=sys.path[0])"
+    one = write("one/config.py", text)
     write("one/shared_part.py", "lr = 1.0")
     before = list(sys.path)
-    assert load_config(one).lr == 1.0
-    assert sys.path == before
+    assert load_config(one).to_dict() == {"lr": 1.0, "path": str(one.parent)}
+    assert sys.path == [*before, str(one.parent)]
+    load_config(one)
+    assert sys.path == [*before, str(one.parent)]
+
+
+def test_an_import_path_is_looked_up_next_to_the_config_that_was_loaded_last(write):
+    for name in ("one", "two"):
+        write(f"{name}/config.py", "def get_config():\n    return {}")
+        write(f"{name}/lookup_part.py", f"def where():\n    return {name!r}")
+    for name in ("one", "two", "one"):
+        load_config(write(f"{name}/config.py", "def get_config():\n    return {}"))
+        assert MODELS.get("lookup_part.where")() == name
+
+
+def test_config_modules_must_be_lists_by_directory(write):
+    path = write("a.py", "CONFIG_MODULES = ['x']\ndef get_config():\n    return {}")
+    with pytest.raises(ConfigError, match=r"`CONFIG_MODULES` must be a dict of lists of modules by directory, got"):
+        load_config(path)
+
+
+def test_a_config_may_list_modules_of_another_directory(write):
+    write("models/listed_net.py", "def net():\n    return 7")
+    path = write("configs/a.py", "CONFIG_MODULES = {'../models': ['listed_net']}\ndef get_config():\n    return {}")
+    load_config(path)
+    assert MODELS.get("listed_net.net")() == 7
 
 
 def test_modules_with_equal_names_in_two_directories_are_distinct_and_run_once(write):

@@ -16,6 +16,7 @@ EXAMPLES = {
     "nnx_model": dict(max_epochs=2),
     "plain_functions": dict(max_iters=30),
     "own_loop": dict(epochs=1),
+    "finetune_vit": dict(max_iters=100),
     "gan": dict(max_iters=30),
     "segment_digits": dict(max_epochs=2, train_images=128),
     "simsiam": dict(max_epochs=4),
@@ -73,6 +74,20 @@ def test_the_plain_functions_example_increases_its_penalty_and_averages_weights(
 
 def test_the_own_loop_example_learns():
     assert load_example("own_loop").main(**EXAMPLES["own_loop"]) > 0.15
+
+
+def test_the_finetuning_example_trains_updates_of_a_transformer_in_timms_layout(tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    runner = load_example("finetune_vit").main(work_dir=str(tmp_path), **EXAMPLES["finetune_vit"])
+    assert runner.validations[-1][2]["accuracy/top1"] > 0.6  # 0.1 by chance; a full run reaches 0.89
+    stored = safetensors.load_file(tmp_path / "pretrained" / "timm.safetensors")
+    assert stored["blocks.1.attn.qkv.weight"].shape == (96, 32)
+    assert stored["pos_embed"].shape == (1, 37, 32)  # of a 6x6 grid; that of the run is 4x4
+    frozen = runner.state.model_state["frozen"]
+    np.testing.assert_array_equal(frozen["layers_1"]["fc1"]["kernel"], stored["blocks.1.mlp.fc1.weight"].T)
+    exported = safetensors.load_file(tmp_path / "model.safetensors")
+    assert exported["layers.1.fc1.weight"].shape == (64, 32)
+    assert not np.array_equal(exported["layers.1.fc1.weight"], stored["blocks.1.mlp.fc1.weight"])
 
 
 def test_the_gan_example_trains_both_networks_in_one_program(tmp_path):

@@ -21,7 +21,6 @@ from jengine import paths
 from jengine.errors import ConfigError
 from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor, merge_equal
 from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree
-from jengine.optim.param_groups.param_group import closest_paths
 from jengine.optim.param_groups.paramwise_cfg import check_value
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
@@ -311,7 +310,7 @@ class UniterVQAOptimizerConstructor(UniterOptimizerConstructor):
         if not any(map(self._is_head, names)):
             raise ConfigError(
                 f"`paramwise_cfg.key_named_param` must be a part of a parameter's name, got {self.head!r}"
-                f"{closest_paths(self.head, names)}"
+                f"{paths.closest_paths(self.head, names)}"
             )
 
     def sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from jengine.model.model import Model
 from jengine.optim.optimizers.build import build_optimizer, reject_trailing_comma
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree
-from jengine.optim.param_groups.param_group import closest_paths
 from jengine.optim.param_groups.paramwise_cfg import check_custom_fields, check_rules, parse_custom_keys
 from jengine.optim.wrapper import OptimWrapper
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
@@ -260,7 +259,7 @@ class DefaultOptimWrapperConstructor:
         names = {alias for path in leaves for alias in paths.path_aliases(path)}
         for key in self.paramwise_cfg.get("custom_keys", {}):
             if key not in self.matched and not any(key in name for name in names):
-                text = f"custom_keys: {key!r} matches no parameter{closest_paths(key, leaves)}"
+                text = f"custom_keys: {key!r} matches no parameter{paths.closest_paths(key, leaves)}"
                 if self.paramwise_cfg.get("strict"):
                     raise ConfigError(text)
                 logger.warning(text)

@@ -7,7 +7,6 @@ from jengine import paths
 from jengine.errors import config_path
 from jengine.optim.optimizers.build import reject_trailing_comma
 from jengine.optim.param_groups.modules import get_params
-from jengine.optim.param_groups.param_group import closest_paths
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
@@ -83,7 +82,7 @@ def _select_modules(params: Any, modules: Sequence[str]) -> Any:
     for module in modules:
         below = [path for path in leaves if path == module or path.startswith(f"{module}.")]
         if not below:
-            raise ValueError(f"`modules` must have parameters, got {module!r}{closest_paths(module, leaves)}")
+            raise ValueError(f"`modules` must have parameters, got {module!r}{paths.closest_paths(module, leaves)}")
         for path in below:
             *parents, leaf = path.split(".")
             node = selected

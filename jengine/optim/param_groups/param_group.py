@@ -5,7 +5,6 @@ no group: then it is frozen. Frozen leaves are None in the trees that the chain 
 """
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -166,16 +165,6 @@ def assign_groups(params: Tree, members: Sequence[Sequence[str] | None]) -> Grou
     return GroupLayout(treedef, tuple(leaves), tuple(member.get(path) for path in leaves))
 
 
-def closest_paths(path: str, candidates: Iterable[str]) -> str:
-    """Return a hint '; closest: ...' with up to three of `candidates` or their modules; empty if none is close."""
-    names: dict[str, None] = {}
-    for candidate in candidates:
-        parts = candidate.split(".")
-        names.update(dict.fromkeys(".".join(parts[:n]) for n in range(1, len(parts) + 1)))
-    close = difflib.get_close_matches(path, names, n=3, cutoff=0.5)
-    return f"; closest: {', '.join(close)}" if close else ""
-
-
 def _first_group(group: Membership) -> int | None:
     return group[0] if isinstance(group, tuple) else group
 
@@ -223,7 +212,7 @@ def _find_leaves(path: str, leaves: Mapping[str, Any], is_partial: bool) -> list
     if not below and not is_partial:
         raise ValueError(
             f"`params` of a parameter group must be paths of parameters or modules, got {path!r}"
-            f"{closest_paths(path, leaves)}"
+            f"{paths.closest_paths(path, leaves)}"
         )
     return below
 

@@ -1,0 +1,156 @@
+"""Run `jengine data`: draw batches of a dataloader on the host, and describe them, their speed and their source."""
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jengine.errors import ConfigError, config_path, did_you_mean
+
+if TYPE_CHECKING:
+    from jengine.cli.drawn_batches import DrawnBatches
+
+_MODES = ("train", "val", "test")
+_MAX_IMAGES = 64
+_POSITION = {
+    "exact": "a resumed run continues with the same examples",
+    "replayed": "it is not saved; a resumed run reads and drops the batches before it, so it is exact only if the data "
+    "repeat their order",
+    "lost": "it is not saved; a resumed run continues with what the data yield next",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--batches", type=int, default=10, metavar="N", help="number of batches to draw (default: 10)")
+    parser.add_argument(
+        "--loader", choices=_MODES, default="train", help="the dataloader: train, val or test (default: train)"
+    )
+    parser.add_argument(
+        "--sheet",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="write a contact sheet of images as a PNG file (default: CONFIG_LOADER.png)",
+    )
+
+
+def run(args: argparse.Namespace, cfg: Mapping[str, Any], name: str) -> None:
+    """Draw batches and print the report. Neither the model nor an array on a device is created.
+
+    Args:
+      args: the options of the command.
+      cfg: a resolved config.
+      name: of the config, for the file of the contact sheet.
+
+    Raises:
+      ConfigError: invalid options, no such dataloader, or data without a batch or without images.
+      ImportError: `--sheet` without Pillow. Also the errors of the data.
+    """
+    from jengine.cli.contact_sheet import import_pillow
+    from jengine.cli.drawn_batches import draw_batches
+    from jengine.data import build_dataloader
+
+    mode, section = args.loader, f"{args.loader}_dataloader"
+    sheet = f"{name}_{mode}.png" if args.sheet == "" else args.sheet
+    if args.batches < 1:
+        raise ConfigError(f"`--batches` must be at least 1, got {args.batches}")
+    if sheet is not None:
+        if not sheet.endswith(".png"):
+            raise ConfigError(f"`--sheet` must be a .png file, got {sheet!r}")
+        import_pillow()
+    if cfg.get(section) is None:
+        given = ", ".join(mode for mode in _MODES if cfg.get(f"{mode}_dataloader") is not None) or "none"
+        advice = did_you_mean(section, cfg) if given == "none" else "; choose with --loader"
+        raise ConfigError(f"the config must have {section}, got data for: {given}{advice}")
+    seed = (cfg.get("randomness") or {}).get("seed") or 0
+    with config_path(section):
+        loader = build_dataloader(cfg[section], train=mode == "train", seed=seed)
+    try:
+        drawn = draw_batches(loader, args.batches, section)
+    finally:
+        loader.close()
+    print(f"{section}: {loader.kind}")
+    for label, text in _describe_loader(loader, drawn, args, cfg.get(f"{mode}_cfg")):
+        print(f"  {label:<20} {text}")
+    print(f"\n{_format_entries(drawn)}")
+    if sheet is not None:
+        print(f"\n{_write_sheet(drawn, loader.metainfo, sheet)}")
+
+
+def _describe_loader(loader: Any, drawn: "DrawnBatches", args: argparse.Namespace, loop: Any) -> list[tuple[str, str]]:
+    """Return the lines of the report that are about all batches."""
+    lines = []
+    if loader.dataset_size is not None and loader.dataset_size >= 0:
+        lines.append(("examples", f"{loader.dataset_size:,}"))
+    lines.append(("batch size", f"{loader.batch_size:,}"))
+    setting = f"{args.loader}_cfg.epoch_length"
+    given = loop.get("epoch_length") if isinstance(loop, Mapping) else None
+    length = f"unknown; `{setting}` sets it" if loader.length is None else f"{loader.length:,}"
+    lines.append(("batches per epoch", length if given is None else f"{given:,}, from `{setting}`"))
+    if drawn.count < args.batches:
+        lines.append(("", f"the pass over the data ended after {drawn.count} of {args.batches} batches"))
+    lines.append(("position", f"{loader.resume}: {_POSITION[loader.resume]}"))
+    if loader.advice and loader.resume != "exact":
+        lines.append(("", f"for an exact position: {loader.advice}"))
+    lines.append(("first batch", f"{drawn.seconds[0]:.3g} s, start of threads and workers included"))
+    if drawn.count > 1:
+        examples, seconds = sum(drawn.examples[1:]), sum(drawn.seconds[1:])
+        rate = examples / max(seconds, 1e-9)
+        lines.append(("speed after it", f"{rate:,.0f} examples/s on the host ({examples:,} in {seconds:.3g} s)"))
+    labels = drawn.find_labels()
+    if labels is not None:
+        lines.append((f"labels `{labels}`", _describe_labels(drawn, labels)))
+    return lines
+
+
+def _describe_labels(drawn: "DrawnBatches", path: str) -> str:
+    import numpy as np
+
+    classes, counts = np.unique(np.stack(list(drawn.iterate(path))), return_counts=True)
+    rare, frequent = counts.argmin(), counts.argmax()
+    return (
+        f"{len(classes)} classes in {counts.sum():,} examples, {classes[0]} to {classes[-1]}; fewest: {counts[rare]:,} "
+        f"of class {classes[rare]}, most: {counts[frequent]:,} of class {classes[frequent]}"
+    )
+
+
+def _format_entries(drawn: "DrawnBatches") -> str:
+    """Return the table of the entries of a batch, and what stays on the host."""
+    from jengine.cli.drawn_batches import HOST_REASONS, describe_entry
+    from jengine.logging import format_table
+
+    rows = [[path or "batch", *describe_entry(leaves)] for path, leaves in drawn.entries.items()]
+    kept = len(drawn.masks)
+    title = f"Entries of {kept} batch{'es' * (kept > 1)}"
+    if kept < drawn.count:
+        title += f", the first of {drawn.count}: more are not kept in memory"
+    lines = [format_table(["entry", "dtype", "shape", "values", "goes to"], rows, title=title)]
+    if drawn.varies():
+        lines.append("Shapes vary between batches: the step is compiled for each shape.")
+    for path, kind in drawn.host_entries.items():
+        lines.append(f"`{path}` stays on the host, for hooks and host metrics: {HOST_REASONS[kind]}.")
+    return "\n".join(lines)
+
+
+def _write_sheet(drawn: "DrawnBatches", metainfo: Any, file: str) -> str:
+    """Write the contact sheet and return a line about it.
+
+    Raises:
+      ConfigError: there is no image.
+    """
+    import itertools
+
+    from jengine.cli.contact_sheet import write_contact_sheet
+    from jengine.data.batch_check import describe_batch
+
+    path = drawn.find_images()
+    if path is None:
+        entries = describe_batch({path: leaves[0] for path, leaves in drawn.entries.items()})
+        raise ConfigError(
+            "`--sheet` must be given for data with images, uint8 or float [B, H, W, C] with 1, 3 or 4 channels, "
+            f"got {entries}"
+        )
+    images = list(itertools.islice(drawn.iterate(path), _MAX_IMAGES))
+    captions = drawn.list_captions(metainfo)[: len(images)] or [""] * len(images)
+    write_contact_sheet(file, images, captions)
+    return f"{len(images)} images of `{path}` written to {file}"

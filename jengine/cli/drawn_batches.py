@@ -1,0 +1,206 @@
+"""Draw batches of a loader and describe their entries: dtypes, shapes and ranges, and which are labels or images."""
+
+import contextlib
+import dataclasses
+import os
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine import paths
+from jengine.data import BatchCheck, BatchStream, list_host_entries
+from jengine.data.host_entries import is_array
+from jengine.data.iterables import to_numpy
+from jengine.data.masking import get_mask
+from jengine.errors import ConfigError, config_path
+
+_NUM_VALUES, _WIDTH = 3, 24  # values of a host entry in the table, and characters of each
+# Why arrays of a kind of NumPy dtype have no form on a device.
+HOST_REASONS = {
+    "O": "JAX has no arrays of Python objects",
+    "U": "JAX has no arrays of strings",
+    "S": "JAX has no arrays of bytes",
+    "M": "JAX has no arrays of dates",
+    "m": "JAX has no arrays of durations",
+}
+_TEXT = {"U": "str", "S": "bytes"}
+
+
+@dataclasses.dataclass
+class DrawnBatches:
+    """Hold the batches that were drawn.
+
+    Attributes:
+      seconds: the time to draw each batch.
+      examples: the number of examples of each batch without padding.
+      entries: the arrays of each entry by dotted path, one for each of the batches that are kept.
+      masks: bool[B] of the real examples of each batch that is kept, or a slice for all of them.
+      host_entries: the kind of the dtype of each entry that stays on the host, by dotted path.
+    """
+
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    examples: list[int] = dataclasses.field(default_factory=list)
+    entries: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
+    masks: list[np.ndarray | slice] = dataclasses.field(default_factory=list)
+    host_entries: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """The number of batches that were drawn."""
+        return len(self.seconds)
+
+    def iterate(self, path: str) -> Iterator[np.ndarray]:
+        """Yield the values of an entry for each real example."""
+        for leaf, mask in zip(self.entries[path], self.masks, strict=True):
+            yield from leaf[mask]
+
+    def varies(self) -> bool:
+        """Return whether an entry for the device has several shapes."""
+        on_device = (leaves for path, leaves in self.entries.items() if path not in self.host_entries)
+        return any(len({leaf.shape for leaf in leaves}) > 1 for leaves in on_device)
+
+    def find_labels(self) -> str | None:
+        """Return the path of an entry like labels: integers [B], at least 0, that repeat or are named so; else None."""
+        candidates = [path for path, leaves in self.entries.items() if all(map(_is_like_labels, leaves))]
+        named = [path for path in candidates if "label" in path.lower()]
+        repeated = [path for path in candidates if self._repeats(path)]
+        return next(iter([*named, *repeated]), None)
+
+    def find_images(self) -> str | None:
+        """Return the path of the first entry like images, uint8 or float [B, H, W, 1 | 3 | 4]; None without one."""
+        return next((path for path, leaves in self.entries.items() if all(map(_is_like_images, leaves))), None)
+
+    def list_captions(self, metainfo: Mapping[str, Any] | None) -> list[str]:
+        """Return the label of each real example, or else its string; empty without either.
+
+        Args:
+          metainfo: of the dataset; its `classes`, if there are any, are the names of the labels.
+        """
+        labels = self.find_labels()
+        if labels is not None:
+            classes = list((metainfo or {}).get("classes") or ())
+            indices = [int(label) for label in self.iterate(labels)]
+            return [str(classes[index]) if index < len(classes) else str(index) for index in indices]
+        texts = (path for path, leaves in self.entries.items() if leaves[0].dtype.kind == "U" and leaves[0].ndim == 1)
+        path = next(texts, None)
+        return [] if path is None else [os.path.basename(str(text)) for text in self.iterate(path)]
+
+    def _repeats(self, path: str) -> bool:
+        values = list(map(int, self.iterate(path)))
+        return len(set(values)) < len(values)
+
+
+def draw_batches(loader: Any, count: int, name: str, max_bytes: int = 2**30) -> DrawnBatches:
+    """Draw the first batches of a pass, with the checks of a run.
+
+    Args:
+      loader: a `DataLoader` or `IterableLoader`.
+      count: number of batches.
+      name: of the loader in messages: 'train_dataloader'.
+      max_bytes: of the batches that are kept, apart from the first one.
+
+    Raises:
+      ConfigError: there is no batch. Also the errors of the data, with notes of the batch and the line of the code.
+    """
+    drawn, check, num_bytes = DrawnBatches(), BatchCheck(name), 0
+    with contextlib.closing(BatchStream(loader)) as stream:
+        for index in range(count):
+            start = time.perf_counter()
+            with config_path(name), _noting_place(index):
+                taken = stream.take(1)
+                seconds = time.perf_counter() - start
+                if not taken:
+                    break
+                batch = to_numpy(check(taken.pop()))
+            mask = get_mask(batch)
+            drawn.seconds.append(seconds)
+            drawn.examples.append(loader.batch_size if mask is None else int(np.sum(mask)))
+            leaves = paths.flatten(batch)
+            num_bytes += sum(np.asarray(leaf).nbytes for leaf in leaves.values())
+            if index and num_bytes > max_bytes:
+                continue
+            # A copy: a worker needs the memory of its batch again.
+            for path, leaf in leaves.items():
+                drawn.entries.setdefault(path, []).append(np.array(leaf))
+            drawn.masks.append(slice(None) if mask is None else np.array(mask))
+            if not index:
+                drawn.host_entries = {path: np.asarray(leaves[path]).dtype.kind for path in list_host_entries(batch)}
+    if not drawn.count:
+        raise ConfigError(f"`{name}` must yield at least one batch, got none; check the data, and filters of it")
+    return drawn
+
+
+@contextlib.contextmanager
+def _noting_place(index: int) -> Iterator[None]:
+    """Add the batch and the line of the code to errors, of which the command line shows no traceback."""
+    try:
+        yield
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        error.add_note(f"in batch {index}, raised in {frame.name} at {frame.filename}:{frame.lineno}")
+        raise
+
+
+def describe_entry(leaves: Sequence[np.ndarray]) -> tuple[str, str, str, str]:
+    """Return dtype, shape, values and place of an entry as text.
+
+    Args:
+      leaves: its array in each batch.
+    """
+    dtypes = sorted({_TEXT.get(leaf.dtype.kind, str(leaf.dtype)) for leaf in leaves})
+    shapes = _merge_shapes([leaf.shape for leaf in leaves])
+    if not is_array(leaves[0]):
+        place = "host"
+    else:
+        dtype = leaves[0].dtype
+        on_device = jax.dtypes.canonicalize_dtype(dtype)
+        place = "device" if on_device == dtype else f"device, as {on_device}"
+    return ", ".join(dtypes), shapes, _describe_values(leaves), place
+
+
+def _merge_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
+    """Return one shape, with the smallest and largest length of an axis that varies: `[64, 12-40]`."""
+    if len(set(map(len, shapes))) > 1:
+        return " or ".join(sorted({str(list(shape)) for shape in shapes}))
+    axes = [(min(lengths), max(lengths)) for lengths in zip(*shapes, strict=True)]
+    return f"[{', '.join(str(low) if low == high else f'{low}-{high}' for low, high in axes)}]"
+
+
+def _describe_values(leaves: Sequence[np.ndarray]) -> str:
+    """Return the range of numbers, the share of True, or some of the other values."""
+    leaves = [leaf for leaf in leaves if leaf.size]
+    if not leaves:
+        return "empty"
+    if not is_array(leaves[0]):
+        values = leaves[0].ravel()[:_NUM_VALUES]
+        texts = [str(value) if value.dtype.kind in "Mm" else repr(value.item()) for value in map(np.asarray, values)]
+        more = ", ..." if sum(leaf.size for leaf in leaves) > len(texts) else ""
+        return ", ".join(text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..." for text in texts) + more
+    kind, size = leaves[0].dtype.kind, sum(leaf.size for leaf in leaves)
+    if kind == "b":
+        return f"{sum(int(leaf.sum()) for leaf in leaves) / size:.4g} of them True"
+    if kind in "iu":
+        return f"{min(int(leaf.min()) for leaf in leaves)} to {max(int(leaf.max()) for leaf in leaves)}"
+    if kind == "c":
+        return f"magnitude {_describe_values([np.abs(leaf) for leaf in leaves])}"
+    finite = [values for leaf in leaves if (values := leaf[np.isfinite(leaf)]).size]
+    if not finite:
+        return "not finite"
+    count = sum(values.size for values in finite)
+    low, high = min(float(values.min()) for values in finite), max(float(values.max()) for values in finite)
+    mean = sum(float(values.sum(dtype=np.float64)) for values in finite) / count
+    text = f"{low:.4g} to {high:.4g}, mean {mean:.4g}"
+    return text if count == size else f"{text}; {size - count:,} not finite"
+
+
+def _is_like_labels(leaf: np.ndarray) -> bool:
+    return leaf.dtype.kind in "iu" and leaf.ndim == 1 and bool((leaf >= 0).all())
+
+
+def _is_like_images(leaf: np.ndarray) -> bool:
+    is_number = leaf.dtype == np.uint8 or jax.dtypes.issubdtype(leaf.dtype, np.floating)
+    return is_number and leaf.ndim == 4 and leaf.shape[-1] in (1, 3, 4) and 0 not in leaf.shape

@@ -1,0 +1,185 @@
+"""Import the modules next to config files: while a config is loaded, and when a config names one of their classes.
+
+While a config file is loaded, its directory comes first on `sys.path`, as for a Python script. Afterwards it comes
+last: worker processes and imports inside functions find the modules, and no other import is shadowed by a file of the
+same name. A name in a config, `dict(type='my_net.MyCNN')`, is looked up next to the configs first.
+"""
+
+import contextlib
+import importlib
+import importlib.machinery
+import os
+import pathlib
+import sys
+import traceback
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jengine.errors import ConfigError, UnknownNameError, closest
+
+# The modules imported from each directory with configs, the directory used last at the end: two directories may each
+# have a `base.py`, and a module that registers classes must not run twice.
+_DIRECTORIES: dict[str, dict[str, types.ModuleType]] = {}
+
+
+@contextlib.contextmanager
+def importable(directory: pathlib.Path) -> Iterator[None]:
+    """Put `directory` first on `sys.path`, also if another config directory has modules of the same names.
+
+    Args:
+      directory: absolute path; from now on config names are looked up there before other config directories.
+    """
+    _DIRECTORIES[str(directory)] = _DIRECTORIES.pop(str(directory), {})
+    with _first_on_path(str(directory)):
+        yield
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))
+
+
+def add_config_module(file: pathlib.Path, module: types.ModuleType) -> None:
+    """Make the module of a config file importable under its name."""
+    sys.modules[module.__name__] = module
+    _DIRECTORIES[str(file.parent)][module.__name__] = module
+
+
+def is_free(name: str, file: pathlib.Path) -> bool:
+    """Return whether `name` can be the name of the module in `file`: no module outside config directories has it."""
+    if "." in name or name in sys.stdlib_module_names:
+        return False
+    loaded = sys.modules.get(name)
+    if loaded is not None and not any(siblings.get(name) is loaded for siblings in _DIRECTORIES.values()):
+        return False
+    others = [path for path in sys.path if path not in _DIRECTORIES]
+    spec = importlib.machinery.PathFinder.find_spec(name, others)
+    return spec is None or spec.origin is None or os.path.realpath(spec.origin) == str(file)
+
+
+def find_directory(module: str) -> str | None:
+    """Return the config directory with the top-level module of the dotted name `module`, the one used last first."""
+    top = module.partition(".")[0]
+    return next((path for path in reversed(_DIRECTORIES) if _contains(pathlib.Path(path), top)), None)
+
+
+def import_attribute(path: str) -> Any:
+    """Import a class or function by its dotted path, `package.module.Class` or `package.module.Class.method`.
+
+    Raises:
+      UnknownNameError: there is no such module, or it does not have the attribute.
+      Exception: an error of the module itself, ImportError or any other, with a note of the user's line.
+    """
+    parts = path.split(".")
+    directory = find_directory(parts[0])
+    with contextlib.nullcontext() if directory is None else _first_on_path(directory):
+        for count in range(len(parts) - 1, 0, -1):
+            module = _import_module(".".join(parts[:count]))
+            if module is not None:
+                return _get_attribute(module, parts[count:])
+    stems = {file.stem for file in pathlib.Path(next(reversed(_DIRECTORIES), os.devnull)).glob("*.py")}
+    hint = closest(parts[0], stems) if stems else ""
+    searched = " on sys.path" + (f" or in {', '.join(_DIRECTORIES)}" if _DIRECTORIES else "")
+    raise UnknownNameError(f"there is no module {parts[0]!r}{searched}{hint if 'did you mean' in hint else ''}")
+
+
+def import_listed(listed: Mapping[str, Sequence[str]], file: pathlib.Path) -> None:
+    """Import the modules that a config file lists as `CONFIG_MODULES`.
+
+    Args:
+      listed: directory -> names of modules. A directory is relative to that of the file, or to one above it, so that
+        a copy of the file in a subdirectory works too; '' for modules on `sys.path`.
+      file: absolute path of the config file.
+
+    Raises:
+      ConfigError: not of that form, or there is no such directory with these modules.
+    """
+    if not isinstance(listed, Mapping) or not all(
+        isinstance(key, str) and isinstance(names, Sequence) and not isinstance(names, str)
+        for key, names in listed.items()
+    ):
+        raise ConfigError(f"`CONFIG_MODULES` must be a dict of lists of modules by directory, got {listed!r}")
+    for key, names in listed.items():
+        with importable(_find_listed(key, names, file)) if key else contextlib.nullcontext():
+            for name in names:
+                importlib.import_module(name)
+
+
+def _find_listed(key: str, names: Sequence[str], file: pathlib.Path) -> pathlib.Path:
+    for parent in file.parents:
+        directory = pathlib.Path(os.path.normpath(parent / key))
+        if all(_contains(directory, name.partition(".")[0]) for name in names):
+            return directory
+    raise ConfigError(
+        f"`CONFIG_MODULES` must have the directory of {', '.join(names)}, got {key!r}, where these modules are not: "
+        "correct it in the file if one of them was moved"
+    )
+
+
+@contextlib.contextmanager
+def _first_on_path(directory: str) -> Iterator[None]:
+    siblings = _DIRECTORIES[directory]
+    for other in _DIRECTORIES.values():
+        for name, module in other.items():
+            top = pathlib.Path(directory, name.partition(".")[0])
+            if (
+                other is not siblings
+                and sys.modules.get(name) is module
+                and (top.is_dir() or top.with_suffix(".py").is_file())
+            ):
+                del sys.modules[name]
+    sys.modules.update(siblings)
+    before = set(sys.modules)
+    sys.path.insert(0, directory)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(directory)
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(f"{directory}{os.sep}"):
+                siblings[name] = sys.modules[name]
+
+
+def _contains(directory: pathlib.Path, top: str) -> bool:
+    return (directory / f"{top}.py").is_file() or (directory / top / "__init__.py").is_file()
+
+
+def _import_module(name: str) -> types.ModuleType | None:
+    """Return the module, None if it does not exist; errors in it get a note."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            return None
+        if line := _find_line(error):
+            error.add_note(line)
+        error.add_note(f"while importing {name!r}")
+        raise
+
+
+def _get_attribute(module: types.ModuleType, names: Sequence[str]) -> Any:
+    value: Any = module
+    for name in names:
+        if not hasattr(value, name):
+            public = [known for known in vars(module) if not known.startswith("_")]
+            file = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
+            hint = closest(name, public)
+            raise UnknownNameError(
+                f"the module {module.__name__!r}{file} has no {name!r}{hint if 'did you mean' in hint else ''}"
+            )
+        value = getattr(value, name)
+    return value
+
+
+def _find_line(error: Exception) -> str:
+    """Return the last line of the imported module, or of a module next to it, in the traceback of `error`."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen ") and frame.filename not in (__file__, importlib.__file__)
+    ]
+    if not frames:  # a SyntaxError, whose message has the line
+        return ""
+    directory = os.path.dirname(frames[0].filename)
+    frame = [frame for frame in frames if frame.filename.startswith(directory)][-1]
+    return f"in {frame.filename}, line {frame.lineno}: {frame.line}"

@@ -1,0 +1,267 @@
+"""Fine-tune a model with low-rank updates of chosen kernels, while its own parameters stay fixed.
+
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, https://arxiv.org/abs/2106.09685
+
+The fixed parameters are in the model state, so they have no gradients, no optimizer state and no averages, and are not
+part of the rules of the optimizer. The updates are added to the kernels inside the step.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+
+from jengine import paths
+from jengine.annotations import ConfigOf, Count, Index, Positive
+from jengine.errors import ConfigError, config_path
+from jengine.model.model import Losses, Model, PyTree
+from jengine.registry import MODELS, as_config, check_arguments
+
+_A, _B = ".lora_a", ".lora_b"
+# Modules whose kernels have one input axis followed by several output axes; in others only the last axis is an output.
+_PROJECTION = re.compile(r"(^|\.)(query|key|value|qkv|[qkv]|[qkv]_proj|qkv_proj)$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Define the update of the kernels that a rule matches.
+
+    Attributes:
+      rank: rank of the update.
+      alpha: the update is multiplied by `alpha / rank`; None for `rank`.
+      stacked: number of leading axes along which separate kernels are stacked, as by `nn.scan`.
+      in_axes: number of input axes that follow; by default 1 for query, key and value, else all but the last.
+    """
+
+    rank: Count
+    alpha: Positive | None = None
+    stacked: Index = 0
+    in_axes: Count | None = None
+
+
+@MODELS.register_module()
+class LoRA(Model):
+    """Train low-rank updates of the kernels of any model: `kernel + alpha / rank * reshape(lora_a @ lora_b)`.
+
+    `lora_a` f[in, rank] is random and `lora_b` f[rank, out] is zero, so that training starts from the model itself.
+    Input and output axes of a kernel are merged: those of a convolution to [height * width * in, out], those of an
+    attention to [in, heads * size]. The parameters of the model, in `model_state['frozen']`, are loaded by `load_from`
+    under their own names, and `jengine ckpt export` exports the sum.
+
+    Args:
+      model: the model or its config.
+      targets: regular expressions, found (`re.search`) in the dotted path of a parameter or in its torch alias; the
+        first that matches is used. Biases, and parameters with fewer than two axes, are not updated. A dict, or a list
+        of pairs, sets `rank`, `alpha`, `stacked` or `in_axes` of each rule: `[('attn', dict(rank=4))]`; see `Target`.
+      rank: rank of the updates.
+      alpha: factor of the updates, which are divided by their rank; None for the rank.
+      trainable: regular expressions for parameters that are trained themselves, such as a new head; they take
+        precedence over `targets`.
+
+    Raises:
+      ConfigError: a rule that matches no kernel, a rank that is larger than a kernel, or an invalid expression.
+    """
+
+    def __init__(
+        self,
+        model: Annotated[Any, ConfigOf(MODELS)],
+        targets: Sequence[Any] | Mapping[str, Any],
+        rank: Count = 8,
+        alpha: Positive | None = None,
+        trainable: Sequence[str] = (),
+    ) -> None:
+        with config_path("model"):
+            model = as_config(model)
+            self.model: Model = MODELS.build(model) if hasattr(model, "items") else model
+        with config_path("targets"):
+            self._targets = _parse_targets(targets, {"rank": rank, "alpha": alpha})
+        with config_path("trainable"):
+            self._trainable = [_compile(pattern) for pattern in trainable]
+        self._treedef: Any = None
+        self._paths: list[str] = []
+
+    @property
+    def module_types(self) -> Mapping[str, str]:  # type: ignore[override]
+        """The module types of the inner model."""
+        return self.model.module_types
+
+    @property
+    def logical_axes(self) -> Mapping[str, tuple[str | None, ...]]:  # type: ignore[override]
+        """The logical axes of the inner model."""
+        return self.model.logical_axes
+
+    def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
+        """Initialize the model and split its parameters into trained and fixed ones.
+
+        Returns:
+          Parameters: `lora_a` and `lora_b` below the path of each updated kernel, and the trainable parameters. Model
+          state: `frozen`, the fixed parameters; `scale`, f32[] for each updated kernel; `state`, that of the model.
+        """
+        params, model_state = self.model.init(rng, batch)
+        leaves = paths.flatten(params)
+        self._treedef, self._paths = jax.tree.structure(params), list(leaves)
+        trained = {path: leaf for path, leaf in leaves.items() if any(_matches(rule, path) for rule in self._trainable)}
+        self._check_all_match(leaves, trained)
+        frozen = {path: leaf for path, leaf in leaves.items() if path not in trained}
+        scales = {}
+        keys = jax.random.fold_in(rng, 0x10A)  # apart from the keys of the model
+        for index, (path, kernel) in enumerate(frozen.items()):
+            target = self._find_target(path, kernel)
+            if target is not None:
+                a, b = _init_pair(jax.random.fold_in(keys, index), path, kernel, target)
+                trained |= {path + _A: a, path + _B: b}
+                scales[path] = jnp.float32((target.alpha or target.rank) / target.rank)
+        return paths.nest(trained), {"frozen": paths.nest(frozen), "scale": paths.nest(scales), "state": model_state}
+
+    def merge_weights(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+        """Return the parameters and the state of the inner model, with the updates added to its kernels."""
+        frozen, scales = (paths.flatten(model_state[name]) for name in ("frozen", "scale"))
+        return self._unflatten(add_updates(paths.flatten(params), frozen, scales)), model_state["state"]
+
+    def base_variables(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
+        """Return the parameters and the state of the inner model without the updates."""
+        return self._unflatten({**paths.flatten(model_state["frozen"]), **paths.flatten(params)}), model_state["state"]
+
+    def replace_base(
+        self, params: PyTree, model_state: PyTree, base_params: PyTree, base_state: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        """Return the variables with those of the inner model replaced; the updates stay."""
+        base = paths.flatten(base_params)
+        new_params = paths.map_with_path(lambda path, leaf: base.get(path, leaf), params)
+        frozen = paths.map_with_path(lambda path, leaf: base[path], model_state["frozen"])
+        return new_params, {**model_state, "frozen": frozen, "state": base_state}
+
+    def loss(
+        self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
+    ) -> tuple[Losses, PyTree]:
+        """Return the losses of the updated model and the new model state."""
+        merged, state = self.merge_weights(params, model_state)
+        losses, state = self.model.loss(merged, state, batch, rng=rng, hyperparams=hyperparams)
+        return losses, {**model_state, "state": state}
+
+    def phase_loss(
+        self,
+        phase: str,
+        params: PyTree,
+        model_state: PyTree,
+        batch: PyTree,
+        *,
+        rng: jax.Array,
+        hyperparams: Mapping[str, Any],
+    ) -> tuple[Losses, PyTree]:
+        """Return the losses of one phase, see `loss`."""
+        merged, state = self.merge_weights(params, model_state)
+        losses, state = self.model.phase_loss(phase, merged, state, batch, rng=rng, hyperparams=hyperparams)
+        return losses, {**model_state, "state": state}
+
+    def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
+        """Return the predictions of the updated model."""
+        return self.model.predict(*self.merge_weights(params, model_state), batch)
+
+    def merge(self, params: PyTree, model_state: PyTree, *, train: bool = False) -> Any:
+        """Return the module of the inner model, with the updates added to its kernels."""
+        return self.model.merge(*self.merge_weights(params, model_state), train=train)
+
+    def _unflatten(self, leaves: Mapping[str, Any]) -> PyTree:
+        if self._treedef is None:
+            raise RuntimeError("LoRA: `init` must be called or traced before the model is used")
+        return self._treedef.unflatten([leaves[path] for path in self._paths])
+
+    def _find_target(self, path: str, kernel: Any) -> Target | None:
+        """Return the first rule that matches a parameter that can be updated."""
+        return next((target for rule, target in self._targets if _is_updated(path, kernel, rule, target)), None)
+
+    def _check_all_match(self, leaves: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
+        fixed = {path: leaf for path, leaf in leaves.items() if path not in trained}
+        for rule, target in self._targets:
+            if not any(_is_updated(path, leaf, rule, target) for path, leaf in fixed.items()):
+                kernels = {path: leaf for path, leaf in fixed.items() if _is_kernel(path, leaf, target)}
+                _raise_unmatched("targets", "a kernel that is not trained itself", rule, kernels)
+        for rule in self._trainable:
+            if not any(_matches(rule, path) for path in leaves):
+                _raise_unmatched("trainable", "a parameter", rule, leaves)
+
+
+def has_updates(params: Mapping[str, Any]) -> bool:
+    """Return whether parameters, by dotted path, are those of a `LoRA`."""
+    return any(path.endswith(_A) for path in params)
+
+
+def add_updates(
+    trained: Mapping[str, Any], frozen: Mapping[str, Any], scales: Mapping[str, Any]
+) -> dict[str, jax.Array]:
+    """Return the parameters of the inner model by dotted path.
+
+    Args:
+      trained: the parameters of `LoRA` by dotted path.
+      frozen, scales: the fixed parameters, and the factors of the updates, by dotted path.
+    """
+    merged = {**frozen, **{path: leaf for path, leaf in trained.items() if not path.endswith((_A, _B))}}
+    for path, scale in scales.items():
+        kernel = jnp.asarray(frozen[path])
+        update = jnp.matmul(trained[path + _A], trained[path + _B]) * scale
+        merged[path] = (kernel + update.reshape(kernel.shape)).astype(kernel.dtype)
+    return merged
+
+
+def _parse_targets(targets: Any, defaults: Mapping[str, Any]) -> list[tuple[re.Pattern[str], Target]]:
+    parsed = []
+    for item in targets.items() if hasattr(targets, "items") else targets:
+        pattern, settings = (item, {}) if isinstance(item, str) else item
+        with config_path(pattern):
+            arguments = {**defaults, **dict(settings)}
+            check_arguments(Target, arguments)
+            parsed.append((_compile(pattern), Target(**arguments)))
+    if not parsed:
+        raise ConfigError("LoRA: `targets` must have at least one rule, got none")
+    return parsed
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"LoRA: a rule must be a regular expression, got {pattern!r}: {error}") from None
+
+
+def _matches(rule: re.Pattern[str], path: str) -> bool:
+    return any(rule.search(alias) for alias in paths.path_aliases(path))
+
+
+def _is_kernel(path: str, leaf: Any, target: Target) -> bool:
+    """Return whether a parameter has inputs and outputs; the biases of an attention have two axes too."""
+    return leaf.ndim - target.stacked >= 2 and path.rpartition(".")[2] != "bias"
+
+
+def _is_updated(path: str, leaf: Any, rule: re.Pattern[str], target: Target) -> bool:
+    return _is_kernel(path, leaf, target) and _matches(rule, path)
+
+
+def _raise_unmatched(argument: str, required: str, rule: re.Pattern[str], candidates: Mapping[str, Any]) -> None:
+    hint = paths.closest_paths(rule.pattern, candidates)
+    raise ConfigError(
+        f"LoRA: each rule of `{argument}` must match {required}, got {rule.pattern!r}"
+        f"{hint or '; the first are ' + ', '.join(list(candidates)[:5])}"
+    )
+
+
+def _init_pair(key: jax.Array, path: str, kernel: jax.Array, target: Target) -> tuple[jax.Array, jax.Array]:
+    """Return `lora_a` f[..., in, rank] and `lora_b` f[..., rank, out] for a kernel."""
+    stacked, shape = kernel.shape[: target.stacked], kernel.shape[target.stacked :]
+    in_axes = target.in_axes
+    if in_axes is None:
+        in_axes = 1 if _PROJECTION.search(path.rpartition(".")[0]) else len(shape) - 1
+    if in_axes >= len(shape):
+        raise ConfigError(f"LoRA: `in_axes` must be below {len(shape)} for the kernel {path} {shape}, got {in_axes}")
+    size_in, size_out = math.prod(shape[:in_axes]), math.prod(shape[in_axes:])
+    if target.rank > min(size_in, size_out):
+        raise ConfigError(
+            f"LoRA: `rank` must be at most {min(size_in, size_out)} for the kernel {path} [{size_in}, {size_out}], "
+            f"got {target.rank}; set it for this rule, or match fewer parameters"
+        )
+    a = jax.random.normal(key, (*stacked, size_in, target.rank), kernel.dtype) / math.sqrt(size_in)
+    return a.astype(kernel.dtype), jnp.zeros((*stacked, target.rank, size_out), kernel.dtype)

@@ -1,0 +1,170 @@
+"""Check that the config in a work dir runs again, with the user's modules next to the original config."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jengine.checkpoint import load
+from jengine.cli import main
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+MY_NET = """
+import jax.numpy as jnp
+from flax import linen as nn
+from jengine.data import ArrayDataset
+from jengine.hooks import Hook
+from jengine.registry import HOOKS
+import numpy as np
+
+
+class MyNet(nn.Module):
+    width: int = 2
+
+    @nn.compact
+    def __call__(self, x):
+        import my_layers  # while the step is traced
+
+        return my_layers.scale(nn.Dense(self.width)(x)[:, 0])
+
+
+class Line(ArrayDataset):
+    def __init__(self, size=16):
+        x = np.linspace(-1, 1, size, dtype=np.float32)[:, None]
+        super().__init__(dict(x=x, target=2 * x[:, 0] + 1))
+
+
+@HOOKS.register_module(force=True)
+class CountingHook(Hook):
+    def after_run(self, runner):
+        runner.logger.info(f"counted {runner.iter} iterations")
+"""
+CONFIG = """
+import my_net  # registers the hook
+from jengine.hooks import Hook
+
+
+class OwnHook(Hook):
+    def after_run(self, runner):
+        runner.logger.info("my own hook")
+
+
+def get_config():
+    return dict(
+        model=dict(type="LinenModel", module=dict(type="my_net.MyNet"), loss=dict(type="MeanSquaredError"), inputs="x"),
+        train_dataloader=dict(batch_size=8, dataset=dict(type="my_net.Line")),
+        train_cfg=dict(max_epochs=1),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+        custom_hooks=[dict(type="CountingHook"), dict(type=OwnHook)],
+    )
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Write a project with a config and two modules next to it, and make it the working directory."""
+    configs = tmp_path / "project" / "configs"
+    configs.mkdir(parents=True)
+    (configs / "my_net.py").write_text(MY_NET)
+    (configs / "my_layers.py").write_text("def scale(x):\n    return 3.0 * x\n")
+    (configs / "config.py").write_text(CONFIG)  # as the file in the work dir is called
+    monkeypatch.chdir(configs.parent)
+    return configs.parent
+
+
+def jengine(*arguments, cwd):
+    code = "import sys; from jengine.cli import main; sys.exit(main())"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=cwd, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_config_of_a_run_runs_again_elsewhere_with_the_same_result(project, tmp_path):
+    first = jengine("train", "configs/config.py", "--work-dir", "work_dirs/a", cwd=project)
+    assert first.returncode == 0, first.stderr
+    assert "cannot be run again" not in first.stdout
+    written = (project / "work_dirs" / "a" / "config.py").read_text()
+    assert "CONFIG_MODULES = {'../../configs': ['config', 'my_net']}" in written
+    assert "'type': 'config.OwnHook'" in written
+    moved = tmp_path / "moved"
+    shutil.copytree(project, moved)
+    shutil.rmtree(project / "configs")
+    again = jengine("train", moved / "work_dirs/a/config.py", "--work-dir", moved / "b", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "counted 2 iterations" in again.stdout
+    assert "my own hook" in again.stdout
+    for path in ("work_dirs/a/epoch_1", "b/epoch_1"):
+        params = load(moved / path).params["Dense_0"]["kernel"]
+        np.testing.assert_array_equal(params, load(project / "work_dirs/a/epoch_1").params["Dense_0"]["kernel"])
+    # The copy of the visualizer and the config of the second run list the same modules.
+    (copy,) = (moved / "b").glob("*/vis_data/config.py")
+    shown = jengine("config", copy, cwd=tmp_path)
+    assert f"'{moved / 'configs'}': ['config', 'my_net']" in shown.stdout, shown.stderr
+
+
+def test_a_config_that_cannot_be_run_again_is_reported_with_its_key(project, capsys):
+    text = CONFIG.replace("dict(type=OwnHook)", "dict(type=OwnHook), dict(type=type('Local', (Hook,), {}))")
+    (project / "configs" / "local.py").write_text(text)
+    assert main(["train", "configs/local.py"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "cannot be run again" in line]
+    assert len(lines) == 1
+    assert "`custom_hooks[2].type` must be a literal or importable" in lines[0]
+
+
+def test_worker_processes_import_the_modules_next_to_the_config(project):
+    override = "--config.train_dataloader.num_workers=1"
+    process = jengine("train", "configs/config.py", override, "--work-dir", "workers", cwd=project)
+    assert process.returncode == 0, process.stderr
+    assert "counted 2 iterations" in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "line"),
+    [
+        ("\nimport torchh\n", "ModuleNotFoundError: No module named 'torchh'", "broken.py, line 2: import torchh"),
+        ("from my_layers import scal\n", "ImportError: cannot import name 'scal'", "broken.py, line 1: from my_layers"),
+        ("import helper\n", "NameError: name 'undefined' is not defined", "helper.py, line 1: x = undefined"),
+        ("class Net(:\n", "SyntaxError: invalid syntax (broken.py, line 1)", "while importing 'broken'"),
+        ("", "the module 'broken' ({file}) has no 'Net'", "must be a registered name or"),
+    ],
+)
+def test_an_import_that_fails_shows_its_own_error_and_line(project, capsys, module, error, line):
+    (project / "configs" / "broken.py").write_text(module)
+    (project / "configs" / "helper.py").write_text("x = undefined\n")
+    assert main(["train", "configs/config.py", "--config.model.module.type=broken.Net"]) == 2
+    shown = capsys.readouterr().err
+    assert error.format(file=project / "configs" / "broken.py") in shown
+    assert line in shown
+    assert "in the config at `model" in shown
+    assert "did you mean" not in shown
+
+
+def test_a_module_that_does_not_exist_is_named_with_the_closest(project, capsys):
+    assert main(["train", "configs/config.py", "--config.model.type=my_nets.MyCNN"]) == 2
+    shown = capsys.readouterr().err
+    assert "there is no module 'my_nets' on sys.path or in " in shown
+    assert "did you mean 'my_net'?" in shown
+    assert "SmallCNN" not in shown
+
+
+def test_a_moved_config_whose_modules_are_gone_says_which(project, tmp_path, capsys):
+    assert main(["train", "configs/config.py", "--work-dir", "work_dirs/a"]) == 0
+    copied = tmp_path / "elsewhere" / "config.py"
+    copied.parent.mkdir()
+    shutil.copy(project / "work_dirs" / "a" / "config.py", copied)
+    capsys.readouterr()
+    assert main(["train", str(copied)]) == 2
+    shown = capsys.readouterr().err
+    assert "`CONFIG_MODULES` must have the directory of config, my_net, got '../../configs'" in shown
+
+
+def test_a_file_next_to_the_config_takes_precedence_over_a_registered_name(project, capsys):
+    (project / "configs" / "nets.py").write_text(MY_NET.split("@HOOKS")[0].replace("MyNet", "SmallCNN"))
+    assert main(["train", "configs/config.py", "--config.model.module.type=nets.SmallCNN"]) == 0
+    assert "Dense_0.kernel" in capsys.readouterr().out
