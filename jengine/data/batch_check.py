@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jengine import paths
+from jengine.data.collate import is_flat
 from jengine.data.host_entries import is_array
 
 _INT32 = np.iinfo(np.int32)
@@ -32,7 +33,7 @@ class BatchCheck:
           TypeError: there is no array in it, so that nothing reaches the model.
           ValueError: it has another structure than the first, or an integer that the device would wrap around.
         """
-        structure = tuple(batch) if type(batch) is dict else jax.tree.structure(batch)
+        structure = tuple(batch) if is_flat(batch) else jax.tree.structure(batch)
         if self._structure is None:
             self._check_arrays(batch)
             self._first, self._structure = batch, structure

@@ -1,6 +1,7 @@
 """Adapt data of other libraries to the interface of `DataLoader`: batches, or examples to batch."""
 
 import copy
+import datetime
 import itertools
 import operator
 import warnings
@@ -18,6 +19,7 @@ from jengine.data.sources import Pass, Resume
 from jengine.errors import ConfigError
 
 State = dict[str, Any]
+_TEXT = (str, bytes, datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
 
 
 class IterableLoader:
@@ -371,7 +373,7 @@ class _Reader:
 
 
 def to_numpy(batch: Any) -> Any:
-    """Return a batch or example of another library with NumPy arrays: of tensors, numbers, lists of numbers or strings.
+    """Return a batch or example of another library with NumPy arrays, also for lists of numbers, strings or dates.
 
     Raises:
       ValueError: a list of lists of different lengths; the message names the entry.
@@ -401,8 +403,8 @@ def _to_array(leaf: Any) -> Any:
 
 
 def _is_text(node: Any) -> bool:
-    """Return whether a node is a list of strings, such as file names."""
-    return type(node) in (list, tuple) and bool(node) and all(isinstance(item, str | bytes) for item in node)
+    """Return whether a node is a list of strings or dates, such as file names."""
+    return type(node) in (list, tuple) and bool(node) and all(isinstance(item, _TEXT) for item in node)
 
 
 def _start_of(epoch: int) -> State:
