@@ -1,6 +1,5 @@
 """Check the batches of a loader on the host, before they are sent to the device."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -66,7 +65,9 @@ class BatchCheck:
     def _check_integers(self, batch: Any) -> None:
         leaves = batch.values() if type(batch) is dict else jax.tree.leaves(batch)
         for leaf in leaves:
-            if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iu" and leaf.dtype.itemsize == 8 and leaf.size:
+            if not isinstance(leaf, np.ndarray) or leaf.dtype.itemsize != 8 or leaf.dtype.kind not in "iu":
+                continue
+            if leaf.size:
                 low, high = int(leaf.min()), int(leaf.max())
                 if (low < _INT32.min or high > _INT32.max) and not jax.config.read("jax_enable_x64"):
                     self._raise_integers(batch, leaf, low, high)
@@ -78,14 +79,3 @@ class BatchCheck:
             f"batch {self._count}; leave the entry out, turn it into strings, which stay on the host, or set "
             "jax_enable_x64"
         )
-
-
-def describe_batch(batch: Any) -> dict[str, str]:
-    """Return the dtype and shape of each entry of a batch by dotted path: 'float32[64, 8, 8, 1]'."""
-    return {path: _describe(leaf) for path, leaf in paths.flatten(batch).items()}
-
-
-def _describe(leaf: Any) -> str:
-    if isinstance(leaf, Mapping) or not hasattr(leaf, "dtype"):
-        return type(leaf).__name__
-    return f"{leaf.dtype}{list(leaf.shape)}"
