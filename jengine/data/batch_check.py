@@ -1,5 +1,6 @@
 """Check the batches of a loader on the host, before they are sent to the device."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -79,3 +80,14 @@ class BatchCheck:
             f"batch {self._count}; leave the entry out, turn it into strings, which stay on the host, or set "
             "jax_enable_x64"
         )
+
+
+def describe_batch(batch: Any) -> dict[str, str]:
+    """Return the dtype and shape of each entry of a batch by dotted path: 'float32[64, 8, 8, 1]'."""
+    return {path: _describe(leaf) for path, leaf in paths.flatten(batch).items()}
+
+
+def _describe(leaf: Any) -> str:
+    if isinstance(leaf, Mapping) or not hasattr(leaf, "dtype"):
+        return type(leaf).__name__
+    return f"{leaf.dtype}{list(leaf.shape)}"
