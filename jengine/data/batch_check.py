@@ -67,7 +67,9 @@ class BatchCheck:
     def _check_integers(self, batch: Any) -> None:
         leaves = batch.values() if type(batch) is dict else jax.tree.leaves(batch)
         for leaf in leaves:
-            if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iu" and leaf.dtype.itemsize == 8 and leaf.size:
+            if not isinstance(leaf, np.ndarray) or leaf.dtype.itemsize != 8 or leaf.dtype.kind not in "iu":
+                continue
+            if leaf.size:
                 low, high = int(leaf.min()), int(leaf.max())
                 if (low < _INT32.min or high > _INT32.max) and not jax.config.read("jax_enable_x64"):
                     self._raise_integers(batch, leaf, low, high)
