@@ -99,7 +99,8 @@ def _read(dataset: Any, index: int) -> Any:
     try:
         return dataset[index]
     except Exception as error:
-        error.add_note(f"in sample {index} of {type(dataset).__name__}, which must have the samples 0 to N - 1")
+        hint = ", which must have the samples 0 to N - 1" if isinstance(error, KeyError) else ""
+        error.add_note(f"in sample {index} of {type(dataset).__name__}{hint}")
         raise
 
 
