@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 from jengine.distributed.heartbeat import Heartbeat
 from jengine.distributed.key_value_store import KeyValueStore
@@ -42,6 +42,14 @@ class ProcessError(RuntimeError):
     def __init__(self, message: str, processes: list[int]) -> None:
         super().__init__(message)
         self.processes = processes
+
+
+class Failure(NamedTuple):
+    """Describe why a run ends."""
+
+    by: int  # the process that reports it
+    processes: list[int]  # those that failed or are gone
+    reason: str  # 'is gone: ...', 'failed: ...'
 
 
 def describe_this_process() -> str:
@@ -79,7 +87,7 @@ class FailureDetector:
         self.store, self.index, self.count = store, index, count
         self.on_poll: Callable[[], None] | None = None
         self._poll, self._grace, self._answer_time = poll, grace, answer_time
-        self._failure: dict[str, Any] | None = None  # the first one: `by` a process, the failed `processes`, the `reason`
+        self._failure: Failure | None = None  # the first one of the run
         self._store_lost = False  # a read would block forever
         self._identities: dict[str, str] = {}
         self._exiting = threading.Event()  # an exception is about to end this process
@@ -165,7 +173,7 @@ class FailureDetector:
         self._exiting.set()
         if processes is None:
             assert self._failure is not None
-            processes = self._failure["processes"]
+            processes = self._failure.processes
         return ProcessError(message, processes)
 
     def handle_lost_service(self, reason: str = "the connection to it broke") -> None:
@@ -180,7 +188,7 @@ class FailureDetector:
             return
         self._store_lost = True
         if self._failure is None:
-            self._failure = {"by": self.index, "processes": [0], "reason": f"is gone: {reason}"}
+            self._failure = Failure(self.index, [0], f"is gone: {reason}")
         if not self._exiting.wait(self._grace):
             self._end_process()
 
@@ -194,19 +202,19 @@ class FailureDetector:
 
     def _describe_failure(self) -> str:
         assert self._failure is not None
-        processes, by = self._failure["processes"], self._failure["by"]
-        text = f"{', '.join(map(self.describe, processes))} {self._failure['reason']}"
+        by, processes, reason = self._failure
+        text = f"{', '.join(map(self.describe, processes))} {reason}"
         return f"{self.describe(by)} has ended the run: {text}" if self.index in processes else text
 
     def _is_ended_by_others(self) -> bool:
         """Return whether there is a failure, other than an error of this process."""
         if self._failure is None:
             return False
-        return self._failure["by"] != self.index or self.index not in self._failure["processes"]
+        return self._failure.by != self.index or self.index not in self._failure.processes
 
     def _publish(self, processes: list[int], reason: str) -> None:
         """Write a failure to the store, unless another process was first; the first one counts here too."""
-        failure = {"by": self.index, "processes": processes, "reason": reason}
+        failure = Failure(self.index, processes, reason)
         if not self._store_lost:
             with contextlib.suppress(Exception):  # another process was first, or the service is gone
                 self.store.key_value_set(f"{_FAILURE}/first", json.dumps(failure))
@@ -242,7 +250,7 @@ class FailureDetector:
     def _read_failure(self) -> None:
         if self._failure is None and not self._store_lost:
             for _, text in self.store.key_value_dir_get(_FAILURE):
-                self._failure = json.loads(text)
+                self._failure = Failure(*json.loads(text))
                 self.store.key_value_set(f"{_ACKNOWLEDGED}/{self.index}", "read", True)
 
     def _watch_store(self) -> None:
@@ -298,7 +306,7 @@ class FailureDetector:
     def _wait_for_acknowledgements(self) -> None:
         """Wait until all live processes have read the failure, or have ended."""
         deadline = time.monotonic() + 2 * self._answer_time
-        failed = [] if self._failure is None else self._failure["processes"]
+        failed = [] if self._failure is None else self._failure.processes
         while set(self._missing(_ACKNOWLEDGED)) - set(failed) and time.monotonic() < deadline:
             time.sleep(self._poll / 2)
 
