@@ -1,4 +1,4 @@
-"""Resume with another batch size or dataset: the run continues at the same example, or says what it repeats."""
+"""Resume with another batch size or dataset: the run continues at the same example, or logs what it repeats."""
 
 import itertools
 import types
