@@ -2,9 +2,9 @@
 
 A process that fails on the host writes its error to the key-value store of JAX's coordination service before it ends. A
 process that is killed writes nothing; it is detected by a roll call when a collective breaks, or by its missing
-heartbeats where none does, and the process that detects it writes that to the store. The first entry is the cause that all
-processes report: their own collectives break one after the other as others end. A thread reads the store a few times a
-second, which also works while the main thread waits on a device for a process that will never come.
+heartbeats where none does, and the process that detects it writes that to the store. The first entry is the cause that
+all processes report: their own collectives break one after the other as others end. A thread reads the store a few
+times a second, which also works while the main thread waits on a device for a process that will never come.
 """
 
 import contextlib
