@@ -65,7 +65,7 @@ class BatchCheck:
         )
 
     def _check_integers(self, batch: Any) -> None:
-        leaves = batch.values() if type(batch) is dict else jax.tree.leaves(batch)
+        leaves = batch.values() if is_flat(batch) else jax.tree.leaves(batch)
         for leaf in leaves:
             if not isinstance(leaf, np.ndarray) or leaf.dtype.itemsize != 8 or leaf.dtype.kind not in "iu":
                 continue

@@ -102,6 +102,8 @@ def test_integers_beyond_int32_are_an_error_that_names_the_loader_and_the_entry(
     assert "got 5 to 2147483648 in the entry 'id' of batch 1; leave the entry out" in str(error.value)
     with pytest.raises(ValueError, match="got 18446744073709551615 to .* in the entry '1'"):
         BatchCheck("train_dataloader")((np.zeros(1), np.array([2**64 - 1], np.uint64)))
+    with pytest.raises(ValueError, match="in the entry 'meta.id' of batch 0"):
+        BatchCheck("train_dataloader")({"x": np.zeros(1), "meta": {"id": np.array([2**40])}})
 
 
 def test_a_batch_with_other_entries_is_an_error_that_names_them():

@@ -31,7 +31,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 
 class OwnOrder(torch.utils.data.Sampler):
-    """Yield batches in an order that it does not tell, as a batch sampler of the user."""
+    """Yield batches in an order of its own, as a batch sampler of the user."""
 
     def __iter__(self):
         return iter([[1, 0], [3, 2]])
