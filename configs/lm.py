@@ -1,11 +1,10 @@
 """Train a decoder-only language model, on one device or many.
 
     jengine train configs/lm.py:tiny
-    jengine train configs/lm.py:1b --config.train_dataloader.dataset.tokens=tokens.npy
     jengine plan configs/lm.py:1b --devices 256
 
-`tiny` learns the bytes of generated sentences in a minute on a CPU. `1b` has a billion parameters and needs your tokens.
-docs/scale.md derives the memory that a size takes on each chip.
+`tiny` learns the bytes of generated sentences in a minute on a CPU. `1b` has a billion parameters, to be trained on your
+own tokens. docs/scale.md shows how, and derives the memory that a size takes on each chip.
 """
 
 from ml_collections import ConfigDict
@@ -14,10 +13,10 @@ SIZES = {
     "tiny": dict(width=64, depth=2, heads=4, mlp_width=192, vocab_size=256),
     "1b": dict(width=2048, depth=16, heads=16, mlp_width=6144, vocab_size=32768),
 }
-# Examples of all devices in a step, tokens of an example, steps, steps of warm-up, learning rate.
+# Examples in a step, tokens of an example, sentences of the text, steps, steps of warm-up, learning rate.
 RECIPES = {
-    "tiny": dict(batch_size=16, length=64, iters=300, warmup=20, lr=5e-3),
-    "1b": dict(batch_size=256, length=2048, iters=100_000, warmup=2000, lr=3e-4),
+    "tiny": dict(batch_size=16, length=64, sentences=2000, iters=300, warmup=20, lr=5e-3),
+    "1b": dict(batch_size=256, length=2048, sentences=100_000, iters=100_000, warmup=2000, lr=3e-4),
 }
 
 # The first axis of `layers` is the layer. `fsdp` divides the parameters of each matrix product along one of its axes,
@@ -57,12 +56,12 @@ def get_config(size: str = "tiny") -> ConfigDict:
 
     config.train_dataloader = dict(
         batch_size=recipe["batch_size"],
-        dataset=dict(type="Sentences", length=recipe["length"]),
+        dataset=dict(type="Sentences", length=recipe["length"], sentences=recipe["sentences"]),
         drop_last=True,
     )
     config.val_dataloader = dict(
         batch_size=recipe["batch_size"],
-        dataset=dict(type="Sentences", length=recipe["length"], split="test", sentences=400),
+        dataset=dict(type="Sentences", length=recipe["length"], sentences=recipe["sentences"] // 5, split="test"),
     )
     config.val_evaluator = dict(type="MeanLoss", loss=dict(type="CrossEntropy", label="targets"))
 
