@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jengine.model.constrain import constrain
 from jengine.registry import MODELS
 
+BATCH = ("data", "fsdp")  # axes of the mesh over which examples are sharded
 ROTARY_BASE = 10_000.0  # ratio of the longest to the shortest wavelength of the rotary position embedding
 
 
@@ -58,6 +60,7 @@ class DecoderBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
         """Return tokens f[B, T, D] of tokens `x` f[B, T, D], and None, the output of a layer."""
+        x = constrain(x, BATCH)
         x = x + CausalAttention(self.heads, name="attn")(nn.RMSNorm(name="attn_norm")(x))
         x = x + GatedMLP(self.mlp_width, name="mlp")(nn.RMSNorm(name="mlp_norm")(x))
         return x, None
@@ -68,7 +71,8 @@ class TransformerLM(nn.Module):
     """Predict the next token with a decoder-only transformer.
 
     The blocks are one `nn.scan` over parameters that are stacked along a leading axis, [depth, ...], so the time to
-    compile does not grow with the depth.
+    compile does not grow with the depth. On a mesh, tokens stay sharded by examples: without that constraint XLA may
+    shard them like the parameters, and exchange tokens instead of parameters.
 
     Attributes:
       vocab_size: number of different tokens.
@@ -105,8 +109,9 @@ class TransformerLM(nn.Module):
         # The loop of the scan already prevents XLA from merging the repeated computation with the first one.
         block = nn.remat(DecoderBlock, prevent_cse=False) if self.remat else DecoderBlock
         layers = nn.scan(block, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)
-        x, _ = layers(self.heads, self.mlp_width, name="layers")(x, None)
-        return nn.Dense(self.vocab_size, use_bias=False, name="head")(nn.RMSNorm(name="norm")(x))
+        x, _ = layers(self.heads, self.mlp_width, name="layers")(constrain(x, BATCH), None)
+        x = nn.RMSNorm(name="norm")(constrain(x, BATCH))
+        return constrain(nn.Dense(self.vocab_size, use_bias=False, name="head")(x), BATCH, None, "tensor")
 
 
 def rotate(x: jax.Array) -> jax.Array:
