@@ -3,8 +3,8 @@
     jengine train configs/lm.py:tiny
     jengine plan configs/lm.py:1b --devices 256
 
-`tiny` learns the bytes of generated sentences in a minute on a CPU. `1b` has a billion parameters, to be trained on your
-own tokens. docs/scale.md shows how, and derives the memory that a size takes on each chip.
+`tiny` learns the bytes of generated sentences in a minute on a CPU. `1b` has a billion parameters, to be trained on
+your own tokens. docs/scale.md shows how, and derives the memory that a size takes on each chip.
 """
 
 from ml_collections import ConfigDict
