@@ -13,7 +13,7 @@ SIZES = {
     "tiny": dict(width=64, depth=2, heads=4, mlp_width=192, vocab_size=256),
     "1b": dict(width=2048, depth=16, heads=16, mlp_width=6144, vocab_size=32768),
 }
-# Examples that a process reads for a step, tokens of an example, sentences of the text, steps, steps of warm-up, learning rate.
+# Examples of a step on a process, tokens of an example, sentences of the text, steps, steps of warm-up, learning rate.
 RECIPES = {
     "tiny": dict(batch_size=16, length=64, sentences=2000, iters=300, warmup=20, lr=5e-3),
     "1b": dict(batch_size=8, length=2048, sentences=50_000, iters=100_000, warmup=2000, lr=3e-4),
