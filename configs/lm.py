@@ -63,10 +63,13 @@ def get_config(size: str = "tiny") -> ConfigDict:
         batch_size=recipe["batch_size"],
         dataset=dict(type="Sentences", length=recipe["length"], sentences=recipe["sentences"] // 5, split="test"),
     )
+    config.test_dataloader = config.val_dataloader
     config.val_evaluator = dict(type="MeanLoss", loss=dict(type="CrossEntropy", label="targets"))
+    config.test_evaluator = config.val_evaluator
 
     config.train_cfg = dict(by_epoch=False, max_iters=recipe["iters"], val_interval=recipe["iters"] // 10)
     config.val_cfg = dict()
+    config.test_cfg = dict()
 
     # No weight decay for norms and for the embedding.
     config.optim_wrapper = dict(
