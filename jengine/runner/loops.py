@@ -467,6 +467,10 @@ class EvalLoop:
         )
         self._step = strategy.compile_eval_step(self._traced)
 
+    def trace(self, params: PyTree, model_state: PyTree, metrics: PyTree, batch: PyTree) -> jax.stages.Traced:
+        """Trace the evaluation step, without compiling it, for arrays or `jax.ShapeDtypeStruct`s with shardings."""
+        return self._step.trace(params, model_state, metrics, batch)
+
     def run(self) -> dict[str, float]:
         """Evaluate once and return the metrics by name."""
         with self.runner.phase_timer.phase(self._phase):
