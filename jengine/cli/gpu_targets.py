@@ -1,7 +1,7 @@
-"""Describe GPUs to XLA's compiler, which otherwise asks the device that it compiles for.
+"""Describe GPUs to XLA's compiler, which otherwise queries the device that it compiles for.
 
-The figures are from NVIDIA's data sheets and whitepapers of H100 SXM, A100 SXM 80 GB and HGX B200, and from the table of
-compute capabilities in the CUDA C++ programming guide.
+The figures are from NVIDIA's data sheets and whitepapers of H100 SXM, A100 SXM 80 GB and HGX B200, and from the table
+of compute capabilities in the CUDA C++ programming guide.
 """
 
 from typing import NamedTuple

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jengine.cli.topologies import Topology, check_compiler, parse_topology
 from jengine.errors import ConfigError
 
 
@@ -14,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     devices = parser.add_mutually_exclusive_group(required=True)
     devices.add_argument("--devices", type=int, metavar="N", help="number of CPU devices to compile for")
     devices.add_argument(
-        "--topology", metavar="CHIP:SHAPE", help="chips to compile for: v5e:16x16, v5p:2x2x1, v6e:2x2, h100:8, a100:8, b200:8"
+        "--topology",
+        metavar="CHIP:SHAPE",
+        help="chips to compile for: v5e:16x16, v5p:2x2x1, v6e:2x2, h100:8, a100:8, b200:8",
     )
     parser.add_argument("--mesh", metavar="AXIS=N,...", help="number of devices along data, fsdp and tensor")
     parser.add_argument(
@@ -22,6 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="P",
         help="number of processes, each of which reads batch_size examples (default: the hosts of the topology, or 1)",
+    )
+    parser.add_argument(
+        "--search",
+        action="store_true",
+        help="try meshes, rematerialization and batch sizes on the chips of --topology, and rank those that fit",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
@@ -33,20 +41,24 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
       ConfigError: invalid options, a config without training, or a compiler that is not installed. PlanError: the
         programs cannot be compiled. RuntimeError: JAX is already initialized.
     """
-    if min(args.devices or 1, 1 if args.processes is None else args.processes) < 1 or args.devices == 0:
-        raise ConfigError(f"--devices and --processes must be at least 1, got {args.devices} and {args.processes}")
+    for name in ("devices", "processes"):
+        if (number := getattr(args, name)) is not None and number < 1:
+            raise ConfigError(f"--{name} must be at least 1, got {number}")
     mesh = parse_mesh(args.mesh)
-    if args.topology is None:
-        found = _plan_on_cpus(args, overrides, mesh)
+    if args.search:
+        plans = _search(args, overrides, mesh)
+        found, fits = {"plans": plans}, plans[0]["fits"]
     else:
-        found = _plan_on_chips(args, overrides, mesh)
+        plans = []
+        found = (_plan_on_cpus if args.topology is None else _plan_on_chips)(args, overrides, mesh)
+        fits = found["fits"]
     if args.json:
         print(json.dumps(found, indent=1))
     else:
-        from jengine.cli.plan_report import format_plan
+        from jengine.cli.plan_report import format_plan, format_search
 
-        print(format_plan(found))
-    return 1 if found["fits"] is False else 0
+        print(format_search(plans) if args.search else format_plan(found))
+    return 1 if fits is False else 0
 
 
 def _plan_on_cpus(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, int] | None) -> dict[str, Any]:
@@ -65,17 +77,38 @@ def _plan_on_chips(
     args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, int] | None
 ) -> dict[str, Any]:
     from jengine.cli.plan_process import PlanError, compile_candidates
-    from jengine.cli.topologies import check_compiler, parse_topology
 
-    topology = parse_topology(args.topology)
-    check_compiler(topology)
-    candidates = [{"mesh": mesh, "overrides": []}]
+    topology = _parse_chips(args)
+    candidates: list[dict[str, Any]] = [{"mesh": mesh, "overrides": []}]
     (result,) = compile_candidates(args.config, overrides, topology, candidates, args.processes)
     if "error" in result:
-        raise PlanError(f"{args.config} cannot be compiled for {topology}: {result['error']}\n{result['traceback'] if args.traceback else ''}".rstrip())
+        details = f"\n{result['traceback']}" if args.traceback else ""
+        raise PlanError(f"{args.config} cannot be compiled for {topology}: {result['error']}{details}")
     for warning in result["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
     return result["plan"]
+
+
+def _search(
+    args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, int] | None
+) -> list[dict[str, Any]]:
+    from jengine.cli import plan_search
+    from jengine.config import load_config, resolve
+
+    if args.topology is None:
+        raise ConfigError("--search must be used with --topology, since it compares the time on chips; got --devices")
+    topology = _parse_chips(args)
+    cfg = resolve(load_config(args.config, overrides))
+    _check_plannable(cfg)
+    space = plan_search.build_space(cfg, topology, mesh)
+    compile_all = plan_search.compile_with(space, args.config, overrides, topology, args.processes)
+    return plan_search.search(space, compile_all, report=lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _parse_chips(args: argparse.Namespace) -> Topology:
+    topology = parse_topology(args.topology)
+    check_compiler(topology)
+    return topology
 
 
 def parse_mesh(text: str | None) -> dict[str, int] | None:
@@ -106,9 +139,7 @@ def set_devices(
     Raises:
       ConfigError: the config has no training, its loader is not a config, or it runs on a single device.
     """
-    loader = cfg.get("train_dataloader")
-    if cfg.get("train_cfg") is None or not isinstance(loader, Mapping):
-        raise ConfigError("there is nothing to plan: the config must have train_cfg, and train_dataloader as a config")
+    _check_plannable(cfg)
     parallel = dict(cfg.get("parallel") or {"type": "Pjit"})
     if parallel.get("type") == "SingleDevice":
         raise ConfigError("`parallel.type` must be Pjit or DataParallel, got SingleDevice")
@@ -116,5 +147,15 @@ def set_devices(
         parallel["mesh"] = dict(mesh)
     if "impl" in parallel:  # pmap has the same traffic, but does not show it before it runs
         parallel["impl"] = "shard_map"
-    train = {**loader, "batch_size": loader.get("batch_size", 1) * processes}
-    return {**cfg, "parallel": {**parallel, "devices": devices}, "train_dataloader": train}
+    loaders = {
+        name: {**loader, "batch_size": loader.get("batch_size", 1) * processes}
+        for name in ("train_dataloader", "val_dataloader")
+        if isinstance(loader := cfg.get(name), Mapping)
+    }
+    return {**cfg, "parallel": {**parallel, "devices": devices}, **loaders}
+
+
+def _check_plannable(cfg: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a config without training, or whose training data are not a config."""
+    if cfg.get("train_cfg") is None or not isinstance(cfg.get("train_dataloader"), Mapping):
+        raise ConfigError("there is nothing to plan: the config must have train_cfg, and train_dataloader as a config")

@@ -1,5 +1,6 @@
 """Format the costs of compiled programs as text."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def format_search(plans: Sequence[Mapping[str, Any]]) -> str:
                 _format_share(plan) if "programs" in plan else "",
                 f"{step * 1e3:,.3f}" if step else "",
                 f"{plan['examples_per_second']:,.0f}" if step else "",
-                "yes" if plan["fits"] else plan.get("reason", "no"),
+                "yes" if plan["fits"] else textwrap.shorten(f"no: {plan['reason']}", 60, placeholder="…"),
             ]
         )
     columns = ["mesh", "remat", "batch_size", "memory", "ms per step", "examples/s", "fits"]
@@ -45,10 +46,10 @@ def format_search(plans: Sequence[Mapping[str, Any]]) -> str:
 def _format_params(params: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of sharded parameters, with one row for all replicated ones."""
     sharded = [each for each in params if each["shard_shape"] != each["shape"]]
-    rows = [
-        [each["path"], *(str(tuple(each[name])) for name in ("shape", "spec", "shard_shape")), format_bytes(each["bytes"])]
-        for each in sharded
-    ]
+    rows = []
+    for each in sharded:
+        shapes = [str(tuple(each[name])) for name in ("shape", "spec", "shard_shape")]
+        rows.append([each["path"], *shapes, format_bytes(each["bytes"])])
     size = sum(each["bytes"] for each in params) - sum(each["bytes"] for each in sharded)
     rows.append([f"{len(params) - len(sharded)} replicated", "", "", "", format_bytes(size)])
     columns = ["parameter", "shape", "spec", "shard shape", "bytes per device"]
@@ -68,7 +69,8 @@ def _format_program(name: str, program: Mapping[str, Any], devices: int, chip_me
         lines.append(f"{format_bytes(program['bytes_accessed'])} of memory traffic per device")
     if "seconds" in program:
         lines.append(_format_time(program))
-    lines.append(f"compiled in {program['compile_seconds']:.1f} s")
+    options = "".join(f", with {name}={value}" for name, value in program["compiler_options"].items())
+    lines.append(f"compiled in {program['compile_seconds']:.1f} s{options}")
     lines += [f"warning: {text}" for text in _list_problems(program)]
     return ["\n".join(lines), _format_collectives(name, program["collectives"])]
 

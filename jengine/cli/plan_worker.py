@@ -27,7 +27,7 @@ def main(request: Mapping[str, Any], path: str) -> None:
     for candidate in request["candidates"]:
         warnings.messages = []
         try:
-            result = {"plan": _compile(request, candidate, topology), "warnings": warnings.messages}
+            result: dict[str, Any] = {"plan": _compile(request, candidate, topology), "warnings": warnings.messages}
         except Exception as error:
             notes = getattr(error, "__notes__", ())
             in_config = isinstance(error, ConfigError) or any(note.startswith("in the config at ") for note in notes)

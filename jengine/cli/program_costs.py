@@ -14,6 +14,9 @@ Plan = dict[str, Any]  # as `jengine plan --json` prints it
 _Program = tuple[Any, dict[str, PyTree]]  # traced, and its arguments on the devices by kind
 
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+# Without a GPU on which to try them, XLA may find no tiles for Triton's matrix products; cuBLAS then computes them.
+_NO_TILES = "Couldn't find output tile sizes"
+_WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
 _HOST_CALLBACK = re.compile(r'custom_call_target="\w*callback\w*"|= [^=]* (?:outfeed|infeed|send|recv)\(')
 _FLOAT64 = re.compile(r"\bf64\[")
 
@@ -146,11 +149,11 @@ def _compile(traced: Any, arguments: Mapping[str, PyTree], devices: int, chip: C
     flops = {kind: count / devices for kind, count in count_flops(traced.jaxpr).items()}
     start = time.monotonic()
     try:
-        compiled = traced.lower().compile()
+        compiled, options = _compile_lowered(traced.lower())
     except jax.errors.JaxRuntimeError as error:
         if _OUT_OF_MEMORY not in str(error):
             raise
-        return {"fits": False, "error": _first_line(str(error)), "flops": sum(flops.values())}
+        return {"fits": False, "error": str(error).strip().splitlines()[0], "flops": sum(flops.values())}
     seconds = time.monotonic() - start
     text = compiled.as_text()
     memory = _measure_memory(compiled, arguments)
@@ -169,11 +172,24 @@ def _compile(traced: Any, arguments: Mapping[str, PyTree], devices: int, chip: C
         "donated_bytes": compiled.memory_analysis().alias_size_in_bytes,
         "has_float64": _FLOAT64.search(text) is not None,
         "host_callbacks": len(_HOST_CALLBACK.findall(text)),
+        "compiler_options": options,
         "compile_seconds": seconds,
     }
     if chip is not None:
         plan.update(_estimate_time(flops, plan, _positive(costs.get("optimal_seconds")), chip))
     return plan
+
+
+def _compile_lowered(lowered: Any) -> tuple[Any, dict[str, bool]]:
+    """Return the compiled program, and the options that it took to compile it."""
+    import jax
+
+    try:
+        return lowered.compile(), {}
+    except jax.errors.JaxRuntimeError as error:
+        if _NO_TILES not in str(error):
+            raise
+    return lowered.compile(compiler_options=_WITHOUT_TRITON), _WITHOUT_TRITON
 
 
 def _measure_memory(compiled: Any, arguments: Mapping[str, PyTree]) -> dict[str, int]:
@@ -254,7 +270,3 @@ def _list_params(state: Any) -> list[dict[str, Any]]:
         }
         for path, leaf in paths.flatten(state.params).items()
     ]
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0]

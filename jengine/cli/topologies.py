@@ -81,7 +81,7 @@ class Topology(NamedTuple):
         """Return the devices, which compile but do not run.
 
         Raises:
-          ConfigError: the compiler does not know such a slice.
+          ConfigError: the compiler has no such slice.
         """
         import jax
         from jax.experimental import topologies
@@ -97,7 +97,7 @@ class Topology(NamedTuple):
             bounds = {"chips_per_host_bounds": [1, 1, 1]} if self.size == 1 else {}
             return topologies.get_topology_desc(str(self), platform="tpu", **bounds).devices
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-            raise ConfigError(f"--topology must be chips that the compiler knows, got {self}: {error}") from error
+            raise ConfigError(f"--topology must be chips that the compiler supports, got {self}: {error}") from error
 
     def __str__(self) -> str:
         shape = (self.size,) if self.chip.platform == "gpu" else self.shape

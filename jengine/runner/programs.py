@@ -73,7 +73,7 @@ class TrainPrograms:
         scanned = build_scanned_step(_with_hyperparams_vector(update), accumulate_vector)
         self.update, self.accumulate = guard(update), guard(accumulate)
         self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
-        self._compiled = {
+        self._compiled: dict[RecompilationGuard, Any] = {
             self.update: strategy.compile_train_step(_with_hyperparams_vector(self.update)),
             self.accumulate: strategy.compile_train_step(_with_hyperparams_vector(self.accumulate)),
             self.chunk: strategy.compile_train_step(self.chunk, chunked=True),

@@ -96,7 +96,7 @@ class _Program:
             if header := _COMPUTATION.match(line):
                 computation = header[1]
             elif parts := _OPERATION.match(line):
-                operation = _parse_operation(*parts.groups(), computation)
+                operation = _parse_operation(computation, *parts.groups())
                 self.operations[operation.name] = operation
                 for operand in set(operation.operands):
                     self._users[operand].append(operation)
@@ -161,8 +161,8 @@ class _Program:
         return False
 
 
-def _parse_operation(name: str, result: str, code: str, operands: str, rest: str, computation: str) -> _Operation:
-    """Return an operation from the groups of its line."""
+def _parse_operation(computation: str, name: str, result: str, code: str, operands: str, rest: str) -> _Operation:
+    """Return an operation of a computation from the groups of its line."""
     sizes = tuple(_size(bits, shape) for _, bits, shape in _ARRAY.findall(result))
     called, index, channel = (pattern.search(rest) for pattern in (_CALLED, _INDEX, _CHANNEL))
     position = int(operands) if code == "parameter" else int(index[1]) if index else -1
