@@ -9,7 +9,7 @@ CONFIG ?= configs/digits_cnn.py
 PYTHON_TAG := import sys; print("py%d%d" % sys.version_info[:2])
 PINS = $(wildcard constraints/$(shell $(BIN)/python -c '$(PYTHON_TAG)').txt)
 
-.PHONY: demo test test-newest lint types pytest lock bench bench-peers clean
+.PHONY: demo test test-chips pytest-chips test-newest lint types pytest lock bench bench-peers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/jengine train $(CONFIG)
@@ -29,6 +29,13 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 pytest: $(VENV)/.installed
 	$(PYTEST) -m "not full_optimization"
 	$(PYTEST) -m full_optimization
+
+# Compiles every config for TPUs and GPUs, with XLA's compilers for them, in an environment of its own.
+test-chips:
+	$(MAKE) pytest-chips VENV=$(VENV)-chips
+pytest-chips: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[tpu-compiler,gpu-compiler]' $(PINS:%=-c %)
+	$(PYTEST) -m chips tests/chips $(ARGS)
 
 # The same with the newest version of every package, in an environment from scratch: what `make lock` would bring.
 test-newest:
@@ -61,4 +68,4 @@ $(VENV)/.installed: pyproject.toml $(wildcard constraints/*.txt) | $(BIN)/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-newest .cache work_dirs build *.egg-info
+	rm -rf $(VENV) $(VENV)-newest $(VENV)-chips .cache work_dirs build *.egg-info

@@ -10,7 +10,7 @@ from jengine.cli.topologies import Topology
 Plan = dict[str, Any]
 
 _TENSOR_SIZES = (1, 2, 4, 8)
-_REFINED = 3  # the number of plans whose batch size is increased
+_REFINED = 2  # the number of plans whose batch size is increased, with and without rematerialization
 _DOUBLINGS = 3
 _GAIN = 1.01  # of examples per second, for a larger batch to be worth another
 
@@ -124,7 +124,9 @@ def search(
         if any(plan["fits"] for plan in found) or size == 1:
             break
         size //= 2
-    best = [plan for plan in rank(found) if plan["fits"]][:_REFINED]
+    fitting = [plan for plan in rank(found) if plan["fits"]]
+    # slower at first, rematerialization may be faster with the batch size for which it makes room
+    best = [plan for option in remat for plan in [p for p in fitting if p["candidate"]["remat"] is option][:_REFINED]]
     for _ in range(_DOUBLINGS if size == space.batch_size else 0):
         before = {_mesh_and_remat(plan): plan for plan in best}
         candidates = [_doubled(plan["candidate"]) for plan in best]
