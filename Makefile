@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= configs/digits_cnn.py
+EXTRAS ?= dev
 
 # The tested versions of all packages for the Python of the environment; none (PINS=) installs the newest.
 PYTHON_TAG := import sys; print("py%d%d" % sys.version_info[:2])
 PINS = $(wildcard constraints/$(shell $(BIN)/python -c '$(PYTHON_TAG)').txt)
 
-.PHONY: demo test test-chips pytest-chips test-newest lint types pytest lock bench bench-peers clean
+.PHONY: demo test test-all foreign test-chips pytest-chips test-newest lint types pytest lock bench bench-peers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/jengine train $(CONFIG)
@@ -32,12 +33,20 @@ pytest: $(VENV)/.installed
 
 # Compiles every config for TPUs and GPUs, with XLA's compilers for them, in an environment of its own.
 test-chips:
-	$(MAKE) pytest-chips VENV=$(VENV)-chips
+	$(MAKE) pytest-chips VENV=$(VENV)-chips EXTRAS=dev,tpu-compiler,gpu-compiler
+
 pytest-chips: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[tpu-compiler,gpu-compiler]' $(PINS:%=-c %)
 	$(PYTEST) -m chips tests/chips $(ARGS)
 
-# The same with the newest version of every package, in an environment from scratch: what `make lock` would bring.
+# The tests with PyTorch, TensorFlow, Hugging Face datasets, Haiku and Equinox as well, in an environment of their own;
+# `make test` skips them. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.
+test-all: test
+	$(MAKE) foreign VENV=$(VENV)-all EXTRAS=dev,interop
+
+foreign: $(VENV)/.installed
+	$(PYTEST) -m foreign
+
+# The same as `make test` with the newest version of every package, in an environment from scratch: what `make lock` would bring.
 test-newest:
 	rm -rf $(VENV)-newest
 	$(MAKE) test VENV=$(VENV)-newest PINS=
@@ -45,10 +54,10 @@ test-newest:
 # Pins the newest version of every package for $(PYTHON); `make test` then installs and tries them.
 lock:
 	venv=$$(mktemp -d) && trap 'rm -rf "$$venv"' EXIT && \
-	$(MAKE) VENV="$$venv" PINS= "$$venv/.installed" && \
+	$(MAKE) VENV="$$venv" EXTRAS=dev,interop PINS= "$$venv/.installed" && \
 	pins=constraints/$$("$$venv/bin/python" -c '$(PYTHON_TAG)').txt && \
 	echo '# Written by `make lock`.' > $$pins && \
-	"$$venv/bin/python" -m pip freeze --exclude-editable >> $$pins
+	"$$venv/bin/python" -m pip freeze --exclude-editable | sed 's/+cpu$$//' >> $$pins
 
 # Fails if a ratio is worse than the accepted one by over a tenth; ARGS=--accept makes the ratios found the accepted ones.
 bench: $(VENV)/.installed
@@ -64,8 +73,8 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml $(wildcard constraints/*.txt) | $(BIN)/python
 	$(if $(PINS),,@echo "Installing the newest versions; constraints/ pins those tested with $(basename $(notdir $(wildcard constraints/*.txt))).")
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(PINS:%=-c %)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]' $(PINS:%=-c %)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-newest $(VENV)-chips .cache work_dirs build *.egg-info
+	rm -rf $(VENV) $(VENV)-all $(VENV)-chips $(VENV)-newest .cache work_dirs build *.egg-info

@@ -50,7 +50,8 @@ def test_every_supported_python_has_a_constraints_file():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_pins_satisfy_every_requirement(path):
     pins = _pins(path)
-    for requirement in _requirements("dev"):
+    extras = ["dev", "interop"] if "torch" in pins else ["dev"]
+    for requirement in (requirement for extra in extras for requirement in _requirements(extra)):
         name = canonicalize_name(requirement.name)
         assert name in pins, f"{path.name} does not pin {requirement}"
         assert pins[name] in requirement.specifier, (
@@ -61,6 +62,11 @@ def test_pins_satisfy_every_requirement(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_make_installs_the_pins_of_its_python_version(path, tmp_path):
     assert f"-e '.[dev]' -c constraints/{path.name}" in _dry_run(tmp_path, path.stem)
+
+
+def test_the_tests_with_other_libraries_have_pins_and_an_environment_of_their_own(tmp_path):
+    assert "torch" in _pins(ROOT / "constraints" / "py311.txt")
+    assert "-e '.[dev,interop]' -c constraints/py311.txt" in _dry_run(tmp_path, "py311", "EXTRAS=dev,interop")
 
 
 def test_make_installs_the_newest_versions_on_request(tmp_path):

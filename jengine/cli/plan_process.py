@@ -36,8 +36,7 @@ def compile_candidates(
       training_only: see `compile_plan`.
 
     Yields:
-      `plan` with `warnings`, or `error`, a text, with `in_config`, whether it is a mistake in the config, and
-      `traceback`. A crash of the compiler ends one candidate.
+      `plan` with `warnings`, or `error` with `traceback`, all as text. A crash of the compiler ends one candidate.
     """
     request = {
         "config": config,
@@ -52,7 +51,7 @@ def compile_candidates(
         yield from results
         left = left[len(results) :]
         if left:
-            yield {"error": crash, "in_config": False, "traceback": ""}
+            yield {"error": crash, "traceback": ""}
             left = left[1:]
 
 

@@ -29,10 +29,8 @@ def main(request: Mapping[str, Any], path: str) -> None:
         try:
             result: dict[str, Any] = {"plan": _compile(request, candidate, topology), "warnings": warnings.messages}
         except Exception as error:
-            notes = getattr(error, "__notes__", ())
-            in_config = isinstance(error, ConfigError) or any(note.startswith("in the config at ") for note in notes)
-            text = "\n  ".join([f"{type(error).__name__}: {error}", *notes])
-            result = {"error": text, "in_config": in_config, "traceback": traceback.format_exc()}
+            text = "\n  ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+            result = {"error": text, "traceback": traceback.format_exc()}
         with open(path, "a") as file:
             file.write(json.dumps(result) + "\n")
 

@@ -19,3 +19,5 @@ from jengine.data.pipeline import TransformedDataset as TransformedDataset
 from jengine.data.prefetch import prefetch_to_device as prefetch_to_device
 from jengine.data.samplers import DefaultSampler as DefaultSampler
 from jengine.data.samplers import InfiniteSampler as InfiniteSampler
+from jengine.data.text import Sentences as Sentences
+from jengine.data.text import TokenWindows as TokenWindows

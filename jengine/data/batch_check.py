@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jengine import paths
+from jengine.data.collate import is_flat
 from jengine.data.host_entries import is_array
 
 _INT32 = np.iinfo(np.int32)
@@ -32,7 +33,7 @@ class BatchCheck:
           TypeError: there is no array in it, so that nothing reaches the model.
           ValueError: it has another structure than the first, or an integer that the device would wrap around.
         """
-        structure = tuple(batch) if type(batch) is dict else jax.tree.structure(batch)
+        structure = tuple(batch) if is_flat(batch) else jax.tree.structure(batch)
         if self._structure is None:
             self._check_arrays(batch)
             self._first, self._structure = batch, structure
@@ -64,9 +65,11 @@ class BatchCheck:
         )
 
     def _check_integers(self, batch: Any) -> None:
-        leaves = batch.values() if type(batch) is dict else jax.tree.leaves(batch)
+        leaves = batch.values() if is_flat(batch) else jax.tree.leaves(batch)
         for leaf in leaves:
-            if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iu" and leaf.dtype.itemsize == 8 and leaf.size:
+            if not isinstance(leaf, np.ndarray) or leaf.dtype.itemsize != 8 or leaf.dtype.kind not in "iu":
+                continue
+            if leaf.size:
                 low, high = int(leaf.min()), int(leaf.max())
                 if (low < _INT32.min or high > _INT32.max) and not jax.config.read("jax_enable_x64"):
                     self._raise_integers(batch, leaf, low, high)

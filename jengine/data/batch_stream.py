@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.data.host_entries import select_arrays
+
 _SHAPE_DTYPE = operator.attrgetter("shape", "dtype")
 
 
@@ -48,8 +50,8 @@ class BatchStream:
           count: the number of batches, at least 1.
 
         Returns:
-          Up to `count` batches of the same structure, shapes and dtypes. There are fewer before a batch that differs,
-          before an error of the source and at its end, and none after the end.
+          Up to `count` batches whose arrays have the same structure, shapes and dtypes. There are fewer before a batch
+          that differs, before an error of the source and at its end, and none after the end.
 
         Raises:
           Exception: raised by the source, once all batches before it have been taken.
@@ -92,5 +94,5 @@ def _no_position() -> None:
 
 
 def _signature(batch: Any) -> Any:
-    leaves, treedef = jax.tree.flatten(batch)
+    leaves, treedef = jax.tree.flatten(select_arrays(batch))
     return treedef, [_SHAPE_DTYPE(leaf if hasattr(leaf, "dtype") else np.asarray(leaf)) for leaf in leaves]

@@ -92,7 +92,16 @@ class BatchSource:
             fetched = dataset.__getitems__(indices)
             # In PyTorch `__getitems__` returns a list of samples; here it may also return the batch.
             return self.collate(fetched) if isinstance(fetched, list) else fetched
-        return self.collate([dataset[index] for index in indices.tolist()])
+        return self.collate([_read(dataset, index) for index in indices.tolist()])
+
+
+def _read(dataset: Any, index: int) -> Any:
+    try:
+        return dataset[index]
+    except Exception as error:
+        hint = ", which must have the samples 0 to N - 1" if isinstance(error, KeyError) else ""
+        error.add_note(f"in sample {index} of {type(dataset).__name__}{hint}")
+        raise
 
 
 class BatchPrefetcher:

@@ -4,10 +4,10 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from jengine.data.find_source import is_stream
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
 from jengine.data.samplers import DefaultSampler
-from jengine.data.sources import is_stream
 from jengine.errors import ConfigError, config_path
 from jengine.registry import DATA_SAMPLERS, DATASETS, as_config, check_arguments
 
@@ -65,6 +65,12 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
     for key, reason in _UNSUPPORTED.items():
         if key in cfg:
             raise TypeError(f"a dataloader must not have the argument {key!r}: {reason}; remove it")
+    dataset = as_config(cfg.get("dataset"))
+    if _is_config(dataset) and "type" not in dataset:
+        raise TypeError(
+            f"a dataset must be an object, or a dict with its 'type', got a dict of {sorted(map(str, dataset))}; wrap "
+            "its arrays in ArrayDataset"
+        )
     check_arguments(DataLoader, dict(cfg.items()))
 
 

@@ -1,6 +1,6 @@
 """Collate samples into batches: stack them, and pad a short batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,8 @@ def default_collate(samples: Sequence[Any]) -> Any:
     """Stack samples along a new leading axis.
 
     Args:
-      samples: pytrees of equal structure whose leaves have equal shapes: arrays, numbers, CPU tensors.
+      samples: pytrees of equal structure whose leaves have equal shapes: arrays, numbers, CPU tensors. A list of
+        numbers in a dict or tuple is an array.
 
     Returns:
       One pytree of numpy arrays with leading axis `len(samples)`.
@@ -23,7 +24,7 @@ def default_collate(samples: Sequence[Any]) -> Any:
       ValueError: the samples differ in structure or shape; the message names the leaf.
     """
     try:
-        return jax.tree.map(_stack, *samples)
+        return jax.tree.map(_stack, *samples, is_leaf=_is_numbers_in(samples[0]))
     except ValueError as error:
         raise ValueError(_describe_difference(samples)) from error
 
@@ -31,6 +32,18 @@ def default_collate(samples: Sequence[Any]) -> Any:
 def _stack(*leaves: Any) -> np.ndarray:
     # `np.stack` makes an array of each number first
     return np.array(leaves) if isinstance(leaves[0], np.generic | int | float) else np.stack(leaves)
+
+
+def is_numbers(node: Any) -> bool:
+    """Return whether a node is a list of numbers, or of such lists: an array in plain Python."""
+    if type(node) is not list or not node:
+        return False
+    return all(isinstance(item, int | float | np.number | np.bool_) or is_numbers(item) for item in node)
+
+
+def _is_numbers_in(root: Any) -> Callable[[Any], bool]:
+    """Return `is_numbers` for the entries of a sample, which may itself be a list of numbers, such as [x, y]."""
+    return lambda node: node is not root and is_numbers(node)
 
 
 def stack_batches(batches: Sequence[Any]) -> Any:
@@ -73,6 +86,7 @@ def pad_examples(batch: Any, size: int) -> Any:
 
 def _describe_difference(samples: Sequence[Any]) -> str:
     """Return why the samples cannot be stacked."""
+    samples = [jax.tree.map(_as_object_array, sample, is_leaf=_is_numbers_in(sample)) for sample in samples]
     first = paths.flatten(samples[0])
     structure: Any = jax.tree.structure(samples[0])
     for index, sample in enumerate(samples):
@@ -85,3 +99,7 @@ def _describe_difference(samples: Sequence[Any]) -> str:
                     f"0 and of {np.shape(leaf)} in sample {index}; pad or crop it, or pass a collate_fn"
                 )
     return "the samples of a batch cannot be stacked"
+
+
+def _as_object_array(leaf: Any) -> Any:
+    return np.asarray(leaf, object) if type(leaf) is list else leaf  # of lists of other lengths too

@@ -27,7 +27,10 @@ def select_arrays(batch: Any) -> Any:
     """
     if type(batch) is dict:
         for leaf in batch.values():
-            if not (isinstance(leaf, jax.Array) or (type(leaf) is np.ndarray and leaf.dtype.kind not in _HOST_KINDS)):
+            if type(leaf) is np.ndarray:
+                if leaf.dtype.kind in _HOST_KINDS:
+                    break
+            elif not isinstance(leaf, jax.Array):
                 break
         else:
             return batch

@@ -1,6 +1,7 @@
 """Adapt data of other libraries to the interface of `DataLoader`: batches, or examples to batch."""
 
 import copy
+import datetime
 import itertools
 import operator
 import warnings
@@ -10,13 +11,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.data.collate import count_examples, default_collate, is_flat, pad_examples
+from jengine.data.collate import count_examples, default_collate, is_flat, is_numbers, pad_examples
+from jengine.data.find_source import as_source, set_epoch
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import with_mask
-from jengine.data.sources import Pass, Resume, as_source, set_epoch
+from jengine.data.sources import Pass, Resume
 from jengine.errors import ConfigError
 
 State = dict[str, Any]
+_TEXT = (str, bytes, datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
 
 
 class IterableLoader:
@@ -79,6 +82,7 @@ class IterableLoader:
         self._size: int | None = batch_size  # of the first batch
         self._next: State = _start_of(0)  # where the next iteration starts
         self._current = self._next  # after the last batch that was yielded
+        self._end_state: Any = None  # of the source, if its last pass has ended
         self._opened: tuple[int, Pass, tuple[Any, int | None]] | None = None  # pass, its iterator, and its first batch
 
     @property
@@ -154,7 +158,7 @@ class IterableLoader:
         """
         if start < 0 or (self.length is not None and start > self.length):
             raise ValueError(f"start must be a position in the epoch, 0 to {self.length}, got {start}")
-        set_epoch(self.iterable, epoch)
+        set_epoch(self.source.data, epoch)
         self._next = self._current = {**_start_of(epoch), "position": start, "examples": start * (self._size or 0)}
 
     def state_dict(self) -> State:
@@ -172,9 +176,10 @@ class IterableLoader:
         If the data yield batches, and the example is not the first of one, continue with the batch that it is in.
         """
         state, size = dict(state), self.batch_size
-        set_epoch(self.iterable, state["epoch"])
+        set_epoch(self.source.data, state["epoch"])
         if self._reader.batch_size is None and size and state.get("batch_size", size) != size:
-            state = {**_start_of(state["epoch"]), "position": -1, "examples": state["examples"]}
+            initial = {"state": state["state"]} if self.source.snapshot_interval is None else {}  # that of the pass
+            state = {**_start_of(state["epoch"]), "position": -1, "examples": state["examples"], **initial}
         if size and state["examples"] != state["position"] * size:
             state["position"] = state["examples"] // size
             state["examples"] = state["position"] * size if self._reader.batch_size is None else state["examples"]
@@ -186,13 +191,13 @@ class IterableLoader:
         Raises:
           ValueError: the data allow only one pass at a time.
         """
-        advice = "remove persistent_workers=True" if _has_workers(self.iterable) else self.source.advice
-        if _has_workers(self.iterable) or hasattr(self.iterable, "__next__"):
+        if getattr(self.iterable, "persistent_workers", False):
             raise ValueError(
-                f"{type(self.iterable).__name__} must allow a second pass during the current one, got one that allows "
-                f"only one pass at a time; {advice}"
+                f"{self.kind} must allow a second pass during the current one, got one that allows only one pass at a "
+                "time; remove persistent_workers=True"
             )
         other = copy.copy(self)
+        other.source = self.source.copy()
         other._opened = None
         other.set_epoch(epoch)
         return other
@@ -254,7 +259,7 @@ class IterableLoader:
                 if interval is not None or reading.initial_state is not None:
                     self._current |= {"batch_size": size, "state": state, "skip": skip}
                 if position == self.length:
-                    self._end_pass(epoch, state)
+                    self._end_pass(reading, epoch)
                 yield batch if self.train else self._add_mask(batch, count, size)
         finally:
             reading.close()
@@ -263,12 +268,13 @@ class IterableLoader:
                 f"{self.source.kind} must yield as many batches as its length, {self.length}, got {position} in pass "
                 f"{epoch + 1}; correct its length"
             )
-        self._end_pass(epoch, state)
+        if position != self.length:
+            self._end_pass(reading, epoch)
 
-    def _end_pass(self, epoch: int, state: Any) -> None:
-        self._current = _start_of(epoch + 1)
-        if self.source.keeps_state:
-            self._current |= {"batch_size": self._size, "state": state, "skip": 0}
+    def _end_pass(self, reading: Pass, epoch: int) -> None:
+        self._current, self._end_state = _start_of(epoch + 1), self.source.get_end_state(reading)
+        if self._end_state is not None:
+            self._current |= {"batch_size": self._size, "state": self._end_state, "skip": 0}
 
     def _open(self, start: State) -> tuple[Pass, tuple[Any, int | None] | None]:
         """Open a pass at `start`; return it with its first batch if that has been read as an example."""
@@ -278,8 +284,10 @@ class IterableLoader:
             if (is_same and start.get("state") is None) or self.resume == "lost":
                 return opened[1], opened[2]
             opened[1].close()
-        skip = start.get("skip", self._count_elements(start))
-        return self.source.open(start["epoch"], skip, start.get("state")), None
+        skip, state = start.get("skip", self._count_elements(start)), start.get("state")
+        is_next = state is not None and state is self._end_state  # where the source is
+        self._end_state = None
+        return self.source.open(start["epoch"], skip, None if is_next else state), None
 
     def _count_elements(self, start: State) -> int:
         """Return the elements of the pass that come before `start`."""
@@ -365,31 +373,42 @@ class _Reader:
 
 
 def to_numpy(batch: Any) -> Any:
-    """Return a batch or example of another library with NumPy arrays: of tensors, numbers and lists of strings."""
+    """Return a batch or example of another library with NumPy arrays, also for lists of numbers, strings or dates.
+
+    Raises:
+      ValueError: a list of lists of different lengths; the message names the entry.
+    """
     if is_flat(batch):
         return batch
+    is_leaf = lambda node: _is_text(node) or (node is not batch and is_numbers(node))  # noqa: E731
+    try:
+        return jax.tree.map(_to_array, batch, is_leaf=is_leaf)
+    except ValueError as error:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch, is_leaf=is_leaf):
+            if type(leaf) is list and len({np.shape(np.asarray(item, object)) for item in leaf}) > 1:
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
+                raise ValueError(
+                    f"lists of numbers must have equal lengths to become an array, got others in the entry {name!r}; "
+                    "pad them, or leave the entry out"
+                ) from error
+        raise
 
-    def convert(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray | np.generic | jax.Array | str | bytes):
-            return leaf
-        if hasattr(leaf, "detach"):  # a torch tensor, recognized without importing torch
-            leaf = leaf.detach().cpu()
-        return np.asarray(leaf)
 
-    return jax.tree.map(convert, batch, is_leaf=_is_text)
+def _to_array(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray | np.generic | jax.Array | str | bytes):
+        return leaf
+    if hasattr(leaf, "detach"):  # a torch tensor, recognized without importing torch
+        leaf = leaf.detach().cpu()
+    return np.asarray(leaf)
 
 
 def _is_text(node: Any) -> bool:
-    """Return whether a node is a list of strings or other objects, such as file names."""
-    return type(node) in (list, tuple) and bool(node) and all(isinstance(item, str | bytes) for item in node)
+    """Return whether a node is a list of strings or dates, such as file names."""
+    return type(node) in (list, tuple) and bool(node) and all(isinstance(item, _TEXT) for item in node)
 
 
 def _start_of(epoch: int) -> State:
     return {"epoch": epoch, "position": 0, "examples": 0}
-
-
-def _has_workers(iterable: Any) -> bool:
-    return bool(getattr(iterable, "persistent_workers", False))
 
 
 def _last_is_smaller(iterable: Any, total: int | None) -> bool | None:

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from jengine.annotations import ConfigOf, Count, Index, checked
 from jengine.data.batches import BatchPrefetcher, BatchSource
 from jengine.data.collate import default_collate
+from jengine.data.find_source import is_map_style
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
-from jengine.data.sources import Resume, is_map_style
+from jengine.data.sources import Resume
 from jengine.registry import DATA_SAMPLERS, DATASETS
 
 

@@ -1,19 +1,13 @@
 """Read the data of other libraries in passes, and continue a pass where a checkpoint was written.
 
 A `Source` hides how a library stores a position: grain in its iterators, Hugging Face and torchdata in the object
-itself, TensorFlow in a checkpoint of its own, most others not at all.
+itself, PyTorch in a generator, TensorFlow in a checkpoint of its own, most others not at all.
 """
 
 import copy
 import itertools
-import logging
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
-
-from jengine.errors import ConfigError
-
-_LOGGER = logging.getLogger("jengine")
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NoReturn
 
 Resume = Literal["exact", "replayed", "lost"]
 
@@ -50,14 +44,12 @@ class Source:
         that this depends on whether the data repeat their order; 'lost' if it continues with what the data yield next.
       advice: what makes the position exact, or passes differ; empty if there is nothing to say.
       snapshot_interval: elements between two calls of `get_state`; None for the initial state of a pass only.
-      keeps_state: whether the state at the end of a pass is that at the start of the next one.
       may_be_shorter: whether a pass may yield fewer elements than `length`.
     """
 
     resume: Resume = "replayed"
     advice = ""
     snapshot_interval: int | None = None
-    keeps_state = False
     may_be_shorter = False
 
     def __init__(self, data: Any) -> None:
@@ -79,9 +71,31 @@ class Source:
         """Return the state after the elements taken so far; None if there is none."""
         return None
 
+    def get_end_state(self, reading: Pass) -> Any:
+        """Return the state at the start of the next pass; None if the epoch alone determines it, or it is unknown.
+
+        Args:
+          reading: a pass whose last element has been taken.
+        """
+        return None
+
     def shard(self, index: int, count: int) -> "Source | None":
         """Return the source of every `count`-th element from `index` on; None if the library cannot divide it."""
         return None
+
+    def copy(self) -> "Source":
+        """Return a source for passes of its own, during those of this one.
+
+        Raises:
+          ValueError: the data allow only one pass at a time.
+        """
+        return copy.copy(self)
+
+    def _refuse_copy(self) -> NoReturn:
+        raise ValueError(
+            f"{self.kind} must allow a second pass during the current one, got one that allows only one pass at a "
+            f"time; {self.advice or 'use data without a state of their own'}"
+        )
 
     def _skip(self, iterator: Iterator[Any], count: int) -> Iterator[Any]:
         for _ in itertools.islice(iterator, count):
@@ -134,93 +148,16 @@ class IteratorSource(Source):
         """Return the state of the iterator."""
         return self.data.get_state() if self.resume == "exact" else None
 
-
-class GrainSource(Source):
-    """Read a grain `IterDataset` or `DataLoader`, whose iterators have a state."""
-
-    resume: Resume = "exact"
-    snapshot_interval: int | None = 1
-
-    def __init__(self, data: Any) -> None:
-        super().__init__(data)
-        is_loader = type(data).__name__ == "DataLoader"
-        self.kind = "grain.DataLoader" if is_loader else "grain.IterDataset"
-        self._repeat = "num_epochs=None in the sampler" if is_loader else ".repeat() before .to_iter_dataset()"
-        self._has_warned = False
-
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start a pass, at `state` if it is given."""
-        if epoch > 0 and not self._has_warned:
-            self._has_warned = True
-            _LOGGER.warning(
-                f"{self.kind}: each pass has the order of the first. For another order in each, use {self._repeat}, "
-                "and train_cfg.epoch_length in a loop over epochs."
-            )
-        _parse_flags()
-        iterator = iter(self.data)
-        if state is not None:
-            iterator.set_state(state)
-        return Pass(self._skip(iterator, start))
-
-    def get_state(self, reading: Pass) -> Any:
-        """Return the state of the iterator."""
-        return reading.iterator.get_state()  # type: ignore[attr-defined]
-
-
-class GrainMapSource(Source):
-    """Read a grain `MapDataset`: pass e is its e-th repetition, which it shuffles with another seed."""
-
-    resume: Resume = "exact"
-    snapshot_interval: int | None = 1
-    may_be_shorter = True  # filtered elements are left out
-
-    def __init__(self, data: Any) -> None:
-        super().__init__(data)
-        self.kind = "grain.MapDataset"
-        self.length = None if len(data) >= sys.maxsize else len(data)
-
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start at element `start` of repetition `epoch`, without reading those before."""
-        data = self.data
-        if self.length is not None:
-            first = epoch * self.length + (0 if state is not None else start)
-            data = data.repeat()[first : (epoch + 1) * self.length]
-        elif state is None:
-            data = data[start:]
-        iterator = iter(data.to_iter_dataset())
-        if state is None:
-            return _GrainMapPass(iterator, offset=start)
-        iterator.set_state({**state, "next_index": state["next_index"]})
-        return _GrainMapPass(self._skip(iterator, start), offset=0)
-
-    def get_state(self, reading: Pass) -> Any:
-        """Return the index of the next element in the repetition."""
-        assert isinstance(reading, _GrainMapPass)
-        state = reading.iterator.get_state()  # type: ignore[attr-defined]
-        return {**state, "next_index": state["next_index"] + reading.offset}
-
-    def shard(self, index: int, count: int) -> "GrainMapSource":
-        """Return the source of every `count`-th element from `index` on."""
-        return GrainMapSource(self.data[index::count])
-
-
-class _GrainMapPass(Pass):
-    """Hold a pass over a part of a `MapDataset`, whose iterator counts from `offset`."""
-
-    def __init__(self, iterator: Iterator[Any], offset: int) -> None:
-        super().__init__(iterator)
-        self.offset = offset
+    def copy(self) -> NoReturn:
+        """Raise ValueError: there is one iterator."""
+        self._refuse_copy()
 
 
 class StateDictSource(Source):
-    """Read an object with `state_dict` and `load_state_dict`: a Hugging Face stream, torchdata's loader, a user's."""
+    """Read an object with `state_dict` and `load_state_dict`, and with `set_epoch` if its passes differ."""
 
     resume: Resume = "exact"
     snapshot_interval: int | None = 1
-
-    def __init__(self, data: Any) -> None:
-        super().__init__(data)
-        self.keeps_state = type(data).__module__.startswith("torchdata")
 
     def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
         """Start a pass, at `state` if it is given."""
@@ -232,148 +169,9 @@ class StateDictSource(Source):
         """Return a copy of the state of the object."""
         return copy.deepcopy(self.data.state_dict())
 
-    def shard(self, index: int, count: int) -> "Source | None":
-        """Return every `count`-th part of a Hugging Face stream; None for other objects."""
-        if not type(self.data).__module__.startswith("datasets"):
-            return None
-        from datasets.distributed import split_dataset_by_node
-
-        return StateDictSource(split_dataset_by_node(self.data, rank=index, world_size=count))
-
-
-class TorchSource(Source):
-    """Read a PyTorch `DataLoader`. Its order is known if it is not shuffled, or if it has a generator or an epoch."""
-
-    advice = (
-        "its order is drawn from PyTorch's global generator: pass generator=torch.Generator() to the DataLoader, or "
-        "use torchdata's StatefulDataLoader"
-    )
-
-    def __init__(self, data: Any) -> None:
-        from torch.utils import data as torch_data
-
-        super().__init__(data)
-        self.kind = "torch.DataLoader"
-        is_iterable = isinstance(data.dataset, torch_data.IterableDataset)
-        sampler = None if is_iterable else data.sampler
-        is_ordered = isinstance(sampler, torch_data.SequentialSampler) or hasattr(sampler, "set_epoch")
-        self._generator = data.generator if isinstance(sampler, torch_data.RandomSampler) else None
-        if is_iterable:
-            self.advice = "use torchdata's StatefulDataLoader, which has a position"
-        elif is_ordered or self._generator is not None:
-            self.resume, self.advice = "exact", ""
-
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start a pass with the generator in `state`, if it is given, and drop `start` batches."""
-        initial = None
-        if self._generator is not None:
-            if state is not None:
-                self._generator.set_state(state)
-            initial = self._generator.get_state()  # the order of the pass is drawn from it
-        return Pass(self._skip(iter(self.data), start), initial)
-
-
-class TensorFlowSource(Source):
-    """Read a `tf.data.Dataset`; its position is a TensorFlow checkpoint of the iterator, with its shuffle buffers."""
-
-    resume: Resume = "exact"
-    snapshot_interval: int | None = 100  # writing one takes about as long as many batches
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-        self.kind = "tf.data.Dataset"
-        cardinality = int(data.cardinality())
-        self.length = cardinality if cardinality >= 0 else None
-        self._repeats = self.length is not None
-        self._reading: tuple[int, Any] | None = None  # the number of the next pass, and the iterator
-
-    def open(self, epoch: int, start: int = 0, state: Any = None) -> Pass:
-        """Start a pass. A dataset of known length is one endless repetition, which shuffles each pass differently."""
-        if self._reading is not None and self._reading[0] == epoch and start == 0 and state is None:
-            iterator = self._reading[1]
-        else:
-            iterator = iter(self.data.repeat() if self._repeats else self.data)
-            if state is not None:
-                _restore_iterator(iterator, state)
-            elif self.length is not None:
-                start += epoch * self.length
-            self._skip(iterator, start)
-        self._reading = (epoch + 1, iterator) if self._repeats else None
-        return Pass(iterator, _save_iterator(iterator))
-
-    def get_state(self, reading: Pass) -> Any:
-        """Return the files of a TensorFlow checkpoint of the iterator, by name."""
-        return _save_iterator(reading.iterator)
-
-    def shard(self, index: int, count: int) -> "TensorFlowSource":
-        """Return the source of every `count`-th element from `index` on."""
-        return TensorFlowSource(self.data.shard(count, index))
-
-
-def as_source(data: Any) -> Source:
-    """Return the source of an object that yields batches or examples.
-
-    Raises:
-      ConfigError: it can neither be iterated nor called, or it is a dataset with access by index.
-    """
-    if type(data).__module__.startswith("datasets") and is_map_style(data):
-        raise _not_batches(data)
-    grain, torch, tensorflow = (sys.modules.get(name) for name in ("grain", "torch.utils.data", "tensorflow"))
-    kinds: list[tuple[bool, Any]] = [
-        (isinstance(data, list | tuple), SequenceSource),
-        (grain is not None and isinstance(data, grain.MapDataset), GrainMapSource),
-        (grain is not None and isinstance(data, (grain.IterDataset, grain.DataLoader)), GrainSource),
-        (tensorflow is not None and isinstance(data, tensorflow.data.Dataset), TensorFlowSource),
-        (hasattr(data, "state_dict") and hasattr(data, "load_state_dict"), StateDictSource),
-        (torch is not None and isinstance(data, torch.DataLoader), TorchSource),
-        (hasattr(data, "__next__"), IteratorSource),
-        (hasattr(data, "__iter__") and not isinstance(data, str | bytes), Source),
-        (callable(data) and not isinstance(data, type), FunctionSource),
-    ]
-    for is_kind, kind in kinds:
-        if is_kind:
-            return kind(data)
-    if hasattr(data, "__getitem__") and not isinstance(data, str | bytes):
-        raise _not_batches(data)
-    raise ConfigError(
-        "a dataloader must be a config dict, an iterable of batches, or a function that returns an iterator, got "
-        f"{data!r}"
-    )
-
-
-def is_stream(data: Any) -> bool:
-    """Return whether an object can only be read in its own order: by iterating it, or a function's result."""
-    if is_map_style(data) or isinstance(data, Mapping):
-        return False
-    return hasattr(data, "__iter__") or (callable(data) and not hasattr(data, "__getitem__"))
-
-
-def _not_batches(data: Any) -> ConfigError:
-    return ConfigError(
-        f"a dataloader must be a config dict or an iterable of batches, got the dataset {type(data).__name__}; use "
-        "dict(dataset=..., batch_size=...)"
-    )
-
-
-def is_map_style(data: Any) -> bool:
-    """Return whether an object has a length and access by index, so that batches are chosen by a sampler."""
-    if isinstance(data, Mapping) or not hasattr(data, "__len__"):
-        return False
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is not None and isinstance(data, tensorflow.data.Dataset):
-        return False
-    return hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
-
-
-def set_epoch(data: Any, epoch: int) -> None:
-    """Pass the epoch to the first of `set_epoch` of the data, its sampler, and the sampler of its batch sampler."""
-    sampler = getattr(data, "sampler", None)
-    nested = getattr(getattr(data, "batch_sampler", None), "sampler", None)
-    owners: list[Any] = [data, sampler, nested]
-    for owner in owners:
-        if hasattr(owner, "set_epoch"):
-            owner.set_epoch(epoch)
-            return
+    def copy(self) -> NoReturn:
+        """Raise ValueError: the state is that of the last pass that was started."""
+        self._refuse_copy()
 
 
 def _length(data: Any) -> int | None:
@@ -385,36 +183,3 @@ def _length(data: Any) -> int | None:
 
 def _has_iterator_state(data: Any) -> bool:
     return hasattr(data, "get_state") and hasattr(data, "set_state")
-
-
-def _parse_flags() -> None:
-    """Mark absl's flags as parsed: grain's workers read them, and a script without absl never parses them."""
-    from absl import flags
-
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()
-
-
-def _save_iterator(iterator: Any) -> dict[str, bytes]:
-    import pathlib
-    import tempfile
-
-    import tensorflow as tf
-
-    with tempfile.TemporaryDirectory() as directory:
-        tf.train.Checkpoint(iterator=iterator).write(f"{directory}/iterator")
-        return {path.name: path.read_bytes() for path in pathlib.Path(directory).iterdir()}
-
-
-def _restore_iterator(iterator: Any, state: Mapping[str, bytes]) -> None:
-    import pathlib
-    import tempfile
-
-    import tensorflow as tf
-
-    with tempfile.TemporaryDirectory() as directory:
-        for name, content in state.items():
-            (pathlib.Path(directory) / pathlib.Path(name).name).write_bytes(content)
-        tf.train.Checkpoint(iterator=iterator).read(f"{directory}/iterator").assert_consumed()
-
-

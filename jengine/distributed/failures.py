@@ -2,8 +2,9 @@
 
 A process that fails on the host writes its error to the key-value store of JAX's coordination service before it ends. A
 process that is killed writes nothing; it is detected by a roll call when a collective breaks, or by its missing
-heartbeats where none does. A thread reads the store a few times a second, which also works while the main thread waits
-on a device for a process that will never come.
+heartbeats where none does, and the process that detects it writes that to the store. The first entry is the cause that
+all processes report: their own collectives break one after the other as others end. A thread reads the store a few
+times a second, which also works while the main thread waits on a device for a process that will never come.
 """
 
 import contextlib
@@ -16,8 +17,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 from jengine.distributed.heartbeat import Heartbeat
 from jengine.distributed.key_value_store import KeyValueStore
@@ -43,6 +44,14 @@ class ProcessError(RuntimeError):
         self.processes = processes
 
 
+class Failure(NamedTuple):
+    """Describe why a run ends."""
+
+    by: int  # the process that reports it
+    processes: list[int]  # those that failed or are gone
+    reason: str  # 'is gone: ...', 'failed: ...'
+
+
 def describe_this_process() -> str:
     """Return the process id and the host of this process."""
     return f"pid {os.getpid()} on host {socket.gethostname()}"
@@ -56,8 +65,8 @@ class FailureDetector:
       index: index of this process.
       count: number of processes.
       poll: seconds between two reads.
-      grace: seconds that others have to answer a roll call, and that an exception has to end this process before the
-        thread ends it.
+      grace: seconds that an exception has to end this process, after a failure of another, before the thread ends it.
+      answer_time: seconds that others have to answer a roll call, each of which they read `poll` seconds later.
       heartbeat_timeout: seconds without a heartbeat after which a process counts as dead; `HEARTBEAT_TIMEOUT` by
         default.
 
@@ -71,15 +80,15 @@ class FailureDetector:
         index: int,
         count: int,
         poll: float = 0.2,
-        grace: float = 5.0,
+        grace: float = 1.0,
+        answer_time: float = 1.5,
         heartbeat_timeout: float | None = None,
     ) -> None:
         self.store, self.index, self.count = store, index, count
         self.on_poll: Callable[[], None] | None = None
-        self._poll, self._grace = poll, grace
-        self._failure: dict[str, Any] | None = None  # of the first process to fail
+        self._poll, self._grace, self._answer_time = poll, grace, answer_time
+        self._failure: Failure | None = None  # the first one of the run
         self._store_lost = False  # a read would block forever
-        self._gone: list[int] = []  # processes not to wait for
         self._identities: dict[str, str] = {}
         self._exiting = threading.Event()  # an exception is about to end this process
         self._failure_time: float | None = None  # when the failure was read, by time.monotonic
@@ -123,7 +132,7 @@ class FailureDetector:
             if not self._store_lost:
                 self.store.key_value_set(f"{_ACKNOWLEDGED}/{self.index}", "exiting", True)
             if self.index == 0:
-                self._wait_for_entries(_ACKNOWLEDGED, 2 * self._grace, exclude=self._gone)
+                self._wait_for_acknowledgements()
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -132,21 +141,16 @@ class FailureDetector:
     def report(self, error: BaseException) -> None:
         """Write to the store that this process ends with `error`, so that the others end too."""
         context = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))  # the hook, the iteration
-        failure = {"process": self.index, "reason": f"failed: {type(error).__name__}: {error}{context}"[:2000]}
         self._exiting.set()
-        if self._store_lost:
-            return
-        with contextlib.suppress(Exception):  # another process was first, or the service is gone
-            self.store.key_value_set(f"{_FAILURE}/first", json.dumps(failure))
-            self._failure = failure
+        self._publish([self.index], f"failed: {type(error).__name__}: {error}{context}"[:2000])
 
     def raise_failure(self) -> None:
-        """Raise the failure of another process, if there is one.
+        """Raise the first failure of the run, if there is one that is not an error of this process.
 
         Raises:
           ProcessError: names the process and its error.
         """
-        if self._failure is not None and self._failure["process"] != self.index:
+        if self._is_ended_by_others():
             raise self.create_error(self._describe_failure())
 
     def diagnose(self, error: BaseException) -> None:
@@ -158,22 +162,18 @@ class FailureDetector:
         """
         if not (isinstance(error, RuntimeError | ValueError) and _STATUS.match(str(error))):
             return
-        with contextlib.suppress(Exception):
-            time.sleep(2 * self._poll)  # the failed process may not have written its error yet
-            self._read_failure()
-        self.raise_failure()
-        self._gone = missing = self._call_roll()
-        if missing:
+        if missing := self._call_roll():
             verb = "is" if len(missing) == 1 else "are"
-            names = ", ".join(map(self.describe, missing))
-            raise self.create_error(f"{names} {verb} gone: no answer for {self._grace:g} s", missing) from error
+            self._publish(missing, f"{verb} gone: no answer for {self._answer_time:g} s")
+        if self._is_ended_by_others():
+            raise self.create_error(self._describe_failure()) from error
 
     def create_error(self, message: str, processes: list[int] | None = None) -> ProcessError:
         """Return a ProcessError that the caller raises; from now on the thread does not end the process."""
         self._exiting.set()
         if processes is None:
             assert self._failure is not None
-            processes = [self._failure["process"]]
+            processes = self._failure.processes
         return ProcessError(message, processes)
 
     def handle_lost_service(self, reason: str = "the connection to it broke") -> None:
@@ -188,7 +188,7 @@ class FailureDetector:
             return
         self._store_lost = True
         if self._failure is None:
-            self._failure = {"process": 0, "reason": f"is gone: {reason}"}
+            self._failure = Failure(self.index, [0], f"is gone: {reason}")
         if not self._exiting.wait(self._grace):
             self._end_process()
 
@@ -202,7 +202,25 @@ class FailureDetector:
 
     def _describe_failure(self) -> str:
         assert self._failure is not None
-        return f"{self.describe(self._failure['process'])} {self._failure['reason']}"
+        by, processes, reason = self._failure
+        text = f"{', '.join(map(self.describe, processes))} {reason}"
+        return f"{self.describe(by)} has ended the run: {text}" if self.index in processes else text
+
+    def _is_ended_by_others(self) -> bool:
+        """Return whether there is a failure, other than an error of this process."""
+        if self._failure is None:
+            return False
+        return self._failure.by != self.index or self.index not in self._failure.processes
+
+    def _publish(self, processes: list[int], reason: str) -> None:
+        """Write a failure to the store, unless another process was first; the first one counts here too."""
+        failure = Failure(self.index, processes, reason)
+        if not self._store_lost:
+            with contextlib.suppress(Exception):  # another process was first, or the service is gone
+                self.store.key_value_set(f"{_FAILURE}/first", json.dumps(failure))
+            with contextlib.suppress(Exception):
+                self._read_failure()
+        self._failure = self._failure or failure
 
     def _run(self) -> None:
         while not self._stopped.wait(self._poll):
@@ -232,7 +250,8 @@ class FailureDetector:
     def _read_failure(self) -> None:
         if self._failure is None and not self._store_lost:
             for _, text in self.store.key_value_dir_get(_FAILURE):
-                self._failure = json.loads(text)
+                self._failure = Failure(*json.loads(text))
+                self.store.key_value_set(f"{_ACKNOWLEDGED}/{self.index}", "read", True)
 
     def _watch_store(self) -> None:
         """Detect, in a second thread, a store that does not answer while the first thread waits for it."""
@@ -245,8 +264,8 @@ class FailureDetector:
         self.handle_lost_service(f"no answer for {timeout:g} s")
 
     def _must_end_process(self) -> bool:
-        """Return whether another process failed a grace time ago and the main thread has not raised that."""
-        if self._failure is None or self._failure["process"] == self.index or self._exiting.is_set():
+        """Return whether a failure was read a grace time ago and the main thread has not raised it."""
+        if self._exiting.is_set() or not self._is_ended_by_others():
             return False
         self._failure_time = self._failure_time or time.monotonic()
         return time.monotonic() > self._failure_time + self._grace
@@ -254,12 +273,7 @@ class FailureDetector:
     def _report_missing_heartbeat(self) -> None:
         """Report to all processes that the watched one is gone."""
         if self._failure is None:
-            process, timeout = self._heartbeat.watched, self._heartbeat.timeout
-            self._gone = [process]
-            failure = {"process": process, "reason": f"is gone: no heartbeat for {timeout:g} s"}
-            with contextlib.suppress(Exception):  # another process was first
-                self.store.key_value_set(f"{_FAILURE}/first", json.dumps(failure))
-            self._failure = failure
+            self._publish([self._heartbeat.watched], f"is gone: no heartbeat for {self._heartbeat.timeout:g} s")
 
     def _answer_roll_calls(self) -> None:
         for key, _ in self.store.key_value_dir_get(_ROLL_CALLS):
@@ -269,23 +283,37 @@ class FailureDetector:
                 self.store.key_value_set(f"{_ANSWERS}/{call}/{self.index}", "alive", True)
 
     def _call_roll(self) -> list[int]:
-        """Return the processes that do not answer in time; process 0, which runs the service, if the store is gone."""
+        """Return the processes that do not answer in time; process 0, which runs the service, if the store is gone.
+
+        None are missing if a failure is read meanwhile: it is the cause, and its process may not answer any more.
+        """
         call = f"{self.index}-{time.time_ns()}"
+        start = time.monotonic()
         try:
             self.store.key_value_set(f"{_ROLL_CALLS}/{call}", "called")
-            return self._wait_for_entries(f"{_ANSWERS}/{call}", self._grace)
+            while True:
+                self._read_failure()
+                if self._failure is not None:
+                    return []
+                missing, seconds = self._missing(f"{_ANSWERS}/{call}"), time.monotonic() - start
+                # Even if all answer, a failed process may not have written its error yet.
+                if seconds > (self._answer_time if missing else 2 * self._poll):
+                    return missing
+                time.sleep(self._poll / 2)
         except Exception:
             return [0]
 
-    def _wait_for_entries(self, key: str, seconds: float, exclude: Sequence[int] = ()) -> list[int]:
-        """Return the processes that have no entry below `key` after the given time."""
-        deadline = time.monotonic() + seconds
-        while True:
-            present = {int(entry.rsplit("/", 1)[1]) for entry, _ in self.store.key_value_dir_get(key)}
-            missing = [process for process in range(self.count) if process not in present and process not in exclude]
-            if not missing or time.monotonic() > deadline:
-                return missing
-            time.sleep(self._poll)
+    def _wait_for_acknowledgements(self) -> None:
+        """Wait until all live processes have read the failure, or have ended."""
+        deadline = time.monotonic() + 2 * self._answer_time
+        failed = [] if self._failure is None else self._failure.processes
+        while set(self._missing(_ACKNOWLEDGED)) - set(failed) and time.monotonic() < deadline:
+            time.sleep(self._poll / 2)
+
+    def _missing(self, key: str) -> list[int]:
+        """Return the processes that have no entry below `key`."""
+        present = {int(entry.rsplit("/", 1)[1]) for entry, _ in self.store.key_value_dir_get(key)}
+        return [process for process in range(self.count) if process not in present]
 
     def _end_process(self) -> None:
         """End this process, whose main thread waits for another that will never come."""

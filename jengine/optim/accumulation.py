@@ -1,5 +1,7 @@
 """Decide on the host which iterations update the parameters, and the divisor of accumulated gradients."""
 
+import math
+
 
 class Accumulation:
     """Count iterations and the windows of gradient accumulation.
@@ -16,9 +18,9 @@ class Accumulation:
         self.done = 0
         self.total = -1  # unknown: no window is shorter
 
-    def initialize(self, done: int, total: int) -> None:
-        """Set the progress of training: `done` iterations of `total`; -1 for an unknown total."""
-        self.done, self.total = int(done), int(total)
+    def initialize(self, done: int, total: int | float) -> None:
+        """Set the progress of training: `done` iterations of `total`; -1 or `math.inf` for an unknown total."""
+        self.done, self.total = int(done), -1 if math.isinf(total) else int(total)
 
     def start_step(self, step: int | None = None) -> bool:
         """Count the iteration after `step` others (None: the next one); return whether it ends a window."""

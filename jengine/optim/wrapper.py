@@ -291,12 +291,12 @@ class OptimWrapper:
 
     # ------------------------------------------------------------------ host: counting, hyperparameters, checkpoints
 
-    def initialize_count_status(self, init_counts: int, max_counts: int) -> None:
+    def initialize_count_status(self, init_counts: int, max_counts: int | float) -> None:
         """Set the progress of training, so that the last accumulation window ends with it.
 
         Args:
           init_counts: iterations already done.
-          max_counts: total iterations; -1 if unknown.
+          max_counts: total iterations; -1 or `math.inf` if unknown.
         """
         self._accumulation.initialize(init_counts, max_counts)
 

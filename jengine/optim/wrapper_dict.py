@@ -69,7 +69,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         """Clear the accumulated gradients of every wrapper."""
         return {name: wrapper.zero_grad(opt_state[name]) for name, wrapper in self.items()}
 
-    def initialize_count_status(self, init_counts: int, max_counts: int) -> None:
+    def initialize_count_status(self, init_counts: int, max_counts: int | float) -> None:
         """Do nothing: each wrapper counts its own updates, not the iterations of the run."""
 
     def start_step(self, step: int | None = None) -> bool:

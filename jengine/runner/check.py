@@ -8,7 +8,7 @@ from typing import Any
 
 from jengine.config import check_keys
 from jengine.data import DataLoader, IterableLoader, check_dataloader
-from jengine.data.sources import as_source, is_stream
+from jengine.data.find_source import as_source, is_stream
 from jengine.errors import ConfigError, closest, config_path
 from jengine.evaluation import Evaluator, build_evaluator
 from jengine.hooks import CheckpointHook, Hook
@@ -175,8 +175,7 @@ def _check_loader(name: str, cfg: Any) -> None:
         if hasattr(cfg, "items"):
             check_dataloader(cfg)
         elif not isinstance(cfg, DataLoader | IterableLoader) and (_is_config(cfg) or not is_stream(cfg)):
-            as_source(cfg)  # raises the error that says what to pass
-
+            as_source(cfg)  # raises the error that lists what to pass
 
 
 def _check_loop(mode: str, cfg: Any) -> None:

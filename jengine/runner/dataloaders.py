@@ -1,14 +1,13 @@
 """Build the dataloaders of a run, each at its first use."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from jengine.data import BatchCheck, DataLoader, IterableLoader, build_dataloader, select_arrays
+from jengine.data import BatchCheck, DataLoader, IterableLoader, build_dataloader, list_host_entries, select_arrays
 from jengine.distributed import assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
-from jengine.errors import config_path
-
-PyTree = Any
+from jengine.errors import UnknownNameError, config_path
 
 
 class DataLoaders:
@@ -25,6 +24,7 @@ class DataLoaders:
         self._seed = seed
         self._processes = processes
         self._loaders: dict[str, DataLoader | IterableLoader] = {}
+        self._host_entries: dict[str, dict[str, str]] = {}  # of the examples
 
     def get(self, mode: str) -> DataLoader | IterableLoader | None:
         """Return the loader for 'train', 'val' or 'test'; None without one."""
@@ -41,8 +41,8 @@ class DataLoaders:
             assert_equal_across_processes(self._processes, {name: {"batches": self._loaders[mode].length}})
         return self._loaders.get(mode)
 
-    def example_batch(self, mode: str) -> PyTree:
-        """Return the arrays of the first batch, as an example of the structure and shapes.
+    def call_with_example(self, mode: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` with the arrays of the first batch, an example of the structure and shapes, and with `args`.
 
         Raises:
           ValueError: the loader has no batch.
@@ -50,5 +50,21 @@ class DataLoaders:
         loader = self.get(mode)
         assert loader is not None
         with config_path(f"{mode}_dataloader"):
-            batch = loader.example()
-            return select_arrays(BatchCheck(f"{mode}_dataloader")(batch))
+            batch = BatchCheck(f"{mode}_dataloader")(loader.example())
+            self._host_entries[mode] = list_host_entries(batch)
+        with self.note_host_entries(mode):
+            return function(select_arrays(batch), *args)
+
+    @contextlib.contextmanager
+    def note_host_entries(self, mode: str) -> Iterator[None]:
+        """Add the entries of the example that stay on the host to an error about an entry that the step lacks."""
+        try:
+            yield
+        except UnknownNameError as error:
+            if entries := self._host_entries.get(mode):
+                listed = ", ".join(f"{path} ({kind})" for path, kind in entries.items())
+                error.add_note(
+                    f"{mode}_dataloader yields entries that stay on the host, because a device has no form of strings, "
+                    f"dates and objects: {listed}; give the model numbers, with arrays of equal shapes in all samples"
+                )
+            raise

@@ -10,7 +10,7 @@ import jax
 
 from jengine.config import write_config
 from jengine.logging import build_logger
-from jengine.runner.runner_protocol import Runner
+from jengine.runner.runner_protocol import Runner, TrainLoop
 
 
 def is_consistent(runner: Runner) -> bool:
@@ -41,6 +41,17 @@ def handle_failure(runner: Runner, error: BaseException) -> None:
         error.add_note(f"in training, at iteration {runner.iter} (epoch {runner.epoch})")
     _save_completed_iterations(runner)
     runner.call_hook("on_failure")
+
+
+@contextlib.contextmanager
+def mark_inconsistent(loop: TrainLoop | None) -> Iterator[None]:
+    """Mark the counters, state and hooks of training as inconsistent inside, and permanently after an error."""
+    if loop is None:
+        yield
+        return
+    before, loop.is_consistent = loop.is_consistent, False
+    yield
+    loop.is_consistent = before
 
 
 @contextlib.contextmanager

@@ -1,25 +1,18 @@
-"""Define the loops: training by epochs, training by iterations, validation and test."""
+"""Define the training loops: by epochs, and by iterations."""
 
 import bisect
 import contextlib
-import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NoReturn
 
-import jax
-
 from jengine.annotations import Count, Index
-from jengine.data import BatchCheck, BatchStream, prefetch_to_device, put_arrays, select_arrays
-from jengine.distributed import all_gather_objects, process_local_batch
+from jengine.data import BatchCheck, BatchStream, put_arrays
 from jengine.errors import ConfigError
-from jengine.model import CastModel, Precision
-from jengine.model.labels import LabelChecks
 from jengine.registry import LOOPS
-from jengine.runner import runner_protocol
+from jengine.runner.failures import mark_inconsistent
 from jengine.runner.runner_protocol import Runner
-from jengine.train import RecompilationGuard, build_eval_step, check_on_recompile, compilation_counter
+from jengine.train import check_on_recompile
 
 PyTree = Any
 
@@ -199,8 +192,7 @@ class TrainLoop:
         """Warn and run single steps from now on if a chunk would be slow on this device."""
         runner = self.runner
         self._checked_scan = True
-        arrays = [select_arrays(batch) for batch in batches]
-        if runner.programs.is_slow_in_scan(runner.state, arrays, runner.step_hyperparams()):
+        if runner.programs.is_slow_in_scan(runner.state, batches, runner.step_hyperparams()):
             runner.logger.warning(
                 f"steps_per_call={self.steps_per_call} has no effect: the step has convolutions, which XLA compiles to "
                 "slow code within a loop on a CPU; iterations run one by one."
@@ -339,7 +331,7 @@ class EpochBasedTrainLoop(TrainLoop):
             self._raise_no_batches(self.epoch)
         if self.epoch_length is None:
             runner.logger.info(f"Epoch {self.epoch + 1} had {start + num_iters} iterations: one pass over the data.")
-        with _mark_inconsistent(self):
+        with mark_inconsistent(self):
             runner.call_hook("after_train_epoch")
             self.epoch, self.epoch_start = self.epoch + 1, self.iter
 
@@ -414,153 +406,3 @@ class IterBasedTrainLoop(TrainLoop):
         interval = self._get_interval(self.iter + 1)
         stops = [self.max_iters, *(milestone - 1 for milestone in self._milestones)]
         return min([(self.iter // interval + 1) * interval, *(stop for stop in stops if stop > self.iter)])
-
-
-class EvalLoop:
-    """Evaluate the model over the data of a validation or a test, with metrics accumulated on the device.
-
-    Args:
-      runner: its model is evaluated.
-      dataloader: yields host batches, with the last one padded.
-      evaluator: the metrics.
-      fp16: predict in float16.
-      epoch_length: number of batches to evaluate on, for a stream that does not end; None for all.
-    """
-
-    mode: str
-
-    def __init__(
-        self, runner: Runner, dataloader: Any, evaluator: Any, fp16: bool = False, epoch_length: Count | None = None
-    ) -> None:
-        self.runner = runner
-        self.dataloader = dataloader
-        self._epoch_length = epoch_length
-        self._counted: int | None = None  # batches of the last evaluation
-        self._check_batch = BatchCheck(f"{self.mode}_dataloader")
-        if self.epoch_length is None and runner.processes.count > 1:
-            raise ConfigError(
-                f"`{self.mode}_cfg.epoch_length` must be given for data without a length and several processes, "
-                "got none"
-            )
-        self.evaluator = evaluator
-        if (meta := dataloader.metainfo) is not None:
-            evaluator.dataset_meta = meta
-        self._fp16 = fp16
-        self.predict_with(runner.model)
-
-    @property
-    def epoch_length(self) -> int | None:
-        """The number of batches to evaluate on; None if it is unknown before the first evaluation."""
-        lengths = [length for length in (self._epoch_length, self.dataloader.length) if length is not None]
-        return min(lengths, default=self._counted)
-
-    def predict_with(self, model: Any) -> None:
-        """Evaluate this model from now on, with the parameters of the run."""
-        strategy = self.runner.strategy
-        model = strategy.adapt_for_eval(CastModel(model, Precision(compute="float16")) if self._fp16 else model)
-        self._label_checks = LabelChecks()
-        self._traced = RecompilationGuard(
-            self._label_checks.watch(build_eval_step(model, self.evaluator.update), argument=3),
-            ("params", "model_state", "metrics", "batch"),
-            name=f"the step of the {self._phase}",
-            on_recompile=None if self.runner.train_loop is None else self.runner.train_loop.on_recompile,
-        )
-        self._step: Any = strategy.compile_eval_step(self._traced)
-
-    def trace(self, params: PyTree, model_state: PyTree, metrics: PyTree, batch: PyTree) -> jax.stages.Traced:
-        """Trace the evaluation step, without compiling it, for arrays or `jax.ShapeDtypeStruct`s with shardings."""
-        return self._step.trace(params, model_state, metrics, batch)
-
-    def run(self) -> dict[str, float]:
-        """Evaluate once and return the metrics by name."""
-        with self.runner.phase_timer.phase(self._phase):
-            return self._run()
-
-    @property
-    def _phase(self) -> str:
-        return "validation" if self.mode == "val" else self.mode
-
-    def _run(self) -> dict[str, float]:
-        runner, mode = self.runner, self.mode
-        runner.call_hook(f"before_{mode}")
-        runner.call_hook(f"before_{mode}_epoch")
-        metrics: dict[str, float] = {}
-        for suffix, (params, model_state) in runner.eval_variables().items():
-            values = self._evaluate(params, model_state)
-            metrics.update({f"{name}{suffix}": value for name, value in values.items()})
-        with _mark_inconsistent(runner.train_loop):  # schedulers that follow a metric step here
-            runner.call_hook(f"after_{mode}_epoch", metrics=metrics)
-            runner.call_hook(f"after_{mode}")
-        return metrics
-
-    def _evaluate(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
-        runner, mode, loader = self.runner, self.mode, self.dataloader
-        sums = runner.strategy.put_replicated(self.evaluator.init())
-        loader.set_epoch(0)
-        with contextlib.closing(prefetch_to_device(loader, self._put_batch, loader.device_prefetch)) as batches:
-            for batch_idx, batch in enumerate(itertools.islice(batches, self._epoch_length)):
-                self._counted = batch_idx + 1
-                runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
-                runner.dispatch_limiter.wait()
-                sums, predictions = self._call(params, model_state, sums, select_arrays(batch))
-                runner.dispatch_limiter.add(jax.tree.leaves(predictions)[0])
-                self._process_host(predictions, batch)
-                runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
-                runner.interrupts.check()
-        self._label_checks.stop()  # the next evaluation has the same data
-        return self.evaluator.evaluate(sums, functools.partial(all_gather_objects, processes=runner.processes))
-
-    def _put_batch(self, batch: PyTree) -> PyTree:
-        """Check a host batch, and place its arrays on their device."""
-        self._label_checks.add(self._check_batch(batch))
-        return put_arrays(batch, self.runner.strategy.put_batch)
-
-    def _call(self, *args: PyTree) -> Any:
-        """Run the evaluation step and record compile time."""
-        timer, compiled = self.runner.phase_timer, compilation_counter.count
-        before = timer.enter(self._phase)
-        outputs = self._step(*args)
-        if compilation_counter.count != compiled:
-            timer.relabel("compile")
-            self._traced.check_shardings(*args)
-        timer.enter(before)
-        return outputs
-
-    def _process_host(self, predictions: PyTree, batch: PyTree) -> None:
-        """Pass the examples of this process to the metrics on the host, if there are any."""
-        if self.evaluator.host_metrics:
-            if self.runner.processes.count > 1:
-                predictions, batch = process_local_batch((predictions, batch), batch)
-            self.evaluator.process_host(predictions, batch)
-
-
-@LOOPS.register_module()
-class ValLoop(EvalLoop):
-    """Run a validation: see `EvalLoop`."""
-
-    mode = "val"
-
-    def run(self) -> dict[str, float]:
-        """Validate once and record the metrics for the validation table of the run."""
-        metrics = super().run()
-        self.runner.record_validation(metrics)
-        return metrics
-
-
-@LOOPS.register_module()
-class TestLoop(EvalLoop):
-    """Run a test: see `EvalLoop`."""
-
-    mode = "test"
-    __test__ = False  # not one of pytest's classes
-
-
-@contextlib.contextmanager
-def _mark_inconsistent(loop: runner_protocol.TrainLoop | None) -> Iterator[None]:
-    """Mark the counters, state and hooks of training as inconsistent inside, and permanently after an error."""
-    if loop is None:
-        yield
-        return
-    before, loop.is_consistent = loop.is_consistent, False
-    yield
-    loop.is_consistent = before

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.data import stack_batches
+from jengine.data import select_arrays, stack_batches
 from jengine.logging import PhaseTimer
 from jengine.model import Model
 from jengine.model.labels import LabelChecks
@@ -100,7 +100,7 @@ class TrainPrograms:
 
         Args:
           state: donated.
-          batch: on its device.
+          batch: on its device; entries that stay on the host are left out.
           hyperparams: host arrays.
           is_update: whether the step updates or only accumulates gradients.
 
@@ -108,7 +108,7 @@ class TrainPrograms:
           The new state and the metrics, both pending on the device.
         """
         step = self.update if is_update else self.accumulate
-        new_state, metrics = self._call(step, state, batch, self._raveler.ravel(hyperparams))
+        new_state, metrics = self._call(step, state, select_arrays(batch), self._raveler.ravel(hyperparams))
         self._limiter.add(metrics["loss"])
         return new_state, metrics
 
@@ -133,7 +133,7 @@ class TrainPrograms:
         updates = np.asarray(is_update)
         for batch in batches:
             self._label_checks.add(batch)
-        batch = self._strategy.put_batch(stack_batches(batches), chunked=True)
+        batch = self._strategy.put_batch(stack_batches([select_arrays(batch) for batch in batches]), chunked=True)
         new_state, metrics = self._call(self.chunk, state, batch, (self._raveler.stack(hyperparams), updates))
         self._limiter.add(metrics.values["loss"])
         return new_state, ChunkMetrics(metrics.values, updates, metrics.update_only)
@@ -144,7 +144,7 @@ class TrainPrograms:
         if self._strategy.platform != "cpu" or not hasattr(program, "trace"):  # a pmap cannot be traced
             return False
         inputs = self._raveler.stack([hyperparams] * len(batches)), np.ones(len(batches), bool)
-        batch = self._strategy.put_batch(stack_batches(batches), chunked=True)
+        batch = self._strategy.put_batch(stack_batches([select_arrays(batch) for batch in batches]), chunked=True)
         return _SLOW_IN_SCAN in str(program.trace(state, batch, inputs).jaxpr)
 
     def flops(self) -> Flops:

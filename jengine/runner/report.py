@@ -11,6 +11,7 @@ from jengine.config import format_config, write_config
 from jengine.logging import format_table
 from jengine.paths import flatten
 from jengine.runner.failures import recreate_work_dir
+from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.speed import format_speed, measure_speed
 
@@ -53,6 +54,21 @@ def write_config_file(runner: Runner, problems: Sequence[str]) -> None:
     runner.visualizer.add_config(runner.cfg_text)
     if problems:
         runner.logger.warning(f"The config in {runner.work_dir} cannot be run again: {'; '.join(problems)}.")
+
+
+def log_start(runner: Runner, groups: str) -> None:
+    """Log a description of a run before training, and what it cannot do as configured.
+
+    Args:
+      runner: about to train.
+      groups: the table of its parameter groups.
+
+    Raises:
+      ConfigError: the position in the data cannot be saved, and `resume_policy.data` is 'exact'.
+    """
+    runner.logger.info(describe_start(runner, groups))
+    warn_if_chunks_are_blocked(runner)
+    warn_if_inexact(runner)
 
 
 def warn_if_chunks_are_blocked(runner: Runner) -> None:

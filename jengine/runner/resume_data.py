@@ -1,5 +1,6 @@
 """Save the position in the training data with a checkpoint, and continue there, as exactly as the data allow."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -133,7 +134,10 @@ def _report_changes(
     lengths = ""
     if loop.epoch_length != saved["epoch_length"]:
         lengths = f", an epoch has {loop.epoch_length} iterations instead of {saved['epoch_length']}"
-    remaining = f"{loop.max_iters - loop.iter} iterations remain"
+    if loop.max_iters == math.inf:
+        remaining = f"the run ends after {loop.max_epochs} epochs"
+    else:
+        remaining = f"{loop.max_iters - loop.iter} iterations remain"
     message = (
         f"The data differ from those of the checkpoint: {', '.join(changes)}: {effect}{lengths}, and {remaining}; "
         "schedules by epoch and those converted from epochs keep their place in the epoch, others their iteration."

@@ -1,7 +1,6 @@
 """Define the Runner, which trains, validates and tests a model from a config."""
 
 import functools
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,6 @@ import jax
 from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
 from jengine.config import resolve
-from jengine.data import select_arrays
 from jengine.distributed import ShutdownConsensus, assert_equal_across_processes, get_processes
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook, Priority
@@ -29,7 +27,6 @@ from jengine.runner.load_from import remove_in_memory
 from jengine.runner.predict import Predictor, open_batches
 from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume
-from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.resume_optimizer import optimizer_settings
 from jengine.runner.resume_policy import parse_resume_policy
 from jengine.runner.trained_module import trained_module
@@ -286,16 +283,14 @@ class Runner:
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
         """Run one training step on a batch on its device, and return the metrics, which stay on the device."""
         is_update = self.optim_wrapper.start_step(self.iter)
-        arrays = select_arrays(batch)
-        self.state, metrics = self.programs.run_step(self.state, arrays, self.step_hyperparams(), is_update)
+        self.state, metrics = self.programs.run_step(self.state, batch, self.step_hyperparams(), is_update)
         return metrics
 
     def train_chunk(
         self, batches: Sequence[PyTree], hyperparams: Sequence[Mapping[str, Any]], is_update: Sequence[bool]
     ) -> ChunkMetrics:
         """Run a training step for each host batch in one call; see `TrainPrograms.run_chunk`."""
-        arrays = [select_arrays(batch) for batch in batches]
-        self.state, metrics = self.programs.run_chunk(self.state, arrays, hyperparams, is_update)
+        self.state, metrics = self.programs.run_chunk(self.state, batches, hyperparams, is_update)
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:
@@ -403,7 +398,7 @@ class Runner:
         if self.optim_wrapper is None:
             optim_wrapper = self._sections["optim_wrapper"]
             if not isinstance(optim_wrapper, OptimWrapper | OptimWrapperDict):
-                params = self._initializer.param_shapes(self._loaders.example_batch("train"))
+                params = self._loaders.call_with_example("train", self._initializer.param_shapes)
                 optim_wrapper = build_optim_wrapper(params, optim_wrapper, module_types=self.model.module_types)
             self.optim_wrapper = optim_wrapper
             build.set_axis_name(self.strategy.axis_name, self.optim_wrapper)
@@ -414,16 +409,14 @@ class Runner:
         self._directories.lock()
         self.call_hook("before_run")
         self._load_or_resume()
-        total = self.train_loop.max_iters
-        self.optim_wrapper.initialize_count_status(self.train_loop.iter, -1 if math.isinf(total) else total)
+        self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
         self.programs = self.build_programs()
-        self.logger.info(report.describe_start(self, self._group_table))
-        report.warn_if_chunks_are_blocked(self)
-        warn_if_inexact(self)
+        report.log_start(self, self._group_table)
         self._first_iter = self.train_loop.iter
         with self.interrupts:
             try:
-                self.train_loop.run()
+                with self._loaders.note_host_entries("train"):
+                    self.train_loop.run()
             except BaseException as error:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
                 handle_failure(self, error)
@@ -464,7 +457,7 @@ class Runner:
         if self._sections["val_cfg"] is not None:
             self._eval_loop("val")
         if self.state is None or self.state.opt_state is None:
-            self._init_state(self._loaders.example_batch("train"), self.optim_wrapper, self.hooks, abstract)
+            self._loaders.call_with_example("train", self._init_state, self.optim_wrapper, self.hooks, abstract)
 
     @functools.cached_property
     def _initializer(self) -> StateInitializer:
@@ -492,7 +485,7 @@ class Runner:
         if self._sections[f"{mode}_cfg"] is None:
             raise RuntimeError(f"there is nothing to run: set {mode}_dataloader, {mode}_cfg and {mode}_evaluator")
         if self.state is None:
-            self._init_state(self._loaders.example_batch(mode))
+            self._loaders.call_with_example(mode, self._init_state)
         loop = self._eval_loop(mode)
         self.call_hook("before_run")
         self._load_or_resume()

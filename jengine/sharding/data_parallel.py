@@ -20,7 +20,7 @@ from jengine import paths
 from jengine.annotations import Count, Index
 from jengine.errors import ConfigError
 from jengine.registry import STRATEGIES
-from jengine.sharding.mesh import build_mesh
+from jengine.sharding.mesh import BATCH_AXES, build_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
 from jengine.sharding.placement import Axis, Placement
 from jengine.sharding.replica_axis import AXIS, is_per_replica, map_per_replica
@@ -74,7 +74,10 @@ class DataParallel(MeshStrategy):
         if impl == "pmap":  # its results are on a mesh of this axis only; another mesh would cause a trace
             built = Mesh(built.devices.ravel(), (AXIS,))
         inner_axes = [axis for axis in built.axis_names if axis != AXIS]
-        super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict, axes=inner_axes))
+        placement = Placement(
+            built, rules, logical_axes, fsdp_min_size, strict, axes=inner_axes, table_axes=_table_axes(built)
+        )
+        super().__init__(placement)
         self.replicas = sizes[AXIS]
         # XLA partitions the program along the other axes, except those of size 1.
         self._mapped = {axis for axis, size in built.shape.items() if axis == AXIS or size == 1}
@@ -190,6 +193,18 @@ class _ReplicatedModel:
             predict, mesh=self._mesh, in_specs=specs, out_specs=_PER_REPLICA, axis_names=self._mapped, check_vma=False
         )
         return mapped(params, model_state, batch)
+
+
+def _table_axes(mesh: Mesh) -> list[tuple[str, ...]] | None:
+    """Return the ways to shard a lookup table that XLA can compile, or None if it can compile all of them.
+
+    XLA's partitioner ends the process if, within a program that is mapped over `data`, a lookup has its indices sharded
+    over one of two axes and its table over this axis alone, or over both in different dimensions.
+    """
+    inner = tuple(name for name, size in mesh.shape.items() if name != AXIS and size > 1)
+    if "fsdp" not in inner or len(inner) < 2:
+        return None
+    return [inner, tuple(name for name in inner if name not in BATCH_AXES)]
 
 
 def _average_leaves(tree: PyTree) -> PyTree:

@@ -1,5 +1,6 @@
 """Implement the common part of strategies with a mesh: shardings of the state, of batches, and evaluation."""
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -140,7 +141,17 @@ class MeshStrategy:
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile an evaluation step; the metrics, its third argument, are donated and replicated."""
-        return jax.jit(step, donate_argnums=2, out_shardings=(self.sharding(), None))
+        return jax.jit(self._with_mesh(step), donate_argnums=2, out_shardings=(self.sharding(), None))
+
+    def _with_mesh(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a step whose traces have the mesh as context: a model may constrain shardings by names of its axes."""
+
+        @functools.wraps(step)
+        def run(*args: Any) -> Any:
+            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+                return step(*args)
+
+        return run
 
     def _add_replica_axis(self, state: PyTree) -> PyTree:
         """Convert the training state of a single device to that of this strategy; without replicas it is unchanged."""

@@ -51,7 +51,7 @@ class Pjit(MeshStrategy):
     def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
         """Compile a training step or a chunk; the state is donated and keeps its shardings."""
         shardings = None if self._state is None else (self._state, self.sharding())
-        return jax.jit(step, donate_argnums=0, out_shardings=shardings)
+        return jax.jit(self._with_mesh(step), donate_argnums=0, out_shardings=shardings)
 
     def adapt_for_eval(self, model: Any) -> Any:
         """Return the model itself."""

@@ -169,6 +169,7 @@ def test_an_error_of_the_dataset_names_the_batch_and_the_line_of_the_code(capsys
     assert main(["data", use("failing")]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "jengine: IndexError: list index out of range",
+        "  in sample 5 of Samples",
         f"  in batch 1, raised in __getitem__ at {tmp_path / 'images.py'}:{line}",
         "  in the config at `train_dataloader`",
     ]

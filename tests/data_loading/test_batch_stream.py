@@ -51,3 +51,8 @@ def test_the_source_is_closed_with_the_stream():
     stream.take(1)
     stream.close()
     assert closed == [True]
+
+
+def test_names_of_different_lengths_do_not_separate_batches():
+    batches = [{"x": np.zeros(1), "name": np.array([name])} for name in ("a", "bc")]
+    assert len(BatchStream(batches).take(2)) == 2

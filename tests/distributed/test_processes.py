@@ -115,10 +115,13 @@ def test_an_error_on_process_0_ends_the_other_with_a_message_that_names_it(run):
     assert re.search(r"ProcessError: process 0 \(pid \d+ on host .*\) failed: KeyError: 'colour'", two), two
 
 
-def test_a_process_that_is_killed_is_named_by_the_other(run):
-    (first, one), (second, _) = run(2, "epochs=200", own_options={1: ["action=kill", "process=1", "iteration=6"]})
-    assert (first, second) == (1, -9)
-    assert re.search(r"ProcessError: process 1 \(pid \d+ on host .*\) is gone: no answer for 5 s", one), one
+def test_a_process_that_is_killed_is_named_by_all_others(run):
+    *others, (killed, _) = run(3, "epochs=200", own_options={2: ["action=kill", "process=2", "iteration=6"]})
+    assert killed == -9
+    for code, output in others:
+        assert code == 1
+        # alone: the processes that end in consequence, one after the other, are not named
+        assert re.search(r"ProcessError: process 2 \(pid \d+ on host [^)]*\) is gone: no answer for 1.5 s", output), output
 
 
 def test_process_0_killed_with_the_service_is_named_before_jax_ends_the_other(run):

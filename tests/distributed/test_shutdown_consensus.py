@@ -56,7 +56,7 @@ def run():
         store = DictStore()
         processes = []
         for index in range(count) if arrived is None else arrived:
-            detector = FailureDetector(store, index, count, poll=0.002, grace=30.0)
+            detector = FailureDetector(store, index, count, poll=0.002, grace=30.0, answer_time=30.0)
             detectors.append(detector)
             detector.start()
             processes.append(Processes(store, index, count, timeout, detector))
@@ -146,7 +146,7 @@ def test_a_failure_ends_the_wait_of_the_others_with_its_message(run):
 
 def test_a_broken_collective_is_explained_by_a_missing_process():
     store = DictStore()
-    detector = FailureDetector(store, 0, 2, poll=0.002, grace=0.05)
+    detector = FailureDetector(store, 0, 2, poll=0.002, answer_time=0.05)
     detector.start()
     processes = Processes(store, 0, 2, failure_detector=detector)
     error = ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
@@ -154,6 +154,30 @@ def test_a_broken_collective_is_explained_by_a_missing_process():
         processes.fail(error)
     assert raised.value.__cause__ is error
     detector.stop_thread()
+
+
+def test_the_first_to_detect_a_missing_process_determines_the_error_of_all():
+    error = ValueError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
+    store, raised = DictStore(), {}
+    detectors = {index: FailureDetector(store, index, 3, poll=0.002, grace=30.0, answer_time=0.1) for index in (0, 1)}
+    for detector in detectors.values():
+        detector.start()
+    for index in (1, 0):  # process 1 has ended when the collective of process 0 breaks
+        with pytest.raises(ProcessError, match=r"^process 2 is gone: no answer for 0.1 s$") as raised[index]:
+            detectors[index].diagnose(error)
+        detectors[index].stop_thread()
+    assert [raised[index].value.processes for index in (0, 1)] == [[2], [2]]
+
+
+def test_a_process_that_others_count_as_gone_ends_with_that_reason():
+    store = DictStore()
+    first, second = (FailureDetector(store, index, 2, poll=0.002, grace=30.0, answer_time=0.05) for index in (0, 1))
+    first.start()
+    with pytest.raises(ProcessError):  # the second does not answer: its thread has not started
+        first.diagnose(RuntimeError("UNAVAILABLE: closed"))
+    first.stop_thread()
+    with pytest.raises(ProcessError, match=r"^process 0 \(pid .*\) has ended the run: process 1 \(pid .*\) is gone: no an"):
+        second.diagnose(RuntimeError("UNAVAILABLE: closed"))
 
 
 def test_a_runtime_error_is_kept_if_all_processes_answer(run):

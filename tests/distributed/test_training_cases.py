@@ -1,6 +1,7 @@
 """Test that two processes train like one process with as many devices."""
 
 import dataclasses
+import logging
 import pathlib
 import re
 import shutil
@@ -52,7 +53,7 @@ def run_cases(folder, names, devices):
 @pytest.fixture(scope="module")
 def one_device_each(tmp_path_factory):
     """Results of all cases, by two processes with one device each; the last case ends with an error."""
-    return run_cases(tmp_path_factory.mktemp("one"), ["replicas", "sharded", "guarded", "swav", "odc", "failing"], 1)
+    return run_cases(tmp_path_factory.mktemp("one"), ["replicas", "sharded", "guarded", "stream", "swav", "odc", "failing"], 1)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +128,30 @@ def test_too_many_nans_in_a_row_end_both_with_the_same_error_and_one_dump(one_de
     first_of_process_1 = [False] * 8 + [True] + [False] * 7
     assert np.isnan(dump["batch"]["x"]).any(axis=1).tolist() == first_of_process_1
     assert dump["state"].step == 2
+
+
+def test_processes_share_the_examples_of_a_stream_and_resume_at_their_positions(one_device_each, tmp_path):
+    expected = training_cases.train_stream(tmp_path, 2)
+    parts = one_device_each.load("stream")
+    for found in parts:
+        assert_all_close(found, expected, [name for name in expected if name.startswith("params")])
+    both = np.sort(np.concatenate([found["seen"] for found in parts], axis=1))
+    batches = np.sort(training_cases.X[:, 0].reshape(-1, training_cases.BATCH))  # four in a pass
+    np.testing.assert_array_equal(both, batches[[0, 1, 2, 3, 0, 1]])
+
+
+def test_one_process_starts_the_pass_again_in_a_stream_that_two_have_read(one_device_each, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "jengine"):
+        runner = training_cases.make_runner(
+            tmp_path,
+            train_dataloader=dict(batch_size=training_cases.BATCH, dataset=training_cases.yield_examples),
+            train_cfg=dict(max_epochs=2, epoch_length=3),
+            resume=one_device_each.folder / "stream" / "iter_2",
+        )
+        runner.train()
+    (line,) = [record.message for record in caplog.records if "The data differ" in record.message]
+    assert "processes: 1 (2 in the checkpoint): 32 examples of pass 1 over the data are repeated" in line
+    assert runner.iter == 6
 
 
 def test_the_queue_of_swav_holds_the_features_of_both(one_device_each, tmp_path):

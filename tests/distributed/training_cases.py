@@ -118,6 +118,46 @@ def train_replicas(work_dir, devices, **changes):
     }  # fmt: skip
 
 
+def yield_examples(x=X, y=Y):
+    for sample in zip(x, y, strict=True):
+        yield dict(zip("xy", sample, strict=True))
+
+
+def yield_reordered_examples():
+    return yield_examples(reorder_as_for_two(X), reorder_as_for_two(Y))
+
+
+def train_stream(work_dir, devices, stop=2):
+    """Train on a stream of examples, of which each process takes its share, in two parts; return what it has seen."""
+    seen = []
+
+    class Record(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            seen.append(np.sort(local_entries(data_batch["x"])[:, 0]))
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            runner.train_loop.stop_training = runner.iter + 1 == stop
+
+    count = jax.process_count()
+    for part in (False, True):
+        stop = stop if not part else None
+        runner = make_runner(
+            work_dir,
+            train_dataloader=dict(
+                batch_size=BATCH // count, dataset=yield_examples if count == 2 else yield_reordered_examples
+            ),
+            train_cfg=dict(max_epochs=2, epoch_length=3),
+            default_hooks=dict(
+                checkpoint=dict(type="CheckpointHook", interval=1, by_epoch=False, max_keep_ckpts=-1), logger=None
+            ),
+            custom_hooks=[Record()],
+            parallel=dict(type="DataParallel", devices=devices),
+            resume=part,
+        )
+        state = runner.train()
+    return {**flatten("params", state.params), "seen": np.stack(seen)}
+
+
 def train_sharded(work_dir, devices):
     """Train with parameters and optimizer sharded over all devices of all processes; two calls of the step an epoch."""
     runner = make_runner(

@@ -1,14 +1,18 @@
 """Train on a stream, interrupt the run, resume it, and return the examples that each part saw."""
 
 import contextlib
+import pathlib
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.runner import Runner
+
+
+class Stopped(Exception):
+    """Stop a run."""
 
 
 class RecordIds(Hook):
@@ -21,7 +25,7 @@ class RecordIds(Hook):
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         self.ids.append(np.asarray(data_batch["id"]).ravel().tolist())
         if self.stop is not None and runner.iter == self.stop:
-            raise RuntimeError("stopped")
+            raise Stopped
 
 
 def model():
@@ -46,9 +50,14 @@ def train(work_dir, make_data, stop=None, resume=False, save=3, **changes):
         resume=resume,
     )
     runner = Runner(**{**arguments, **changes})
-    with pytest.raises(RuntimeError, match="stopped") if stop is not None else contextlib.nullcontext():
+    with contextlib.suppress(Stopped):
         runner.train()
     return hook.ids, runner
+
+
+def read_log(runner):
+    """Return the log of a run."""
+    return (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
 
 
 def train_with_restart(tmp_path, make_data, stop=5, **changes):

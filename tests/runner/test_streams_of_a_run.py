@@ -1,5 +1,4 @@
 import itertools
-import logging
 
 import grain
 import numpy as np
@@ -7,20 +6,8 @@ import pytest
 
 from jengine.errors import ConfigError
 
-from .stream_cases import train, train_with_restart
-
-
-class Ids:
-    """A source of 10 examples with access by index, as grain reads it."""
-
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, index):
-        return {"id": np.int32(index)}
-
-    def __repr__(self):
-        return "Ids()"
+from .grain_ids import Ids
+from .stream_cases import read_log, train, train_with_restart
 
 
 def map_dataset():
@@ -31,9 +18,10 @@ def iter_dataset():
     return grain.MapDataset.source(Ids()).shuffle(seed=1).repeat().to_iter_dataset().batch(3)
 
 
-def grain_loader(num_epochs=None):
+def grain_loader(num_epochs=None, workers=0):
     sampler = grain.samplers.IndexSampler(10, shuffle=True, seed=0, num_epochs=num_epochs)
-    return grain.DataLoader(data_source=Ids(), sampler=sampler, operations=[grain.transforms.Batch(2)], worker_count=0)
+    batch = grain.transforms.Batch(2)
+    return grain.DataLoader(data_source=Ids(), sampler=sampler, operations=[batch], worker_count=workers)
 
 
 def batches():
@@ -68,6 +56,13 @@ def test_a_resumed_run_continues_with_the_next_batch(tmp_path, make_data, train_
     assert runner.iter == 12
 
 
+def test_workers_of_grain_continue_with_the_next_batch(tmp_path):
+    arguments = dict(train_cfg=dict(by_epoch=False, max_iters=6), resume_policy=dict(data="exact"))
+    first, _ = train(tmp_path, lambda: grain_loader(workers=2), stop=5, **arguments)
+    second, _ = train(tmp_path, lambda: grain_loader(workers=2), resume=True, **arguments)
+    assert second == first[3:6]
+
+
 def test_chunks_of_steps_save_the_position_after_their_last_step(tmp_path):
     train_cfg = dict(by_epoch=False, max_iters=12, steps_per_call=3)
     whole, parts, _ = train_with_restart(tmp_path, iter_dataset, train_cfg=train_cfg)
@@ -82,29 +77,25 @@ def test_each_pass_over_a_grain_map_dataset_has_another_order(tmp_path):
     assert first != second
 
 
-def test_a_grain_loader_that_repeats_its_order_says_so_once(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING, "jengine"):
-        train(tmp_path, lambda: grain_loader(num_epochs=1))
-    (record,) = [r for r in caplog.records if "each pass has the order of the first" in r.message]
-    assert "use num_epochs=None in the sampler" in record.message
+def test_a_grain_loader_that_repeats_its_order_says_so_once(tmp_path):
+    _, runner = train(tmp_path, lambda: grain_loader(num_epochs=1))
+    (line,) = [line for line in read_log(runner).splitlines() if "each pass has the order of the first" in line]
+    assert "use num_epochs=None in the sampler" in line
 
 
-def test_an_epoch_of_data_without_a_length_is_a_pass_and_its_iterations_are_counted(tmp_path, caplog):
-    with caplog.at_level(logging.INFO, "jengine"):
-        ids, runner = train(tmp_path, lambda: batches, train_cfg=dict(max_epochs=2), save=100)
+def test_an_epoch_of_data_without_a_length_is_a_pass_and_its_iterations_are_counted(tmp_path):
+    ids, runner = train(tmp_path, lambda: batches, train_cfg=dict(max_epochs=2), save=100)
     assert ids == 2 * [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     assert (runner.epoch, runner.iter) == (2, 10)
-    assert "Epoch 1 had 5 iterations: one pass over the data." in caplog.text
+    assert "Epoch 1 had 5 iterations: one pass over the data." in read_log(runner)
 
 
-def test_what_cannot_be_saved_is_logged_at_the_start_and_at_the_resume(tmp_path, caplog):
-    with caplog.at_level(logging.INFO, "jengine"):
-        train(tmp_path, lambda: batches, stop=4)
-    assert "The position in function batches cannot be saved: a resumed run reads and drops the batches" in caplog.text
-    caplog.clear()
-    with caplog.at_level(logging.INFO, "jengine"):
-        train(tmp_path, lambda: batches, resume=True)
-    assert "The position in function batches was not saved: 6 examples of this pass are read and dropped." in caplog.text
+def test_what_cannot_be_saved_is_logged_at_the_start_and_at_the_resume(tmp_path):
+    _, first = train(tmp_path, lambda: batches, stop=4)
+    start = "The position in function batches cannot be saved: a resumed run reads and drops the batches"
+    assert start in read_log(first)
+    _, second = train(tmp_path, lambda: batches, resume=True)
+    assert "The position in function batches was not saved: 6 examples of this pass are read" in read_log(second)
 
 
 def test_a_position_that_cannot_be_saved_is_an_error_if_it_must_be_exact(tmp_path):

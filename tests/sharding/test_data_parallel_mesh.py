@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
-from jengine.model import FunctionalModel, LinenModel
+from jengine.model import CrossEntropy, FunctionalModel, LinenModel
 from tests.sharding.conftest import X, Y, make_loader, squared_error, step_collectives
 from tests.sharding.test_data_parallel import AMP, LARS, TEXT, make_plain_model, make_words_model
 
@@ -44,6 +44,43 @@ def test_twenty_steps_have_the_results_of_one_program_on_the_same_mesh(make_run,
     assert kernel.sharding == expected.params["up"]["kernel"].sharding
     assert summed.sharding.spec == P("data", *kernel.sharding.spec)
     assert summed.shape == (runner.strategy.replicas, 8, 16)
+
+
+class Words(nn.Module):
+    """Predict each word from its embedding, with a head that shares the table."""
+
+    @nn.compact
+    def __call__(self, x):
+        embed = nn.Embed(32, 16, name="embed")
+        return embed.attend(nn.Dense(16, name="mlp")(embed(x)))
+
+
+def make_words_run(make_run, parallel, **changes):
+    words = np.random.RandomState(5).randint(0, 32, (16, 4))
+    return make_run(
+        dict(mesh=dict(data=2, fsdp=2, tensor=2), fsdp_min_size=16, **parallel),
+        work_dir=parallel["type"],
+        model=LinenModel(Words(), CrossEntropy("y"), inputs="x"),
+        train_dataloader=make_loader(dataset=ArrayDataset(dict(x=words, y=words))),
+        train_cfg=dict(by_epoch=False, max_iters=4),
+        optim_wrapper=dict(optimizer=dict(type="AdamW", lr=0.01), accumulative_counts=2),
+        **changes,
+    )
+
+
+def test_a_lookup_table_is_sharded_over_all_devices_of_a_replica_and_trains_like_one_program(make_run, assert_close):
+    expected = make_words_run(make_run, dict(type="Pjit")).train()
+    state = make_words_run(make_run, dict(type="DataParallel")).train()
+    assert state.params["embed"]["embedding"].sharding.spec == P(("fsdp", "tensor"))
+    assert expected.params["embed"]["embedding"].sharding.spec == P("fsdp")
+    assert state.params["mlp"]["kernel"].sharding.spec == P("fsdp")
+    assert_close(state.params, expected.params, atol=1e-6)
+
+
+def test_a_lookup_table_that_xla_cannot_partition_is_refused_before_compiling(make_run):
+    runner = make_words_run(make_run, dict(type="DataParallel", rules=[("embedding", ("fsdp",))]))
+    with pytest.raises(ConfigError, match="must shard the lookup table 'embed.embedding' in one of these ways"):
+        runner.train()
 
 
 @pytest.mark.parametrize("kind", ["Pjit", "DataParallel"])

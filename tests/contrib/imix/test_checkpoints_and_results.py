@@ -126,7 +126,7 @@ def read_results(run_dir):
 
 def fake_validations(monkeypatch, metrics):
     """Let successive validations return these metrics."""
-    from jengine.runner.loops import ValLoop
+    from jengine.runner import ValLoop
 
     results = iter(metrics)
     monkeypatch.setattr(ValLoop, "run", lambda self: next(results))

@@ -1,0 +1,93 @@
+"""Train a decoder-only language model, on one device or many.
+
+    jengine train configs/lm.py:tiny
+    jengine plan configs/lm.py:1b --devices 256
+
+`tiny` learns the bytes of generated sentences in a minute on a CPU. `1b` has a billion parameters, to be trained on
+your own tokens. docs/scale.md shows how, and derives the memory that a size takes on each chip.
+"""
+
+from ml_collections import ConfigDict
+
+SIZES = {
+    "tiny": dict(width=64, depth=2, heads=4, mlp_width=192, vocab_size=256),
+    "1b": dict(width=2048, depth=16, heads=16, mlp_width=6144, vocab_size=32768),
+}
+# Examples of a step on a process, tokens of an example, sentences of the text, steps, steps of warm-up, learning rate.
+RECIPES = {
+    "tiny": dict(batch_size=16, length=64, sentences=2000, iters=300, warmup=20, lr=5e-3),
+    "1b": dict(batch_size=8, length=2048, sentences=50_000, iters=100_000, warmup=2000, lr=3e-4),
+}
+
+# The first axis of `layers` is the layer. `fsdp` divides the parameters of each matrix product along one of its axes,
+# which are gathered when they are used; `tensor` divides heads, hidden channels and words, and with them the computation.
+RULES = [
+    ("attn.query.kernel", (None, "fsdp", "tensor")),
+    ("attn.key.kernel", (None, "fsdp", "tensor")),
+    ("attn.value.kernel", (None, "fsdp", "tensor")),
+    ("attn.out.kernel", (None, "tensor", None, "fsdp")),
+    ("mlp.gate.kernel", (None, "fsdp", "tensor")),
+    ("mlp.up.kernel", (None, "fsdp", "tensor")),
+    ("mlp.down.kernel", (None, "tensor", "fsdp")),
+    ("embed.embedding", (("fsdp", "tensor"),)),
+    ("head.kernel", ("fsdp", "tensor")),
+]
+
+
+def get_config(size: str = "tiny") -> ConfigDict:
+    """Return the config.
+
+    Args:
+      size: 'tiny' or '1b'.
+    """
+    if size not in SIZES:
+        raise ValueError(f"the size after `lm.py:` must be one of {tuple(SIZES)}, got {size!r}")
+    recipe = RECIPES[size]
+    config = ConfigDict()
+
+    config.model = dict(
+        type="LinenModel",
+        module=dict(type="TransformerLM", remat=True, **SIZES[size]),
+        loss=dict(type="CrossEntropy", label="targets"),
+        inputs="tokens",
+    )
+    config.precision = "bfloat16"  # of the computation; parameters and optimizer state are float32
+    config.parallel = dict(type="Pjit", mesh=dict(data=1, fsdp=-1, tensor=1), rules=RULES, strict=True)
+
+    config.train_dataloader = dict(
+        batch_size=recipe["batch_size"],
+        dataset=dict(type="Sentences", length=recipe["length"], sentences=recipe["sentences"]),
+        drop_last=True,
+    )
+    config.val_dataloader = dict(
+        batch_size=recipe["batch_size"],
+        dataset=dict(type="Sentences", length=recipe["length"], sentences=recipe["sentences"] // 5, split="test"),
+    )
+    config.val_evaluator = dict(type="MeanLoss", loss=dict(type="CrossEntropy", label="targets"))
+
+    config.train_cfg = dict(by_epoch=False, max_iters=recipe["iters"], val_interval=recipe["iters"] // 10)
+    config.val_cfg = dict()
+
+    # No weight decay for norms and for the embedding.
+    config.optim_wrapper = dict(
+        optimizer=dict(type="AdamW", lr=recipe["lr"], betas=(0.9, 0.95), weight_decay=0.1),
+        clip_grad=dict(max_norm=1.0),
+        paramwise_cfg=dict(custom_keys=dict(norm=dict(decay_mult=0.0), embed=dict(decay_mult=0.0))),
+    )
+    config.param_scheduler = [
+        dict(type="LinearLR", start_factor=0.01, by_epoch=False, end=recipe["warmup"]),
+        dict(
+            type="CosineAnnealingLR",
+            by_epoch=False,
+            begin=recipe["warmup"],
+            end=recipe["iters"],
+            eta_min_ratio=0.1,
+        ),
+    ]
+
+    config.default_hooks = dict(
+        logger=dict(type="LoggerHook", interval=20, log_metric_by_epoch=False),
+        checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=recipe["iters"] // 5, max_keep_ckpts=2),
+    )
+    config.randomness = dict(seed=0)
+    return config

@@ -1,0 +1,86 @@
+"""Recognize what an object of the user is: batches, a stream of examples, or a dataset with access by index."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from jengine.data import library_sources as library
+from jengine.data.sources import FunctionSource, IteratorSource, SequenceSource, Source, StateDictSource
+from jengine.errors import ConfigError
+
+
+def as_source(data: Any) -> Source:
+    """Return the source of an object that yields batches or examples.
+
+    Raises:
+      ConfigError: it can neither be iterated nor called, or it is a dataset with access by index.
+    """
+    if _is_of(data, "datasets") and is_map_style(data):
+        raise _not_batches(data)
+    if _is_of(data, "tensorflow_datasets"):
+        data = getattr(data, "_ds", data)  # of `tfds.as_numpy`, which has no position, while this has one
+    grain, torch, tensorflow = (sys.modules.get(name) for name in ("grain", "torch.utils.data", "tensorflow"))
+    kinds: list[tuple[bool, Any]] = [
+        (isinstance(data, list | tuple), SequenceSource),
+        (grain is not None and isinstance(data, grain.MapDataset), library.GrainMapSource),
+        (grain is not None and isinstance(data, (grain.IterDataset, grain.DataLoader)), library.GrainSource),
+        (tensorflow is not None and isinstance(data, tensorflow.data.Dataset), library.TensorFlowSource),
+        (_has_state_dict(data) and _is_of(data, "datasets"), library.HuggingFaceSource),
+        (_has_state_dict(data) and _is_of(data, "torchdata"), library.TorchDataSource),
+        (_has_state_dict(data), StateDictSource),
+        (torch is not None and isinstance(data, torch.DataLoader), library.TorchSource),
+        (hasattr(data, "__next__"), IteratorSource),
+        (hasattr(data, "__iter__") and not isinstance(data, str | bytes), Source),
+        (callable(data) and not isinstance(data, type), FunctionSource),
+    ]
+    for is_kind, kind in kinds:
+        if is_kind:
+            return kind(data)
+    if hasattr(data, "__getitem__") and not isinstance(data, str | bytes):
+        raise _not_batches(data)
+    raise ConfigError(
+        "a dataloader must be a config dict, an iterable of batches, or a function that returns an iterator, got "
+        f"{data!r}"
+    )
+
+
+def is_stream(data: Any) -> bool:
+    """Return whether an object can only be read in its own order: by iterating it, or a function's result."""
+    if is_map_style(data) or isinstance(data, Mapping):
+        return False
+    return hasattr(data, "__iter__") or (callable(data) and not hasattr(data, "__getitem__"))
+
+
+def _not_batches(data: Any) -> ConfigError:
+    return ConfigError(
+        f"a dataloader must be a config dict or an iterable of batches, got the dataset {type(data).__name__}; use "
+        "dict(dataset=..., batch_size=...)"
+    )
+
+
+def is_map_style(data: Any) -> bool:
+    """Return whether an object has a length and access by index, so that batches are chosen by a sampler."""
+    if isinstance(data, Mapping) or not hasattr(data, "__len__"):
+        return False
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and isinstance(data, tensorflow.data.Dataset):
+        return False
+    return hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
+
+
+def set_epoch(data: Any, epoch: int) -> None:
+    """Pass the epoch to the first of `set_epoch` of the data, its sampler, the batch sampler's sampler, and that."""
+    batch_sampler = getattr(data, "batch_sampler", None)
+    owners = [data, getattr(data, "sampler", None), getattr(batch_sampler, "sampler", None), batch_sampler]
+    for owner in owners:
+        if hasattr(owner, "set_epoch"):
+            owner.set_epoch(epoch)
+            return
+
+
+def _is_of(data: Any, package: str) -> bool:
+    return type(data).__module__.partition(".")[0] == package
+
+
+def _has_state_dict(data: Any) -> bool:
+    return hasattr(data, "state_dict") and hasattr(data, "load_state_dict")

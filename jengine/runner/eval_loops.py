@@ -1,0 +1,160 @@
+"""Define the loops of validation and test."""
+
+import contextlib
+import functools
+import itertools
+from typing import Any
+
+import jax
+
+from jengine.annotations import Count
+from jengine.data import BatchCheck, prefetch_to_device, put_arrays, select_arrays
+from jengine.distributed import all_gather_objects, process_local_batch
+from jengine.errors import ConfigError
+from jengine.model import CastModel, Precision
+from jengine.model.labels import LabelChecks
+from jengine.registry import LOOPS
+from jengine.runner.failures import mark_inconsistent
+from jengine.runner.runner_protocol import Runner
+from jengine.train import RecompilationGuard, build_eval_step, compilation_counter
+
+PyTree = Any
+
+
+class EvalLoop:
+    """Evaluate the model over the data of a validation or a test, with metrics accumulated on the device.
+
+    Args:
+      runner: its model is evaluated.
+      dataloader: yields host batches, with the last one padded.
+      evaluator: the metrics.
+      fp16: predict in float16.
+      epoch_length: number of batches to evaluate on, for a stream that does not end; None for all.
+    """
+
+    mode: str
+
+    def __init__(
+        self, runner: Runner, dataloader: Any, evaluator: Any, fp16: bool = False, epoch_length: Count | None = None
+    ) -> None:
+        self.runner = runner
+        self.dataloader = dataloader
+        self._epoch_length = epoch_length
+        self._counted: int | None = None  # batches of the last evaluation
+        self._check_batch = BatchCheck(f"{self.mode}_dataloader")
+        if self.epoch_length is None and runner.processes.count > 1:
+            raise ConfigError(
+                f"`{self.mode}_cfg.epoch_length` must be given for data without a length and several processes, "
+                "got none"
+            )
+        self.evaluator = evaluator
+        if (meta := dataloader.metainfo) is not None:
+            evaluator.dataset_meta = meta
+        self._fp16 = fp16
+        self.predict_with(runner.model)
+
+    @property
+    def epoch_length(self) -> int | None:
+        """The number of batches to evaluate on; None if it is unknown before the first evaluation."""
+        lengths = [length for length in (self._epoch_length, self.dataloader.length) if length is not None]
+        return min(lengths, default=self._counted)
+
+    def predict_with(self, model: Any) -> None:
+        """Evaluate this model from now on, with the parameters of the run."""
+        strategy = self.runner.strategy
+        model = strategy.adapt_for_eval(CastModel(model, Precision(compute="float16")) if self._fp16 else model)
+        self._label_checks = LabelChecks()
+        self._traced = RecompilationGuard(
+            self._label_checks.watch(build_eval_step(model, self.evaluator.update), argument=3),
+            ("params", "model_state", "metrics", "batch"),
+            name=f"the step of the {self._phase}",
+            on_recompile=None if self.runner.train_loop is None else self.runner.train_loop.on_recompile,
+        )
+        self._step: Any = strategy.compile_eval_step(self._traced)
+
+    def trace(self, params: PyTree, model_state: PyTree, metrics: PyTree, batch: PyTree) -> jax.stages.Traced:
+        """Trace the evaluation step, without compiling it, for arrays or `jax.ShapeDtypeStruct`s with shardings."""
+        return self._step.trace(params, model_state, metrics, batch)
+
+    def run(self) -> dict[str, float]:
+        """Evaluate once and return the metrics by name."""
+        with self.runner.phase_timer.phase(self._phase):
+            return self._run()
+
+    @property
+    def _phase(self) -> str:
+        return "validation" if self.mode == "val" else self.mode
+
+    def _run(self) -> dict[str, float]:
+        runner, mode = self.runner, self.mode
+        runner.call_hook(f"before_{mode}")
+        runner.call_hook(f"before_{mode}_epoch")
+        metrics: dict[str, float] = {}
+        for suffix, (params, model_state) in runner.eval_variables().items():
+            values = self._evaluate(params, model_state)
+            metrics.update({f"{name}{suffix}": value for name, value in values.items()})
+        with mark_inconsistent(runner.train_loop):  # schedulers that follow a metric step here
+            runner.call_hook(f"after_{mode}_epoch", metrics=metrics)
+            runner.call_hook(f"after_{mode}")
+        return metrics
+
+    def _evaluate(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
+        runner, mode, loader = self.runner, self.mode, self.dataloader
+        sums = runner.strategy.put_replicated(self.evaluator.init())
+        loader.set_epoch(0)
+        with contextlib.closing(prefetch_to_device(loader, self._put_batch, loader.device_prefetch)) as batches:
+            for batch_idx, batch in enumerate(itertools.islice(batches, self._epoch_length)):
+                self._counted = batch_idx + 1
+                runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
+                runner.dispatch_limiter.wait()
+                sums, predictions = self._call(params, model_state, sums, select_arrays(batch))
+                runner.dispatch_limiter.add(jax.tree.leaves(predictions)[0])
+                self._process_host(predictions, batch)
+                runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
+                runner.interrupts.check()
+        self._label_checks.stop()  # the next evaluation has the same data
+        return self.evaluator.evaluate(sums, functools.partial(all_gather_objects, processes=runner.processes))
+
+    def _put_batch(self, batch: PyTree) -> PyTree:
+        """Check a host batch, and place its arrays on their device."""
+        self._label_checks.add(self._check_batch(batch))
+        return put_arrays(batch, self.runner.strategy.put_batch)
+
+    def _call(self, *args: PyTree) -> Any:
+        """Run the evaluation step and record compile time."""
+        timer, compiled = self.runner.phase_timer, compilation_counter.count
+        before = timer.enter(self._phase)
+        outputs = self._step(*args)
+        if compilation_counter.count != compiled:
+            timer.relabel("compile")
+            self._traced.check_shardings(*args)
+        timer.enter(before)
+        return outputs
+
+    def _process_host(self, predictions: PyTree, batch: PyTree) -> None:
+        """Pass the examples of this process to the metrics on the host, if there are any."""
+        if self.evaluator.host_metrics:
+            if self.runner.processes.count > 1:
+                predictions, batch = process_local_batch((predictions, batch), batch)
+            self.evaluator.process_host(predictions, batch)
+
+
+@LOOPS.register_module()
+class ValLoop(EvalLoop):
+    """Run a validation: see `EvalLoop`."""
+
+    mode = "val"
+
+    def run(self) -> dict[str, float]:
+        """Validate once and record the metrics for the validation table of the run."""
+        metrics = super().run()
+        self.runner.record_validation(metrics)
+        return metrics
+
+
+@LOOPS.register_module()
+class TestLoop(EvalLoop):
+    """Run a test: see `EvalLoop`."""
+
+    mode = "test"
+    __test__ = False  # not one of pytest's classes

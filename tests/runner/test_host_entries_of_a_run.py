@@ -1,0 +1,133 @@
+"""Train and evaluate on batches with entries that are not arrays: they reach hooks and host metrics, not the step."""
+
+import datetime
+
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from jengine.data import ArrayDataset
+from jengine.errors import UnknownNameError
+from jengine.evaluation import HostMetric
+from jengine.hooks import Hook
+from jengine.model import CrossEntropy, FunctionalModel, LinenModel
+
+DAY = datetime.date(2024, 5, 1)
+KEYS = ("x", "y", "name", "day", "boxes")
+
+
+def make_samples(container, count=16):
+    """Return samples of a number, its square, a file name, a date and an object."""
+    samples = []
+    for k in range(count):
+        boxes = np.empty((), object)
+        boxes[()] = [k] * (k % 3)
+        values = np.float32(k), np.float32(k * k), f"{k}.png", DAY + datetime.timedelta(k), boxes
+        samples.append(dict(zip(KEYS, values, strict=True)) if container is dict else values)
+    return samples
+
+
+def as_dict(batch):
+    return batch if isinstance(batch, dict) else dict(zip(KEYS, batch, strict=False))
+
+
+class Seen(Hook):
+    """Record whether the host entries of the batches belong to their numbers, and where the numbers are."""
+
+    def __init__(self, interval):
+        self.interval = interval
+        self.train, self.val = [], []
+
+    def next_step(self, runner, step):
+        return -(-step // self.interval) * self.interval  # the start of a chunk
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.train.append(matches(data_batch))
+
+    def before_val_iter(self, runner, batch_idx, data_batch=None):
+        self.val.append(matches(data_batch))
+
+
+def matches(batch):
+    batch = as_dict(batch)
+    numbers = [int(x) for x in np.asarray(batch["x"])]
+    return (
+        [f"{k}.png" for k in numbers] == list(batch["name"])
+        and [DAY + datetime.timedelta(k) for k in numbers] == list(batch["day"])
+        and [[k] * (k % 3) for k in numbers] == list(batch["boxes"])
+    )
+
+
+class Names(HostMetric):
+    """Collect the names of the examples."""
+
+    def process(self, data_batch, data_samples):
+        self.results += list(as_dict(data_batch)["name"])
+
+    def compute_metrics(self, results):
+        return {"names": sorted(results)}
+
+
+@pytest.mark.parametrize("container", [dict, tuple])
+@pytest.mark.parametrize("steps_per_call", [1, 2], ids=["single steps", "chunks"])
+def test_entries_that_are_not_arrays_reach_hooks_and_host_metrics_and_not_the_step(make_runner, container, steps_per_call):
+    structures = set()
+
+    def loss(params, batch):
+        structures.add(tuple(key for key, leaf in as_dict(batch).items() if leaf is not None))
+        batch = as_dict(batch)
+        return (params["w"] * batch["x"] - batch["y"]) ** 2
+
+    model = FunctionalModel(
+        init=lambda: {"w": np.float32(0)}, loss=loss, predict=lambda params, batch: params["w"] * as_dict(batch)["x"]
+    )
+    hook = Seen(steps_per_call)
+    runner = make_runner(
+        model=model,
+        train_dataloader=dict(dataset=make_samples(container), batch_size=4),
+        val_dataloader=dict(dataset=make_samples(container, 6), batch_size=4),
+        val_evaluator=Names(),
+        train_cfg=dict(max_epochs=2, steps_per_call=steps_per_call),
+        custom_hooks=[hook],
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=1e-5)),
+    )
+    runner.train()
+    assert structures == {("x", "y")}
+    assert len(hook.train) == (8 if steps_per_call == 1 else 4)
+    assert all(hook.train)
+    assert len(hook.val) == 4
+    names = runner.validations[-1][2]["names"]
+    assert names == sorted(f"{k}.png" for k in range(6))  # without the padding of the last batch
+
+
+class Linear(nn.Module):
+    @nn.compact
+    def __call__(self, image):
+        return nn.Dense(2)(image)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "note"),
+    [
+        (dict(image=np.array([[None], [1]] * 8, object), label=np.zeros(16, int)), "image (object)"),
+        (dict(image=np.zeros((16, 3), np.float32), label=np.array(["cat", "dog"] * 8)), "label (<U3)"),
+    ],
+    ids=["inputs", "labels"],
+)
+def test_an_error_about_an_entry_that_the_step_lacks_says_that_it_stays_on_the_host(make_runner, arrays, note):
+    runner = make_runner(
+        model=LinenModel(Linear(), CrossEntropy()),
+        train_dataloader=dict(dataset=ArrayDataset(arrays), batch_size=4),
+        val_dataloader=None, val_cfg=None, val_evaluator=None,
+    )  # fmt: skip
+    with pytest.raises(UnknownNameError, match="must be an entry of the batch") as error:
+        runner.train()
+    assert any("train_dataloader yields entries that stay on the host" in n and note in n for n in error.value.__notes__)
+
+
+def test_integers_beyond_int32_stop_training_before_the_first_step(make_runner):
+    x = np.zeros((16, 2), np.float32)
+    data = ArrayDataset(dict(x=x, y=x[:, 0], id=np.arange(16) + 2**40))
+    runner = make_runner(train_dataloader=dict(dataset=data, batch_size=4))
+    with pytest.raises(ValueError, match="`train_dataloader` must yield integers that fit in int32, .* entry 'id'"):
+        runner.train()
