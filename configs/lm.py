@@ -20,7 +20,7 @@ RECIPES = {
 }
 
 # The first axis of `layers` is the layer. `fsdp` divides the parameters of each matrix product along one of its axes,
-# which are gathered when they are used; `tensor` divides heads, hidden channels and words, and with them the computation.
+# which are gathered when they are used; `tensor` divides heads, hidden channels and words, and their computation.
 RULES = [
     ("attn.query.kernel", (None, "fsdp", "tensor")),
     ("attn.key.kernel", (None, "fsdp", "tensor")),

@@ -279,3 +279,18 @@ def test_processes_share_examples_but_not_batches(make_data):
         assert len(shards[0] + shards[1]) == 8  # two batches of two on each process; the rest is dropped
     else:
         assert shards[0] == shards[1]  # a loader yields the share of its process
+
+
+def test_a_second_pass_does_not_change_the_first():
+    expected, loader = (build_dataloader(tf_shuffled(), train=True) for _ in range(2))
+    batches = iter(loader)
+    seen = [next(batches)["id"].tolist()]
+    assert sorted(k for batch in loader.copy_at_epoch(0) for k in batch["id"].tolist()) == list(range(10))
+    seen += [batch["id"].tolist() for batch in batches]
+    assert seen == [batch["id"].tolist() for batch in expected]
+
+
+def test_data_with_a_state_of_their_own_allow_one_pass_at_a_time():
+    loader = build_dataloader(stateful_loader(), train=True)
+    with pytest.raises(ValueError, match="StatefulDataLoader must allow a second pass during the current one"):
+        loader.copy_at_epoch(0)
