@@ -10,7 +10,7 @@ EXTRAS ?= dev
 PYTHON_TAG := import sys; print("py%d%d" % sys.version_info[:2])
 PINS = $(wildcard constraints/$(shell $(BIN)/python -c '$(PYTHON_TAG)').txt)
 
-.PHONY: demo test test-all foreign test-newest lint types pytest lock bench bench-peers clean
+.PHONY: demo test test-all foreign test-chips pytest-chips test-newest lint types pytest lock bench bench-peers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/jengine train $(CONFIG)
@@ -30,6 +30,13 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 pytest: $(VENV)/.installed
 	$(PYTEST) -m "not full_optimization"
 	$(PYTEST) -m full_optimization
+
+# Compiles every config for TPUs and GPUs, with XLA's compilers for them, in an environment of its own.
+test-chips:
+	$(MAKE) pytest-chips VENV=$(VENV)-chips EXTRAS=dev,tpu-compiler,gpu-compiler
+
+pytest-chips: $(VENV)/.installed
+	$(PYTEST) -m chips tests/chips $(ARGS)
 
 # The tests with PyTorch, TensorFlow, Hugging Face datasets, Haiku and Equinox as well, in an environment of their own;
 # `make test` skips them. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.
@@ -70,4 +77,4 @@ $(VENV)/.installed: pyproject.toml $(wildcard constraints/*.txt) | $(BIN)/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-all $(VENV)-newest .cache work_dirs build *.egg-info
+	rm -rf $(VENV) $(VENV)-all $(VENV)-chips $(VENV)-newest .cache work_dirs build *.egg-info

@@ -47,7 +47,7 @@ def get_config(size: str = "tiny") -> ConfigDict:
 
     config.model = dict(
         type="LinenModel",
-        module=dict(type="TransformerLM", **SIZES[size]),
+        module=dict(type="TransformerLM", remat=True, **SIZES[size]),
         loss=dict(type="CrossEntropy", label="targets"),
         inputs="tokens",
     )

@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments; those of the process by default.
 
     Returns:
-      The exit code: 0; 2 for a mistake in the config or on the command line; 130 after an interrupt. If one of several
-      processes fails, its exit code is 1.
+      The exit code: 0; 1 for a plan that does not fit; 2 for a mistake in the config or on the command line; 130 after
+      an interrupt. If one of several processes fails, its exit code is 1.
     """
     parser = _build_parser()
     args, rest = parser.parse_known_args(argv)
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{args.command} has no config to override, got {overrides[0]}")
     try:
         with _launch_processes(args):
-            args.run(args, overrides)
+            code: int | None = args.run(args, overrides)
     except Exception as error:
         if args.traceback or not _is_user_error(error, args.command):
             raise
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jengine: interrupted", file=sys.stderr)
         return 130
-    return 0
+    return code or 0
 
 
 @contextlib.contextmanager
@@ -127,8 +127,8 @@ def _data(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     data.run(args, _load_config(args, overrides), _config_name(args))
 
 
-def _plan(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    plan.run(args, _load_config(args, overrides))
+def _plan(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    return plan.run(args, overrides)
 
 
 def _build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:
@@ -162,7 +162,7 @@ def _is_user_error(error: Exception, command: str) -> bool:
     """Return whether the message alone is enough, because the error is about the config or a file, not about code."""
     if command == "ckpt":  # runs no user code
         return isinstance(error, OSError | ValueError | KeyError | ImportError)
-    if type(error).__name__ == "ProcessError":  # its traceback only shows a wait for another process
+    if type(error).__name__ in ("ProcessError", "PlanError"):  # the traceback only shows a wait for another process
         return True
     in_config = any(note.startswith("in the config at ") for note in getattr(error, "__notes__", ()))
     return in_config or isinstance(error, ConfigError | FileNotFoundError)
@@ -202,7 +202,7 @@ def _build_parser() -> argparse.ArgumentParser:
     replay.add_argument("dump", metavar="DUMP", help="the file named in the error of the numerics guard")
     replay.set_defaults(run=_replay)
     plan_parser = commands.add_parser(
-        "plan", parents=[common], help="print memory, sharding and collectives of a step on many devices"
+        "plan", parents=[common], help="print memory, sharding, collectives and estimated time on many devices"
     )
     plan.add_arguments(plan_parser)
     plan_parser.set_defaults(run=_plan)

@@ -70,7 +70,11 @@ class EvalLoop:
             name=f"the step of the {self._phase}",
             on_recompile=None if self.runner.train_loop is None else self.runner.train_loop.on_recompile,
         )
-        self._step = strategy.compile_eval_step(self._traced)
+        self._step: Any = strategy.compile_eval_step(self._traced)
+
+    def trace(self, params: PyTree, model_state: PyTree, metrics: PyTree, batch: PyTree) -> jax.stages.Traced:
+        """Trace the evaluation step, without compiling it, for arrays or `jax.ShapeDtypeStruct`s with shardings."""
+        return self._step.trace(params, model_state, metrics, batch)
 
     def run(self) -> dict[str, float]:
         """Evaluate once and return the metrics by name."""

@@ -50,14 +50,25 @@ class StateInitializer:
           hooks: those with traced state add theirs.
           abstract: return only the structure: the leaves are `jax.ShapeDtypeStruct`s.
         """
+        program = self._compile(batch, optim_wrapper, hooks)
+        return program.eval_shape(self._seed, batch) if abstract else program(self._seed, batch)
+
+    def trace(
+        self, batch: PyTree, optim_wrapper: OptimWrapper | OptimWrapperDict | None, hooks: Sequence[Hook]
+    ) -> jax.stages.Traced:
+        """Return the program of `init`, traced and not compiled."""
+        return self._compile(batch, optim_wrapper, hooks).trace(self._seed, batch)
+
+    def _compile(
+        self, batch: PyTree, optim_wrapper: OptimWrapper | OptimWrapperDict | None, hooks: Sequence[Hook]
+    ) -> Any:
         wrapper: Any = _NoOptimizer() if optim_wrapper is None else optim_wrapper
 
         def init_state(seed: jax.Array, batch: PyTree) -> TrainState:
             params, model_state = self._init_model(seed, batch)
             return create_train_state(params, model_state, wrapper, hooks, rng=_make_key(seed, 1))
 
-        init = self._strategy.compile_init(init_state, self._seed, batch, model=self._model)
-        return init.eval_shape(self._seed, batch) if abstract else init(self._seed, batch)
+        return self._strategy.compile_init(init_state, self._seed, batch, model=self._model)
 
     @functools.cached_property
     def _init_model(self) -> Any:

@@ -79,7 +79,7 @@ class TrainPrograms:
         )
         self.update, self.accumulate = guard(update), guard(accumulate)
         self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
-        self._compiled = {
+        self._compiled: dict[RecompilationGuard, Any] = {
             self.update: strategy.compile_train_step(_with_hyperparams_vector(self.update)),
             self.accumulate: strategy.compile_train_step(_with_hyperparams_vector(self.accumulate)),
             self.chunk: strategy.compile_train_step(self.chunk, chunked=True),
@@ -88,6 +88,7 @@ class TrainPrograms:
         self._limiter = limiter
         self._timer = timer
         self._raveler = HyperparamsRaveler()
+        self._accumulates = optim_wrapper.accumulates
 
     def put_batch(self, batch: PyTree) -> PyTree:
         """Place a host batch on its device, for `run_step`; the labels of the first batches are checked.
@@ -160,6 +161,26 @@ class TrainPrograms:
                 steps = len(step.shapes[2][1]) if step is self.chunk else 1
                 return {kind: count / steps for kind, count in flops.items()}
         return {}
+
+    def trace(
+        self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], batches: PyTree = None
+    ) -> dict[str, jax.stages.Traced]:
+        """Trace the programs that a run calls, by name, without compiling them.
+
+        Args:
+          state, batch: arrays, or `jax.ShapeDtypeStruct`s with shardings.
+          hyperparams: host arrays.
+          batches: the batch of a chunk, real[K, B, ...]; None for a run without chunks.
+        """
+        vector = self._raveler.ravel(hyperparams)
+        programs = {"update": self._compiled[self.update].trace(state, batch, vector)}
+        if self._accumulates:
+            programs["accumulate"] = self._compiled[self.accumulate].trace(state, batch, vector)
+        if batches is not None:
+            num_steps = len(jax.tree.leaves(batches)[0])
+            inputs = self._raveler.stack([hyperparams] * num_steps), np.ones(num_steps, bool)
+            programs["chunk"] = self._compiled[self.chunk].trace(state, batches, inputs)
+        return programs
 
     def _call(self, step: RecompilationGuard, state: TrainState, batch: PyTree, inputs: PyTree) -> Any:
         """Call a program; the timer runs for 'step' from now on."""

@@ -14,6 +14,8 @@ _OPERATION = re.compile(r"^\s*(?:ROOT )?%([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*?)\
 _NAME = re.compile(r"%([\w.-]+)")
 _CALLED = re.compile(r"(?:calls|body)=%([\w.-]+)")
 _INDEX = re.compile(r"index=(\d+)")
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+_SCATTERING = "all-reduce-scatter"  # the computation of a fused reduce-scatter on TPUs
 _WITH_OPERANDS = ("all-gather", "collective-permute")  # the result of their start contains the operands too
 _SAME_ELEMENTS = ("bitcast", "copy", "convert", "reshape", "transpose", "all-reduce-done")
 _TRANSFERS = {"all-reduce": 2}  # a reduce-scatter and an all-gather
@@ -39,22 +41,28 @@ class _Operation(NamedTuple):
     operands: tuple[str, ...]
     called: str  # the computation of a fusion, the body of a loop, or ''
     position: int  # of a parameter or of a tuple element, or -1
+    channel: str  # identifies a collective, or ''
+    computation: str  # that contains the operation, or ''
 
 
 def find_collectives(text: str) -> list[Collective]:
     """Return the collectives of a compiled program, in order; a collective in a loop is listed once.
 
     An all-reduce of which every device uses only its slice counts as a reduce-scatter: XLA writes sharded gradients in
-    this form, and it depends on the backend whether the two are fused; CPU does not.
+    this form, and it depends on the backend whether the two are fused; CPU does not. The parts of an asynchronous
+    collective that TPUs fuse with computations, each of which contains all of it, are listed once.
 
     Args:
       text: `jax.jit(f).lower(...).compile().as_text()`.
     """
     program = _Program(text)
     result = []
+    owners: dict[str, str] = {}  # channel -> the first computation with a collective of that channel
     for operation in program.operations.values():
         kind = operation.code.removesuffix("-start")
         if kind not in KINDS:
+            continue
+        if operation.channel and owners.setdefault(operation.channel, operation.computation) != operation.computation:
             continue
         sizes = operation.result
         if kind != operation.code and kind in _WITH_OPERANDS:
@@ -88,7 +96,7 @@ class _Program:
             if header := _COMPUTATION.match(line):
                 computation = header[1]
             elif parts := _OPERATION.match(line):
-                operation = _parse_operation(*parts.groups())
+                operation = _parse_operation(computation, *parts.groups())
                 self.operations[operation.name] = operation
                 for operand in set(operation.operands):
                     self._users[operand].append(operation)
@@ -107,6 +115,8 @@ class _Program:
     def find_scattered(self, operation: _Operation) -> list[bool]:
         """Return, for each array of the result, whether every device uses only its own slice."""
         count = len(operation.result)
+        if operation.computation.startswith(_SCATTERING):
+            return [True] * count
         elements: list[list[str]] = [[] for _ in range(count)]
         for user in self._users[operation.name] if count > 1 else ():
             if user.code in _SAME_ELEMENTS:  # the `done` of an asynchronous operation
@@ -160,12 +170,14 @@ class _Program:
         return [state.operands[element.position] for state in states if state.code == "tuple"]
 
 
-def _parse_operation(name: str, result: str, code: str, operands: str, rest: str) -> _Operation:
-    """Return an operation from the groups of its line."""
+def _parse_operation(computation: str, name: str, result: str, code: str, operands: str, rest: str) -> _Operation:
+    """Return an operation of a computation from the groups of its line."""
     sizes = tuple(_size(bits, shape) for _, bits, shape in _ARRAY.findall(result))
-    called, index = _CALLED.search(rest), _INDEX.search(rest)
+    called, index, channel = (pattern.search(rest) for pattern in (_CALLED, _INDEX, _CHANNEL))
     position = int(operands) if code == "parameter" else int(index[1]) if index else -1
-    return _Operation(name, sizes, code, tuple(_NAME.findall(operands)), called[1] if called else "", position)
+    names = tuple(_NAME.findall(operands))
+    groups = called[1] if called else "", position, channel[1] if channel else "", computation
+    return _Operation(name, sizes, code, names, *groups)
 
 
 def _size(bits: str, shape: str) -> int:

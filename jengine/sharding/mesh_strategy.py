@@ -51,7 +51,17 @@ class MeshStrategy:
     @property
     def batch_multiple(self) -> int:
         """The number of devices of this process over which a batch is divided."""
-        return max(batch_parts(self.mesh) // jax.process_count(), 1)
+        return max(batch_parts(self.mesh) // self.num_processes, 1)
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes to which the devices belong."""
+        return len({device.process_index for device in self.mesh.devices.flat})
+
+    def batch_sharding(self, chunked: bool = False) -> NamedSharding:
+        """Return the sharding of each array of a batch, or of the stacked batches of a chunk."""
+        axes = batch_axes(self.mesh)
+        return self.sharding(None, axes) if chunked else self.sharding(axes)
 
     def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
         """Compile `make`, called once, so that each device creates its own shard and none ever holds the whole state.
@@ -103,9 +113,8 @@ class MeshStrategy:
         Raises:
           ValueError: a batch that cannot be divided.
         """
-        axes = batch_axes(self.mesh)
         self.check_batch(jax.tree.map(lambda x: x[0], batch) if chunked else batch)
-        sharding = self.sharding(None, axes) if chunked else self.sharding(axes)
+        sharding = self.batch_sharding(chunked)
         if jax.process_count() == 1:
             return jax.device_put(batch, sharding)
         return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), batch)

@@ -127,3 +127,31 @@ ENTRY %main (x: f32[16,8]) -> f32[16,8] {
 def test_a_slice_in_a_loop_is_that_of_the_device_if_its_start_was_computed_from_the_device_before():
     assert find_collectives(LOOP.replace("%INDEX", "%start")) == [Collective("reduce-scatter", 1, 4 * 128)]
     assert find_collectives(LOOP.replace("%INDEX", "%step")) == [Collective("all-reduce", 1, 4 * 128)]
+
+
+# as written by XLA for TPUs: an all-gather that runs while two fusions compute, and a fused reduce-scatter
+FUSED = """
+%start (p: bf16[4,8]) -> bf16[16,8] {
+  ROOT %all-gather.1 = bf16[16,8]{1,0} all-gather(%p), channel_id=3, dimensions={0}
+}
+%middle (q: bf16[4,8]) -> bf16[16,8] {
+  ROOT %all-gather.2 = bf16[16,8]{1,0} all-gather(%q), channel_id=3, dimensions={0}
+}
+%all-reduce-scatter.7 (input: f32[16,8]) -> f32[4,8] {
+  %all-reduce.1 = f32[16,8]{1,0} all-reduce(%input), channel_id=4, to_apply=%add
+  ROOT %slice = f32[4,8]{1,0} dynamic-slice(%all-reduce.1, %offset, %zero), dynamic_slice_sizes={4,8}
+}
+ENTRY %main (x: f32[16,8]) -> f32[] {
+  %all-reduce.2 = f32[]{:T(128)} all-reduce(%loss), channel_id=5, to_apply=%add
+  %all-reduce.3 = f32[]{:T(128)} all-reduce(%norm), channel_id=5, to_apply=%add
+}
+"""
+
+
+def test_the_parts_of_an_asynchronous_collective_of_a_tpu_count_once():
+    assert find_collectives(FUSED) == [
+        Collective("all-gather", 1, 2 * 128),
+        Collective("reduce-scatter", 1, 4 * 128),
+        Collective("all-reduce", 1, 4),
+        Collective("all-reduce", 1, 4),
+    ]

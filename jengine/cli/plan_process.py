@@ -1,0 +1,70 @@
+"""Run `plan_worker` in processes with the environment of XLA's compilers, and collect its results."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jengine.cli.topologies import Topology
+
+_SHOWN_LINES = 20
+
+
+class PlanError(RuntimeError):
+    """Signal that a config could not be compiled."""
+
+
+def compile_candidates(
+    config: str,
+    overrides: Sequence[str],
+    topology: Topology,
+    candidates: Sequence[Mapping[str, Any]],
+    processes: int | None = None,
+    training_only: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Compile a config for chips, with some of its values replaced, and yield a result for each candidate.
+
+    Args:
+      config: path of the config file.
+      overrides: `--config.PATH=VALUE` arguments for all candidates.
+      topology: the chips.
+      candidates: `mesh`, a number of devices along each axis, or None for the config's own; and further `overrides`.
+      processes: number of processes that read `batch_size` examples each; None for one on each host.
+      training_only: see `compile_plan`.
+
+    Yields:
+      `plan` with `warnings`, or `error` with `traceback`, all as text. A crash of the compiler ends one candidate.
+    """
+    request = {
+        "config": config,
+        "overrides": list(overrides),
+        "topology": str(topology),
+        "processes": processes,
+        "training_only": training_only,
+    }
+    left = list(candidates)
+    while left:
+        results, crash = _run_worker({**request, "candidates": left}, topology.environment)
+        yield from results
+        left = left[len(results) :]
+        if left:
+            yield {"error": crash, "traceback": ""}
+            left = left[1:]
+
+
+def _run_worker(request: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
+    """Return the results of the candidates, and the end of the output of a process that did not finish them."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "results")
+        command = [sys.executable, "-m", "jengine.cli.plan_worker", json.dumps(request), path]
+        process = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+        results = []
+        if os.path.exists(path):
+            with open(path) as file:
+                results = [json.loads(line) for line in file]
+    lines = [line for line in process.stderr.splitlines() if "cuda drivers" not in line]
+    failed = [line for line in lines if "Check failed" in line] or lines[-_SHOWN_LINES:]
+    return results, "\n".join([f"the compiler ended with exit code {process.returncode}", *failed])

@@ -1,0 +1,124 @@
+"""Format the costs of compiled programs as text."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jengine.logging import format_table
+
+
+def format_plan(plan: Mapping[str, Any]) -> str:
+    """Return a plan, as returned by `compile_plan`, as tables."""
+    mesh, examples = plan["mesh"], plan["examples_per_step"]
+    title = f"{plan['devices']} devices, mesh {mesh}, {examples} examples per step"
+    memory = plan.get("chip_memory")
+    parts = [f"{plan['topology']}: {title}" if memory else title, _format_params(plan["parameters"])]
+    for name, program in plan["programs"].items():
+        parts += _format_program(name, program, plan["devices"], memory)
+    if memory:
+        parts.append(_format_verdict(plan))
+    return "\n\n".join(parts)
+
+
+def format_search(plans: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of a search, best first, and the lines for the config of the best plan."""
+    rows = []
+    for plan in plans:
+        step = plan.get("step_seconds")
+        rows.append(
+            [
+                ", ".join(f"{axis}={size}" for axis, size in plan["candidate"]["mesh"].items()),
+                {None: "", True: "on", False: "off"}[plan["candidate"]["remat"]],
+                str(plan["candidate"]["batch_size"]),
+                _format_share(plan) if "programs" in plan else "",
+                f"{step * 1e3:,.3f}" if step else "",
+                f"{plan['examples_per_second']:,.0f}" if step else "",
+                "yes" if plan["fits"] else textwrap.shorten(f"no: {plan['reason']}", 60, placeholder="…"),
+            ]
+        )
+    columns = ["mesh", "remat", "batch_size", "memory", "ms per step", "examples/s", "fits"]
+    table = format_table(columns, rows, title="Plans, by the estimated examples per second")
+    if not plans or not plans[0]["fits"]:
+        return f"{table}\n\nNothing fits."
+    return "\n".join([f"{table}\n", "The first one, as lines of the config:", *plans[0]["config_lines"]])
+
+
+def _format_params(params: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of sharded parameters, with one row for all replicated ones."""
+    sharded = [each for each in params if each["shard_shape"] != each["shape"]]
+    rows = []
+    for each in sharded:
+        shapes = [str(tuple(each[name])) for name in ("shape", "spec", "shard_shape")]
+        rows.append([each["path"], *shapes, format_bytes(each["bytes"])])
+    size = sum(each["bytes"] for each in params) - sum(each["bytes"] for each in sharded)
+    rows.append([f"{len(params) - len(sharded)} replicated", "", "", "", format_bytes(size)])
+    columns = ["parameter", "shape", "spec", "shard shape", "bytes per device"]
+    return format_table(columns, rows, title="Sharding of the parameters")
+
+
+def _format_program(name: str, program: Mapping[str, Any], devices: int, chip_memory: int | None) -> list[str]:
+    if "error" in program:
+        return [f"Program: {name}\nIt does not fit: {program['error']}"]
+    rows = [[kind, format_bytes(size)] for kind, size in program["memory"].items() if size]
+    rows.append(["total", format_bytes(program["total_memory"])])
+    if chip_memory:
+        rows.append(["of the chip", f"{program['total_memory'] / chip_memory:.1%} of {format_bytes(chip_memory)}"])
+    table = format_table(["memory per device", "bytes"], rows, title=f"Program: {name}")
+    lines = [table, f"{program['flops']:.4g} FLOPs per device, {program['flops'] * devices:.4g} in total"]
+    if program["bytes_accessed"]:
+        lines.append(f"{format_bytes(program['bytes_accessed'])} of memory traffic per device")
+    if "seconds" in program:
+        lines.append(_format_time(program))
+    options = "".join(f", with {name}={value}" for name, value in program["compiler_options"].items())
+    lines.append(f"compiled in {program['compile_seconds']:.1f} s{options}")
+    lines += [f"warning: {text}" for text in _list_problems(program)]
+    return ["\n".join(lines), _format_collectives(name, program["collectives"])]
+
+
+def _format_time(program: Mapping[str, Any]) -> str:
+    bound = f"{program['bound_seconds'] * 1e3:.4g} ms by {program['bound_by']}"
+    compiler = program["compiler_seconds"]
+    text = f"at least {bound}" if compiler is None else f"{compiler * 1e3:.4g} ms by the compiler, at least {bound}"
+    used = program["utilisation"]
+    return f"estimated time: {text}" + ("" if used is None else f"; utilisation at most {used:.1%}")
+
+
+def _list_problems(program: Mapping[str, Any]) -> list[str]:
+    problems = []
+    if program["has_float64"]:
+        problems.append("the program computes in float64, which accelerators emulate or do slowly")
+    if program["host_callbacks"]:
+        problems.append(f"the program calls the host at {program['host_callbacks']} places, and waits for it each time")
+    return problems
+
+
+def _format_collectives(name: str, collectives: Sequence[Mapping[str, Any]]) -> str:
+    if not collectives:
+        return f"No collectives ({name})."
+    rows = [
+        [row["kind"], str(row["count"]), str(row["arrays"]), format_bytes(row["size"]), format_bytes(row["traffic"])]
+        for row in collectives
+    ]
+    columns = ["collective", "count", "arrays", "bytes of arrays", "bytes sent per device"]
+    return format_table(columns, rows, title=f"Collectives ({name}; one in a loop counts once)")
+
+
+def _format_verdict(plan: Mapping[str, Any]) -> str:
+    if plan["fits"]:
+        return f"It fits: at most {_format_share(plan)} of a chip's memory."
+    return f"It does not fit into {format_bytes(plan['chip_memory'])} of memory per chip."
+
+
+def _format_share(plan: Mapping[str, Any]) -> str:
+    """Return the largest share of the chip's memory that a program takes."""
+    totals = [program["total_memory"] for program in plan["programs"].values() if "total_memory" in program]
+    return f"{max(totals) / plan['chip_memory']:.1%}" if totals else ""
+
+
+def format_bytes(number: float) -> str:
+    """Return a number of bytes with a suitable unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024 or unit == "GiB":
+            break
+        number /= 1024
+    return f"{number:,.0f} B" if unit == "B" else f"{number:,.2f} {unit}"

@@ -1,0 +1,189 @@
+"""Search for the mesh, rematerialization and batch size with which a config trains fastest on given chips."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jengine.cli.plan_process import PlanError, compile_candidates
+from jengine.cli.topologies import Topology
+
+Plan = dict[str, Any]
+
+_TENSOR_SIZES = (1, 2, 4, 8)
+_REFINED = 2  # the number of plans whose batch size is increased, with and without rematerialization
+_DOUBLINGS = 3
+_GAIN = 1.01  # of examples per second, for a larger batch to be worth another
+
+
+class Candidate(NamedTuple):
+    """Hold the values that a search varies."""
+
+    mesh: Mapping[str, int]
+    remat: bool | None  # None for a model without the option
+    batch_size: int  # of one process
+
+
+class Space(NamedTuple):
+    """Hold the values to try.
+
+    Attributes:
+      meshes: number of devices along each axis.
+      remat_paths: dotted paths of the options `remat` of the model.
+      batch_size: of the config.
+      has_parallel: whether the config has the entry `parallel`.
+    """
+
+    meshes: list[dict[str, int]]
+    remat_paths: list[str]
+    batch_size: int
+    has_parallel: bool
+
+    def overrides(self, candidate: Candidate) -> list[str]:
+        """Return the arguments that set the values of a candidate, except its mesh."""
+        values = [f"--config.{path}={candidate.remat}" for path in self.remat_paths]
+        return [*values, f"--config.train_dataloader.batch_size={candidate.batch_size}"]
+
+    def config_lines(self, candidate: Candidate) -> list[str]:
+        """Return the lines of a config file that set the values of a candidate."""
+        mesh = f"dict({', '.join(f'{axis}={size}' for axis, size in candidate.mesh.items())})"
+        new = f'config.parallel = dict(type="Pjit", mesh={mesh})'
+        parallel = f"config.parallel.mesh = {mesh}" if self.has_parallel else new
+        remat = [f"config.{path} = {candidate.remat}" for path in self.remat_paths]
+        return [parallel, *remat, f"config.train_dataloader.batch_size = {candidate.batch_size}"]
+
+
+def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: Mapping[str, int] | None) -> Space:
+    """Return the values to try for a config.
+
+    Args:
+      cfg: a resolved config with `train_dataloader`.
+      topology: the chips.
+      mesh: the only mesh to try; None for several.
+    """
+    parallel = cfg.get("parallel") or {}
+    has_tensor = "tensor" in repr((parallel.get("rules"), parallel.get("logical_axes")))
+    meshes = [dict(mesh)] if mesh is not None else list(iterate_meshes(topology.size, has_tensor))
+    remat_paths = list(_find_options(cfg["model"], "remat", "model"))
+    return Space(meshes, remat_paths, cfg["train_dataloader"].get("batch_size", 1), "parallel" in cfg)
+
+
+def iterate_meshes(size: int, has_tensor: bool) -> Iterator[dict[str, int]]:
+    """Yield meshes of `size` devices: parameters replicated, divided over all devices, and over some of them.
+
+    Args:
+      size: number of devices.
+      has_tensor: whether the config has a rule for `tensor`.
+    """
+    for tensor in _TENSOR_SIZES if has_tensor else (1,):
+        if size % tensor:
+            continue
+        rest = size // tensor
+        middle = max(n for n in range(1, math.isqrt(rest) + 1) if rest % n == 0)
+        for fsdp in dict.fromkeys((1, middle, rest)):
+            yield {"data": rest // fsdp, "fsdp": fsdp, "tensor": tensor}
+
+
+def _find_options(value: Any, name: str, path: str) -> Iterator[str]:
+    """Yield the dotted paths of all booleans called `name` in a config."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key == name and isinstance(item, bool):
+                yield f"{path}.{key}"
+            else:
+                yield from _find_options(item, name, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _find_options(item, name, f"{path}[{index}]")
+
+
+def search(
+    space: Space, compile_all: Callable[[Sequence[Candidate]], Sequence[Plan]], report: Callable[[str], None] = print
+) -> list[Plan]:
+    """Return a plan for each candidate that was tried, the fastest that fits first.
+
+    All meshes are tried with and without rematerialization, with the batch size of the config: a half, a quarter or an
+    eighth of it if nothing fits. Then the batch size of the best is doubled as long as it fits and is faster.
+
+    Args:
+      space: the values to try.
+      compile_all: compiles candidates; each result has `candidate`, `fits`, and `programs` unless it failed.
+      report: called with a line of progress.
+
+    Raises:
+      PlanError: no candidate can be compiled.
+    """
+    remat = (False, True) if space.remat_paths else (None,)
+    found: list[Plan] = []
+    size = space.batch_size
+    for _ in range(_DOUBLINGS + 1):
+        candidates = [Candidate(mesh, option, size) for mesh in space.meshes for option in remat]
+        report(f"compiling {len(candidates)} candidates with batch_size {size}")
+        found += compile_all(candidates)
+        if not any("programs" in plan for plan in found):
+            raise PlanError(f"no candidate can be compiled: {found[0]['error']}")
+        if any(plan["fits"] for plan in found) or size == 1:
+            break
+        size //= 2
+    fitting = [plan for plan in rank(found) if plan["fits"]]
+    # slower at first, rematerialization may be faster with the batch size for which it makes room
+    best = [plan for option in remat for plan in [p for p in fitting if p["candidate"]["remat"] is option][:_REFINED]]
+    for _ in range(_DOUBLINGS if size == space.batch_size else 0):
+        before = {_mesh_and_remat(plan): plan for plan in best}
+        candidates = [_doubled(plan["candidate"]) for plan in best]
+        if not candidates:
+            break
+        report(f"compiling {len(candidates)} candidates with batch_size {candidates[0].batch_size}")
+        found += (larger := compile_all(candidates))
+        rank(found)
+        best = [
+            plan
+            for plan in larger
+            if plan["fits"]
+            and plan["examples_per_second"] > _GAIN * before[_mesh_and_remat(plan)]["examples_per_second"]
+        ]
+    ranked = rank(found)
+    for plan in ranked:
+        plan["config_lines"] = space.config_lines(Candidate(**plan["candidate"]))
+    return ranked
+
+
+def rank(plans: Sequence[Plan]) -> list[Plan]:
+    """Add the estimated time of a step and examples per second to each plan, and sort: the fastest that fits first.
+
+    The compiler's estimates are used if it has given one for every program of all plans, else the lower bounds.
+    """
+    programs = [program for plan in plans for program in plan.get("programs", {}).values() if "seconds" in program]
+    name = "seconds" if all(program["compiler_seconds"] for program in programs) else "bound_seconds"
+    for plan in plans:
+        if plan["fits"]:
+            counts, times = plan["accumulative_counts"], {key: p[name] for key, p in plan["programs"].items()}
+            step = (times["update"] + (counts - 1) * times.get("accumulate", 0.0)) / counts
+            plan.update(step_seconds=step, examples_per_second=plan["examples_per_step"] / step)
+    return sorted(plans, key=lambda plan: (not plan["fits"], -plan.get("examples_per_second", 0.0)))
+
+
+def compile_with(
+    space: Space, config: str, overrides: Sequence[str], topology: Topology, processes: int | None
+) -> Callable[[Sequence[Candidate]], list[Plan]]:
+    """Return the function that compiles candidates of a config for chips; see `search`."""
+
+    def compile_all(candidates: Sequence[Candidate]) -> list[Plan]:
+        requests = [{"mesh": dict(each.mesh), "overrides": space.overrides(each)} for each in candidates]
+        results = compile_candidates(config, overrides, topology, requests, processes, training_only=True)
+        return [_to_plan(each, result) for each, result in zip(candidates, results, strict=True)]
+
+    return compile_all
+
+
+def _to_plan(candidate: Candidate, result: Mapping[str, Any]) -> Plan:
+    plan = result.get("plan") or {"fits": False, "error": result["error"]}
+    reason = plan.get("error", "" if plan["fits"] else "more memory than a chip has").partition("\n")[0]
+    return {"candidate": candidate._asdict(), "reason": reason, **plan}
+
+
+def _doubled(candidate: Mapping[str, Any]) -> Candidate:
+    return Candidate(**{**candidate, "batch_size": 2 * candidate["batch_size"]})
+
+
+def _mesh_and_remat(plan: Plan) -> tuple[Any, ...]:
+    return (*plan["candidate"]["mesh"].values(), plan["candidate"]["remat"])

@@ -1,0 +1,145 @@
+"""Name the chips that a config can be compiled for without having one, and return their devices."""
+
+import importlib.util
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jengine.cli.gpu_targets import GPU_TARGETS, format_target
+from jengine.errors import ConfigError, closest
+
+_GIB = 2**30
+_GPUS_PER_HOST = 8
+# JAX takes this fraction of a GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
+_GPU_MEMORY_FRACTION = 0.75
+
+
+class Chip(NamedTuple):
+    """Hold the figures of a chip."""
+
+    platform: str  # 'tpu' or 'gpu'
+    kind: str  # JAX's name of the device
+    memory: int  # bytes that a program can use
+    bandwidth: float  # of its memory, bytes per second
+    links: float  # to other chips, bytes that it sends per second over all links; between GPUs of one host
+
+
+# TPUs: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm. GPUs: see `gpu_targets`; NVLink in one direction.
+_LINKS = {"h100": 450e9, "a100": 300e9, "b200": 900e9}
+CHIPS = {
+    "v5e": Chip("tpu", "TPU v5 lite", 16 * _GIB, 819e9, 200e9),
+    "v5p": Chip("tpu", "TPU v5", 95 * _GIB, 2765e9, 600e9),
+    "v6e": Chip("tpu", "TPU v6 lite", 32 * _GIB, 1640e9, 448e9),
+    **{
+        name: Chip("gpu", gpu.kind, int(gpu.memory * _GPU_MEMORY_FRACTION), gpu.bandwidth, _LINKS[name])
+        for name, gpu in GPU_TARGETS.items()
+    },
+}
+_EXTRAS = {"tpu": "tpu-compiler", "gpu": "gpu-compiler"}
+_COMPILERS = {"tpu": "libtpu", "gpu": "jax_plugins.xla_cuda12"}
+
+
+class Topology(NamedTuple):
+    """Describe chips and how they are connected.
+
+    Attributes:
+      name: of the chip, a key of `CHIPS`.
+      shape: of a TPU slice, along its two or three dimensions; hosts and GPUs in each for GPUs.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def chip(self) -> Chip:
+        """The figures of its chip."""
+        return CHIPS[self.name]
+
+    @property
+    def size(self) -> int:
+        """The number of chips."""
+        return math.prod(self.shape)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The environment variables that a process must have, before it imports JAX, to compile for it."""
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3", "TPU_STDERR_LOG_LEVEL": "3"}
+        common = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", **quiet}
+        if self.chip.platform == "gpu":
+            return common
+        return {
+            **common,
+            "TPU_SKIP_MDS_QUERY": "1",  # no request to a metadata server that only Google's hosts have
+            "TPU_ACCELERATOR_TYPE": f"{self.name}-{self.size}",
+            "TPU_WORKER_HOSTNAMES": "localhost",
+            "TPU_WORKER_ID": "0",
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # its lock file is for chips, which this process does not use
+        }
+
+    def devices(self) -> list[Any]:
+        """Return the devices, which compile but do not run.
+
+        Raises:
+          ConfigError: the compiler has no such slice.
+        """
+        import jax
+        from jax.experimental import topologies
+
+        try:
+            if self.chip.platform == "gpu":
+                return topologies.get_topology_desc(
+                    self.name,
+                    platform="cuda",
+                    topology="x".join(map(str, (1, *self.shape))),
+                    target_config=format_target(GPU_TARGETS[self.name]),
+                ).devices
+            bounds = {"chips_per_host_bounds": [1, 1, 1]} if self.size == 1 else {}
+            return topologies.get_topology_desc(str(self), platform="tpu", **bounds).devices
+        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+            raise ConfigError(f"--topology must be chips that the compiler supports, got {self}: {error}") from error
+
+    def __str__(self) -> str:
+        shape = (self.size,) if self.chip.platform == "gpu" else self.shape
+        return f"{self.name}:{'x'.join(map(str, shape))}"
+
+
+def parse_topology(text: str) -> Topology:
+    """Parse `v5e:16x16`, a slice of TPUs, or `h100:8`, a number of GPUs.
+
+    Raises:
+      ConfigError: another form, an unknown chip, or a number of GPUs that does not fill its hosts.
+    """
+    name, _, size = text.partition(":")
+    if name not in CHIPS:
+        raise ConfigError(
+            f"--topology must begin with one of {', '.join(CHIPS)}, got {text!r}{closest(name, CHIPS)}"
+        )
+    is_gpu = CHIPS[name].platform == "gpu"
+    form = r"\d+" if is_gpu else r"\d+x\d+x\d+" if name == "v5p" else r"\d+x\d+"
+    shape = tuple(map(int, size.split("x"))) if re.fullmatch(form, size) else ()
+    if not shape or not all(shape):
+        example = f"{name}:8" if is_gpu else "v5p:2x2x1" if name == "v5p" else f"{name}:4x4"
+        raise ConfigError(f"--topology must be of the form {example}, got {text!r}")
+    if is_gpu:
+        (count,) = shape
+        if count > _GPUS_PER_HOST and count % _GPUS_PER_HOST:
+            raise ConfigError(f"--topology must be at most {_GPUS_PER_HOST} GPUs or a multiple of it, got {text!r}")
+        shape = (max(count // _GPUS_PER_HOST, 1), min(count, _GPUS_PER_HOST))
+    return Topology(name, shape)
+
+
+def check_compiler(topology: Topology) -> None:
+    """Check that XLA's compiler for these chips is installed.
+
+    Raises:
+      ConfigError: it is not.
+    """
+    platform = topology.chip.platform
+    package, _, module = _COMPILERS[platform].partition(".")
+    is_installed = importlib.util.find_spec(package) is not None
+    if not is_installed or (module and importlib.util.find_spec(f"{package}.{module}") is None):
+        raise ConfigError(
+            f"--topology {topology} requires XLA's compiler for {platform.upper()}s: "
+            f"pip install 'jengine[{_EXTRAS[platform]}]'"
+        )

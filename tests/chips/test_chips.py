@@ -1,0 +1,127 @@
+"""Compile the configs with XLA's compilers for TPUs and GPUs, on a machine without either."""
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from jengine.cli.plan_process import compile_candidates
+from jengine.cli.topologies import parse_topology
+
+pytestmark = pytest.mark.chips
+pytest.importorskip("libtpu")
+_HAS_GPU_COMPILER = importlib.util.find_spec("jax_cuda12_plugin") is not None
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+CHIPS = [
+    "v5e:2x2",
+    pytest.param("h100:2", marks=pytest.mark.skipif(not _HAS_GPU_COMPILER, reason="requires jengine[gpu-compiler]")),
+]
+NETWORK = """
+import jax.numpy as jnp
+import numpy as np
+from jengine.data import ArrayDataset
+from jengine.model import FunctionalModel
+
+
+def apply(params, batch):
+    return jnp.tanh(batch["x"] @ params["up"]) @ params["down"]
+
+
+def get_config(size="512"):
+    size = int(size)
+    model = FunctionalModel(
+        lambda: {"up": jnp.ones((size, 4 * size)), "down": jnp.ones((4 * size, size))},
+        lambda params, batch: jnp.square(apply(params, batch)).mean(axis=1),
+        apply,
+    )
+    examples = np.broadcast_to(np.float32(1), (4096, size))
+    return dict(
+        model=model,
+        train_dataloader=dict(batch_size=2048, dataset=ArrayDataset(dict(x=examples))),
+        train_cfg=dict(max_epochs=2, steps_per_call=2),
+        optim_wrapper=dict(optimizer=dict(type="Adam", lr=0.1)),
+        parallel=dict(type="DataParallel"),
+    )
+"""
+UP = 512 * 2048 * 4  # bytes of each of the two parameters
+
+
+@pytest.fixture(autouse=True)
+def full_optimization(monkeypatch):
+    """Compile as for users, in the processes of the compilers."""
+    monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS", raising=False)
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    path = tmp_path_factory.mktemp("configs") / "network.py"
+    path.write_text(NETWORK)
+    return str(path)
+
+
+def _plan(config, chips, *overrides, mesh=None):
+    candidate = dict(mesh=mesh, overrides=[f"--config.{override}" for override in overrides])
+    (result,) = compile_candidates(str(config), [], parse_topology(chips), [candidate])
+    assert "plan" in result, result["error"] + result["traceback"]
+    return result["plan"]
+
+
+def _collectives(program):
+    return {row["kind"]: row for row in program["collectives"] if row["size"] > 1024}  # without the losses
+
+
+@pytest.mark.parametrize("chips", CHIPS)
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.py")), ids=lambda path: path.stem)
+def test_every_config_compiles_for_chips(path, chips):
+    plan = _plan(path, chips)
+    assert plan["fits"] is True
+    assert {"init", "update", "evaluation"} <= plan["programs"].keys()
+    for program in plan["programs"].values():
+        assert not program["has_float64"]
+        assert program["host_callbacks"] == 0
+        assert program["compile_seconds"] > 0
+    update = plan["programs"]["update"]
+    kept = update["memory"]["outputs that reuse no input"]
+    assert kept < update["memory"]["parameters"] / 10  # the state is donated; metrics are not
+
+
+@pytest.mark.parametrize("chips", CHIPS)
+def test_replicas_exchange_nothing_while_they_accumulate_and_each_gradient_once_in_the_update(network, chips):
+    plan = _plan(network, chips, "optim_wrapper.accumulative_counts=2")
+    assert list(plan["programs"]) == ["init", "update", "accumulate", "chunk"]
+    assert plan["programs"]["accumulate"]["collectives"] == []
+    update = _collectives(plan["programs"]["update"])
+    assert list(update) == ["all-reduce"]
+    assert 2 * UP <= update["all-reduce"]["size"] < 2.01 * UP
+
+
+@pytest.mark.parametrize("chips", CHIPS)
+def test_sharded_parameters_are_gathered_and_their_gradients_reduced_and_scattered(network, chips):
+    size = parse_topology(chips).size
+    plan = _plan(network, chips, "parallel.type=Pjit", mesh=dict(data=1, fsdp=size))
+    update = plan["programs"]["update"]
+    assert update["memory"]["parameters"] == 2 * UP // size
+    assert _collectives(update)["reduce-scatter"]["size"] == 2 * UP
+    assert "all-reduce" not in _collectives(update)
+
+
+def test_the_compiler_estimates_the_time_on_a_tpu(network):
+    update = _plan(network, "v5e:2x2")["programs"]["update"]
+    # forward and backward of two products, without the gradient of the input: 5 products of 512 examples
+    assert update["flops"] == 5 * 2 * 512 * 512 * 2048
+    assert update["seconds"] >= update["flops"] / 197e12
+    assert 0 < update["utilisation"] <= 1
+
+
+def test_the_exit_code_is_1_if_a_config_does_not_fit(network):
+    command = "import sys; from jengine.cli import main; sys.exit(main())"
+    arguments = ["plan", f"{network}:32768", "--topology", "v5e:1x1", "--json"]
+    result = subprocess.run([sys.executable, "-c", command, *arguments], capture_output=True, text=True)
+    assert result.returncode == 1, result.stderr
+    plan = json.loads(result.stdout)
+    assert plan["fits"] is False
+    assert "Ran out of memory" in plan["programs"]["update"]["error"]  # parameters and Adam: 96 GiB

@@ -1,0 +1,93 @@
+"""Test the search for a plan with a formula instead of the compiler."""
+
+import pytest
+
+from jengine.cli.plan_process import PlanError
+from jengine.cli.plan_report import format_search
+from jengine.cli.plan_search import Candidate, build_space, iterate_meshes, rank, search
+from jengine.cli.topologies import parse_topology
+
+CFG = dict(
+    model=dict(type="M", module=dict(type="N", remat=False)),
+    train_dataloader=dict(batch_size=8),
+    parallel=dict(type="Pjit", rules=[("up", (None, "tensor"))]),
+)
+
+
+def _compile(candidates, limit):
+    """Return plans of a model that needs 10 bytes of memory per example, 5 with `remat`, which takes a third longer."""
+    plans = []
+    for each in candidates:
+        memory = (5 if each.remat else 10) * each.batch_size
+        seconds = (1.0 + 0.01 * each.batch_size) * (4 / 3 if each.remat else 1) * each.mesh["tensor"]
+        program = dict(total_memory=memory, fits=memory <= limit, compiler_seconds=None, bound_seconds=seconds)
+        plans.append(
+            dict(
+                candidate=each._asdict(), fits=memory <= limit, reason="" if memory <= limit else "memory",
+                chip_memory=limit, examples_per_step=each.batch_size, accumulative_counts=1,
+                programs={"update": {**program, "seconds": seconds}},
+            )
+        )  # fmt: skip
+    return plans
+
+
+def _search(cfg, topology, limit, mesh=None):
+    space = build_space(cfg, parse_topology(topology), mesh)
+    return search(space, lambda candidates: _compile(candidates, limit), report=lambda line: None)
+
+
+def test_meshes_replicate_divide_and_do_both():
+    assert [tuple(mesh.values()) for mesh in iterate_meshes(16, has_tensor=False)] == [(16, 1, 1), (4, 4, 1), (1, 16, 1)]
+    assert {mesh["tensor"] for mesh in iterate_meshes(4, has_tensor=True)} == {1, 2, 4}
+
+
+def test_the_batch_size_is_doubled_while_it_fits_and_is_faster():
+    best = _search(CFG, "v5e:2x2", limit=400)[0]
+    # 64 examples fit only with remat (320 bytes), at 29.3 a second; 32 fit without it, at 32 / 1.32 = 24.2
+    assert best["candidate"]["remat"] is True
+    assert best["candidate"]["batch_size"] == 64
+    assert best["examples_per_second"] == pytest.approx(64 / (1.64 * 4 / 3))
+    assert best["config_lines"] == [
+        "config.parallel.mesh = dict(data=4, fsdp=1, tensor=1)",
+        "config.model.module.remat = True",
+        "config.train_dataloader.batch_size = 64",
+    ]
+
+
+def test_the_batch_size_is_halved_until_something_fits():
+    plans = _search(CFG, "v5e:2x2", limit=25)
+    assert (plans[0]["candidate"]["remat"], plans[0]["candidate"]["batch_size"]) == (True, 4)
+    assert "more memory" not in format_search(plans[:1])
+    assert "config.model.module.remat = True" in format_search(plans)
+
+
+def test_nothing_fits():
+    plans = _search(CFG, "v5e:2x2", limit=1)
+    assert {plan["fits"] for plan in plans} == {False}
+    assert format_search(plans).endswith("Nothing fits.")
+
+
+def test_a_mesh_and_a_model_without_remat_are_kept():
+    cfg = dict(model=dict(type="M"), train_dataloader=dict(batch_size=8))
+    space = build_space(cfg, parse_topology("h100:8"), {"data": 2, "fsdp": 4})
+    assert (space.meshes, space.remat_paths) == ([{"data": 2, "fsdp": 4}], [])
+    assert space.config_lines(Candidate({"data": 2, "fsdp": 4}, None, 8)) == [
+        'config.parallel = dict(type="Pjit", mesh=dict(data=2, fsdp=4))',
+        "config.train_dataloader.batch_size = 8",
+    ]
+
+
+def test_an_update_after_accumulation_counts_with_its_share():
+    times = {"update": 5.0, "accumulate": 2.0}
+    programs = {name: dict(seconds=t, compiler_seconds=t, bound_seconds=1.0) for name, t in times.items()}
+    (plan,) = rank([dict(fits=True, programs=programs, accumulative_counts=4, examples_per_step=22)])
+    assert plan["step_seconds"] == (5.0 + 3 * 2.0) / 4
+    assert plan["examples_per_second"] == 8.0
+
+
+def test_an_error_of_every_candidate_ends_the_search():
+    def fail(candidates):
+        return [dict(candidate=each._asdict(), fits=False, error="ValueError: no", reason="no") for each in candidates]
+
+    with pytest.raises(PlanError, match="no candidate can be compiled: ValueError: no"):
+        search(build_space(CFG, parse_topology("v5e:2x2"), None), fail, report=lambda line: None)
