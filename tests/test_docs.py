@@ -101,7 +101,9 @@ def test_code_of_the_predict_page_runs(tmp_path, monkeypatch):
     exec(compile(loaded, "predict.md", "exec"), names)
     np.testing.assert_allclose(names["logits"], expected, rtol=1e-4, atol=1e-5)
     pytest.importorskip("flatbuffers")
-    assert main(["ckpt", "export", "work_dirs/digits_cnn", "--jax-export", "digits.jaxexport", "--platforms", "cpu"]) == 0
+    assert (
+        main(["ckpt", "export", "work_dirs/digits_cnn", "--jax-export", "digits.jaxexport", "--platforms", "cpu"]) == 0
+    )
     exec(compile(artifact, "predict.md", "exec"), names)
     np.testing.assert_allclose(names["predict"](dict(image=images)), expected, rtol=1e-4, atol=1e-5)
 

@@ -200,4 +200,3 @@ def _put_like(array: np.ndarray, like: Any) -> Any:
     array = array.astype(like.dtype, copy=False)
     sharding = getattr(like, "sharding", None)
     return array if sharding is None else jax.device_put(array, sharding)
-

@@ -84,9 +84,7 @@ def _select_item(source: Source, prefix: str) -> dict[str, jax.ShapeDtypeStruct]
     return stored
 
 
-def _read(
-    source: Source, prefix: str, assignments: Sequence[Assignment], values: Mapping[str, dict[str, Any]]
-) -> None:
+def _read(source: Source, prefix: str, assignments: Sequence[Assignment], values: Mapping[str, dict[str, Any]]) -> None:
     """Read the assigned arrays, one at a time, which replace those in `values`."""
     users: dict[str, list[Assignment]] = {}
     for assignment in assignments:

@@ -89,9 +89,7 @@ def _plan_on_chips(
     return result["plan"]
 
 
-def _search(
-    args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, int] | None
-) -> list[dict[str, Any]]:
+def _search(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, int] | None) -> list[dict[str, Any]]:
     from jengine.cli import plan_search
     from jengine.config import load_config, resolve
 

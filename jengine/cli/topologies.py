@@ -112,9 +112,7 @@ def parse_topology(text: str) -> Topology:
     """
     name, _, size = text.partition(":")
     if name not in CHIPS:
-        raise ConfigError(
-            f"--topology must begin with one of {', '.join(CHIPS)}, got {text!r}{closest(name, CHIPS)}"
-        )
+        raise ConfigError(f"--topology must begin with one of {', '.join(CHIPS)}, got {text!r}{closest(name, CHIPS)}")
     is_gpu = CHIPS[name].platform == "gpu"
     form = r"\d+" if is_gpu else r"\d+x\d+x\d+" if name == "v5p" else r"\d+x\d+"
     shape = tuple(map(int, size.split("x"))) if re.fullmatch(form, size) else ()

@@ -89,9 +89,7 @@ class Predictor:
         return jax.tree.map(lambda leaf: leaf[order], predictions)
 
 
-def open_batches(
-    runner: Runner, data: Any, batch_size: int | None
-) -> tuple[PyTree, Iterator[PositionedBatch]]:
+def open_batches(runner: Runner, data: Any, batch_size: int | None) -> tuple[PyTree, Iterator[PositionedBatch]]:
     """Return the first batch of `data`, an example for the state, and all batches; see `iterate_batches`.
 
     Raises:

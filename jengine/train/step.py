@@ -170,9 +170,7 @@ def _apply_precision(model: Model, optim_wrapper: Any) -> Model:
     return model
 
 
-def _differentiate(
-    phase: Phase, ctx: StepContext, is_update: bool | jax.Array, constrain: Constrain
-) -> StepContext:
+def _differentiate(phase: Phase, ctx: StepContext, is_update: bool | jax.Array, constrain: Constrain) -> StepContext:
     """Add the losses, the new model state and the gradients to the context."""
     wrapper = phase.optim_wrapper
     is_averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None

@@ -103,7 +103,10 @@ def test_grain_and_jengine_decode_the_same_files_in_the_image_benchmark(tmp_path
     settings_of_jengine = {f"num_{name}": count for name, count in settings.items()}
     epochs = [
         next(batches)
-        for batches in (png_files.grain_batches(paths, **settings), png_files.jengine_batches(paths, **settings_of_jengine))
+        for batches in (
+            png_files.grain_batches(paths, **settings),
+            png_files.jengine_batches(paths, **settings_of_jengine),
+        )
     ]
     for epoch in epochs:
         order = np.argsort(epoch["image"].reshape(len(paths), -1).astype(np.int64) @ np.arange(96 * 96 * 3))

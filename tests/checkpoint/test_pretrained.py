@@ -49,7 +49,10 @@ def test_resnet_of_torchvision_computes_the_recorded_outputs_in_linen():
     image, output, _ = read_values("resnet18")
     variables = zeros_like(jax.eval_shape(ResNet().init, jax.random.key(0), image))
     params, state, report = load_pretrained(
-        DATA / "resnet18.safetensors", variables.pop("params"), variables, rename=[(r"(.*)\.downsample\.(\d)", r"\1.downsample_\2")]
+        DATA / "resnet18.safetensors",
+        variables.pop("params"),
+        variables,
+        rename=[(r"(.*)\.downsample\.(\d)", r"\1.downsample_\2")],
     )
     np.testing.assert_allclose(jax.jit(ResNet().apply)({"params": params, **state}, image), output, atol=1e-4)
     assert len(report.matched) == 102
@@ -153,7 +156,9 @@ def test_position_embeddings_are_resized_only_on_request_and_as_in_timm(vit_para
     assert report.reshaped["pos_embed"] == ("(1, 17, 24)", "(1, 37, 24)")
 
 
-@pytest.mark.parametrize(("stored", "expected"), [((1, 16, 3), (1, 36, 3)), ((17, 3), (1, 37, 3)), ((1, 4, 4, 3), (1, 2, 6, 3))])
+@pytest.mark.parametrize(
+    ("stored", "expected"), [((1, 16, 3), (1, 36, 3)), ((17, 3), (1, 37, 3)), ((1, 4, 4, 3), (1, 2, 6, 3))]
+)
 def test_a_linear_ramp_stays_linear_when_it_is_resized(stored, expected):
     extra = stored[-2] % 2
     side = np.linspace(0, 3, 4, dtype=np.float32)
@@ -248,14 +253,22 @@ def test_weights_below_another_path_are_selected_by_item(tmp_path):
 
 
 def test_a_checkpoint_of_the_engine_loads_onto_the_devices_of_the_model(checkpointer, tmp_path):
-    state = {"params": small_params(7.0), "model_state": {"batch_stats": {"mean": np.ones(2, np.float32)}}, "step": np.int32(1)}
+    state = {
+        "params": small_params(7.0),
+        "model_state": {"batch_stats": {"mean": np.ones(2, np.float32)}},
+        "step": np.int32(1),
+    }
     path = checkpointer.save(tmp_path / "epoch_1", state, make_meta())
     checkpointer.wait()
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "data"))
-    target = {"dense": {"kernel": jax.device_put(jnp.zeros((3, 2), jnp.bfloat16), sharding), "bias": np.zeros(2, np.float32)}}
+    target = {
+        "dense": {"kernel": jax.device_put(jnp.zeros((3, 2), jnp.bfloat16), sharding), "bias": np.zeros(2, np.float32)}
+    }
     for weights in (path, state):  # on disk and in memory
-        params, state_loaded, report = load_pretrained(weights, target, {"batch_stats": {"mean": np.zeros(2, np.float32)}})
+        params, state_loaded, report = load_pretrained(
+            weights, target, {"batch_stats": {"mean": np.zeros(2, np.float32)}}
+        )
         assert (params["dense"]["kernel"].sharding, params["dense"]["kernel"].dtype) == (sharding, jnp.bfloat16)
         np.testing.assert_array_equal(params["dense"]["kernel"].astype(np.float32), np.full((3, 2), 7.0))
         np.testing.assert_array_equal(state_loaded["batch_stats"]["mean"], np.ones(2))
@@ -309,7 +322,9 @@ def test_excluded_parameters_keep_their_values():
     assert report.fits
     params, _, report = load_pretrained(small_params(7.0), small_params(1.0), exclude=[r".*\.bias"])
     np.testing.assert_array_equal(params["dense"]["bias"], [1.0, 1.0])
-    with pytest.raises(ValueError, match="`exclude` must match parameters of the model, got 'heads'.* did you mean 'head'"):
+    with pytest.raises(
+        ValueError, match="`exclude` must match parameters of the model, got 'heads'.* did you mean 'head'"
+    ):
         load_pretrained(weights, target, exclude=["heads"])
     with pytest.raises(ValueError, match="`interpolate` must match .*got 'pos_embed'"):
         load_pretrained(weights, target, interpolate=["pos_embed"])
@@ -317,13 +332,20 @@ def test_excluded_parameters_keep_their_values():
 
 def test_weights_that_do_not_fit_are_an_error_or_with_strict_false_a_report():
     target = {**small_params(1.0), "neck": {"scale": np.ones(2, np.float32)}}
-    weights = {"dense": {"kernel": np.zeros((3, 4), np.float32), "bias": np.zeros(2, np.float32)}, "nec": {"scale": np.ones(2)}}
+    weights = {
+        "dense": {"kernel": np.zeros((3, 4), np.float32), "bias": np.zeros(2, np.float32)},
+        "nec": {"scale": np.ones(2)},
+    }
     with pytest.raises(CheckpointMismatchError, match="1 match, 1 missing, 1 unexpected, 1 mismatched"):
         load_pretrained(weights, target)
     params, _, report = load_pretrained(weights, target, strict=False)
     np.testing.assert_array_equal(params["dense"]["kernel"], np.ones((3, 2)))
     np.testing.assert_array_equal(params["dense"]["bias"], np.zeros(2))
-    assert (report.missing, report.unexpected, list(report.mismatched)) == (("neck.scale",), ("nec.scale",), ["dense.kernel"])
+    assert (report.missing, report.unexpected, list(report.mismatched)) == (
+        ("neck.scale",),
+        ("nec.scale",),
+        ["dense.kernel"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -344,11 +366,15 @@ def test_a_wrong_path_or_format_names_the_accepted_formats(tmp_path):
     (tmp_path / "model.pth").write_bytes(b"pickle")
     (tmp_path / "torn.npz").write_bytes(b"PK")
     (tmp_path / "torn.safetensors").write_bytes(b"no")
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*; weights must be .*\.safetensors.*\.npz.*nnx\.Module"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no checkpoint .*; weights must be .*\.safetensors.*\.npz.*nnx\.Module"
+    ):
         locate_weights(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"contains .*model\.pth.*weights must be .*Orbax"):
         locate_weights(tmp_path)
-    with pytest.raises(ValueError, match=r"weights must be .*model\.pth; loading a pickle may run any code.*weights_only"):
+    with pytest.raises(
+        ValueError, match=r"weights must be .*model\.pth; loading a pickle may run any code.*weights_only"
+    ):
         locate_weights(tmp_path / "model.pth")
     for name in ("torn.npz", "torn.safetensors"):
         with pytest.raises(ValueError, match=f"{name} is not a complete"):

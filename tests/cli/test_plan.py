@@ -177,7 +177,9 @@ def test_every_program_of_a_run_is_compiled(config):
     assert chunk["steps"] == 4
     assert chunk["memory"]["batch"] == 4 * update["memory"]["batch"]
     state = ("parameters", "optimizer state", "state of model and hooks")
-    assert sum(update["memory"][kind] for kind in state) <= update["donated_bytes"] + 100  # the random key is not written
+    assert (
+        sum(update["memory"][kind] for kind in state) <= update["donated_bytes"] + 100
+    )  # the random key is not written
     assert (plan["fits"], update["has_float64"], update["host_callbacks"]) == (None, False, 0)
 
 

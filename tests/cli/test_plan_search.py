@@ -37,7 +37,11 @@ def _search(cfg, topology, limit, mesh=None):
 
 
 def test_meshes_replicate_divide_and_do_both():
-    assert [tuple(mesh.values()) for mesh in iterate_meshes(16, has_tensor=False)] == [(16, 1, 1), (4, 4, 1), (1, 16, 1)]
+    assert [tuple(mesh.values()) for mesh in iterate_meshes(16, has_tensor=False)] == [
+        (16, 1, 1),
+        (4, 4, 1),
+        (1, 16, 1),
+    ]
     assert {mesh["tensor"] for mesh in iterate_meshes(4, has_tensor=True)} == {1, 2, 4}
 
 

@@ -76,7 +76,13 @@ def test_samples_with_strings_dates_and_objects_are_stacked():
 
 
 def test_lists_in_batches_of_other_loaders_become_arrays():
-    batch = {"x": [0.5, 1.0], "tokens": [[1, 2], [3, 4]], "name": ("a", "b"), "day": [DAY, DAY], "pair": [np.zeros(2)] * 2}
+    batch = {
+        "x": [0.5, 1.0],
+        "tokens": [[1, 2], [3, 4]],
+        "name": ("a", "b"),
+        "day": [DAY, DAY],
+        "pair": [np.zeros(2)] * 2,
+    }
     batch = next(iter(build_dataloader([batch], train=True)))
     assert batch["x"].tolist() == [0.5, 1.0]
     assert batch["tokens"].shape == (2, 2)

@@ -121,7 +121,9 @@ def test_a_process_that_is_killed_is_named_by_all_others(run):
     for code, output in others:
         assert code == 1
         # alone: the processes that end in consequence, one after the other, are not named
-        assert re.search(r"ProcessError: process 2 \(pid \d+ on host [^)]*\) is gone: no answer for 1.5 s", output), output
+        assert re.search(r"ProcessError: process 2 \(pid \d+ on host [^)]*\) is gone: no answer for 1.5 s", output), (
+            output
+        )
 
 
 def test_process_0_killed_with_the_service_is_named_before_jax_ends_the_other(run):

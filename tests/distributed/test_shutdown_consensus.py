@@ -176,7 +176,9 @@ def test_a_process_that_others_count_as_gone_ends_with_that_reason():
     with pytest.raises(ProcessError):  # the second does not answer: its thread has not started
         first.diagnose(RuntimeError("UNAVAILABLE: closed"))
     first.stop_thread()
-    with pytest.raises(ProcessError, match=r"^process 0 \(pid .*\) has ended the run: process 1 \(pid .*\) is gone: no an"):
+    with pytest.raises(
+        ProcessError, match=r"^process 0 \(pid .*\) has ended the run: process 1 \(pid .*\) is gone: no an"
+    ):
         second.diagnose(RuntimeError("UNAVAILABLE: closed"))
 
 

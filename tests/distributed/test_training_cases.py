@@ -53,7 +53,9 @@ def run_cases(folder, names, devices):
 @pytest.fixture(scope="module")
 def one_device_each(tmp_path_factory):
     """Results of all cases, by two processes with one device each; the last case ends with an error."""
-    return run_cases(tmp_path_factory.mktemp("one"), ["replicas", "sharded", "guarded", "stream", "swav", "odc", "failing"], 1)
+    return run_cases(
+        tmp_path_factory.mktemp("one"), ["replicas", "sharded", "guarded", "stream", "swav", "odc", "failing"], 1
+    )
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,9 @@ def test_ambiguous_arguments_raise_with_the_names(loss, signature):
 
 
 def test_ambiguous_arguments_of_init_and_predict_raise():
-    with pytest.raises(TypeError, match=r"`init` must have .* the arguments \(rng, batch\) under any names, got \(a, b"):
+    with pytest.raises(
+        TypeError, match=r"`init` must have .* the arguments \(rng, batch\) under any names, got \(a, b"
+    ):
         FunctionalModel(lambda a, b, c: {}, lambda p, b: 0)
     with pytest.raises(TypeError, match="`predict` must have arguments of the names params, model_state, batch"):
         FunctionalModel(empty, lambda p, b: 0, lambda p: 0)

@@ -87,7 +87,9 @@ def test_undeclared_collections_that_are_sown_are_found():
     model = LinenModel(Experts(), squared)
     variables = model.init(jax.random.key(0), BATCH)
     assert set(variables[1]) == {"batch_stats", "carry"}
-    with pytest.raises(ValueError, match=r"nothing uses \(aux_losses: a.balance, aux_losses: b.balance, reg_loss: a.l2"):
+    with pytest.raises(
+        ValueError, match=r"nothing uses \(aux_losses: a.balance, aux_losses: b.balance, reg_loss: a.l2"
+    ):
         compute_loss(model, variables)
     model = LinenModel(Experts(), squared, sown_losses=())
     assert set(compute_loss(model, model.init(jax.random.key(0), BATCH))[0]) == {"loss"}
@@ -95,7 +97,9 @@ def test_undeclared_collections_that_are_sown_are_found():
 
 def test_a_name_that_is_not_sown_raises():
     model = LinenModel(Experts(), squared, sown_losses=("aux_loss",))
-    with pytest.raises(ValueError, match="names that the module sows, got 'aux_loss'; it sows aux_losses, balance, feat"):
+    with pytest.raises(
+        ValueError, match="names that the module sows, got 'aux_loss'; it sows aux_losses, balance, feat"
+    ):
         compute_loss(model, model.init(jax.random.key(0), BATCH))
 
 

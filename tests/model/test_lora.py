@@ -71,7 +71,9 @@ def test_the_merged_model_predicts_and_computes_losses_as_the_adapter(vit):
     model, params, model_state = vit
     params = with_random_updates(params)
     merged = model.merge_weights(params, model_state)
-    np.testing.assert_allclose(model.predict(params, model_state, BATCH), model.model.predict(*merged, BATCH), rtol=1e-6)
+    np.testing.assert_allclose(
+        model.predict(params, model_state, BATCH), model.model.predict(*merged, BATCH), rtol=1e-6
+    )
     (a, b), kernel = params["layers_0"]["attn"]["query"]["kernel"].values(), model_state["frozen"]
     expected = kernel["layers_0"]["attn"]["query"]["kernel"] + 8 / 4 * (a @ b).reshape(16, 2, 8)
     np.testing.assert_allclose(paths.flatten(merged[0])[QUERY], expected, rtol=1e-5)
@@ -94,7 +96,9 @@ def test_kernels_of_convolutions_and_stacked_layers_have_updates():
     trained = with_random_updates(trained)
     pair = trained["blocks"]["fc"]["kernel"]
     merged, _ = model.merge_weights(trained, model_state)
-    np.testing.assert_allclose(merged["blocks"]["fc"]["kernel"][3], 1 + 2 * pair["lora_a"][3] @ pair["lora_b"][3], rtol=1e-5)
+    np.testing.assert_allclose(
+        merged["blocks"]["fc"]["kernel"][3], 1 + 2 * pair["lora_a"][3] @ pair["lora_b"][3], rtol=1e-5
+    )
 
 
 def test_parameters_may_be_any_pytree():

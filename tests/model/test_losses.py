@@ -25,7 +25,9 @@ def test_outputs_and_labels_are_chosen_by_index_or_path(loss, outputs, batch):
 
 
 def test_a_tuple_of_outputs_without_a_choice_lists_the_entries():
-    with pytest.raises(KeyError, match=r"`CrossEntropy.output` .* got None; the outputs have 0 f32\[2,3\], 1 f32\[2,3\]"):
+    with pytest.raises(
+        KeyError, match=r"`CrossEntropy.output` .* got None; the outputs have 0 f32\[2,3\], 1 f32\[2,3\]"
+    ):
         CrossEntropy()((LOGITS, LOGITS), {"label": LABELS})
     with pytest.raises(KeyError, match=r"`MeanSquaredError.output` .* the outputs have mean f32\[2,3\]"):
         MeanSquaredError()({"mean": LOGITS}, {"target": LOGITS})
@@ -39,9 +41,17 @@ def test_the_squared_error_of_an_entry():
 @pytest.mark.parametrize(
     ("loss", "batch", "message"),
     [
-        (CrossEntropy(), {"label": LABELS[:, None]}, r"of the shape of the logits f32\[2,3\] .*got 'label', i64\[2,1\]"),
+        (
+            CrossEntropy(),
+            {"label": LABELS[:, None]},
+            r"of the shape of the logits f32\[2,3\] .*got 'label', i64\[2,1\]",
+        ),
         (CrossEntropy(), {"label": np.eye(3, dtype=np.float32)[LABELS]}, r"must be class indices .* got 'label', f32"),
-        (MeanSquaredError(), {"target": LABELS}, r"must have the shape of the outputs f32\[2,3\], got 'target', i64\[2\]"),
+        (
+            MeanSquaredError(),
+            {"target": LABELS},
+            r"must have the shape of the outputs f32\[2,3\], got 'target', i64\[2\]",
+        ),
     ],
 )
 def test_targets_of_another_shape_or_dtype_raise(loss, batch, message):

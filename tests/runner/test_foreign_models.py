@@ -235,7 +235,9 @@ def test_a_resumed_run_of_random_streams_equals_an_uninterrupted_one(glue, tmp_p
     make_runner(glue, tmp_path / "part", **changes, train_cfg=dict(by_epoch=False, max_iters=3)).train()
     resumed = make_runner(glue, tmp_path / "part", **changes, resume=True).train()
     assert int(resumed.step) == 6
-    jax.tree.map(np.testing.assert_array_equal, (whole.params, whole.model_state), (resumed.params, resumed.model_state))
+    jax.tree.map(
+        np.testing.assert_array_equal, (whole.params, whole.model_state), (resumed.params, resumed.model_state)
+    )
 
 
 def test_stacked_layers_train_on_several_replicas_in_low_precision(tmp_path):

@@ -70,7 +70,9 @@ class Names(HostMetric):
 
 @pytest.mark.parametrize("container", [dict, tuple])
 @pytest.mark.parametrize("steps_per_call", [1, 2], ids=["single steps", "chunks"])
-def test_entries_that_are_not_arrays_reach_hooks_and_host_metrics_and_not_the_step(make_runner, container, steps_per_call):
+def test_entries_that_are_not_arrays_reach_hooks_and_host_metrics_and_not_the_step(
+    make_runner, container, steps_per_call
+):
     structures = set()
 
     def loss(params, batch):
@@ -122,7 +124,9 @@ def test_an_error_about_an_entry_that_the_step_lacks_says_that_it_stays_on_the_h
     )  # fmt: skip
     with pytest.raises(UnknownNameError, match="must be an entry of the batch") as error:
         runner.train()
-    assert any("train_dataloader yields entries that stay on the host" in n and note in n for n in error.value.__notes__)
+    assert any(
+        "train_dataloader yields entries that stay on the host" in n and note in n for n in error.value.__notes__
+    )
 
 
 def test_integers_beyond_int32_stop_training_before_the_first_step(make_runner):

@@ -81,7 +81,9 @@ def test_a_loaded_model_predicts_like_the_run_with_its_averages(linen):
     found = predict(dict(x=X))
     assert type(found) is np.ndarray
     np.testing.assert_array_equal(found, linen.predict(dict(x=X)))
-    np.testing.assert_allclose(found, apply((linen.state.hook_state["EMAHook"].params, linen.state.model_state), X), rtol=1e-5)
+    np.testing.assert_allclose(
+        found, apply((linen.state.hook_state["EMAHook"].params, linen.state.model_state), X), rtol=1e-5
+    )
 
 
 def test_weights_selects_the_trained_values(linen):

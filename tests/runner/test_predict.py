@@ -55,7 +55,9 @@ def test_all_kinds_of_data_give_one_prediction_for_each_example_in_order(runner,
     np.testing.assert_allclose(predictions, EXPECTED, rtol=1e-6)
 
 
-@pytest.mark.parametrize("parallel", [dict(type="Pjit", devices=4), dict(type="DataParallel", devices=4)], ids=["pjit", "replicas"])
+@pytest.mark.parametrize(
+    "parallel", [dict(type="Pjit", devices=4), dict(type="DataParallel", devices=4)], ids=["pjit", "replicas"]
+)
 def test_batches_are_padded_to_a_multiple_of_the_devices(make_runner, parallel):
     runner = make_runner(parallel=parallel)
     w, b = (np.asarray(runner.train().params[name]) for name in "wb")
@@ -141,6 +143,8 @@ def test_data_of_another_kind_are_refused(make_runner):
 
 
 def test_predictions_without_a_batch_axis_are_refused(make_runner):
-    model = FunctionalModel(lambda: {"w": jnp.ones(())}, lambda params: params["w"], lambda batch: {"mean": batch["x"].mean()})
+    model = FunctionalModel(
+        lambda: {"w": jnp.ones(())}, lambda params: params["w"], lambda batch: {"mean": batch["x"].mean()}
+    )
     with pytest.raises(ValueError, match=r"one entry for each of the 10 examples of a batch, got \{'mean': \(\)\}"):
         make_runner(model=model).predict(dict(x=X))

@@ -177,7 +177,9 @@ def test_schedules_converted_from_epochs_keep_their_place_in_the_epoch(tmp_path)
 
 def test_other_data_are_an_error_if_the_position_must_be_exact(tmp_path):
     train(tmp_path, loader(64, 8), stop=3, save=3, train_cfg=PASSES)
-    with pytest.raises(ConfigError, match=r"must be those of the checkpoint .* got batch size 4 \(8 in the checkpoint\)"):
+    with pytest.raises(
+        ConfigError, match=r"must be those of the checkpoint .* got batch size 4 \(8 in the checkpoint\)"
+    ):
         train(tmp_path, loader(64, 4), resume=True, train_cfg=PASSES, resume_policy=dict(data="exact"))
 
 

@@ -54,7 +54,9 @@ def make_tuple_runner(make_runner):
         def make_dataset(count, relabel):
             x, y = make_arrays(count)
             arrays = x, relabel(y)
-            return ArrayDataset(arrays) if container is tuple else [list(sample) for sample in zip(*arrays, strict=True)]
+            return (
+                ArrayDataset(arrays) if container is tuple else [list(sample) for sample in zip(*arrays, strict=True)]
+            )
 
         return make_runner(**{**dict(
             model=model or LinenModel(Backbone(), loss or CrossEntropy(label=1, output=0), inputs=0),
@@ -83,7 +85,9 @@ def test_a_model_with_several_outputs_trains_on_tuples_and_lists(make_tuple_runn
     assert metrics["sizes"] == [(2, 2, 2), (8, 8, 8), (8, 8, 8)]  # without the padding of the last batch
 
 
-@pytest.mark.parametrize("changes", [dict(parallel="DataParallel"), dict(train_cfg=dict(max_epochs=1, steps_per_call=2))])
+@pytest.mark.parametrize(
+    "changes", [dict(parallel="DataParallel"), dict(train_cfg=dict(max_epochs=1, steps_per_call=2))]
+)
 def test_padded_tuples_train_like_padded_dicts(make_tuple_runner, make_runner, changes, tmp_path):
     x, y = make_arrays(28)
     params = []
@@ -102,7 +106,9 @@ def test_padded_tuples_train_like_padded_dicts(make_tuple_runner, make_runner, c
 )
 def test_training_stops_at_a_label_outside_the_classes_before_the_first_step(make_tuple_runner, changes):
     runner = make_tuple_runner(labels=lambda y: y + 1, **changes)
-    with pytest.raises(ConfigError, match=r"`CrossEntropy.label` must be .* from 0 to 2, .* got 1 to 3 in the entry '1'"):
+    with pytest.raises(
+        ConfigError, match=r"`CrossEntropy.label` must be .* from 0 to 2, .* got 1 to 3 in the entry '1'"
+    ):
         runner.train()
     assert runner.state.step == 0
 
