@@ -13,14 +13,14 @@ SIZES = {
     "tiny": dict(width=64, depth=2, heads=4, mlp_width=192, vocab_size=256),
     "1b": dict(width=2048, depth=16, heads=16, mlp_width=6144, vocab_size=32768),
 }
-# Examples of a step on a process, tokens of an example, sentences of the text, steps, steps of warm-up, learning rate.
+# Examples that a process reads for a step, tokens of each, sentences of the text, steps, and the learning rate.
 RECIPES = {
     "tiny": dict(batch_size=16, length=64, sentences=2000, iters=300, warmup=20, lr=5e-3),
     "1b": dict(batch_size=8, length=2048, sentences=50_000, iters=100_000, warmup=2000, lr=3e-4),
 }
 
-# The first axis of `layers` is the layer. `fsdp` divides the parameters of each matrix product along one of its axes,
-# which are gathered when they are used; `tensor` divides heads, hidden channels and words, and their computation.
+# The first axis of `layers` is the layer. `fsdp` divides the parameters of each matrix product, which are gathered when
+# they are used; `tensor` divides heads, hidden channels and words, and with them the computation.
 RULES = [
     ("attn.query.kernel", (None, "fsdp", "tensor")),
     ("attn.key.kernel", (None, "fsdp", "tensor")),

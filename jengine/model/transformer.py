@@ -8,6 +8,7 @@ from jengine.model.constrain import constrain
 from jengine.registry import MODELS
 
 BATCH = ("data", "fsdp")  # axes of the mesh over which examples are sharded
+QUERIES = 256  # number of queries whose scores are held at a time
 ROTARY_BASE = 10_000.0  # ratio of the longest to the shortest wavelength of the rotary position embedding
 
 
@@ -26,7 +27,7 @@ class CausalAttention(nn.Module):
         width = x.shape[-1]
         shape = (self.heads, width // self.heads)
         query, key, value = (nn.DenseGeneral(shape, use_bias=False, name=n)(x) for n in ("query", "key", "value"))
-        y = jax.nn.dot_product_attention(rotate(query), rotate(key), value, is_causal=True)
+        y = attend(rotate(query), rotate(key), value)
         return nn.DenseGeneral(width, axis=(-2, -1), use_bias=False, name="out")(y)
 
 
@@ -112,6 +113,30 @@ class TransformerLM(nn.Module):
         x, _ = layers(self.heads, self.mlp_width, name="layers")(constrain(x, BATCH), None)
         x = nn.RMSNorm(name="norm")(constrain(x, BATCH))
         return constrain(nn.Dense(self.vocab_size, use_bias=False, name="head")(x), BATCH, None, "tensor")
+
+
+def attend(query: jax.Array, key: jax.Array, value: jax.Array, queries: int = QUERIES) -> jax.Array:
+    """Return the causal attention, f[B, T, H, K], of queries to keys and values of the same shape.
+
+    The memory of the scores, f32[B, H, queries, T], grows linearly with T: they are computed for a part of the queries
+    at a time, and again in the backward pass.
+
+    Args:
+      query, key, value: f[B, T, H, K].
+      queries: number of queries of a part; if it does not divide T, all queries are one part.
+    """
+    length = query.shape[1]
+    if length % queries:
+        return jax.nn.dot_product_attention(query, key, value, is_causal=True)
+
+    @jax.checkpoint
+    def attend_part(start: jax.Array) -> jax.Array:
+        part = jax.lax.dynamic_slice_in_dim(query, start, queries, axis=1)
+        mask = start + jnp.arange(queries)[:, None] >= jnp.arange(length)
+        return jax.nn.dot_product_attention(part, key, value, mask=mask[None, None])
+
+    parts = jax.lax.map(attend_part, jnp.arange(0, length, queries))
+    return jnp.moveaxis(parts, 0, 1).reshape(query.shape)
 
 
 def rotate(x: jax.Array) -> jax.Array:

@@ -1,0 +1,43 @@
+"""Test windows of tokens, and the generated text."""
+
+import numpy as np
+import pytest
+
+from jengine.data import DataLoader, Sentences, TokenWindows
+
+
+def test_a_sample_is_a_window_and_the_next_token_of_each_position():
+    windows = TokenWindows(np.arange(10, dtype=np.uint16), length=3)
+    assert len(windows) == 3
+    assert {name: value.tolist() for name, value in windows[1].items()} == {"tokens": [3, 4, 5], "targets": [4, 5, 6]}
+    assert windows[-1]["targets"].tolist() == [7, 8, 9]
+    assert windows[0]["tokens"].dtype == np.int32
+    with pytest.raises(IndexError, match="3 windows, got the index 3"):
+        windows[3]
+
+
+def test_tokens_in_a_file_are_read_in_batches(tmp_path):
+    np.save(tmp_path / "tokens.npy", np.arange(9, dtype=np.uint16))
+    loader = DataLoader(TokenWindows(str(tmp_path / "tokens.npy"), length=2), batch_size=2)
+    assert [batch["tokens"].tolist() for batch in loader] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (np.ones((2, 3), int), r"must be one axis of integers, got int64\(2, 3\)"),
+        (np.ones(5), r"must be one axis of integers, got float64\(5,\)"),
+        (np.arange(3), "`length` must be less than the number of tokens, 3, got 3"),
+    ],
+)
+def test_illegal_tokens_are_refused(tokens, message):
+    with pytest.raises(ValueError, match=message):
+        TokenWindows(tokens, length=3)
+
+
+def test_sentences_are_the_same_in_each_run_and_different_in_the_test_split():
+    train, test = Sentences(sentences=50), Sentences(sentences=50, split="test")
+    assert train.text == Sentences(sentences=50).text
+    assert not set(train.text.splitlines()) & set(test.text.splitlines())
+    assert bytes(train[0]["tokens"].astype(np.uint8)).decode() == train.text[:64]
+    assert pytest.approx(3 * np.log(4) + 5 * np.log(8)) == Sentences.ENTROPY
