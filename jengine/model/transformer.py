@@ -106,7 +106,8 @@ class TransformerLM(nn.Module):
             raise ValueError(
                 f"TransformerLM: `width` must be a multiple of 2 * heads = {2 * self.heads}, got {self.width}"
             )
-        x = nn.Embed(self.vocab_size, self.width, embedding_init=nn.initializers.normal(0.02), name="embed")(tokens)
+        embed = nn.Embed(self.vocab_size, self.width, embedding_init=nn.initializers.normal(0.02), name="embed")
+        x = constrain(embed.embedding)[tokens]  # gather the table: lookups in a shard exchange all tokens instead
         # The loop of the scan already prevents XLA from merging the repeated computation with the first one.
         block = nn.remat(DecoderBlock, prevent_cse=False) if self.remat else DecoderBlock
         layers = nn.scan(block, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.depth)

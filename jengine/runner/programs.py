@@ -67,7 +67,13 @@ class TrainPrograms:
 
         def build_step(*, update: bool) -> TrainStep:
             step = build_train_step(
-                model, optim_wrapper, hooks, update=update, phases=phases, constrain=strategy.constrain
+                model,
+                optim_wrapper,
+                hooks,
+                update=update,
+                phases=phases,
+                constrain=strategy.constrain,
+                gather_tables=strategy.gather_tables,
             )
             return dataclasses.replace(step, differentiate=self._label_checks.watch(step.differentiate, argument=1))
 

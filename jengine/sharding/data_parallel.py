@@ -20,9 +20,9 @@ from jengine import paths
 from jengine.annotations import Count, Index
 from jengine.errors import ConfigError
 from jengine.registry import STRATEGIES
-from jengine.sharding.mesh import BATCH_AXES, build_mesh
+from jengine.sharding.mesh import build_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
-from jengine.sharding.placement import Axis, Placement
+from jengine.sharding.placement import Axis, Placement, is_table
 from jengine.sharding.replica_axis import AXIS, is_per_replica, map_per_replica
 
 PyTree = Any
@@ -74,10 +74,18 @@ class DataParallel(MeshStrategy):
         if impl == "pmap":  # its results are on a mesh of this axis only; another mesh would cause a trace
             built = Mesh(built.devices.ravel(), (AXIS,))
         inner_axes = [axis for axis in built.axis_names if axis != AXIS]
-        placement = Placement(
-            built, rules, logical_axes, fsdp_min_size, strict, axes=inner_axes, table_axes=_table_axes(built)
+        self._gathers_tables = sum(built.shape[name] > 1 for name in inner_axes) > 1
+        super().__init__(
+            Placement(
+                built,
+                rules,
+                logical_axes,
+                fsdp_min_size,
+                strict,
+                axes=inner_axes,
+                tables_along_one_axis=self._gathers_tables,
+            )
         )
-        super().__init__(placement)
         self.replicas = sizes[AXIS]
         # XLA partitions the program along the other axes, except those of size 1.
         self._mapped = {axis for axis, size in built.shape.items() if axis == AXIS or size == 1}
@@ -103,6 +111,21 @@ class DataParallel(MeshStrategy):
 
         return paths.map_with_path(constrain_leaf, tree)
 
+    def gather_tables(self, params: PyTree) -> PyTree:
+        """Return the parameters with lookup tables replicated within a replica, if this has two axes of devices.
+
+        XLA's partitioner may end the process at a lookup in a shard in a program that is mapped over `data` and
+        partitioned over two axes, depending on the sizes.
+        """
+        if not self._gathers_tables:
+            return params
+        replicated = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec())
+
+        def gather(path: str, leaf: jax.Array) -> jax.Array:
+            return jax.lax.with_sharding_constraint(leaf, replicated) if is_table(path) else leaf
+
+        return paths.map_with_path(gather, params)
+
     def _unmapped(self, axis: Axis) -> Axis:
         """Return an axis of a spec without the mapped axes of the mesh, which have the size 1."""
         names = (axis,) if isinstance(axis, str) else axis or ()
@@ -110,7 +133,7 @@ class DataParallel(MeshStrategy):
 
     def adapt_for_eval(self, model: Any) -> Any:
         """Return the model for an evaluation step: each replica predicts its examples with its own model state."""
-        return _ReplicatedModel(model, self.mesh, self._mapped)
+        return _ReplicatedModel(model, self.mesh, self._mapped, self.gather_tables)
 
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
         """Return the model state with floating leaves replaced by their means over replicas."""
@@ -194,34 +217,23 @@ class DataParallel(MeshStrategy):
 class _ReplicatedModel:
     """Wrap a model so that every replica predicts its own examples."""
 
-    def __init__(self, model: Any, mesh: Mesh, mapped: set[str]) -> None:
+    def __init__(self, model: Any, mesh: Mesh, mapped: set[str], gather_tables: Callable[[PyTree], PyTree]) -> None:
         self._model = model
         self._mesh = mesh
         self._mapped = mapped
+        self._gather_tables = gather_tables
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
         """Return the predictions for a batch sharded over replicas; `model_state` has an entry for each."""
 
         def predict(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
-            return self._model.predict(params, jax.tree.map(lambda x: x[0], model_state), batch)
+            return self._model.predict(self._gather_tables(params), jax.tree.map(lambda x: x[0], model_state), batch)
 
         specs = (PartitionSpec(), _PER_REPLICA, _PER_REPLICA)
         mapped = jax.shard_map(
             predict, mesh=self._mesh, in_specs=specs, out_specs=_PER_REPLICA, axis_names=self._mapped, check_vma=False
         )
         return mapped(params, model_state, batch)
-
-
-def _table_axes(mesh: Mesh) -> list[tuple[str, ...]] | None:
-    """Return the ways to shard a lookup table that XLA can compile, or None if it can compile all of them.
-
-    XLA's partitioner ends the process if, within a program that is mapped over `data`, a lookup has its indices sharded
-    over one of two axes and its table over this axis alone, or over both in different dimensions.
-    """
-    inner = tuple(name for name, size in mesh.shape.items() if name != AXIS and size > 1)
-    if "fsdp" not in inner or len(inner) < 2:
-        return None
-    return [inner, tuple(name for name in inner if name not in BATCH_AXES)]
 
 
 def _average_leaves(tree: PyTree) -> PyTree:

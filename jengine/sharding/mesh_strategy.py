@@ -143,6 +143,10 @@ class MeshStrategy:
         """Set the shardings of a part of the training state within a compiled step; see `Strategy`."""
         raise NotImplementedError(f"{type(self).__name__} must define `constrain(tree, under)`")
 
+    def gather_tables(self, params: PyTree) -> PyTree:
+        """Return the parameters for use in a model, with lookup tables replicated; see `Strategy`."""
+        raise NotImplementedError(f"{type(self).__name__} must define `gather_tables(params)`")
+
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile an evaluation step; the metrics, its third argument, are donated and replicated."""
         return jax.jit(self._with_mesh(step), donate_argnums=2, out_shardings=(self.sharding(), None))

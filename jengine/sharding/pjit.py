@@ -57,6 +57,10 @@ class Pjit(MeshStrategy):
         """Set the shardings of a part of the training state within a compiled step; see `Strategy`."""
         return jax.lax.with_sharding_constraint(tree, self.shardings(tree, under))
 
+    def gather_tables(self, params: PyTree) -> PyTree:
+        """Return the parameters themselves."""
+        return params
+
     def adapt_for_eval(self, model: Any) -> Any:
         """Return the model itself."""
         return model

@@ -27,7 +27,7 @@ class Placed(NamedTuple):
     """Hold the sharding of one parameter, and its reason."""
 
     spec: PartitionSpec
-    reason: str  # the key of the rule, 'logical axes', the axes for large parameters ('fsdp'), or '' (replicated)
+    reason: str  # the key of the rule, 'logical axes', 'fsdp' or '' (replicated)
 
 
 class Placement:
@@ -35,8 +35,7 @@ class Placement:
 
     The first of these applies: the longest rule whose key is part of the parameter's name, in the alias of Flax or
     PyTorch; the logical axes that the model has set; for a large parameter, the `fsdp` axis along its largest divisible
-    axis. All other parameters are replicated. A lookup table is a parameter named `embedding` or
-    `embeddings`, as in Flax and Haiku.
+    axis. All other parameters are replicated.
 
     Args:
       mesh: the mesh.
@@ -45,8 +44,7 @@ class Placement:
       fsdp_min_size: minimum number of elements of a parameter to be sharded over `fsdp` without a rule.
       strict: whether a rule that matches nothing is an error instead of a warning.
       axes: the axes over which parameters may be sharded; None for all.
-      table_axes: the ways to shard a lookup table, each a set of mesh axes that divide one axis of the table; the first
-        is used for a large table without a rule. None for no restriction.
+      tables_along_one_axis: whether sharding a lookup table along both of its axes is an error.
 
     Raises:
       ConfigError: rules that are not such pairs, or with an axis that is not in the mesh or in `axes`.
@@ -60,11 +58,11 @@ class Placement:
         fsdp_min_size: int = 2**18,
         strict: bool = False,
         axes: Sequence[str] | None = None,
-        table_axes: Sequence[tuple[str, ...]] | None = None,
+        tables_along_one_axis: bool = False,
     ) -> None:
         self.mesh = mesh
         self._axes = tuple(mesh.axis_names if axes is None else axes)
-        self._table_axes = table_axes
+        self._tables_along_one_axis = tables_along_one_axis
         with config_path("rules"):
             self._rules = [self._build_rule(rule) for rule in rules]
         self._rules.sort(key=lambda rule: (-len(rule.key), rule.key))
@@ -108,9 +106,10 @@ class Placement:
         if names is not None:
             axes = tuple(self._logical_axis(name) for name in names)
             return Placed(self._spec(path, shape, axes, f"its logical axes {tuple(names)}"), "logical axes")
-        if self._table_axes is not None and _is_table(path):
-            return self._place_by_size(shape, self._table_axes[0])
-        return self._place_by_size(shape, ("fsdp",))
+        axis = self._fsdp_axis(shape)
+        if axis is None:
+            return Placed(PartitionSpec(), "")
+        return Placed(PartitionSpec(*(None,) * axis, "fsdp"), "fsdp")
 
     def _logical_axis(self, name: Axis) -> Axis:
         """Return the mesh axis, or axes, of a logical axis; None if there is none."""
@@ -119,14 +118,13 @@ class Placement:
         axes = [self._logical_axis(part) for part in name]
         return tuple(name for axis in axes for name in _axis_names(axis)) or None
 
-    def _place_by_size(self, shape: tuple[int, ...], names: tuple[str, ...]) -> Placed:
-        """Divide the largest divisible axis of a large parameter over axes of the mesh."""
-        count = math.prod(self.mesh.shape.get(name, 1) for name in names)
+    def _fsdp_axis(self, shape: tuple[int, ...]) -> int | None:
+        """Return the largest axis that can be divided over `fsdp`, if the parameter is large enough."""
+        count = self.mesh.shape.get("fsdp", 1)
+        if count == 1 or math.prod(shape) < self._fsdp_min_size:
+            return None
         divisible = [axis for axis, size in enumerate(shape) if size % count == 0]
-        if count == 1 or math.prod(shape) < self._fsdp_min_size or not divisible:
-            return Placed(PartitionSpec(), "")
-        largest = max(divisible, key=lambda axis: shape[axis])
-        return Placed(PartitionSpec(*(None,) * largest, names[0] if len(names) == 1 else names), ", ".join(names))
+        return max(divisible, key=lambda axis: shape[axis], default=None)
 
     def _spec(self, path: str, shape: tuple[int, ...], axes: Sequence[Axis], source: str) -> PartitionSpec:
         if len(axes) > len(shape):
@@ -144,22 +142,13 @@ class Placement:
         used = [name for axis in axes for name in _axis_names(axis)]
         if len(set(used)) < len(used):
             raise ConfigError(f"{source} must use each axis of the mesh once, got {tuple(axes)}")
-        if self._table_axes is not None and _is_table(path):
-            self._check_table(path, axes, source)
+        counts = [math.prod(self.mesh.shape[name] for name in _axis_names(axis)) for axis in axes]
+        if self._tables_along_one_axis and is_table(path) and sum(count > 1 for count in counts) > 1:
+            raise ConfigError(
+                f"{source} must shard the lookup table {path!r} along one of its axes, got {tuple(axes)}: XLA cannot "
+                f"gather another one within a replica on the mesh {dict(self.mesh.shape)}; Pjit has no such limit"
+            )
         return PartitionSpec(*axes)
-
-    def _check_table(self, path: str, axes: Sequence[Axis], source: str) -> None:
-        """Check that a lookup table is sharded in one of the ways that XLA supports in replicas on this mesh."""
-        assert self._table_axes is not None
-        sharded = [frozenset(name for name in _axis_names(axis) if self.mesh.shape[name] > 1) for axis in axes]
-        if not any(sharded) or [names for names in sharded if names] in [[frozenset(way)] for way in self._table_axes]:
-            return
-        ways = [f"one axis over {way[0] if len(way) == 1 else way}" for way in self._table_axes]
-        raise ConfigError(
-            f"{source} must shard the lookup table {path!r} in one of these ways: {', '.join([*ways, 'no axis'])}, got "
-            f"{tuple(axes)}: XLA cannot compile lookups in other shards within a replica on the mesh "
-            f"{dict(self.mesh.shape)}; Pjit has no such limit"
-        )
 
     def _build_rule(self, rule: Any) -> ShardingRule:
         if not isinstance(rule, Sequence) or isinstance(rule, str) or len(rule) != 2 or not isinstance(rule[0], str):
@@ -207,7 +196,8 @@ def _matches(key: str, path: str) -> bool:
     return any(key in alias for alias in paths.path_aliases(path))
 
 
-def _is_table(path: str) -> bool:
+def is_table(path: str) -> bool:
+    """Return whether a parameter is a lookup table: `embedding` or `embeddings`, as in Flax and Haiku."""
     return path.rpartition(".")[2] in ("embedding", "embeddings")
 
 

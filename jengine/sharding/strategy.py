@@ -65,6 +65,9 @@ class Strategy(Protocol):
           under: the dotted path of that part, followed by a dot: 'params.' for gradients.
         """
 
+    def gather_tables(self, params: PyTree) -> PyTree:
+        """Return the parameters for use in a model, with lookup tables replicated where XLA requires this."""
+
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile `step(params, model_state, metrics, batch) -> (metrics, predictions)`; the metrics are donated."""
 
@@ -128,6 +131,10 @@ class SingleDevice:
     def constrain(self, tree: PyTree, under: str = "") -> PyTree:
         """Return the tree itself."""
         return tree
+
+    def gather_tables(self, params: PyTree) -> PyTree:
+        """Return the parameters themselves."""
+        return params
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile an evaluation step; the metrics, its third argument, are donated."""

@@ -70,6 +70,7 @@ def build_train_step(
     update: bool = True,
     phases: Sequence[tuple[str, int]] | None = None,
     constrain: Constrain = lambda tree, under: tree,
+    gather_tables: Callable[[PyTree], PyTree] = lambda params: params,
 ) -> TrainStep:
     """Build `step(state, batch, hyperparams) -> (state, metrics)`.
 
@@ -86,6 +87,7 @@ def build_train_step(
         by default each acts once. All use the same batch, each time with a different key.
       constrain: sets the shardings of a part of the state, `(tree, its dotted path with a final dot) -> tree`; see
         `Strategy.constrain`. It is called with the gradients and with the new state.
+      gather_tables: gathers the parameters that the model may not use in shards; see `Strategy.gather_tables`.
 
     Returns:
       The step. Its metrics are scalars f32[] by name: 'loss' (the total), each loss of the model, 'grad_norm' if
@@ -115,7 +117,7 @@ def build_train_step(
         for i, phase in enumerate(all_phases):
             model_state = ctx.model_state
             phase_rng = jax.random.fold_in(rng, i) if phase.name else rng
-            ctx = _differentiate(phase, ctx.replace(rng=phase_rng), is_update, constrain)
+            ctx = _differentiate(phase, ctx.replace(rng=phase_rng), is_update, constrain, gather_tables)
             ctx, hook_state = traced_hooks.run("traced_grads", ctx, hook_state)
             if i + 1 < len(all_phases):
                 ctx = _update(phase, ctx, model_state)
@@ -170,12 +172,19 @@ def _apply_precision(model: Model, optim_wrapper: Any) -> Model:
     return model
 
 
-def _differentiate(phase: Phase, ctx: StepContext, is_update: bool | jax.Array, constrain: Constrain) -> StepContext:
+def _differentiate(
+    phase: Phase,
+    ctx: StepContext,
+    is_update: bool | jax.Array,
+    constrain: Constrain,
+    gather_tables: Callable[[PyTree], PyTree],
+) -> StepContext:
     """Add the losses, the new model state and the gradients to the context."""
     wrapper = phase.optim_wrapper
     is_averaged = wrapper.accumulative_counts > 1 or wrapper.axis_name is not None
 
     def loss_fn(params: PyTree) -> tuple[jax.Array, tuple[Metrics, PyTree, jax.Array | None]]:
+        params = gather_tables(params)
         losses, model_state = phase.loss(params, ctx.model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
         total, metrics = total_loss(losses, ctx.batch)
         weight = loss_weight(losses, ctx.batch) if is_averaged else None

@@ -1,4 +1,4 @@
-"""Test that two processes train like one process with as many devices."""
+"""Test that two processes train like one process with as many devices, and three too."""
 
 import dataclasses
 import logging
@@ -15,31 +15,33 @@ from jengine import checkpoint
 from jengine.train.replay import read_dump
 from tests.distributed import training_cases
 from tests.distributed.test_processes import PATIENCE, address, environment
+from tests.sharding.test_exactness import SAVED
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
 @dataclasses.dataclass
 class Results:
-    """Results of two processes."""
+    """Results of several processes."""
 
     folder: pathlib.Path
-    devices: int  # of both
+    devices: int  # of all
     exit_codes: list[int]
     outputs: list[str]
 
     def load(self, case):
         """Return the arrays that each process returned."""
-        for index in (0, 1):
-            assert (self.folder / f"{case}_{index}.npz").exists(), self.outputs[index]
-        return [dict(np.load(self.folder / f"{case}_{index}.npz")) for index in (0, 1)]
+        paths = [self.folder / f"{case}_{index}.npz" for index in range(len(self.outputs))]
+        for path, output in zip(paths, self.outputs, strict=True):
+            assert path.exists(), output
+        return [dict(np.load(path)) for path in paths]
 
 
-def run_cases(folder, names, devices):
+def run_cases(folder, names, devices, count=2):
     env, coordinator, processes = environment(devices), address(), []
     try:
-        for index in (0, 1):
-            arguments = [str(folder), ",".join(names), coordinator, str(index)]
+        for index in range(count):
+            arguments = [str(folder), ",".join(names), coordinator, str(count), str(index)]
             command = [sys.executable, "-m", "tests.distributed.training_cases", *arguments]
             with open(folder / f"{index}.out", "w") as out:
                 processes.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=ROOT))
@@ -47,7 +49,8 @@ def run_cases(folder, names, devices):
     finally:
         for process in processes:
             process.kill()
-    return Results(folder, 2 * devices, exit_codes, [(folder / f"{index}.out").read_text() for index in (0, 1)])
+    outputs = [(folder / f"{index}.out").read_text() for index in range(count)]
+    return Results(folder, count * devices, exit_codes, outputs)
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +172,58 @@ def test_the_memory_of_odc_is_the_same_on_both(one_device_each, tmp_path):
     for found in one_device_each.load("odc"):
         np.testing.assert_array_equal(found["labels"], expected["labels"])
         assert_all_close(found, expected, list(expected))
+
+
+def train_alone(path, loss, **changes):
+    return training_cases.train_exact(path, None, loss, **changes)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """Results of one process with one device with every feature at once, by loss, and its work dir for the second."""
+    folder = tmp_path_factory.mktemp("alone")
+    return {loss: train_alone(folder / loss, loss) for loss in ("masked", "weighted")}, folder / "weighted"
+
+
+EXACT = ["exact_replicas", "exact_sharded", "exact_resumed"]
+
+
+@pytest.fixture(scope="module")
+def two_exact(one_process, tmp_path_factory):
+    """Results of two processes of two devices; the last case resumes from one process, within a window."""
+    folder = tmp_path_factory.mktemp("two_exact")
+    shutil.copytree(one_process[1] / f"iter_{SAVED}", folder / "saved")
+    return run_cases(folder, EXACT, 2)
+
+
+@pytest.fixture(scope="module")
+def three_exact(two_exact, tmp_path_factory):
+    """Results of three processes; the last case resumes from two, within a window."""
+    folder = tmp_path_factory.mktemp("three_exact")
+    shutil.copytree(two_exact.folder / "exact_sharded" / f"iter_{SAVED}", folder / "saved")
+    return run_cases(folder, EXACT, 1, count=3)
+
+
+@pytest.fixture(params=["two_exact", "three_exact"])
+def exact(request):
+    return request.getfixturevalue(request.param)
+
+
+def assert_exact(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("case", "loss"), [("exact_replicas", "masked"), ("exact_sharded", "weighted"), ("exact_resumed", "weighted")]
+)
+def test_processes_have_the_parameters_of_one_with_every_feature_at_once(exact, one_process, case, loss):
+    for found in exact.load(case):
+        assert_exact(found, one_process[0][loss])
+
+
+def test_one_process_resumes_the_replicas_of_several_within_a_window(exact, one_process, tmp_path):
+    exact.load("exact_replicas")
+    found = train_alone(tmp_path, "masked", resume=exact.folder / "exact_replicas" / f"iter_{SAVED}")
+    assert_exact(found, one_process[0]["masked"])

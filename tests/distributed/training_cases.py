@@ -1,4 +1,4 @@
-"""Small trainings for two processes: `python -m tests.distributed.training_cases DIR NAMES ADDRESS INDEX`.
+"""Small trainings for several processes: `python -m tests.distributed.training_cases DIR NAMES ADDRESS COUNT INDEX`.
 
 Each function trains and returns arrays of this process; a single process with as many devices returns the same. Several
 run in one process, since starting it takes longer than the training.
@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 
 from jengine.contrib.selfsup import PseudoLabelDataset
 from jengine.data import ArrayDataset
@@ -19,6 +20,8 @@ from jengine.hooks import Hook
 from jengine.model import LinenModel
 from jengine.runner import Runner
 from tests.contrib.selfsup import test_odc_hook, test_swav_hook
+from tests.sharding import test_exactness
+from tests.sharding.conftest import make_loader
 
 X = np.random.RandomState(0).randn(64, 8).astype(np.float32)
 Y = X @ np.random.RandomState(1).randn(8, 4).astype(np.float32)
@@ -233,9 +236,39 @@ def train_failing(work_dir, devices):
     return train_guarded(work_dir, devices, nans=(17, 33, 49), max_in_row=2, interval=4, steps_per_call=4)
 
 
+def train_exact(work_dir, parallel, loss, **changes):
+    """Train with every feature at once; each process reads its share of batches of 12 and 6 real examples."""
+    data = ArrayDataset({name: array[:18] for name, array in test_exactness.DATA.arrays.items()})
+    loader = make_loader(12 // jax.process_count(), data, drop_last=False)
+    state = test_exactness.train(work_dir, parallel, loss, train_dataloader=loader, **changes)
+    params, average = gather((state.params, state.hook_state["EMAHook"].params))
+    return {**flatten("params", params), **flatten("average", average)}
+
+
+def gather(tree):
+    """Return whole arrays, also of those of which each process has a part."""
+    return jax.tree.map(lambda x: x if x.is_fully_addressable else process_allgather(x, tiled=True), tree)
+
+
+def train_exact_replicas(work_dir, devices):
+    return train_exact(work_dir, dict(type="DataParallel", devices=devices), "masked")
+
+
+def train_exact_sharded(work_dir, devices):
+    parallel = dict(type="Pjit", mesh=dict(data=1, fsdp=devices), fsdp_min_size=8, devices=devices)
+    return train_exact(work_dir, parallel, "weighted")
+
+
+def train_exact_resumed(work_dir, devices):
+    """Continue, as replicas, the run whose checkpoint is stored next to the work dir."""
+    parallel = dict(type="DataParallel", devices=devices)
+    return train_exact(work_dir, parallel, "weighted", resume=work_dir.parent / "saved")
+
+
 def main():
-    folder, names, address, index = pathlib.Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3], int(sys.argv[4])
-    launch("none", address, 2, index, timeout=60)
+    folder, names, address = pathlib.Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]
+    count, index = map(int, sys.argv[4:])
+    launch("none", address, count, index, timeout=60)
     for name in names:
         np.savez(folder / f"{name}_{index}.npz", **globals()[f"train_{name}"](folder / name, jax.device_count()))
 

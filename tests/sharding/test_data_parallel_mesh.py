@@ -69,18 +69,22 @@ def make_words_run(make_run, parallel, **changes):
     )
 
 
-def test_a_lookup_table_is_sharded_over_all_devices_of_a_replica_and_trains_like_one_program(make_run, assert_close):
+TABLE_RULES = [[], [("embedding", (("fsdp", "tensor"),))], [("embedding", ("tensor",))]]
+
+
+@pytest.mark.parametrize("rules", TABLE_RULES, ids=["no rule", "fsdp and tensor", "tensor"])
+def test_a_sharded_lookup_table_is_gathered_in_a_replica_and_trains_like_one_program(make_run, assert_close, rules):
     expected = make_words_run(make_run, dict(type="Pjit")).train()
-    state = make_words_run(make_run, dict(type="DataParallel")).train()
-    assert state.params["embed"]["embedding"].sharding.spec == P(("fsdp", "tensor"))
+    state = make_words_run(make_run, dict(type="DataParallel", rules=rules)).train()
+    assert state.params["embed"]["embedding"].sharding.spec == P(*(rules[0][1] if rules else ("fsdp",)))
     assert expected.params["embed"]["embedding"].sharding.spec == P("fsdp")
     assert state.params["mlp"]["kernel"].sharding.spec == P("fsdp")
     assert_close(state.params, expected.params, atol=1e-6)
 
 
-def test_a_lookup_table_that_xla_cannot_partition_is_refused_before_compiling(make_run):
-    runner = make_words_run(make_run, dict(type="DataParallel", rules=[("embedding", ("fsdp",))]))
-    with pytest.raises(ConfigError, match="must shard the lookup table 'embed.embedding' in one of these ways"):
+def test_a_lookup_table_that_xla_cannot_gather_is_refused_before_compiling(make_run):
+    runner = make_words_run(make_run, dict(type="DataParallel", rules=[("embedding", ("fsdp", "tensor"))]))
+    with pytest.raises(ConfigError, match="must shard the lookup table 'embed.embedding' along one of its axes"):
         runner.train()
 
 

@@ -58,7 +58,7 @@ LOSSES = {
 
 def train(work_dir, parallel, loss, max_iters=ITERS, **changes):
     """Train with AdamW, clipping, accumulation, averages, the guard and chunks of 2; batches may be padded."""
-    return Runner(
+    arguments = dict(
         model=LinenModel(Net(), LOSSES[loss], inputs="x"),
         work_dir=work_dir,
         train_dataloader=make_loader(8 if loss == "mean" else 16, DATA, drop_last=loss == "mean"),
@@ -73,8 +73,8 @@ def train(work_dir, parallel, loss, max_iters=ITERS, **changes):
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=SAVED), logger=None),
         parallel=parallel,
         log_level="ERROR",
-        **changes,
-    ).train()
+    )
+    return Runner(**{**arguments, **changes}).train()
 
 
 @pytest.fixture(scope="module")

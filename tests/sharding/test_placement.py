@@ -81,35 +81,15 @@ def test_a_rule_must_divide_the_axes_of_a_matching_parameter():
         Placement(MESH, [("w", ("tensor",))]).place({"w": jax.ShapeDtypeStruct((9, 4), jnp.float32)})
 
 
-TABLE_WAYS = [("fsdp", "tensor"), ("tensor",)]
-
-
-def test_restricted_lookup_tables_are_sharded_in_the_first_way_by_default():
-    def place(table, **changes):
-        placement = Placement(MESH, fsdp_min_size=256, table_axes=TABLE_WAYS, **changes)
-        return placement.place({"embed": {"embedding": table}, "kernel": table})
-
-    table = jax.ShapeDtypeStruct((66, 8), jnp.float32)  # 4 devices divide only the second axis, fsdp the first
-    assert specs(place(table)) == {"embed.embedding": P(None, ("fsdp", "tensor")), "kernel": P("fsdp")}
-    assert specs(place(jax.ShapeDtypeStruct((66, 6), jnp.float32))) == {"kernel": P("fsdp")}
-    assert specs(place(table, rules=[("embedding", ("tensor",))]))["embed.embedding"] == P("tensor")
-    assert specs(place(table, rules=[("embedding", (None, ("tensor", "fsdp")))]))["embed.embedding"] == P(
-        None, ("tensor", "fsdp")
-    )
-    assert "embed.embedding" not in specs(place(table, rules=[("embedding", ())]))
-
-
-@pytest.mark.parametrize("axes", [("fsdp",), (None, "fsdp"), ("fsdp", "tensor"), ("tensor", "fsdp")])
-def test_other_ways_to_shard_a_restricted_lookup_table_are_refused(axes):
-    message = (
-        r"must shard the lookup table 'embed.embedding' in one of these ways: one axis over \('fsdp', 'tensor'\), "
-        r"one axis over tensor, no axis, got .*; Pjit has no such limit"
-    )
+@pytest.mark.parametrize("axes", [("fsdp", "tensor"), ("tensor", "fsdp")])
+def test_a_lookup_table_that_is_sharded_along_both_axes_is_refused_where_xla_cannot_gather_it(axes):
+    message = r"must shard the lookup table 'embed.embedding' along one of its axes, got .*; Pjit has no such limit"
     with pytest.raises(ConfigError, match=r"^the rule 'embedding' " + message):
-        Placement(MESH, [("embedding", axes)], table_axes=TABLE_WAYS).place(PARAMS)
+        Placement(MESH, [("embedding", axes)], tables_along_one_axis=True).place(PARAMS)
     with pytest.raises(ConfigError, match=r"^its logical axes .* " + message):
-        Placement(MESH, table_axes=TABLE_WAYS).place(PARAMS, {"embed.embedding": axes})
+        Placement(MESH, tables_along_one_axis=True).place(PARAMS, {"embed.embedding": axes})
     Placement(MESH, [("embedding", axes)]).place(PARAMS)
+    Placement(MESH, [("embedding", (None, ("fsdp", "tensor")))], tables_along_one_axis=True).place(PARAMS)
 
 
 def test_a_rule_that_matches_nothing_is_a_warning_with_the_closest_name_or_an_error(caplog):
