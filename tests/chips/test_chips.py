@@ -109,6 +109,22 @@ def test_sharded_parameters_are_gathered_and_their_gradients_reduced_and_scatter
     assert "all-reduce" not in _collectives(update)
 
 
+@pytest.mark.parametrize("chips", CHIPS)
+def test_a_chunk_with_accumulation_and_the_guard_exchanges_as_much_in_a_step_as_an_update_does(network, chips):
+    sharded = "parallel.type=Pjit", "optim_wrapper.accumulative_counts=2"
+    mesh = dict(data=1, fsdp=parse_topology(chips).size)
+    plain = _plan(network, chips, *sharded, mesh=mesh)["programs"]
+    guarded = _plan(network, chips, *sharded, "custom_hooks=[dict(type='NumericsGuardHook')]", mesh=mesh)["programs"]
+    for programs in (plain, guarded):
+        for name in ("update", "accumulate", "chunk"):
+            exchanged = _collectives(programs[name])
+            assert exchanged["reduce-scatter"]["size"] == 2 * UP  # not in each branch of the chunk
+            assert exchanged["all-gather"]["size"] <= 2.01 * UP
+            assert "all-reduce" not in exchanged
+        # and needs no more memory than an update, but for the losses of its steps
+        assert programs["chunk"]["memory"]["temporary buffers"] < 1.2 * programs["update"]["memory"]["temporary buffers"]
+
+
 def test_the_compiler_estimates_the_time_on_a_tpu(network):
     update = _plan(network, "v5e:2x2")["programs"]["update"]
     # forward and backward of two products, without the gradient of the input: 5 products of 512 examples
