@@ -122,7 +122,9 @@ def test_a_chunk_with_accumulation_and_the_guard_exchanges_as_much_in_a_step_as_
             assert exchanged["all-gather"]["size"] <= 2.01 * UP
             assert "all-reduce" not in exchanged
         # and needs no more memory than an update, but for the losses of its steps
-        assert programs["chunk"]["memory"]["temporary buffers"] < 1.2 * programs["update"]["memory"]["temporary buffers"]
+        assert (
+            programs["chunk"]["memory"]["temporary buffers"] < 1.2 * programs["update"]["memory"]["temporary buffers"]
+        )
 
 
 def test_the_compiler_estimates_the_time_on_a_tpu(network):
