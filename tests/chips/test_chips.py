@@ -10,6 +10,7 @@ import pytest
 
 from jengine.cli.plan_process import compile_candidates
 from jengine.cli.topologies import parse_topology
+from tests.cli.test_scale_page import memory_per_chip as memory_per_chip
 
 pytestmark = pytest.mark.chips
 pytest.importorskip("libtpu")
@@ -63,9 +64,9 @@ def network(tmp_path_factory):
     return str(path)
 
 
-def _plan(config, chips, *overrides, mesh=None):
+def _plan(config, chips, *overrides, mesh=None, **options):
     candidate = dict(mesh=mesh, overrides=[f"--config.{override}" for override in overrides])
-    (result,) = compile_candidates(str(config), [], parse_topology(chips), [candidate])
+    (result,) = compile_candidates(str(config), [], parse_topology(chips), [candidate], **options)
     assert "plan" in result, result["error"] + result["traceback"]
     return result["plan"]
 
@@ -114,7 +115,7 @@ def test_a_chunk_with_accumulation_and_the_guard_exchanges_as_much_in_a_step_as_
     sharded = "parallel.type=Pjit", "optim_wrapper.accumulative_counts=2"
     mesh = dict(data=1, fsdp=parse_topology(chips).size)
     plain = _plan(network, chips, *sharded, mesh=mesh)["programs"]
-    guarded = _plan(network, chips, *sharded, "custom_hooks=[dict(type='NumericsGuardHook')]", mesh=mesh)["programs"]
+    guarded = _plan(network, chips, *sharded, "custom_hooks=[{'type': 'NumericsGuardHook'}]", mesh=mesh)["programs"]
     for programs in (plain, guarded):
         for name in ("update", "accumulate", "chunk"):
             exchanged = _collectives(programs[name])
@@ -125,6 +126,17 @@ def test_a_chunk_with_accumulation_and_the_guard_exchanges_as_much_in_a_step_as_
         assert (
             programs["chunk"]["memory"]["temporary buffers"] < 1.2 * programs["update"]["memory"]["temporary buffers"]
         )
+
+
+def test_the_formula_of_the_page_about_scale_has_the_memory_of_a_chip(memory_per_chip):
+    size = dict(width=1024, depth=8, mlp_width=4096, vocab_size=16384)
+    module = [f"model.module.{name}={value}" for name, value in dict(size, heads=8).items()]
+    data = "train_dataloader.batch_size=8", "train_dataloader.dataset.length=1024"
+    plan = _plan(
+        f"{CONFIGS / 'lm.py'}:1b", "v5e:2x2", *module, *data, mesh=dict(data=1, fsdp=4, tensor=1), training_only=True
+    )
+    total = sum(memory_per_chip(8, 1024, **size, fsdp=4).values())
+    assert plan["programs"]["update"]["total_memory"] == pytest.approx(total, rel=0.1)
 
 
 def test_the_compiler_estimates_the_time_on_a_tpu(network):
