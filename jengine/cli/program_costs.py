@@ -1,5 +1,6 @@
 """Compile the programs of a config for the devices of a mesh, and return what each costs on a device."""
 
+import concurrent.futures
 import math
 import re
 import tempfile
@@ -13,6 +14,7 @@ PyTree = Any
 Plan = dict[str, Any]  # as `jengine plan --json` prints it
 _Program = tuple[Any, dict[str, PyTree]]  # traced, and its arguments on the devices by kind
 
+_COMPILED_AT_ONCE = 2  # programs; each takes more than a GiB of the host's memory if it is large
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 # Without a GPU on which to try them, XLA may find no tiles for Triton's matrix products; cuBLAS then computes them.
 _NO_TILES = "Couldn't find output tile sizes"
@@ -60,9 +62,13 @@ def _compile_programs(runner: Any, chip: Chip | None, training_only: bool) -> Pl
         traced = {"init": _trace_init(runner), **traced}
         if runner.val_loop is not None:
             traced["evaluation"] = _trace_evaluation(runner, state)
-    programs = {
-        name: _compile(program, arguments, strategy.mesh.size, chip) for name, (program, arguments) in traced.items()
-    }
+    # The compiler uses one core for a program, and is not Python.
+    with concurrent.futures.ThreadPoolExecutor(_COMPILED_AT_ONCE) as pool:
+        compiled = {
+            name: pool.submit(_compile, program, arguments, strategy.mesh.size, chip)
+            for name, (program, arguments) in traced.items()
+        }
+        programs = {name: future.result() for name, future in compiled.items()}
     if "chunk" in programs:
         programs["chunk"]["steps"] = runner.train_loop.steps_per_call
     return {
