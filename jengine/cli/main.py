@@ -101,14 +101,14 @@ def _groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     import tempfile
 
     from jengine.runner import Runner
-    from jengine.runner.report import group_table
+    from jengine.runner.start_report import format_groups
 
     with tempfile.TemporaryDirectory() as work_dir:  # the command leaves no files behind
         cfg = _load_config(args, overrides)
         runner = Runner.from_cfg({**cfg, "work_dir": work_dir, "log_level": "WARNING"})
         if not runner.is_training_configured:
             raise ConfigError("there are no parameter groups: the config has no optim_wrapper")
-        print(group_table(runner.build_optimizer()))
+        print(format_groups(*runner.build_optimizer().group_table()))
 
 
 def _schedule(args: argparse.Namespace, overrides: Sequence[str]) -> None:

@@ -29,6 +29,7 @@ from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume
 from jengine.runner.resume_optimizer import optimizer_settings
 from jengine.runner.resume_policy import parse_resume_policy
+from jengine.runner.start_report import log_start
 from jengine.runner.trained_module import trained_module
 from jengine.runner.workdir import CheckpointDirectories, identify
 from jengine.sharding import DispatchLimiter
@@ -411,7 +412,7 @@ class Runner:
         self._load_or_resume()
         self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
         self.programs = self.build_programs()
-        report.log_start(self, self._group_table)
+        log_start(self, self._group_table)
         self._first_iter = self.train_loop.iter
         with self.interrupts:
             try:
@@ -447,7 +448,7 @@ class Runner:
             factor = build.scale_lr(wrapper, self._sections["auto_scale_lr"], batch_size)
             if factor != 1.0:
                 self.logger.info(f"Learning rates are scaled by {factor:g} for a batch size of {batch_size}.")
-            self._group_table = report.group_table(wrapper)  # before a warm-up changes the hyperparameters
+            self._group_table = wrapper.group_table()  # before a warm-up changes the hyperparameters
             if warning := build.check_accumulation(wrapper, self.model.module_types):
                 self.logger.warning(warning)
             self.optimizer_settings = optimizer_settings(wrapper)  # before schedulers change them

@@ -69,9 +69,9 @@ def test_train_test_and_resume(config, tmp_path, capsys):
     work_dir = tmp_path / "work_dirs" / "line"
     out = capsys.readouterr().out
     for text in (
-        "Parameters",
+        "2 parameters",
         "Parameter groups",
-        "Hooks will be executed",
+        "hooks, in order",
         "Epoch(val) [1]",
         "Validations",
         "checkpoints:",

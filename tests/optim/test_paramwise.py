@@ -55,7 +55,7 @@ def log_lines(caplog):
 
 
 def test_norm_decay_mult_applies_only_to_norms_and_is_logged(caplog):
-    with caplog.at_level(logging.INFO, "jengine"):
+    with caplog.at_level(logging.DEBUG, "jengine"):
         wrapper = build(TOY, {"norm_decay_mult": 0}, lr=0.01, weight_decay=1e-4)
     actual = settings(wrapper)
     assert {path for path, (_, wd) in actual.items() if wd == 0} == {"head.bn.scale", "head.bn.bias"}
@@ -73,7 +73,7 @@ def test_custom_keys_of_the_tutorial(caplog):
         "backbone": {"lr_mult": 1},
         "head": {"lr_mult": 0.1},
     }
-    with caplog.at_level(logging.INFO, "jengine"):
+    with caplog.at_level(logging.DEBUG, "jengine"):
         wrapper = build(TOY, {"custom_keys": custom_keys}, lr=0.01, weight_decay=1e-4)
     actual = settings(wrapper)
     lr = pytest.approx(0.001)
@@ -394,7 +394,7 @@ def test_custom_constructor(caplog):
         "constructor": "LayerDecayOptimWrapperConstructor",
     }
     params = {"linear": dense(), "layer": {"linear": dense()}}
-    with caplog.at_level(logging.INFO, "jengine"):
+    with caplog.at_level(logging.DEBUG, "jengine"):
         wrapper = build_optim_wrapper(params, cfg)
     assert {path: entry["lr"] for path, entry in wrapper.param_settings.items()} == {
         "linear.kernel": 0.005, "linear.bias": 0.005, "layer.linear.kernel": 0.0025, "layer.linear.bias": 0.0025,

@@ -157,7 +157,7 @@ class DefaultOptimWrapperConstructor:
                 continue
             for key, value in settings.items():
                 if key not in ("patterns", "switched_off"):
-                    logger.info("paramwise_options -- %s:%s=%s", full_name, key, value)
+                    logger.debug("paramwise_options -- %s:%s=%s", full_name, key, value)
             # add the optimizer's values for missing settings, so that equal groups can be merged
             lr = {} if self.base_lr is None else {"lr": self.base_lr}
             weight_decay = {} if self.base_wd is None else {"weight_decay": self.base_wd}
