@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments; those of the process by default.
 
     Returns:
-      The exit code: 0; 1 for a plan that does not fit; 2 for a mistake in the config or on the command line; 130 after
+      The exit code: 0; 1 for an error in code and for a plan that does not fit; 2 for a mistake in the config or on the command line; 130 after
       an interrupt. If one of several processes fails, its exit code is 1.
     """
     parser = _build_parser()
@@ -40,8 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _launch_processes(args):
             code: int | None = args.run(args, overrides)
     except Exception as error:
-        if args.traceback or not _is_user_error(error, args.command):
+        if args.traceback:
             raise
+        if not _is_user_error(error, args.command):
+            from jengine.cli.tracebacks import format_error
+            from jengine.logging import log_error
+
+            print(format_error(error, log_error(error)), end="", file=sys.stderr)
+            return 1
         print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
             print(f"  {note}", file=sys.stderr)

@@ -16,6 +16,7 @@ terminal = Console(highlight=False)
 
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
 _MAX_SEEN_WARNINGS = 1000
+_LOGGED = "_jengine_log_file"  # attribute of a logged error
 _FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
 
 _loggers: dict[str, logging.Logger] = {}
@@ -63,6 +64,20 @@ def build_logger(name: str = "jengine", log_file: str | None = None, level: int 
     _loggers.pop(name, None)
     _loggers[name] = logger
     return logger
+
+
+def log_error(error: BaseException) -> str | None:
+    """Write the traceback of an error to the log file of the logger built last, unless it was written before.
+
+    Returns:
+      The path of the log file; None without one.
+    """
+    logger = current_logger()
+    files = [handler.baseFilename for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
+    if files and getattr(error, _LOGGED, None) != files[0]:
+        setattr(error, _LOGGED, files[0])
+        logger.debug("%s ended the run.", type(error).__name__, exc_info=error)
+    return files[0] if files else None
 
 
 def reopen_log_file(logger: logging.Logger) -> None:
