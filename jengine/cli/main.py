@@ -2,8 +2,10 @@
 
 import argparse
 import contextlib
+import functools
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,7 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
       an interrupt. If one of several processes fails, its exit code is 1.
     """
     parser = _build_parser()
+    argv = sys.argv[1:] if argv is None else argv
     args, rest = parser.parse_known_args(argv)
+    args.argv = argv
     overrides = [arg for arg in rest if arg.startswith("--config.")]
     unknown = [arg for arg in rest if arg not in overrides]
     if unknown:
@@ -75,17 +79,32 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
         raise
 
 
-def _train(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+def _train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     from jengine.hooks import ProgressHook
 
     runner = _build_runner(args, overrides, resume=args.resume)
+    runner.resume_command = functools.partial(_resume_command, args.argv)
     progress = ProgressHook()
     if sys.stdout.isatty():
         runner.register_hook(progress)
     try:
         runner.train()
+    except KeyboardInterrupt:
+        if runner.interrupts.signum is None:  # before the first iteration: nothing was logged
+            raise
+        return 128 + runner.interrupts.signum
     finally:
         progress.close()
+    return 0
+
+
+def _resume_command(argv: Sequence[str], path: str | None) -> str:
+    """Return the command that continues the run of the arguments `argv`, from a path or from the newest checkpoint."""
+    kept = [
+        arg for i, arg in enumerate(argv)
+        if not arg.startswith("--resume") and not (argv[i - 1] == "--resume" and not arg.startswith("-"))
+    ]  # fmt: skip
+    return shlex.join(["jengine", *kept, "--resume", *([path] if path else [])])
 
 
 def _test(args: argparse.Namespace, overrides: Sequence[str]) -> None:

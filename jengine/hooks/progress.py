@@ -83,8 +83,12 @@ class ProgressHook(Hook):
         """Remove the bar."""
         self.close()
 
+    def on_failure(self, runner: Runner) -> None:
+        """Remove the bar before the lines about an error or a signal."""
+        self.close()
+
     def close(self) -> None:
-        """Restore the terminal; call this if training ends without `after_train`."""
+        """Restore the terminal; call this if training fails before its first iteration."""
         if self._progress is not None:
             self._progress.stop()
         for handler in self._handlers:

@@ -1,12 +1,15 @@
 """Report on a run at its end: the validation table, the time by phase, and the paths of its files."""
 
 import os
+import pathlib
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jengine.checkpoint import find_latest, read_meta
 from jengine.config import format_config, write_config
 from jengine.logging import format_table
-from jengine.runner.failures import recreate_work_dir
+from jengine.runner.failures import is_consistent, recreate_work_dir
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.speed import format_speed, measure_speed
 
@@ -34,18 +37,63 @@ def log_summary(runner: Runner) -> None:
     Args:
       runner: after training; its last checkpoint may still be pending.
     """
+    _finish(runner)
+    recreate_work_dir(runner)
+    scalars = measure_speed(runner)
+    runner.message_hub.update_scalars(scalars, resumed=False)
+    runner.visualizer.add_scalars(scalars, step=runner.iter, file_path=f"{runner.timestamp}.json")
+    _log_summary(runner, "Training is done.", scalars)
+
+
+def log_interruption(runner: Runner) -> None:
+    """Log what is saved of an interrupted run and how to continue it, then the same as `log_summary`.
+
+    The time is not recorded: the continued run records that of the whole run.
+
+    Args:
+      runner: after a signal, its completed iterations saved; the save may still be pending.
+    """
+    if runner.processes.count > 1 and not runner.interrupts.agreed:
+        return  # it ends without the other processes
+    if not is_consistent(runner):  # a second signal, within an iteration
+        runner.logger.warning(f"{_describe_interruption(runner)}\n{list_files(runner)}")
+        return
+    try:
+        _finish(runner)
+    except Exception as error:  # the run ends in any case
+        runner.logger.error(f"The run could not be completed: {type(error).__name__}: {error}")
+    _log_summary(runner, _describe_interruption(runner), measure_speed(runner))
+
+
+def _describe_interruption(runner: Runner) -> str:
+    """Return what is saved, and the command that continues the run."""
+    signum = runner.interrupts.signum
+    reason = f" by {'Ctrl-C' if signum == signal.SIGINT else signal.Signals(signum).name}" if signum else ""
+    at = f"Interrupted{reason} after iteration {runner.iter}"
+    directories = [runner.work_dir, *(path for hook in runner.hooks for path in hook.list_directories(runner.work_dir))]
+    newest = next((path for path in map(find_latest, directories) if path is not None), None)
+    if newest is None:
+        return f"{at}; nothing is saved: the run has no checkpoint."
+    saved = read_meta(newest)["meta"]["iter"]
+    lost = f", of iteration {saved}" if saved < runner.iter else ""
+    is_default = pathlib.Path(newest).parent == pathlib.Path(runner.work_dir)
+    command = runner.resume_command(None if is_default else str(newest))
+    return f"{at}; saved: {os.path.basename(newest)}{lost}. To continue: {command}"
+
+
+def _finish(runner: Runner) -> None:
+    """Wait for the steps, the saves and the log lines that are pending."""
     with runner.phase_timer.phase("step"):
         runner.dispatch_limiter.drain()
     with runner.phase_timer.phase("checkpoint"):
         runner.checkpointer.wait()
     with runner.phase_timer.phase("logging"):
         runner.log_writer.flush()
-    recreate_work_dir(runner)
-    scalars = measure_speed(runner)
-    runner.message_hub.update_scalars(scalars, resumed=False)
-    runner.visualizer.add_scalars(scalars, step=runner.iter, file_path=f"{runner.timestamp}.json")
+
+
+def _log_summary(runner: Runner, headline: str, scalars: Mapping[str, float]) -> None:
     table = [validation_table(runner.validations)] if runner.validations else []
-    runner.logger.info("\n".join(["Training is done.", *table, format_speed(scalars), list_files(runner)]))
+    runner.logger.info("\n".join([headline, *table, format_speed(scalars), list_files(runner)]))
 
 
 def validation_table(history: Sequence[tuple[int, int, Mapping[str, float]]]) -> str:

@@ -22,7 +22,7 @@ from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.failures import check_consistent, close, closing, handle_failure
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.initial_state import StateInitializer
-from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity
+from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity, default_resume_command
 from jengine.runner.load_from import remove_in_memory
 from jengine.runner.predict import Predictor, open_batches
 from jengine.runner.programs import TrainPrograms
@@ -80,6 +80,8 @@ class Runner:
       train_loop, val_loop, test_loop: the loops; None before `train`, `val` or `test` builds them.
       optim_wrapper, param_schedulers: built with the training loop.
       programs: the compiled programs of training; None before `train`.
+      resume_command: returns the text that an interrupted run logs as the way to continue; its argument is the path of
+        the checkpoint, or None for the newest of the work dir.
       hyperparams: scalars that hooks pass to the step in addition to those of the optimizer. Add a key before training;
         its value may change at any time without a new trace.
 
@@ -158,6 +160,7 @@ class Runner:
         self.checkpointer = Checkpointer(self.work_dir, self.run_id)
         self._is_loaded = False  # from the checkpoint to resume or to load
         self._first_iter = 0
+        self.resume_command = default_resume_command
         self._failure = ""  # the point at which training stopped with an error
 
     def _set_identity(
@@ -421,6 +424,8 @@ class Runner:
             except BaseException as error:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
                 handle_failure(self, error)
+                if isinstance(error, KeyboardInterrupt | SystemExit):
+                    report.log_interruption(self)
                 raise
         report.log_summary(self)
         self.call_hook("after_run")
