@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jengine.cli import ckpt, data, plan, predict
+from jengine.cli import ckpt, completion, data, plan, predict
+from jengine.cli.version import VersionAction
 from jengine.errors import ConfigError, closest
 
 # `optim_wrapper.optimizer.lr=0.1`, `max_epochs=2`, `--train_cfg.max_epochs=2`; not `--resumee=x`, a misspelled option
@@ -156,6 +157,10 @@ def _plan(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     return plan.run(args, overrides)
 
 
+def _completion(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    completion.print_script(args.shell, _build_parser())
+
+
 def _build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:
     """Build the Runner of a config, with arguments that override it unless they are None."""
     from jengine.runner import Runner
@@ -203,6 +208,7 @@ def _build_parser() -> argparse.ArgumentParser:
         prog="jengine", description="Train JAX models from config files.", epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
+    parser.add_argument("--version", action=VersionAction)
     # for commands without these options
     parser.set_defaults(work_dir=None, launcher="none", coordinator=None, num_processes=None, process_id=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -232,6 +238,7 @@ def _build_parser() -> argparse.ArgumentParser:
     plan.add_arguments(plan_parser)
     plan_parser.set_defaults(run=_plan)
     ckpt.add_parser(commands, traceback)
+    completion.add_parser(commands, traceback).set_defaults(run=_completion)
     return parser
 
 
