@@ -19,6 +19,7 @@ from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.runner import build, bundle, check, report
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.dataloaders import DataLoaders
+from jengine.runner.extras import check_extras
 from jengine.runner.failures import check_consistent, close, closing, handle_failure
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.initial_state import StateInitializer
@@ -205,9 +206,11 @@ class Runner:
         The key `vars` is reserved for the user: its values are saved with the config and otherwise ignored.
 
         Raises:
-          ConfigError: an unknown key, or `model` or `work_dir` is missing.
+          ConfigError: an unknown key, or `model` or `work_dir` is missing. MissingPackageError: an optional package
+            that the config requires is not installed.
         """
         plain = check.check_top_level(resolve(cfg), cls.__init__)
+        check_extras(plain)
         return cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
 
     # --- Called by users. ---
