@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments; those of the process by default.
 
     Returns:
-      The exit code: 0; 1 for an error in code and for a plan that does not fit; 2 for a mistake in the config or on the command line; 130 after
-      an interrupt. If one of several processes fails, its exit code is 1.
+      The exit code: 0; 1 for an error in code and for a plan that does not fit; 2 for a mistake in the config or on the
+      command line; 130 after an interrupt. If one of several processes fails, its exit code is 1.
     """
     parser = _build_parser()
     argv = sys.argv[1:] if argv is None else argv

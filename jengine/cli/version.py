@@ -18,6 +18,7 @@ class VersionAction(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help="print versions and devices, for bug reports", **settings)
 
     def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
+        """Print the versions and exit."""
         print(describe_versions())
         parser.exit()
 

@@ -13,6 +13,7 @@ from jengine.runner.failures import is_consistent, recreate_work_dir
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.speed import format_speed, measure_speed
 
+
 def format_config_file(cfg: Mapping[str, Any], work_dir: str | os.PathLike[str]) -> tuple[str, list[str]]:
     """Return the text of the config file in the work dir ('' without a config), and why it does not reproduce it."""
     return format_config(cfg, os.path.join(work_dir, "config.py")) if cfg else ("", [])

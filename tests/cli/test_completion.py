@@ -36,9 +36,7 @@ def test_bash_completes_commands_options_and_paths(bash_script, tmp_path, words,
     (tmp_path / "runs").mkdir()
     (tmp_path / "rules.txt").touch()  # is not a directory
     # what bash does at the key Tab
-    complete = (
-        'source "$0"; COMP_WORDS=(jengine "$@"); COMP_CWORD=$#; _shtab_jengine jengine "${@: -1}"; echo "${COMPREPLY[@]}"'
-    )
+    complete = 'source "$0"; COMP_WORDS=(jengine "$@"); COMP_CWORD=$#; _shtab_jengine jengine "${@: -1}"; echo "${COMPREPLY[@]}"'
     command = ["bash", "-c", complete, str(bash_script), *words]
     out = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert out.stdout.strip() == expected

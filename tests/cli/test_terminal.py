@@ -96,7 +96,9 @@ def test_a_signal_is_one_line_with_the_way_to_continue_and_then_the_usual_end(tm
     lines = terminal.lines()
     assert not any("Traceback" in line for line in lines)
     index = next(i for i, line in enumerate(lines) if "Interrupted" in line)
-    match = re.search(rf"INFO - Interrupted by {name} after iteration (\d+); saved: (\w+). To continue: (.*)", lines[index])
+    match = re.search(
+        rf"INFO - Interrupted by {name} after iteration (\d+); saved: (\w+). To continue: (.*)", lines[index]
+    )
     assert int(match[1]) > 0
     assert (tmp_path / "w" / match[2]).is_dir()
     assert match[3] == "jengine train line.py --config.randomness.seed=3 --work-dir w --resume"
