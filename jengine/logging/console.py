@@ -26,8 +26,8 @@ def build_logger(name: str = "jengine", log_file: str | None = None, level: int 
     """Set up the logger of a run.
 
     It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, preceded by the year and at every level, to
-    `log_file`. Its records do not propagate to the root logger, so that handlers of other libraries do not print them again. Identical
-    warnings are printed once. Processes other than the first only print errors.
+    `log_file`. Its records do not propagate to the root logger, so that handlers of other libraries do not print them
+    again. Identical warnings are printed once. Processes other than the first only print errors.
 
     Building a logger again replaces its handlers: a second run in the same process writes to its own file.
 
