@@ -15,9 +15,9 @@ from jengine.runner.runner_protocol import Runner
 GroupTable = tuple[Sequence[str], Sequence[Sequence[str]]]
 """The columns and rows of a table of parameter groups."""
 
-# With these limits the description has at most 40 lines.
-_MAX_GROUPS = 10
-_MAX_HOOKS = 12
+# With these limits the description and some warnings have at most 40 lines.
+_MAX_GROUPS = 8
+_MAX_HOOKS = 10
 _MAX_PARAMETERS = 40
 _MAX_PATTERNS = 20  # characters, so that the table fits into 80 columns
 _MODES = ("train", "val", "test")
