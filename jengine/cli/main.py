@@ -108,7 +108,7 @@ def _groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         runner = Runner.from_cfg({**cfg, "work_dir": work_dir, "log_level": "WARNING"})
         if not runner.is_training_configured:
             raise ConfigError("there are no parameter groups: the config has no optim_wrapper")
-        print(group_table(runner.build_optimizer()))
+        print(group_table(runner.build_optimizer().group_table()))
 
 
 def _schedule(args: argparse.Namespace, overrides: Sequence[str]) -> None:

@@ -411,7 +411,7 @@ class Runner:
         self._load_or_resume()
         self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
         self.programs = self.build_programs()
-        report.log_start(self, self._group_table)
+        report.log_start(self, self._groups)
         self._first_iter = self.train_loop.iter
         with self.interrupts:
             try:
@@ -447,7 +447,7 @@ class Runner:
             factor = build.scale_lr(wrapper, self._sections["auto_scale_lr"], batch_size)
             if factor != 1.0:
                 self.logger.info(f"Learning rates are scaled by {factor:g} for a batch size of {batch_size}.")
-            self._group_table = report.group_table(wrapper)  # before a warm-up changes the hyperparameters
+            self._groups = wrapper.group_table()  # before a warm-up changes the hyperparameters
             if warning := build.check_accumulation(wrapper, self.model.module_types):
                 self.logger.warning(warning)
             self.optimizer_settings = optimizer_settings(wrapper)  # before schedulers change them
