@@ -132,12 +132,10 @@ function follow(source, event) {
 }
 
 function applyRange(source) {
-  syncing = true;
-  for (const panel of panels.values()) {
-    if (panel === source || !panel.listening) continue;
-    Plotly.relayout(panel.plot, range ? { "xaxis.range": [...range], "yaxis.autorange": true } : { "xaxis.autorange": true, "yaxis.autorange": true });
-  }
-  syncing = false;
+  syncing = true;  // each change below is reported as well
+  const others = [...panels.values()].filter(panel => panel !== source && panel.listening);
+  const change = () => range ? { "xaxis.range": [...range], "yaxis.autorange": true } : { "xaxis.autorange": true, "yaxis.autorange": true };
+  return Promise.all(others.map(panel => Plotly.relayout(panel.plot, change()))).then(() => { syncing = false; });
 }
 
 const watcher = new IntersectionObserver(entries => {
@@ -322,7 +320,7 @@ function renderConfig() {
   function fill() {
     const rows = all.checked ? data.config : differing;
     body.replaceChildren(rows.length
-      ? table(["", ...data.runs.map(runName)], rows.map(row => [row.path, ...row.values.map(value => el("td", { class: row.differs ? "value best" : "value" }, value))]))
+      ? table(["", ...data.runs.map(runName)], rows.map(row => [row.path, ...row.values.map(value => el("td", { class: row.differs && all.checked && several ? "value best" : "value" }, value))]))
       : el("p", { class: "empty" }, "The configs are equal."));
   }
   fill();
