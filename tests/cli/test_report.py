@@ -40,7 +40,10 @@ def test_notes_on_a_run_are_printed(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["nowhere"], "WORK_DIR must be a directory, got"), ([".", "--images", "0"], "`--images` must be at least 1, got 0")],
+    [
+        (["nowhere"], "WORK_DIR must be a directory, got"),
+        ([".", "--images", "0"], "`--images` must be at least 1, got 0"),
+    ],
 )
 def test_mistakes_are_reported_in_one_line(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,9 @@ def two_runs(tmp_path):
     """Write two runs that differ in the learning rate and in the scale of their losses."""
     for name, scale in (("a", 1.0), ("b", 2.0)):
         config = dict(optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1 * scale)), custom_hooks=[dict(interval=5)])
-        write_run(tmp_path / name, losses(scale), config=config, images=[("val/sample", step) for step in range(0, 40, 4)])
+        write_run(
+            tmp_path / name, losses(scale), config=config, images=[("val/sample", step) for step in range(0, 40, 4)]
+        )
     return tmp_path
 
 
@@ -38,12 +40,21 @@ def test_curves_of_training_and_validation_share_a_panel_and_the_axis_of_iterati
 
 def test_the_best_validation_follows_the_rule_of_each_metric(two_runs):
     best = {item["metric"]: item for item in collect_data([str(two_runs / "a")], images=1)["runs"][0]["best"]}
-    assert best["loss"] == {"metric": "loss", "rule": "less", "best": {"value": 0.05, "iter": 40}, "last": 0.05, "count": 4}
+    assert best["loss"] == {
+        "metric": "loss",
+        "rule": "less",
+        "best": {"value": 0.05, "iter": 40},
+        "last": 0.05,
+        "count": 4,
+    }
     assert best["accuracy/top1"]["best"] == {"value": 0.4, "iter": 40}
 
 
 def test_the_rule_of_the_checkpoint_hook_comes_first_and_an_unknown_one_gives_no_best(tmp_path):
-    rows = [{"speed_of": value, "recall": value, "iter": step, "mode": "val"} for step, value in ((1, 3.0), (2, 1.0), (3, 2.0))]
+    rows = [
+        {"speed_of": value, "recall": value, "iter": step, "mode": "val"}
+        for step, value in ((1, 3.0), (2, 1.0), (3, 2.0))
+    ]
     config = dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", save_best=["recall"], rule=["less"])))
     write_run(tmp_path, rows, config=config)
     best = {item["metric"]: item for item in collect_data([str(tmp_path)], images=1)["runs"][0]["best"]}

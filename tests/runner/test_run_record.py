@@ -24,7 +24,9 @@ def read_record(runner):
 
 def test_a_finished_run_records_its_groups_times_versions_and_progress(make_runner):
     schedule = dict(type="LinearLR", start_factor=0.5, by_epoch=False, end=4)
-    runner = make_runner(default_hooks=dict(logger=dict(type="LoggerHook", interval=2), checkpoint=None), param_scheduler=schedule)
+    runner = make_runner(
+        default_hooks=dict(logger=dict(type="LoggerHook", interval=2), checkpoint=None), param_scheduler=schedule
+    )
     runner.train()
     record = read_record(runner)
     assert (record["max_iters"], record["max_epochs"], record["epoch_length"]) == (8, 2, 4)

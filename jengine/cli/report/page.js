@@ -10,6 +10,7 @@ let data = JSON.parse(document.getElementById("data").textContent);
 const state = Object.assign({ smooth: 0, axis: "iter", log: false, theme: "system" }, load());
 const hidden = new Set();  // names of runs
 const panels = new Map();  // name -> the elements and settings of a panel
+const drawn = {};  // the contents of each section as text, to leave unchanged ones as they are
 let filter = "", range = null, syncing = false;
 
 function load() {
@@ -188,12 +189,13 @@ function enlarge(panel) {
 function describe(panel) {
   const series = data.runs.flatMap(run => run.series.filter(item => item.name === panel.name).map(item => ({ run, ...item })));
   const modes = new Set(series.map(item => item.mode));
-  panel.key.textContent = modes.size > 1 ? "— train  ○ validation" : modes.has("val") ? "○ validation" : "";
+  const thinned = series.find(item => item.total > item.y.length);  // to the lowest and the highest of each part
+  panel.key.textContent = [
+    modes.size > 1 ? "— train  ○ validation" : modes.has("val") ? "○ validation" : "",
+    thinned ? `${thinned.y.length.toLocaleString("en")} of ${thinned.total.toLocaleString("en")} points` : "",
+  ].filter(Boolean).join(" · ");
   const bad = series.filter(item => item.not_finite);
   panel.warn.textContent = bad.map(item => `${item.run.name}: ${item.not_finite.count} values are not finite, the first at iteration ${item.not_finite.first}`).join("; ");
-  const thinned = series.filter(item => item.total > item.y.length);
-  panel.plot.title = "";
-  panel.node.title = thinned.length ? `${thinned[0].y.length} of ${thinned[0].total} points: the lowest and the highest of each part` : "";
 }
 
 function renderCurves() {
@@ -235,9 +237,19 @@ function table(headings, rows, numbers = []) {
 }
 
 function section(id, title, ...content) {
-  const full = content.length > 0;
-  $(id).replaceChildren(...(full ? [el("h2", {}, title), ...content] : []));
-  if (full) $("sections").append(el("a", { href: `#${id}` }, title));
+  $(id).replaceChildren(...(content.length ? [el("h2", {}, title), ...content] : []));
+}
+
+function update(id, facts, draw) {
+  const text = JSON.stringify([data.runs.map(run => run.name), document.documentElement.dataset.theme, facts]);
+  if (drawn[id] === text) return;
+  drawn[id] = text;
+  draw();
+}
+
+function renderSections() {
+  const links = [...document.querySelectorAll("main > section")].map(node => [node.id, node.querySelector("h2")]).filter(([, title]) => title);
+  $("sections").replaceChildren(el("a", { href: "#curves" }, "Curves"), ...links.map(([id, title]) => el("a", { href: `#${id}` }, title.textContent)));
 }
 
 function renderRuns() {
@@ -349,13 +361,7 @@ function renderVersions() {
 }
 
 function renderPictures() {
-  const signature = JSON.stringify(data.runs.map(run => run.images.map(image => [image.name, image.items.map(item => [item.step, item.url.length])])));
   const names = [...new Set(data.runs.flatMap(run => run.images.map(image => image.name)))];
-  if ($("pictures").dataset.signature === signature) {
-    if (names.length) $("sections").append(el("a", { href: "#pictures" }, "Pictures"));
-    return;
-  }
-  $("pictures").dataset.signature = signature;
   section("pictures", "Pictures", ...names.map(name => {
     const found = data.runs.map(run => [run, run.images.find(image => image.name === name)]).filter(pair => pair[1]);
     const steps = [...new Set(found.flatMap(([, image]) => image.items.map(item => item.step)))].sort((a, b) => a - b);
@@ -392,15 +398,16 @@ function render() {
   document.title = `${data.runs.map(run => run.name).join(", ")} - jengine report`;
   $("created").textContent = `${plural}, ${data.created}`;
   $("created").className = data.refresh ? "live" : "";
-  $("sections").replaceChildren(el("a", { href: "#curves" }, "Curves"));
+  const facts = (...names) => data.runs.map(run => names.map(name => run[name]));
   renderRuns();
   renderCurves();
-  renderValidation();
-  renderPictures();
-  renderTime();
-  renderConfig();
-  renderGroups();
-  renderVersions();
+  update("validation", facts("best"), renderValidation);
+  update("pictures", facts("images"), renderPictures);
+  update("time", facts("seconds", "speed"), renderTime);
+  update("config", data.config, renderConfig);
+  update("groups", facts("groups", "model"), renderGroups);
+  update("versions", facts("versions", "devices", "seed"), renderVersions);
+  renderSections();
 }
 
 function applyTheme() {

@@ -11,7 +11,7 @@ import numpy as np
 from jengine.checkpoint import infer_rule, is_better
 from jengine.cli.report.run_files import RunFiles
 
-MAX_POINTS = 2000  # of a curve; more cannot be told apart on a screen
+MAX_POINTS = 2000  # of a curve: about as many as a screen has pixels
 MAX_IMAGE_NAMES = 24
 _PROGRESS = ("step", "iter", "epoch", "mode")
 _SUMMARY = ("seconds/", "speed/")  # written once, at the end of a run
@@ -120,7 +120,9 @@ def _describe_run(name: str, run: RunFiles, num_images: int) -> dict[str, Any]:
         "started": sessions[0]["started"] if sessions else "",
         "updated": sessions[-1].get("updated", "") if sessions else "",
         "sessions": len(sessions),
-        "iter": int(max([session.get("iter", 0) for session in sessions] + [x[-1] for x, _ in curves.values()], default=0)),
+        "iter": int(
+            max([session.get("iter", 0) for session in sessions] + [x[-1] for x, _ in curves.values()], default=0)
+        ),
         **{key: run.record.get(key) for key in ("max_iters", "max_epochs", "epoch_length", "seed", "model", "groups")},
         "versions": sessions[-1]["versions"] if sessions else {},
         "devices": sessions[-1]["devices"] if sessions else "",
@@ -153,9 +155,10 @@ def _find_best(curves: Mapping[tuple[str, str], Points], config: Mapping[str, An
     for (mode, name), (x, y) in curves.items():
         if mode != "val":
             continue
-        rule, best = _find_rule(name, config), None
+        rule = _find_rule(name, config)
+        best: dict[str, float] | None = None
         for position, value in zip(x, y, strict=True) if rule else ():
-            if math.isfinite(value) and is_better(rule, value, best and best["value"]):
+            if math.isfinite(value) and is_better(rule, value, best["value"] if best else None):
                 best = {"value": value, "iter": position}
         last = y[-1] if math.isfinite(y[-1]) else None
         found.append({"metric": name, "rule": rule, "best": best, "last": last, "count": len(y)})
@@ -214,9 +217,7 @@ def _read_speed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name.removeprefix("speed/"): x for name, x in summaries[-1].items() if name.startswith("speed/")}
 
 
-def _embed_images(
-    images: Mapping[str, list[tuple[int, pathlib.Path]]], limit: int
-) -> tuple[list[dict[str, Any]], int]:
+def _embed_images(images: Mapping[str, list[tuple[int, pathlib.Path]]], limit: int) -> tuple[list[dict[str, Any]], int]:
     """Return the images as data URLs, and how many names are left out."""
     shown = []
     for name, files in list(images.items())[:MAX_IMAGE_NAMES]:

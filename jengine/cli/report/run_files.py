@@ -139,7 +139,9 @@ def _read_config(path: pathlib.Path, notes: list[str]) -> dict[str, Any]:
 
 def _read_rows(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
     if not path.is_file():
-        notes.append(f"{_SCALARS} does not exist: a LocalVisBackend of the visualizer writes it with the first log line")
+        notes.append(
+            f"{_SCALARS} does not exist: a LocalVisBackend of the visualizer writes it with the first log line"
+        )
         return []
     rows, unreadable = [], 0
     for line in path.read_text().splitlines(keepends=True):

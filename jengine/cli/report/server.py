@@ -41,7 +41,7 @@ def make_server(
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the argument of the base class
+        def log_message(self, format: str, *args: Any) -> None:
             """Print nothing: an open page sends a request every few seconds."""
 
     return http.server.ThreadingHTTPServer((host, port), Handler)
