@@ -108,7 +108,7 @@ def _groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         runner = Runner.from_cfg({**cfg, "work_dir": work_dir, "log_level": "WARNING"})
         if not runner.is_training_configured:
             raise ConfigError("there are no parameter groups: the config has no optim_wrapper")
-        print(group_table(runner.build_optimizer().group_table()))
+        print(group_table(runner.build_optimizer()))
 
 
 def _schedule(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -206,8 +206,8 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     plan.add_arguments(plan_parser)
     plan_parser.set_defaults(run=_plan)
-    ckpt.add_parser(commands, traceback)
     report.add_parser(commands, traceback)
+    ckpt.add_parser(commands, traceback)
     return parser
 
 

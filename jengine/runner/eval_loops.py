@@ -15,7 +15,6 @@ from jengine.model import CastModel, Precision
 from jengine.model.labels import LabelChecks
 from jengine.registry import LOOPS
 from jengine.runner.failures import mark_inconsistent
-from jengine.runner.run_record import update_record
 from jengine.runner.runner_protocol import Runner
 from jengine.train import RecompilationGuard, build_eval_step, compilation_counter
 
@@ -150,7 +149,6 @@ class ValLoop(EvalLoop):
         """Validate once and record the metrics for the validation table of the run."""
         metrics = super().run()
         self.runner.record_validation(metrics)
-        update_record(self.runner)
         return metrics
 
 

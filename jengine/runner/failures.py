@@ -10,7 +10,6 @@ import jax
 
 from jengine.config import write_config
 from jengine.logging import build_logger
-from jengine.runner.run_record import update_record
 from jengine.runner.runner_protocol import Runner, TrainLoop
 
 
@@ -41,7 +40,6 @@ def handle_failure(runner: Runner, error: BaseException) -> None:
     if not any("at iteration" in note for note in getattr(error, "__notes__", ())):
         error.add_note(f"in training, at iteration {runner.iter} (epoch {runner.epoch})")
     _save_completed_iterations(runner)
-    update_record(runner, f"stopped by {type(error).__name__}")
     runner.call_hook("on_failure")
 
 

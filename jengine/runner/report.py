@@ -12,12 +12,10 @@ from jengine.logging import format_table
 from jengine.paths import flatten
 from jengine.runner.failures import recreate_work_dir
 from jengine.runner.resume_data import warn_if_inexact
-from jengine.runner.run_record import start_record, update_record
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.speed import format_speed, measure_speed
 
 _MAX_ROWS = 40
-GroupTable = tuple[list[str], list[list[str]]]  # headings and rows
 
 
 def describe_start(runner: Runner, groups: str) -> str:
@@ -58,18 +56,17 @@ def write_config_file(runner: Runner, problems: Sequence[str]) -> None:
         runner.logger.warning(f"The config in {runner.work_dir} cannot be run again: {'; '.join(problems)}.")
 
 
-def log_start(runner: Runner, groups: GroupTable) -> None:
+def log_start(runner: Runner, groups: tuple[Sequence[str], Sequence[Sequence[str]]]) -> None:
     """Log a description of a run before training, and what it cannot do as configured.
 
     Args:
       runner: about to train.
-      groups: its parameter groups, as `group_table` of an optimizer wrapper returns them.
+      groups: headings and rows of the table of its parameter groups.
 
     Raises:
       ConfigError: the position in the data cannot be saved, and `resume_policy.data` is 'exact'.
     """
-    runner.logger.info(describe_start(runner, group_table(groups)))
-    start_record(runner, *groups)
+    runner.logger.info(describe_start(runner, format_table(*groups, title="Parameter groups")))
     warn_if_chunks_are_blocked(runner)
     warn_if_inexact(runner)
 
@@ -106,7 +103,6 @@ def log_summary(runner: Runner) -> None:
     runner.message_hub.update_scalars(scalars, resumed=False)
     runner.visualizer.add_scalars(scalars, step=runner.iter, file_path=f"{runner.timestamp}.json")
     table = [validation_table(runner.validations)] if runner.validations else []
-    update_record(runner, "finished")
     runner.logger.info("\n".join(["Training is done.", *table, format_speed(scalars), list_files(runner)]))
 
 
@@ -125,9 +121,10 @@ def parameter_overview(params: Any) -> str:
     return f"{table}\n{len(leaves)} tensors, {total:,} parameters, {bytes_ / 2**20:,.2f} MiB"
 
 
-def group_table(groups: GroupTable) -> str:
-    """Format the table of parameter groups, as `group_table` of an optimizer wrapper returns it."""
-    return format_table(*groups, title="Parameter groups")
+def group_table(optim_wrapper: Any) -> str:
+    """Return the table of parameter groups, one for each optimizer wrapper."""
+    columns, rows = optim_wrapper.group_table()
+    return format_table(columns, rows, title="Parameter groups")
 
 
 def validation_table(history: Sequence[tuple[int, int, Mapping[str, float]]]) -> str:

@@ -36,6 +36,8 @@ def start_record(runner: Runner, columns: Sequence[str], rows: Sequence[Sequence
     """
     from jengine import __version__
 
+    if not runner.is_main_process:
+        return
     leaves = flatten(runner.state.params).values()
     sizes = [math.prod(leaf.shape) for leaf in leaves]
     devices = jax.devices()
@@ -72,8 +74,9 @@ def update_record(runner: Runner, status: str | None = None) -> None:
       runner: in or after training; a run that only validates or tests has no record.
       status: the new status: 'finished', or why training stopped; None leaves it unchanged.
     """
-    record = {} if runner.train_loop is None else _read(runner)
-    if record:
+    if runner.train_loop is None or not runner.is_main_process:
+        return
+    if record := _read(runner):
         seconds = {phase: round(value, 3) for phase, value in runner.phase_timer.report().items()}
         session = record["sessions"][-1]
         session.update(updated=_now(), iter=runner.iter, epoch=runner.epoch, seconds=seconds)
@@ -83,13 +86,16 @@ def update_record(runner: Runner, status: str | None = None) -> None:
 
 def _read(runner: Runner) -> dict[str, Any]:
     """Return the record; {} if there is none, as before training and after the log directory was deleted."""
-    path = pathlib.Path(runner.log_dir, FILE)
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    try:
+        return dict(json.loads(pathlib.Path(runner.log_dir, FILE).read_text()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        runner.logger.warning(f"{FILE} could not be read: {error}")
+        return {}
 
 
 def _write(runner: Runner, record: dict[str, Any]) -> None:
-    if not runner.is_main_process:
-        return
     try:
         write_synced(pathlib.Path(runner.log_dir, FILE), json.dumps(record, allow_nan=False, indent=1))
     except OSError as error:  # training does not depend on it
