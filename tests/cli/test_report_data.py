@@ -114,6 +114,14 @@ def test_values_that_are_not_finite_are_gaps_and_counted(tmp_path):
     assert (found["y"], found["not_finite"]) == ([1.0, None, None], {"count": 2, "first": 2})
 
 
+def test_the_base_learning_rate_is_shown_only_where_it_differs(tmp_path):
+    for name, base_lr in (("same", 0.1), ("other", 0.2)):
+        write_run(tmp_path / name, [train_row(1, loss=1.0, base_lr=base_lr)])
+    other, same = collect_data([str(tmp_path)], images=1)["runs"]
+    names = [{item["name"] for item in run["series"]} & {"lr", "base_lr"} for run in (other, same)]
+    assert names == [{"lr", "base_lr"}, {"lr"}]
+
+
 def test_values_that_are_not_numbers_are_named(tmp_path):
     write_run(tmp_path, [train_row(1, loss=1.0, confusion=[[1, 0], [0, 1]])])
     (run,) = collect_data([str(tmp_path)], images=1)["runs"]

@@ -105,6 +105,8 @@ def compare_configs(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 def _describe_run(name: str, run: RunFiles, num_images: int) -> dict[str, Any]:
     curves, others = read_curves(run.rows)
+    if curves.get(("train", "base_lr")) == curves.get(("train", "lr")):
+        curves.pop(("train", "base_lr"), None)  # they differ only in runs with several learning rates
     notes = list(run.notes)
     if others:
         notes.append(f"not drawn, because they are not numbers: {', '.join(others)}")
