@@ -16,7 +16,7 @@ from jengine.hooks import Hook, Priority
 from jengine.hooks.runner_protocol import MaybeNone
 from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, build_logger, parse_level
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.runner import build, bundle, check, report
+from jengine.runner import build, bundle, check, report, run_record
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.extras import check_extras
@@ -315,6 +315,7 @@ class Runner:
     def record_validation(self, metrics: dict[str, float]) -> None:
         """Record the metrics of a validation for the table at the end of the run."""
         self.validations.append((self.epoch, self.iter, metrics))
+        run_record.update_record(self)
 
     def save_checkpoint(
         self,
@@ -420,17 +421,20 @@ class Runner:
         self.programs = self.build_programs()
         log_start(self, self._group_table)
         self._first_iter = self.train_loop.iter
+        run_record.start_record(self, *self._group_table)
         with self.interrupts:
             try:
                 with self._loaders.note_host_entries("train"):
                     self.train_loop.run()
             except BaseException as error:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
+                run_record.update_record(self, f"stopped by {type(error).__name__}")
                 handle_failure(self, error)
                 if isinstance(error, KeyboardInterrupt | SystemExit):
                     report.log_interruption(self)
                 raise
         report.log_summary(self)
+        run_record.update_record(self, "finished")
         self.call_hook("after_run")
 
     def build_programs(self) -> TrainPrograms:
