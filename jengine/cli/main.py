@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jengine.cli import ckpt, data, plan, predict
+from jengine.cli import ckpt, convert, data, plan, predict
 from jengine.errors import ConfigError, closest
 
 # `optim_wrapper.optimizer.lr=0.1`, `max_epochs=2`, `--train_cfg.max_epochs=2`; not `--resumee=x`, a misspelled option
@@ -207,6 +207,7 @@ def _build_parser() -> argparse.ArgumentParser:
     plan.add_arguments(plan_parser)
     plan_parser.set_defaults(run=_plan)
     ckpt.add_parser(commands, traceback)
+    convert.add_parser(commands, traceback)
     return parser
 
 
