@@ -63,7 +63,7 @@ class Conversion:
         self.rows: list[Row] = []
         self.todo: dict[str, list[str]] = {}
         cfg = _strip_scopes(cfg)
-        kept, _ = drop_without_effect(cfg)
+        kept, _ = drop_without_effect(dict(cfg))
         for path in _list_dropped(cfg, kept):
             self._note(path, "dropped", "has no effect here")
         convert = {
