@@ -27,13 +27,15 @@ class SimSiam(nn.Module):
 
     def setup(self) -> None:
         """Create the modules; rules of the optimizer match their names."""
-        self.backbone, self.neck, self.predictor = MLP((128, 64)), MLP((128, 128)), MLP((32, 128))
+        self.backbone, self.neck, self.predictor = MLP((256, 16)), MLP((128, 128)), MLP((32, 128))
 
     def __call__(self, image: jax.Array, train: bool = False) -> dict[str, jax.Array]:
-        """Return the features f[B, 64] of images f[B, 8, 8, 1]; in training the loss f[B] of two views."""
+        """Return the features f[B, 16] of images f[B, 8, 8, 1]; in training the loss f[B] of two views."""
         if not train:
             features = self.backbone(image.reshape(len(image), -1), train)
-            return {"features": self.predictor(self.neck(features, train), train) if self.is_initializing() else features}
+            return {
+                "features": self.predictor(self.neck(features, train), train) if self.is_initializing() else features
+            }
         views = [random_view(self.make_rng("view"), image).reshape(len(image), -1) for _ in range(2)]
         projections = [self.neck(self.backbone(view, train), train) for view in views]
         predictions = [self.predictor(projection, train) for projection in projections]
@@ -58,7 +60,7 @@ train_dataloader = dict(
     sampler=dict(type="DefaultSampler", shuffle=True),
 )
 
-max_epochs = 40
+max_epochs = 60
 optim_wrapper = dict(
     type="OptimWrapper",
     optimizer=dict(type="LARS", lr=1.0, momentum=0.9, weight_decay=1e-6),

@@ -278,12 +278,14 @@ class Conversion:
 
     def _variable(self, name: str, value: Any) -> None:
         advice = {
-            "data_preprocessor": f"normalize the images in the pipeline or the module: {value!r}",
-            "tta_model": "test-time augmentation: derive from BaseTTAModel, add PrepareTTAHook (docs/more_hooks.md)",
+            "data_preprocessor": ("model", f"normalize the images in the pipeline or the module: {value!r}"),
+            "tta_model": ("model", "test-time augmentation: BaseTTAModel and PrepareTTAHook (docs/more_hooks.md)"),
+            "custom_imports": (name, f"import these modules in this file, without PyTorch: {value!r}"),
         }
         if name in advice:
-            if advice[name] not in self.todo.get("model", ()):
-                self._do("model", advice[name])
+            path, text = advice[name]
+            if text not in self.todo.get(path, ()):
+                self._do(path, text)
         else:
             self._note(name, "dropped", "a variable, whose value is where it is used")
 

@@ -112,7 +112,7 @@ def test_a_segmentation_config_keeps_its_schedule_metric_and_layer_decay(convert
     assert find(rows, "dropped")["val_evaluator.iou_metrics"] == "IoUMetric has no such argument"
     comments = todo(path)
     assert comments.count("'mean': [123.0, 116.0, 103.0]") == 1
-    assert "derive from BaseTTAModel" in comments
+    assert "BaseTTAModel and PrepareTTAHook" in comments
     assert "weights of https://example.org/beit_base.pth" in comments
 
 
@@ -137,6 +137,7 @@ def test_what_jengine_lacks_of_a_detection_config_is_to_be_done(convert):
     to_be_done = find(rows, "to be done")
     assert {"model", "train_dataloader", "val_evaluator", "default_hooks", "custom_hooks"} <= {*to_be_done}
     assert "SyncNormHook" in to_be_done["custom_hooks"]
+    assert "TODO custom_imports: import these modules in this file" in path.read_text()
     assert find(rows, "dropped")["visualizer.vis_backends[1]"] == "there is no AimVisBackend"
 
 

@@ -1,4 +1,5 @@
 backend_args = None
+custom_imports = dict(imports=["my_project.models"], allow_failed_imports=False)
 model = dict(
     type="FasterRCNN",
     data_preprocessor=dict(type="DetDataPreprocessor", mean=[123.0], std=[58.0], pad_size_divisor=32),
