@@ -106,7 +106,7 @@ def test_an_optimizer_and_a_loop_of_ones_own_run_as_their_pages_show(tmp_path, m
     wrapper = names["wrapper"]
     updates, _ = wrapper.tx.update({"w": jnp.array([3.0, -2.0])}, wrapper.tx.init({"w": jnp.zeros(2)}))
     assert updates["w"].tolist() == pytest.approx([-0.01, 0.01])
-    (loop,) = [block for block in read_blocks("checkpoints.md") if "Checkpointer(" in block]
+    (loop,) = [block for block in read_blocks("checkpoints.md") if "checkpoint.restore(" in block]
     names = {}
     exec(compile(loop, "checkpoints.md", "exec"), names)
     assert names["meta"]["data_position"] == 100
