@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jengine.cli import ckpt, completion, data, plan, predict, report
+from jengine.cli import ckpt, completion, convert, data, plan, predict, report
 from jengine.cli.version import VersionAction
 from jengine.errors import ConfigError, closest
 
@@ -239,6 +239,7 @@ def _build_parser() -> argparse.ArgumentParser:
     plan_parser.set_defaults(run=_plan)
     report.add_parser(commands, traceback)
     ckpt.add_parser(commands, traceback)
+    convert.add_parser(commands, traceback)
     completion.add_parser(commands, traceback).set_defaults(run=_completion)
     return parser
 

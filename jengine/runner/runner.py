@@ -203,15 +203,19 @@ class Runner:
     def from_cfg(cls, cfg: Any) -> "Runner":
         """Return a Runner from a config whose keys are the arguments of the constructor.
 
-        The key `vars` is reserved for the user: its values are saved with the config and otherwise ignored.
+        The key `vars` is reserved for the user: its values are saved with the config and otherwise ignored. The log
+        names keys of MMEngine that mean nothing here.
 
         Raises:
-          ConfigError: an unknown key, or `model` or `work_dir` is missing. MissingPackageError: an optional package
+          ConfigError: unknown keys, or `model` or `work_dir` is missing. MissingPackageError: an optional package
             that the config requires is not installed.
         """
-        plain = check.check_top_level(resolve(cfg), cls.__init__)
+        plain, dropped = check.check_top_level(resolve(cfg), cls.__init__)
         check_extras(plain)
-        return cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
+        runner = cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
+        if dropped:
+            runner.logger.info(dropped)
+        return runner
 
     # --- Called by users. ---
 
