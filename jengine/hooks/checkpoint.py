@@ -130,9 +130,9 @@ class CheckpointHook(Hook):
         regular = self.filename_tmpl or ("epoch_{}" if self.by_epoch else "iter_{}")
         return {(directory, regular), *((directory, f"best_{metric}") for metric in self._rules)}
 
-    def monitored_metrics(self) -> list[tuple[str, str]]:
+    def monitored_metrics(self) -> list[tuple[str, str, str]]:
         """Return the metrics of `save_best`."""
-        return [("save_best", metric) for metric in self._rules]
+        return [("save_best", metric, rule) for metric, rule in self._rules.items()]
 
     # --- Regular checkpoints. ---
 

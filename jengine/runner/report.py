@@ -14,6 +14,7 @@ from jengine.runner.failures import recreate_work_dir
 from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.speed import format_speed, measure_speed
+from jengine.runner.validation_table import format_validations
 
 _MAX_ROWS = 40
 
@@ -102,8 +103,13 @@ def log_summary(runner: Runner) -> None:
     scalars = measure_speed(runner)
     runner.message_hub.update_scalars(scalars, resumed=False)
     runner.visualizer.add_scalars(scalars, step=runner.iter, file_path=f"{runner.timestamp}.json")
-    table = [validation_table(runner.validations)] if runner.validations else []
+    table = [_validation_table(runner)] if runner.validations else []
     runner.logger.info("\n".join(["Training is done.", *table, format_speed(scalars), list_files(runner)]))
+
+
+def _validation_table(runner: Runner) -> str:
+    monitored = [(name, rule) for hook in runner.hooks for _, name, rule in hook.monitored_metrics()]
+    return format_validations(runner.validations, by_epoch=runner.train_loop.by_epoch, monitored=monitored)
 
 
 def parameter_overview(params: Any) -> str:
@@ -127,16 +133,6 @@ def group_table(optim_wrapper: Any) -> str:
     return format_table(columns, rows, title="Parameter groups")
 
 
-def validation_table(history: Sequence[tuple[int, int, Mapping[str, float]]]) -> str:
-    """Return a table with a row for each validation: epoch, iteration, and every metric."""
-    names = list(dict.fromkeys(name for _, _, metrics in history for name in metrics))
-    rows = [
-        [str(epoch), str(iteration), *(_format_number(metrics.get(name)) for name in names)]
-        for epoch, iteration, metrics in history
-    ]
-    return format_table(["epoch", "iter", *names], rows, title="Validations")
-
-
 def list_files(runner: Runner) -> str:
     """Return the paths of checkpoints, logs and TensorBoard files, one per line."""
     lines = [f"checkpoints:  {runner.work_dir}"]
@@ -150,7 +146,3 @@ def list_files(runner: Runner) -> str:
     if os.path.isdir(vis_dir) and any("tfevents" in name for name in os.listdir(vis_dir)):
         lines.append(f"TensorBoard:  tensorboard --logdir {vis_dir}")
     return "\n".join(lines)
-
-
-def _format_number(value: Any) -> str:
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -166,10 +166,10 @@ def test_the_scalars_of_a_run(make_runner):
     runner.train()
     lines = scalar_lines(runner)
     train, val = lines[0], lines[2]
-    assert set(train) == {"lr", "data_time", "loss", "time", "epoch", "iter", "step"}
-    assert (train["epoch"], train["iter"], train["step"], train["lr"]) == (1, 2, 2, 0.1)
-    assert set(val) == {"loss", "data_time", "time", "step"}
-    assert val["step"] == 1
+    assert set(train) == {"lr", "data_time", "loss", "time", "epoch", "iter", "mode", "step"}
+    assert (train["mode"], train["epoch"], train["iter"], train["step"], train["lr"]) == ("train", 1, 2, 2, 0.1)
+    assert set(val) == {"loss", "data_time", "time", "epoch", "iter", "mode", "step"}
+    assert (val["mode"], val["epoch"], val["iter"], val["step"]) == ("val", 1, 4, 4)
     assert val["loss"] == runner.validations[0][2]["loss"]
     copy = pathlib.Path(runner.log_dir) / "vis_data" / f"{runner.timestamp}.json"
     assert copy.read_text() == (pathlib.Path(runner.log_dir) / "vis_data" / "scalars.json").read_text()
