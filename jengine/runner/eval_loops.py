@@ -16,6 +16,7 @@ from jengine.model.labels import LabelChecks
 from jengine.registry import LOOPS
 from jengine.runner.failures import mark_inconsistent
 from jengine.runner.runner_protocol import Runner
+from jengine.runner.speed import wait_for_device
 from jengine.train import RecompilationGuard, build_eval_step, compilation_counter
 
 PyTree = Any
@@ -78,6 +79,7 @@ class EvalLoop:
 
     def run(self) -> dict[str, float]:
         """Evaluate once and return the metrics by name."""
+        wait_for_device(self.runner)
         with self.runner.phase_timer.phase(self._phase):
             return self._run()
 

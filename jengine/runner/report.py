@@ -13,7 +13,7 @@ from jengine.paths import flatten
 from jengine.runner.failures import recreate_work_dir
 from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import Runner
-from jengine.runner.speed import format_speed, measure_speed
+from jengine.runner.speed import format_speed, measure_speed, wait_for_device
 from jengine.runner.validation_table import format_validations
 
 _MAX_ROWS = 40
@@ -93,8 +93,7 @@ def log_summary(runner: Runner) -> None:
     Args:
       runner: after training; its last checkpoint may still be pending.
     """
-    with runner.phase_timer.phase("step"):
-        runner.dispatch_limiter.drain()
+    wait_for_device(runner)
     with runner.phase_timer.phase("checkpoint"):
         runner.checkpointer.wait()
     with runner.phase_timer.phase("logging"):
