@@ -1,9 +1,12 @@
 """Test a run from the config to the first step."""
 
+import contextlib
+
 import jax
 import numpy as np
 
 from jengine.hooks import Hook
+from jengine.runner import programs
 
 
 def test_a_hook_can_read_the_state_before_the_first_step(make_runner):
@@ -30,3 +33,15 @@ def test_thread_local_settings_of_jax_apply_to_the_state(make_runner):
     with jax.enable_x64(True):
         params = make_runner().train().params
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64)}
+
+
+def test_only_the_first_call_of_each_step_can_be_reported_as_compiling(make_runner, monkeypatch):
+    names = []
+
+    def report_if_slow(name):
+        names.append(name)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(programs, "report_if_slow", report_if_slow)
+    make_runner().train()
+    assert names == ["compiling the training step", "compiling the step of the validation"]
