@@ -408,3 +408,13 @@ def test_custom_constructor(caplog):
 def test_bypass_duplicate_is_ignored_because_a_tree_has_a_leaf_once():
     wrapper = build(TOY, {"bypass_duplicate": True})
     assert [len(group.paths) for group in wrapper.param_groups] == [8]
+
+
+def test_groups_are_in_the_order_of_the_modules_although_jit_sorts_parameters():
+    params = {"a_head": {"kernel": 0.0}, "blocks": {"1": {"w": 0.0}, "0": {"w": 0.0}}, "stem": {"kernel": 0.0}}
+    types = {"": "Net", "stem": "Conv", "blocks.0": "Block", "blocks.1": "Block", "a_head": "Dense"}
+    params = jax.eval_shape(jax.jit(lambda: jax.tree.map(jnp.asarray, params)))
+    keys = {key: dict(lr_mult=mult) for key, mult in [("a_head", 2.0), ("blocks.0", 3.0), ("blocks.1", 4.0)]}
+    cfg = dict(optimizer=dict(type="SGD", lr=1.0), paramwise_cfg=dict(custom_keys=keys))
+    wrapper = build_optim_wrapper(params, cfg, module_types=types)
+    assert wrapper.get_lr()["lr"] == [1.0, 3.0, 4.0, 2.0]
