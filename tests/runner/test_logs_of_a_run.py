@@ -417,7 +417,9 @@ def make_runner_with_losses(make_runner):
             value = jnp.square(params["w"].sum() - batch["y"])
             return {"z_loss": value, "a_loss": value, "count": jnp.ones(())}
 
-        model = FunctionalModel(init=lambda: {"w": jnp.zeros((2,))}, loss=loss, predict=lambda params, batch: batch["y"])
+        model = FunctionalModel(
+            init=lambda: {"w": jnp.zeros((2,))}, loss=loss, predict=lambda params, batch: batch["y"]
+        )
         arguments = dict(
             model=model,
             train_cfg=dict(max_epochs=2, steps_per_call=changes.pop("steps_per_call", 1)),

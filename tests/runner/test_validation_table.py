@@ -42,7 +42,10 @@ def test_of_equal_values_the_last_is_the_best_and_nan_never_is():
 
 
 def test_without_a_metric_to_compare_no_row_is_marked():
-    assert cells(format_validations(make_validations([1.0], "fid"), by_epoch=False)) == [["iter", "fid"], ["10", "1.0000"]]
+    assert cells(format_validations(make_validations([1.0], "fid"), by_epoch=False)) == [
+        ["iter", "fid"],
+        ["10", "1.0000"],
+    ]
 
 
 @pytest.mark.parametrize(("count", "rows"), [(20, 20), (21, 21), (30, 21)])
