@@ -76,8 +76,8 @@ class LoggerHook(Hook):
         """Warn if `log_metric_by_epoch` has no effect."""
         if self.log_metric_by_epoch and not runner.train_loop.by_epoch:
             runner.logger.warning(
-                "LoggerHook: log_metric_by_epoch=True has no effect in a loop over iterations, which has no epochs: the "
-                "step of validation metrics is the iteration."
+                "LoggerHook: log_metric_by_epoch=True has no effect in a loop over iterations, which has no epochs: "
+                "the step of validation metrics is the iteration."
             )
 
     def after_train_iter(
@@ -124,7 +124,7 @@ class LoggerHook(Hook):
         self._add_metrics(runner, tag, "val")
 
     def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Log the metrics of a test, also to the backends, and write them to `<timestamp>.json` in the log directory."""
+        """Log the metrics of a test and write them to the backends and to `<timestamp>.json` in the log directory."""
         runner.log_writer.flush()
         last = runner.test_loop.epoch_length or 0
         tag, text = runner.log_processor.get_log_after_epoch(runner, last, "test", with_non_scalar=True)

@@ -24,7 +24,7 @@ def format_validations(
       validations: epoch, iteration and metrics of each.
       by_epoch: whether to show the epochs, besides the iterations.
       monitored: the metrics to compare, and for each whether its 'greater' or 'less' value is better. If none of them
-        was returned, the first metric whose name tells which is better.
+        was returned, the first metric from whose name the rule can be inferred.
     """
     names = list(dict.fromkeys(name for _, _, metrics in validations for name in metrics))
     rules = {name: rule for name, rule in monitored if name in names} or _infer_first(names)
