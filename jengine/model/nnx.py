@@ -86,8 +86,6 @@ class NnxModel(Model):
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Create and split the module, and record the types of its submodules and its logical axes."""
-        from flax import nnx
-
         module = self._build(rng)
         self.module_types = list_module_types(module)
         graphdef, *states = _split(module)

@@ -90,7 +90,8 @@ def build_train_step(
 
     Returns:
       The step. Its metrics are scalars f32[] by name, in this order: 'loss' (the total), each loss of the model as the
-      model returns them, 'grad_norm' if gradients are clipped by norm, and the metrics of hooks. With phases, 'loss_<phase>' are their totals.
+      model returns them, 'grad_norm' if gradients are clipped by norm, and the metrics of hooks. With phases,
+      'loss_<phase>' are their totals.
 
     Raises:
       ValueError: a phase that is not the name of an optimizer, or phases for a single optimizer.

@@ -80,7 +80,11 @@ def test_the_spinner_can_be_shown_with_a_progress_bar(lines, tty):
 
 
 def test_an_error_of_the_call_is_raised_and_ends_the_spinner(lines, tty):
-    with pytest.raises(ZeroDivisionError), report_if_slow("compiling the step", after=0.0, logger=lines.logger):
-        assert tty.drawn.wait(10)
-        raise ZeroDivisionError
+    def fail():
+        with report_if_slow("compiling the step", after=0.0, logger=lines.logger):
+            assert tty.drawn.wait(10)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert len(lines.texts) == 1
