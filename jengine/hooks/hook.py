@@ -227,8 +227,13 @@ class Hook:
         """
         return variables
 
-    def monitored_metrics(self) -> list[tuple[str, str]]:
-        """Return the metrics of a validation that the hook requires: the argument that names it, and its name."""
+    def monitored_metrics(self) -> list[tuple[str, str, str]]:
+        """Return the metrics of a validation that the hook requires.
+
+        Returns:
+          For each metric the argument of the hook that names it, its name, and whether its 'greater' or 'less' value is
+          better. The table of validations marks their best values.
+        """
         return []
 
     # --- Host state, saved in every checkpoint. ---

@@ -102,10 +102,14 @@ class HookList:
         return [h for h in hooks if all(h.next_step(runner, i) == i for i in (runner.iter, runner.iter + 1))]
 
     def describe(self) -> str:
-        """Return the order of calls, stage by stage."""
+        """Return the order of calls, stage by stage, with the traced points between the stages of an iteration."""
         sections = []
-        hooks = [(value, type(hook).__name__, hook.get_triggered_stages()) for value, hook in self._hooks]
-        for stage in Hook.stages:
+        hooks = [
+            (value, type(hook).__name__, [*hook.get_triggered_stages(), *hook.get_traced_points()])
+            for value, hook in self._hooks
+        ]
+        step = Hook.stages.index("after_train_iter")
+        for stage in (*Hook.stages[:step], *Hook.traced_points, *Hook.stages[step:]):
             lines = [f"({get_priority_name(value):<12}) {name:<35}" for value, name, stages in hooks if stage in stages]
             if lines:
                 sections.append("\n".join([f"{stage}:", *lines, " -------------------- "]))

@@ -115,13 +115,14 @@ class Visualizer:
         """Write several numbers of one step.
 
         Args:
-          scalar_dict: host numbers by name.
+          scalar_dict: host numbers by name. `mode` ('train', 'val' or 'test') is their loop: JSON lines contain it, all
+            other backends write `val/<name>` and `test/<name>` (see `BaseVisBackend.name_scalars`).
           step: iteration or epoch of the numbers.
           file_path: a file, relative to `save_dir`, that file backends append the numbers to as well.
         """
         with self._lock:
             for backend in self._active_backends():
-                backend.add_scalars(scalar_dict, step, file_path)
+                backend.add_scalars(backend.name_scalars(scalar_dict), step, file_path)
 
     def add_datasample(
         self,
