@@ -1,7 +1,7 @@
 """Build the objects of a run from the sections of a config; errors name the section."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jengine.annotations import Count
@@ -14,6 +14,7 @@ from jengine.runner.check import train_loop_config
 from jengine.runner.hook_list import HookList
 from jengine.runner.runner_protocol import Runner
 from jengine.sharding import default_strategy
+from jengine.visualization import Visualizer
 
 DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
     runtime_info=dict(type="RuntimeInfoHook"),
@@ -92,14 +93,28 @@ def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
     return hooks
 
 
-def build_visualizer(visualizer: Any, save_dir: str) -> Any:
-    """Return the visualizer, from an instance, a config, or None for scalars as JSON lines."""
+def build_visualizer(visualizer: Any, save_dir: str, hooks: Iterable[Hook]) -> Any:
+    """Return the visualizer, from an instance, a config, or None for scalars as JSON lines and pictures as PNG."""
     with config_path("visualizer"):
         visualizer = as_config(visualizer)
         if visualizer is None or hasattr(visualizer, "items"):
             cfg = dict(visualizer or {})
-            return VISUALIZERS.build({"type": "Visualizer", "save_dir": save_dir, **cfg})
-        return _require(visualizer, "add_scalars", "visualizer")
+            visualizer = VISUALIZERS.build({"type": "LocalVisualizer", "save_dir": save_dir, **cfg})
+        require_drawing(_require(visualizer, "add_scalars", "visualizer"), hooks)
+        return visualizer
+
+
+def require_drawing(visualizer: Any, hooks: Iterable[Hook]) -> None:
+    """Check that the visualizer draws, if one of the hooks passes samples to it.
+
+    Raises:
+      ConfigError, TypeError: it does not. ImportError: it lacks an optional package.
+    """
+    for hook in hooks:
+        if hook.draws_samples:
+            _require(visualizer, "add_datasample", "visualizer")
+            if isinstance(visualizer, Visualizer):  # another class of the user need not have the check
+                visualizer.require_drawing(type(hook).__name__)
 
 
 def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:

@@ -64,7 +64,7 @@ class Runner:
       parallel: the strategy, which places arrays on devices.
       precision: the dtype in which the network computes, or a dict of `Precision`'s fields.
       log_processor: formats log lines.
-      visualizer: writes scalars and images; JSON lines by default.
+      visualizer: writes scalars and images; a LocalVisualizer with JSON lines and PNG files by default.
       randomness: `dict(seed=int)`; with None the seed is drawn, and saved in checkpoints.
       auto_scale_lr: `dict(enable=True, base_batch_size=...)` scales learning rates by the batch size.
       experiment_name: name of the run in its logs.
@@ -182,7 +182,7 @@ class Runner:
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
 
     def _open_logs(self, level: int, visualizer: Any) -> None:
-        self.visualizer = build.build_visualizer(visualizer, self.log_dir)
+        self.visualizer = build.build_visualizer(visualizer, self.log_dir, self.hooks)
         try:
             os.makedirs(self.log_dir, exist_ok=True)
             self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=level)
@@ -268,7 +268,7 @@ class Runner:
 
     def register_hook(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> None:
         """Add a hook, given as an instance or a config; `priority` overrides that of the config and of the class."""
-        self.hook_list.register(hook, priority)
+        build.require_drawing(self.visualizer, [self.hook_list.register(hook, priority)])
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Call every hook that defines `stage`, in priority order; your own loop may define its own stages."""

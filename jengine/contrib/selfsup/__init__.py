@@ -26,3 +26,4 @@ from jengine.contrib.selfsup.pseudo_labels import PseudoLabelDataset as PseudoLa
 from jengine.contrib.selfsup.simsiam import SimSiamHook as SimSiamHook
 from jengine.contrib.selfsup.swav import SwAVHook as SwAVHook
 from jengine.contrib.selfsup.views import random_view as random_view
+from jengine.contrib.selfsup.visualizer import SelfSupVisualizer as SelfSupVisualizer
