@@ -179,7 +179,7 @@ def import_pillow() -> tuple[Any, Any, Any]:
 def _draw_text(
     canvas: Any, pen: Any, position: tuple[float, float], text: str, color: Color, is_centered: bool = False
 ) -> None:
-    """Draw a text with its upper left corner or its center at `position`, moved, reduced and cut to be inside the image."""
+    """Draw a text with its upper left corner or center at `position`, moved, reduced and cut to be in the image."""
     text, font = _fit(pen, text, canvas.size)
     if not text:
         return

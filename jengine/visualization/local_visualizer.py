@@ -28,10 +28,10 @@ _INSTANCE_KEYS = ("boxes", "labels", "scores", "masks")
 class LocalVisualizer(Visualizer):
     """Draw samples with Pillow and write the pictures to the backends.
 
-    A sample is a dict with any of `gt_label` and `pred_label`, the class of the image or a real number, which is written
-    above it; `gt_sem_seg` and `pred_sem_seg`, int[H, W]; and `gt_instances` and `pred_instances`, dicts with at least
-    one of `boxes` float[N, 4] (left, top, right, bottom in pixels), `labels` int[N], `scores` float[N] and `masks`
-    bool[N, H, W]. Class names that do not fit into the picture are cut, with a line in the log.
+    A sample is a dict with any of `gt_label` and `pred_label`, the class of the image or a real number, which is
+    written above it; `gt_sem_seg` and `pred_sem_seg`, int[H, W]; and `gt_instances` and `pred_instances`, dicts with at
+    least one of `boxes` float[N, 4] (left, top, right, bottom in pixels), `labels` int[N], `scores` float[N] and
+    `masks` bool[N, H, W]. Class names that do not fit into the picture are cut, with a line in the log.
 
     Args:
       vis_backends, save_dir, name: as in Visualizer.
@@ -173,7 +173,8 @@ class LocalVisualizer(Visualizer):
     def _draw_instances(self, picture: np.ndarray, instances: Mapping[str, Any], with_labels: bool) -> np.ndarray:
         for key in instances:
             if key not in _INSTANCE_KEYS:
-                raise UnknownNameError(f"LocalVisualizer: instances have no entry {key!r}{closest(str(key), _INSTANCE_KEYS)}")
+                hint = closest(str(key), _INSTANCE_KEYS)
+                raise UnknownNameError(f"{type(self).__name__}: instances have no entry {key!r}{hint}")
         count = len(next(iter(instances.values()), ()))
         labels = [int(label) for label in instances.get("labels", np.zeros(count, int))]
         names, palette = self._names_and_colors(labels)

@@ -24,7 +24,7 @@ def to_entry(value: Any, argument: str) -> tuple[str, np.ndarray]:
     if array.ndim == 0:
         return "label", array if is_index else array.astype(np.float32)
     if array.ndim == 1 and not is_index:
-        return "label", array.argmax()
+        return "label", np.asarray(array.argmax())
     if array.ndim == 2 and is_index:
         return "sem_seg", array.astype(np.int64)
     if array.ndim == 3 and not is_index:

@@ -73,7 +73,9 @@ def test_without_a_display_a_run_writes_files_and_logs_it(make_segmentation_runn
 def test_a_visualizer_that_does_not_draw_is_refused_before_anything_is_written(make_runner, tmp_path):
     hooks = [dict(type="NaiveVisualizationHook"), dict(type="SegVisualizationHook", draw=True)]
     for hook in hooks:
-        message = f"`visualizer` must define add_datasample for {hook['type']}, .* got a Visualizer; set visualizer=dict"
+        message = (
+            f"`visualizer` must define add_datasample for {hook['type']}, .* got a Visualizer; set visualizer=dict"
+        )
         with pytest.raises(ConfigError, match=message) as caught:
             make_runner(visualizer=dict(type="Visualizer"), custom_hooks=[hook])
         assert caught.value.__notes__ == ["in the config at `visualizer`"]
