@@ -214,7 +214,7 @@ def _fit(pen: Any, text: str, size: tuple[int, int]) -> tuple[str, Any]:
 def _fonts() -> list[Any]:
     """Return Pillow's own font in the sizes for labels, in pixels, from the largest to the smallest legible one."""
     _, _, image_font = import_pillow()
-    return [image_font.load_default(size) for size in (10, 9, 8, 7)]
+    return [image_font.load_default(size) for size in (12, 11, 10, 9, 8, 7)]
 
 
 def _widen(image: np.ndarray, width: int) -> np.ndarray:

@@ -181,12 +181,12 @@ def test_texts_at_the_edge_are_moved_inside_the_image():
 
 
 def test_texts_are_reduced_and_then_cut_to_fit_small_images():
-    wide, narrow, tiny = (np.zeros((12, width, 3), np.uint8) for width in (60, 18, 10))
+    wide, narrow, tiny = (np.zeros((12, width, 3), np.uint8) for width in (60, 20, 12))
     full = text_pixels(draw_texts(wide, [(0, 0)], ["road"], [RED]), wide)
     reduced = text_pixels(draw_texts(narrow, [(0, 0)], ["road"], [RED]), narrow)
-    assert np.ptp(full[1]) + 1 > 18 > np.ptp(reduced[1])
-    assert fits("road", (12, 18))
-    assert not fits("road", (12, 10))
+    assert np.ptp(full[1]) + 1 > 20 > np.ptp(reduced[1])
+    assert fits("road", (12, 20))
+    assert not fits("road", (12, 12))
     np.testing.assert_array_equal(
         draw_texts(tiny, [(5, 6)], ["road and sky"], [RED]), draw_texts(tiny, [(5, 6)], ["road and sea"], [RED])
     )
