@@ -78,7 +78,7 @@ def test_a_visualizer_that_does_not_draw_is_refused_before_anything_is_written(m
         )
         with pytest.raises(ConfigError, match=message) as caught:
             make_runner(visualizer=dict(type="Visualizer"), custom_hooks=[hook])
-        assert caught.value.__notes__ == ["in the config at `visualizer`"]
+        assert caught.value.__notes__ == ["in the config at `custom_hooks[0]`"]
     assert not (tmp_path / "run").exists()
     runner = make_runner(visualizer=dict(type="Visualizer"))
     with pytest.raises(ConfigError, match="for NaiveVisualizationHook"):
