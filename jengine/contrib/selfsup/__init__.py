@@ -1,10 +1,12 @@
 """Support self-supervised learning as MMSelfSup does: its hooks, and pure functions to build such models from."""
 
+from jengine.contrib.selfsup.clustering import PIC as PIC
 from jengine.contrib.selfsup.clustering import Kmeans as Kmeans
 from jengine.contrib.selfsup.clustering import class_weights as class_weights
 from jengine.contrib.selfsup.clustering import describe_clusters as describe_clusters
 from jengine.contrib.selfsup.deepcluster import DeepClusterHook as DeepClusterHook
 from jengine.contrib.selfsup.densecl import DenseCLHook as DenseCLHook
+from jengine.contrib.selfsup.features import Extractor as Extractor
 from jengine.contrib.selfsup.features import compare_features as compare_features
 from jengine.contrib.selfsup.features import extract_features as extract_features
 from jengine.contrib.selfsup.features import knn_accuracy as knn_accuracy
