@@ -20,6 +20,10 @@ class ArgumentError(ConfigError, AssertionError):
     """Signal an illegal argument for which MMEngine documents an AssertionError: handlers of either type catch it."""
 
 
+class MissingPackageError(ConfigError, ImportError):
+    """Signal that optional packages are not installed."""
+
+
 class UnknownNameError(KeyError):
     """Signal an unknown name. Unlike a plain KeyError, it prints its message instead of the message's repr."""
 
