@@ -15,7 +15,7 @@ from jengine.hooks.runner_protocol import Runner
 from jengine.logging import HistoryBuffer
 from jengine.registry import Registry
 
-WRITERS = Registry("writer", "jengine.contrib.imix")
+WRITERS = Registry("writer", "jengine.contrib.imix", used_in="the `loggers` of a PeriodicLogger")
 
 _PREFIX = "train/"
 _TOTAL = "total_loss"  # iMIX's name of the sum of the losses
