@@ -33,7 +33,7 @@ pytest: $(VENV)/.installed
 
 # Compiles every config for TPUs and GPUs, with XLA's compilers for them, in an environment of its own.
 test-chips:
-	$(MAKE) pytest-chips VENV=$(VENV)-chips EXTRAS=dev,tpu-compiler,gpu-compiler
+	$(MAKE) pytest-chips VENV=$(VENV)-chips EXTRAS=dev,tpu,gpu-compiler
 
 pytest-chips: $(VENV)/.installed
 	$(PYTEST) -m chips tests/chips $(ARGS)

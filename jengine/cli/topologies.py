@@ -36,7 +36,7 @@ CHIPS = {
         for name, gpu in GPU_TARGETS.items()
     },
 }
-_EXTRAS = {"tpu": "tpu-compiler", "gpu": "gpu-compiler"}
+_EXTRAS = {"tpu": "tpu", "gpu": "gpu-compiler"}
 _COMPILERS = {"tpu": "libtpu", "gpu": "jax_plugins.xla_cuda12"}
 
 

@@ -56,7 +56,7 @@ def test_the_text_of_a_gpu_has_its_figures_in_the_units_of_xla():
     assert 'device_description_str: "NVIDIA H100 80GB HBM3"' in text
 
 
-@pytest.mark.parametrize(("text", "extra"), [("v5e:2x2", "tpu-compiler"), ("h100:8", "gpu-compiler")])
+@pytest.mark.parametrize(("text", "extra"), [("v5e:2x2", "tpu"), ("h100:8", "gpu-compiler")])
 def test_a_missing_compiler_is_reported_with_its_extra(text, extra, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"--topology {text} requires .* pip install 'jengine\[{extra}\]'"):
