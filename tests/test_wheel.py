@@ -45,9 +45,11 @@ def test_the_wheel_has_the_package_and_the_configs_and_nothing_else(distribution
     _, wheel = distributions
     assert wheel.name == f"jengine-{jengine.__version__}-py3-none-any.whl"
     files = set(zipfile.ZipFile(wheel).namelist())
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "jengine").rglob("*.py")}
+    package = {str(path.relative_to(ROOT)) for path in (ROOT / "jengine").rglob("*") if path.is_file()}
+    package = {name for name in package if "__pycache__" not in name}
     configs = {f"jengine/configs/{path.name}" for path in (ROOT / "configs").glob("*.py")}
-    assert {name for name in files if ".dist-info/" not in name} == modules | configs | {"jengine/py.typed"}
+    assert {name for name in files if ".dist-info/" not in name} == package | configs
+    assert {"jengine/py.typed", "jengine/configs/digits_cnn.py"} <= files
 
 
 def test_the_source_distribution_has_what_make_test_needs(distributions):
