@@ -19,7 +19,7 @@ test: lint types pytest
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check jengine tests configs examples benchmarks .ci
-	$(BIN)/python .ci/prose.py jengine tests configs examples benchmarks docs README.md
+	$(BIN)/python .ci/prose.py jengine tests configs examples benchmarks docs README.md CONTRIBUTING.md CHANGELOG.md
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
@@ -86,7 +86,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml $(wildcard constraints/*.txt) | $(BIN)/python
-	$(if $(PINS),,@echo "Installing the newest versions; constraints/ pins those tested with $(basename $(notdir $(wildcard constraints/*.txt))).")
+	$(if $(PINS),,@echo "Installing the newest versions; constraints/ pins those tested with $(basename $(notdir $(wildcard constraints/py*.txt))).")
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]' $(PINS:%=-c %)
 	touch $@
 

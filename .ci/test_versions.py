@@ -3,8 +3,8 @@
     make test-versions                      # all of them
     make test-versions ARGS="3.13 oldest"   # only these
 
-Each has an environment of its own in .venv-NAME, and one from scratch for the wheel. The table at the end has a line for
-each; an interpreter that is not found counts as a failure. Interpreters are `python3.13` and the like, or pyenv's.
+Each has an environment of its own in .venv-NAME, and one from scratch for the wheel. The table at the end has a line
+for each; an interpreter that is not found counts as a failure. Interpreters are `python3.13` and the like, or pyenv's.
 """
 
 import glob
@@ -83,7 +83,9 @@ def main(names: list[str]) -> int:
     lines = [check(name) for name in names or [*PYTHONS, OLDEST]]
     for line in lines:
         print(*(f"{cell:<10}" for cell in line))
-    return int(any(cell.startswith(("MISSING", "FAILED")) or cell.endswith("FAILED") for line in lines for cell in line))
+    return int(
+        any(cell.startswith(("MISSING", "FAILED")) or cell.endswith("FAILED") for line in lines for cell in line)
+    )
 
 
 if __name__ == "__main__":

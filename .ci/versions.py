@@ -6,4 +6,6 @@ import re
 
 required = [line for line in importlib.metadata.requires("jengine") or () if "extra ==" not in line]
 names = ["jengine", "jaxlib", *(re.match(r"[\w.-]+", line)[0] for line in required)]
-print("Python", platform.python_version(), *(f"{name} {importlib.metadata.version(name)}" for name in names), sep=", ")
+print(
+    f"Python {platform.python_version()}", *(f"{name} {importlib.metadata.version(name)}" for name in names), sep=", "
+)
