@@ -64,7 +64,11 @@ def test_the_installed_wheel_trains_the_demo_in_an_empty_directory(site, tmp_pat
     pytest.importorskip("sklearn")
     pytest.importorskip("tensorboard")
     command = [site / "bin" / "jengine", "train", "configs/digits_cnn.py"]
-    changes = ["--config.train_cfg.max_epochs=1", "--config.train_cfg.val_interval=1"]
+    changes = [
+        "--config.train_cfg.max_epochs=1",
+        "--config.train_dataloader.num_batch_per_epoch=3",
+        "--config.train_cfg.val_interval=1",
+    ]
     done = _run(*command, *changes, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(site)})
     assert "There is no configs/digits_cnn.py in this directory: using the one that jengine ships." in done.stderr
     assert "accuracy/top1: " in done.stdout + done.stderr
