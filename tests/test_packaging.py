@@ -110,6 +110,14 @@ def test_a_python_that_is_not_supported_is_an_error_of_test_versions():
     assert done.stderr == "unknown: 3.9; there are 3.11, 3.12, 3.13, oldest\n"
 
 
+def test_a_python_that_is_not_installed_is_named_and_fails(tmp_path):
+    environment = {"PATH": str(tmp_path), "PYENV_ROOT": str(tmp_path)}
+    command = [sys.executable, ROOT / ".ci" / "test_versions.py", "3.12", "oldest"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1
+    assert re.findall(r"MISSING: .*python3.1\d", done.stdout) == ["MISSING: no python3.12", "MISSING: no python3.11"]
+
+
 def _named_extras(text):
     return {
         name.strip()
@@ -150,6 +158,9 @@ def test_the_page_about_installing_has_the_tested_versions():
     pins = [_pins(ROOT / "constraints" / f"{stem}.txt") for stem in ("oldest", "py311", "py312")]
     assert rows == [[name, *(versions[name] for versions in pins)] for name, *_ in rows]
     assert [row[0] for row in rows] == [Requirement(line).name for line in PROJECT["dependencies"][:7]]
+    jax_versions = [versions["jax"] for versions in pins]
+    readme = (ROOT / "README.md").read_text()
+    assert "JAX from {0} to {2} ({1} with Python 3.11)".format(*jax_versions) in readme
     core = {name: version for name, version in pins[2].items() if name in {row[0] for row in rows}}
     assert core.items() <= _pins(ROOT / "constraints" / "py313.txt").items()
 
