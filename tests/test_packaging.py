@@ -99,7 +99,7 @@ def test_versions_of_a_test_run_are_printed_before_it(tmp_path):
     script = ROOT / ".ci" / "versions.py"
     line = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
     assert line.startswith(f"Python {sys.version.split()[0]}, jengine ")
-    assert all(f", {Requirement(text).name} " in line for text in PROJECT["dependencies"])
+    assert all(f", {name} " in line for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"))
     assert ".ci/versions.py" in _dry_run(tmp_path, FILES[0].stem, "pytest").partition("pytest -n")[0]
 
 
