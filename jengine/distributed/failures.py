@@ -128,10 +128,13 @@ class FailureDetector:
             with contextlib.suppress(Exception):
                 self._heartbeat.stop()
             return
-        with contextlib.suppress(Exception):
-            if not self._store_lost:
-                self.store.key_value_set(f"{_ACKNOWLEDGED}/{self.index}", "exiting", True)
-            if self.index == 0:
+        if not self._store_lost:
+            # The service may have ended with process 0, and a write then blocks until JAX notices it.
+            acknowledgement = threading.Thread(target=self._acknowledge_exit, daemon=True)
+            acknowledgement.start()
+            acknowledgement.join(self._grace)
+        if self.index == 0:
+            with contextlib.suppress(Exception):
                 self._wait_for_acknowledgements()
         logging.shutdown()
         sys.stdout.flush()
@@ -302,6 +305,10 @@ class FailureDetector:
                 time.sleep(self._poll / 2)
         except Exception:
             return [0]
+
+    def _acknowledge_exit(self) -> None:
+        with contextlib.suppress(Exception):
+            self.store.key_value_set(f"{_ACKNOWLEDGED}/{self.index}", "exiting", True)
 
     def _wait_for_acknowledgements(self) -> None:
         """Wait until all live processes have read the failure, or have ended."""
