@@ -1,12 +1,15 @@
 """Build the objects of a run from the sections of a config; errors name the section."""
 
+import logging
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from jengine.annotations import Count
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook
+from jengine.logging import AsyncWriter, MessageHub, build_logger
 from jengine.model import CastModel, Model, get_precision
 from jengine.optim.schedules import build_param_schedulers
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, as_config, check_arguments
@@ -24,6 +27,25 @@ DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
     param_scheduler=dict(type="ParamSchedulerHook"),
     checkpoint=dict(type="CheckpointHook", interval=1),
 )
+
+
+def build_logs(
+    log_dir: str, timestamp: str, experiment_name: str, level: int
+) -> tuple[logging.Logger, AsyncWriter, MessageHub]:
+    """Create the directory of logs, and return the logger, the writer of log lines and the message hub of a run.
+
+    Raises:
+      ConfigError: the directory cannot be written.
+    """
+    try:
+        os.makedirs(log_dir, exist_ok=True)
+        logger = build_logger(log_file=os.path.join(log_dir, f"{timestamp}.log"), level=level)
+    except OSError as error:
+        raise ConfigError(f"`work_dir` must be writable, got {os.path.dirname(log_dir)}: {error}") from error
+    writer = AsyncWriter()
+    message_hub = MessageHub.new_instance(experiment_name)
+    message_hub.before_read = writer.flush
+    return logger, writer, message_hub
 
 
 def build_model(model: Any, precision: Any) -> Model:

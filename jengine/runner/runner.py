@@ -11,16 +11,16 @@ from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
 from jengine.config import resolve
 from jengine.distributed import ShutdownConsensus, assert_equal_across_processes, get_processes
-from jengine.errors import ConfigError, config_path
+from jengine.errors import config_path
 from jengine.hooks import Hook, Priority
 from jengine.hooks.runner_protocol import MaybeNone
-from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, build_logger, parse_level
+from jengine.logging import PhaseTimer, parse_level
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.runner import build, bundle, check, report, run_record
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.extras import check_extras
-from jengine.runner.failures import check_consistent, close, closing, handle_failure
+from jengine.runner.failures import check_consistent, close, closing
 from jengine.runner.hook_list import HookList
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.initial_state import StateInitializer
@@ -31,7 +31,7 @@ from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume
 from jengine.runner.resume_optimizer import optimizer_settings
 from jengine.runner.resume_policy import parse_resume_policy
-from jengine.runner.start_report import log_start
+from jengine.runner.session import record_session
 from jengine.runner.trained_module import trained_module
 from jengine.runner.workdir import CheckpointDirectories, identify
 from jengine.sharding import DispatchLimiter
@@ -148,7 +148,11 @@ class Runner:
         check.check_names(self.hooks, schedulers, self._sections)
         self._directories = CheckpointDirectories(self.work_dir, self.hooks, self.run_id)
         self.log_processor = build.build_log_processor(log_processor, by_epoch=check.is_epoch_based(train_cfg))
-        self._open_logs(level)
+        self.logger, self.log_writer, self.message_hub = build.build_logs(
+            self.log_dir, self.timestamp, self.experiment_name, level
+        )
+        if self.cfg and self.is_main_process:
+            report.write_config_file(self, self._unwritable)
 
         self.state: TrainState | MaybeNone = None
         self.train_loop: Any = None
@@ -188,18 +192,6 @@ class Runner:
         self.experiment_name, self.seed, self.run_id = identity.experiment_name, identity.seed, identity.run_id
         self.configured_seed = identity.configured_seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
-
-    def _open_logs(self, level: int) -> None:
-        try:
-            os.makedirs(self.log_dir, exist_ok=True)
-            self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=level)
-        except OSError as error:
-            raise ConfigError(f"`work_dir` must be writable, got {self.work_dir}: {error}") from error
-        self.log_writer = AsyncWriter()
-        self.message_hub = MessageHub.new_instance(self.experiment_name)
-        self.message_hub.before_read = self.log_writer.flush
-        if self.cfg and self.is_main_process:
-            report.write_config_file(self, self._unwritable)
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> "Runner":
@@ -438,22 +430,14 @@ class Runner:
         self._load_or_resume()
         self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
         self.programs = self.build_programs()
-        log_start(self, self._group_table)
         self._first_iter = self.train_loop.iter
-        run_record.start_record(self, *self._group_table)
-        with self.interrupts:
+        with record_session(self, self._group_table):
             try:
                 with self._loaders.note_host_entries("train"):
                     self.train_loop.run()
             except BaseException as error:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
-                run_record.update_record(self, f"stopped by {type(error).__name__}")
-                handle_failure(self, error)
-                if isinstance(error, KeyboardInterrupt | SystemExit):
-                    report.log_interruption(self)
                 raise
-        report.log_summary(self)
-        run_record.update_record(self, "finished")
         self.call_hook("after_run")
 
     def build_programs(self) -> TrainPrograms:
