@@ -10,7 +10,7 @@ EXTRAS ?= dev
 PYTHON_TAG := import sys; print("py%d%d" % sys.version_info[:2])
 PINS = $(wildcard constraints/$(shell $(BIN)/python -c '$(PYTHON_TAG)').txt)
 
-.PHONY: demo test test-all foreign test-chips pytest-chips test-newest lint types pytest lock bench bench-peers clean
+.PHONY: demo test test-all foreign test-chips pytest-chips test-newest lint types pytest lock docs docs-serve bench bench-peers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/jengine train $(CONFIG)
@@ -58,6 +58,14 @@ lock:
 	pins=constraints/$$("$$venv/bin/python" -c '$(PYTHON_TAG)').txt && \
 	echo '# Written by `make lock`.' > $$pins && \
 	"$$venv/bin/python" -m pip freeze --exclude-editable | sed 's/+cpu$$//' >> $$pins
+
+# The documentation site in build/site; fails on a broken link or anchor.
+docs: $(VENV)/.installed
+	$(BIN)/python -m mkdocs build $(ARGS)
+
+# Shows the site, and builds it again after each change of a page: make docs-serve ARGS="--dev-addr localhost:8001"
+docs-serve: $(VENV)/.installed
+	$(BIN)/python -m mkdocs serve $(ARGS)
 
 # Fails if a ratio is worse than the accepted one by over a tenth; ARGS=--accept makes the ratios found the accepted ones.
 bench: $(VENV)/.installed

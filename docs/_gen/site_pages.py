@@ -1,0 +1,64 @@
+"""Add the generated pages to the site: the overview, the examples, the measured results and the reference."""
+
+import ast
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import api_pages
+import registry_pages
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the generated reference to the navigation."""
+    (reference,) = [section["Reference"] for section in config.nav if "Reference" in section]
+    reference += [{page.title: f"reference/{name}.md"} for name, page in registry_pages.PAGES.items()]
+    reference.append({"Python API": [{name: _api_path(name)} for name in api_pages.PACKAGES]})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    for path, text in _generate():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
+    """Point links to files of the repository, which are not pages, to their place on the site."""
+    markdown = re.sub(r"\]\(\.\./(examples|configs)/(\w+)\.py\)", r"](examples.md#\1-\2)", markdown)
+    return markdown.replace("](../benchmarks/RESULTS.md)", "](results.md)")
+
+
+def _generate() -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each generated page."""
+    readme = (ROOT / "README.md").read_text()
+    yield "index.md", re.sub(r"\[docs/(\w+)\.md\]", r"[\1]", readme).replace("](docs/", "](")
+    yield "examples.md", _write_examples()
+    yield "results.md", (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    for name, page in registry_pages.PAGES.items():
+        yield f"reference/{name}.md", registry_pages.write_page(page)
+    for name in api_pages.PACKAGES:
+        yield _api_path(name), api_pages.write_page(name)
+
+
+def _write_examples() -> str:
+    """Return the page with the sources of `configs/` and `examples/`, all of which the tests train."""
+    lines = ["# Examples", "", "Complete config files and scripts. The tests train all of them.", ""]
+    for directory, title in (("configs", "Config files"), ("examples", "Scripts")):
+        lines += [f"## {title}", ""]
+        for path in sorted((ROOT / directory).glob("*.py")):
+            source = path.read_text()
+            summary = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")[0].replace("\n", " ")
+            lines += [f"### {directory}/{path.name} {{ #{directory}-{path.stem} }}", "", summary, ""]
+            lines += ["```python", source.rstrip(), "```", ""]
+    return "\n".join(lines)
+
+
+def _api_path(name: str) -> str:
+    return f"api/{name.removeprefix('jengine.')}.md"
