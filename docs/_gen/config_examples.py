@@ -95,6 +95,7 @@ _ARGUMENTS = {
         "DefaultOptimizerConstructor": f"{_ADAMW}, paramwise_cfg=dict(bias_lr_mult=2.0)",
         "DevlbertOptimizerConstructor": f"{_ADAMW}, "
         'paramwise_cfg=dict(vision_scratch=False, language_weights_file="language_weights.json")',
+        "ForceDefaultOptimWrapperConstructor": f"{_ADAMW}, paramwise_cfg=dict(bias_decay_mult=0.0)",
         "LayerDecayOptimizerConstructor": f"{_ADAMW}, "
         'paramwise_cfg=dict(num_layers=12, layer_decay_rate=0.9, backbone="BEiT")',
         "LearningRateDecayOptimWrapperConstructor": f"{_ADAMW}, "
@@ -106,7 +107,7 @@ _ARGUMENTS = {
         "OscarPreTrainOptimizerConstructor": f"{_ADAMW}, paramwise_cfg=dict(weight_decay=0.05)",
         "UniterOptimizerConstructor": f"{_ADAMW}, paramwise_cfg=dict(weight_decay=0.01)",
         "UniterVQAOptimizerConstructor": 'optimizer=dict(type="AdamW", lr=1e-3), '
-        "paramwise_cfg=dict(weight_decay=0.01, lr_mul=10.0)",
+        'paramwise_cfg=dict(weight_decay=0.01, lr_mul=10.0, key_named_param="head")',
         "VilbertOptimizerConstructor": f"{_ADAMW}, "
         'paramwise_cfg=dict(vision_scratch=False, language_weights_file="language_weights.json")',
     },
@@ -121,7 +122,8 @@ _ARGUMENTS = {
         "MultiStepScheduler": "lr_steps=[6000, 8000], lr_ratio=0.1, warmup_iterations=500",
         "OneCycleLR": "eta_max=0.1, total_steps=10_000, by_epoch=False",
         "OptaxLR": "by_epoch=False, schedule=dict(\n"
-        '    type="warmup_cosine_decay_schedule", init_value=0.0, peak_value=0.1, warmup_steps=500, decay_steps=10_000)',
+        '    type="warmup_cosine_decay_schedule", init_value=0.0, peak_value=0.1, warmup_steps=500,\n'
+        "    decay_steps=10_000)",
         "PolyLR": "power=0.9, eta_min=1e-4, by_epoch=False, end=40_000",
         "PolyLRRatio": "power=0.9, eta_min_ratio=0.01, by_epoch=False, end=40_000",
         "PythiaScheduler": "lr_steps=[6000, 8000], lr_ratio=0.1, warmup_iterations=500",
@@ -143,17 +145,18 @@ _ARGUMENTS = {
         'loss=lambda params, batch: (params["w"] * batch["x"] - batch["y"]) ** 2',
         "LinenModel": _CNN,
         "LoRA": f'rank=4, targets=["conv1"], trainable=["head"], model=dict(type="LinenModel", {_CNN})',
-        "NnxModel": 'module=dict(type="flax.nnx.Linear", in_features=8, out_features=10), loss=dict(type="CrossEntropy")',
+        "NnxModel": 'module=dict(type="flax.nnx.Linear", in_features=8, out_features=10), '
+        'loss=dict(type="CrossEntropy")',
         "SmallCNN": "num_classes=10, widths=(32, 64), dropout=0.1",
         "SmallViT": "num_classes=10, patch=2, width=64, depth=4, heads=4",
         "SwitchedLoss": 'losses=[dict(type="CrossEntropy"), dict(type="CrossEntropy", label_smoothing=0.1)]',
         "TransformerLM": "vocab_size=256, width=128, depth=4, heads=4",
     },
     "dataset": {
-        "ArrayDataset": "arrays=dict(x=[[0.0], [1.0]], y=[0.0, 1.0])",
+        "ArrayDataset": "arrays=dict(x=np.zeros((64, 8), np.float32), y=np.zeros(64, np.float32))",
         "Digits": 'split="train"',
         "PseudoLabelDataset": 'dataset=dict(type="Digits")',
-        "TokenWindows": 'tokens=list(range(1000)), length=64',
+        "TokenWindows": "tokens=list(range(1000)), length=64",
         "TransformedDataset": 'dataset=dict(type="Digits"), pipeline=[lambda sample: sample]',
     },
     "data sampler": {"DefaultSampler": "shuffle=True, seed=0", "InfiniteSampler": "shuffle=True"},
@@ -186,7 +189,9 @@ def example_of(registry: Registry, name: str) -> str | None:
     if name in WITHOUT_EXAMPLE:
         return None
     key = "constructor" if registry.name == "optimizer wrapper constructor" else "type"
-    return f"dict({', '.join(part for part in (f'{key}={name!r}', _arguments(registry, name)) if part)})".replace("'", '"')
+    return f"dict({', '.join(part for part in (f'{key}={name!r}', _arguments(registry, name)) if part)})".replace(
+        "'", '"'
+    )
 
 
 def in_its_place(registry: Registry, name: str, config: str) -> str:

@@ -42,8 +42,8 @@ PAGES = {
     ),
     "wrappers": Page(
         "Optimizer wrappers",
-        "`optim_wrapper` names a wrapper by its `type` and a constructor, which sets learning rates and weight decays of "
-        "single parameters, by its `constructor`: see [Optimizers](../optim.md).",
+        "`optim_wrapper` names a wrapper by its `type`, and by its `constructor` the class that sets learning rates "
+        "and weight decays of single parameters: see [Optimizers](../optim.md).",
         (registry.OPTIM_WRAPPERS, registry.OPTIM_WRAPPER_CONSTRUCTORS),
     ),
     "schedulers": Page(
@@ -75,8 +75,8 @@ PAGES = {
     ),
     "loops": Page(
         "Loops and strategies",
-        "`train_cfg`, `val_cfg` and `test_cfg` describe a loop (see [The Runner](../runner.md)), `parallel` the devices "
-        "(see [Devices](../devices.md)).",
+        "`train_cfg`, `val_cfg` and `test_cfg` describe a loop (see [The Runner](../runner.md)), `parallel` the "
+        "devices (see [Devices](../devices.md)).",
         (registry.LOOPS, registry.STRATEGIES),
     ),
     "visualization": Page(
@@ -178,15 +178,14 @@ def _sections(source: Any) -> list[Any]:
 def _write_stages(hook: Hook) -> Iterator[str]:
     """Yield when a hook acts."""
     stages, points = hook.get_triggered_stages(), hook.get_traced_points()
-    priority = get_priority(hook.priority)
+    priority = f"{get_priority(hook.priority)}"
     rows = {
-        "priority": f"{hook.priority} ({priority})" if isinstance(hook.priority, str) else str(priority),
-        "host stages": ", ".join(f"`{stage}`" for stage in stages),
-        "in the step": ", ".join(f"`{point}`" for point in points),
-        "chunks of steps": _limits_of_chunks(hook, stages),
+        "Priority": f"{hook.priority} ({priority})" if isinstance(hook.priority, str) else priority,
+        "Stages": ", ".join(f"`{stage}`" for stage in stages),
+        "Inside the step": ", ".join(f"`{point}`" for point in points),
+        "Chunks of steps": _limits_of_chunks(hook, stages),
     }
-    yield from ("| when | |", "|---|---|")
-    yield from (f"| {name} | {value} |" for name, value in rows.items() if value)
+    yield from (f"- **{name}:** {value}" for name, value in rows.items() if value)
     yield ""
 
 
@@ -194,21 +193,24 @@ def _limits_of_chunks(hook: Hook, stages: list[str]) -> str:
     if not {"before_train_iter", "after_train_iter"} & set(stages):
         return "no limit"
     if hook.is_scheduled:
-        return "end at the steps at which it acts"
+        return "end at the iterations at which it acts"
     if hook.is_per_chunk or hook.runs_ahead:
         return "no limit"
-    return "limited to one step"
+    return "limited to one step each"
 
 
 def _write_arguments(entries: Registry, entry: Entry) -> Iterator[str]:
     supplied = _SUPPLIED.get(entries.name, ())
-    parameters = {name: p for name, p in parameters_of(entry).items() if name not in supplied}
-    parameters = {name: p for name, p in parameters.items() if p.kind is not p.VAR_POSITIONAL}
+    texts = _argument_texts(entry)
+    parameters = {
+        name: p
+        for name, p in parameters_of(entry).items()
+        if name not in supplied and (p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) or name in texts)
+    }
     if not parameters:
         yield from ("It has no arguments.", "")
         return
-    texts = _argument_texts(entry)
-    is_foreign = _origin(entry) == "optax"  # annotations of arrays are long, and their words would not be those of optax
+    is_foreign = _origin(entry) == "optax"  # whose annotations are long unions of array types
     columns = ["argument", "default"] if is_foreign else ["argument", "must be", "default", "meaning"]
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"

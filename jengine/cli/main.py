@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit code: 0; 1 for a plan that does not fit; 2 for a mistake in the config or on the command line; 130 after
       an interrupt. If one of several processes fails, its exit code is 1.
     """
-    parser = _build_parser()
+    parser = build_parser()
     args, rest = parser.parse_known_args(argv)
     overrides = [arg for arg in rest if arg.startswith("--config.")]
     unknown = [arg for arg in rest if arg not in overrides]
@@ -168,7 +168,8 @@ def _is_user_error(error: Exception, command: str) -> bool:
     return in_config or isinstance(error, ConfigError | FileNotFoundError)
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     traceback = argparse.ArgumentParser(add_help=False)
     traceback.add_argument("--traceback", action="store_true", help="show the full traceback of an error")
     common = argparse.ArgumentParser(add_help=False, parents=[traceback])
