@@ -112,7 +112,18 @@ def test_every_page_with_code_has_a_test():
 
 def test_languages_of_blocks_are_those_that_are_tested():
     languages = {language for text in PAGES.values() for language in re.findall(r"^```(\w+)$", text, flags=re.M)}
-    assert languages <= {"python", "bash", "text"}
+    assert languages <= {"python", "bash", "text", "py"}
+    for page in PAGES:
+        for block in blocks_of(page, "py"):  # code of other libraries, which are not installed
+            compile(block, page, "exec")
+
+
+def test_figures_of_the_comparison_are_those_measured():
+    measured = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| ([\d.]+) \| ([\d.]+) \| ([-+][\d.]+) \|$", PAGES["comparison.md"], flags=re.M)
+    assert len(rows) >= 4
+    for row in rows:
+        assert re.search(r"\s+".join(map(re.escape, row)), measured), row
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "bash")])
@@ -155,6 +166,15 @@ def test_checkpoints_page(run_page, capsys):
     assert checkpoint.load("work_dirs/mine").meta["meta"]["iter"] == 100
     printed = capsys.readouterr().out.strip()
     assert printed in PAGES["checkpoints.md"]  # the table below the block
+
+
+def test_coming_from_page(run_page):
+    names = run_page("coming_from.md")
+    (*_, (_, _, metrics)) = names["runner"].validations
+    assert metrics["accuracy/top1"] >= 0.8
+    assert names["accuracy"] >= 0.8  # of the loop in plain JAX
+    assert names["runner"].epoch < 20
+    assert checkpoint.find_latest("work_dirs/task")
 
 
 def test_config_page(run_page, tmp_path, monkeypatch):
