@@ -15,8 +15,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the generated reference to the navigation."""
-    (reference,) = [section["Reference"] for section in config.nav if "Reference" in section]
+    """Add the generated reference and the pages that are not listed to the navigation."""
+    sections = {title: pages for section in config.nav for title, pages in section.items()}
+    listed = [page for pages in sections.values() for page in pages if isinstance(page, str)]
+    sections["How-tos"] += sorted({path.name for path in (ROOT / "docs").glob("*.md")}.difference(listed))
+    reference = sections["Reference"]
     reference += [{page.title: f"reference/{name}.md"} for name, page in registry_pages.PAGES.items()]
     reference.append({"Python API": [{name: _api_path(name)} for name in api_pages.PACKAGES]})
     return config

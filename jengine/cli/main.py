@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jengine.cli import ckpt, data, plan, predict
+from jengine.cli import ckpt, data, plan, predict, report
 from jengine.errors import ConfigError, closest
 
 # `optim_wrapper.optimizer.lr=0.1`, `max_epochs=2`, `--train_cfg.max_epochs=2`; not `--resumee=x`, a misspelled option
@@ -160,7 +160,7 @@ def _config_name(args: argparse.Namespace) -> str:
 
 def _is_user_error(error: Exception, command: str) -> bool:
     """Return whether the message alone is enough, because the error is about the config or a file, not about code."""
-    if command == "ckpt":  # runs no user code
+    if command in ("ckpt", "report"):  # run no user code
         return isinstance(error, OSError | ValueError | KeyError | ImportError)
     if type(error).__name__ in ("ProcessError", "PlanError"):  # the traceback only shows a wait for another process
         return True
@@ -207,6 +207,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     plan.add_arguments(plan_parser)
     plan_parser.set_defaults(run=_plan)
+    report.add_parser(commands, traceback)
     ckpt.add_parser(commands, traceback)
     return parser
 

@@ -1,8 +1,6 @@
 """Collect the contents of a run's checkpoint, and restore a run from it."""
 
 import contextlib
-import functools
-import importlib.metadata
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -16,6 +14,7 @@ from jengine.runner.failures import recreate_work_dir
 from jengine.runner.load_from import LoadFrom
 from jengine.runner.resume_data import collect_position, restore_position
 from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
+from jengine.runner.run_record import package_versions, update_record
 from jengine.runner.runner_protocol import Runner
 from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
 from jengine.train import TrainState, hook_names
@@ -25,7 +24,6 @@ PyTree = Any
 Bundle = dict[str, Any]
 
 _ACCUMULATED = "sum over replicas"  # what the accumulated gradients of all replicas are together
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 class HookStateMatch(NamedTuple):
@@ -61,7 +59,7 @@ def collect_checkpoint(
             time=time.strftime("%Y-%m-%d %H:%M:%S"),
             cfg=runner.cfg_text,
             jengine_version=__version__,
-            versions=dict(_versions()),
+            versions=dict(package_versions()),
         ),
         message_hub=runner.message_hub.state_dict(),
         hooks={name: saved for name, hook in hook_names(runner.hooks).items() if (saved := hook.state_dict())},
@@ -98,6 +96,7 @@ def save(
     runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
     state = checkpoint.pop("state")
     runner.checkpointer.save(path, state, checkpoint, **options)
+    update_record(runner)
 
 
 def load_or_resume(runner: Runner, load_from: LoadFrom | None, resume_from: str | None) -> None:
@@ -257,7 +256,7 @@ def _name_versions(path: str, meta: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        written, now = meta.get("versions", {}), _versions()
+        written, now = meta.get("versions", {}), package_versions()
         others = [
             f"{name} {version}, now {now.get(name)}" for name, version in written.items() if version != now.get(name)
         ]
@@ -273,11 +272,6 @@ def _put_like(tree: Any, like: Any) -> Any:
 
 def _select_scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items() if np.ndim(value) == 0}
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
 def _hook_name(path: str) -> str:

@@ -56,17 +56,17 @@ def write_config_file(runner: Runner, problems: Sequence[str]) -> None:
         runner.logger.warning(f"The config in {runner.work_dir} cannot be run again: {'; '.join(problems)}.")
 
 
-def log_start(runner: Runner, groups: str) -> None:
+def log_start(runner: Runner, groups: tuple[Sequence[str], Sequence[Sequence[str]]]) -> None:
     """Log a description of a run before training, and what it cannot do as configured.
 
     Args:
       runner: about to train.
-      groups: the table of its parameter groups.
+      groups: headings and rows of the table of its parameter groups.
 
     Raises:
       ConfigError: the position in the data cannot be saved, and `resume_policy.data` is 'exact'.
     """
-    runner.logger.info(describe_start(runner, groups))
+    runner.logger.info(describe_start(runner, format_table(*groups, title="Parameter groups")))
     warn_if_chunks_are_blocked(runner)
     warn_if_inexact(runner)
 

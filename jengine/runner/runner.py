@@ -16,7 +16,7 @@ from jengine.hooks import Hook, Priority
 from jengine.hooks.runner_protocol import MaybeNone
 from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, build_logger, parse_level
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.runner import build, bundle, check, report
+from jengine.runner import build, bundle, check, report, run_record
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.failures import check_consistent, close, closing, handle_failure
@@ -308,6 +308,7 @@ class Runner:
     def record_validation(self, metrics: dict[str, float]) -> None:
         """Record the metrics of a validation for the table at the end of the run."""
         self.validations.append((self.epoch, self.iter, metrics))
+        run_record.update_record(self)
 
     def save_checkpoint(
         self,
@@ -413,15 +414,18 @@ class Runner:
         self.programs = self.build_programs()
         report.log_start(self, self._group_table)
         self._first_iter = self.train_loop.iter
+        run_record.start_record(self, *self._group_table)
         with self.interrupts:
             try:
                 with self._loaders.note_host_entries("train"):
                     self.train_loop.run()
             except BaseException as error:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
+                run_record.update_record(self, f"stopped by {type(error).__name__}")
                 handle_failure(self, error)
                 raise
         report.log_summary(self)
+        run_record.update_record(self, "finished")
         self.call_hook("after_run")
 
     def build_programs(self) -> TrainPrograms:
@@ -447,7 +451,7 @@ class Runner:
             factor = build.scale_lr(wrapper, self._sections["auto_scale_lr"], batch_size)
             if factor != 1.0:
                 self.logger.info(f"Learning rates are scaled by {factor:g} for a batch size of {batch_size}.")
-            self._group_table = report.group_table(wrapper)  # before a warm-up changes the hyperparameters
+            self._group_table = wrapper.group_table()  # before a warm-up changes the hyperparameters
             if warning := build.check_accumulation(wrapper, self.model.module_types):
                 self.logger.warning(warning)
             self.optimizer_settings = optimizer_settings(wrapper)  # before schedulers change them

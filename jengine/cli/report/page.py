@@ -1,0 +1,71 @@
+"""Assemble a report as one HTML file, with its data, style and scripts."""
+
+import base64
+import functools
+import gzip
+import importlib.resources
+import json
+import pathlib
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from jengine.cli.report.page_data import build_page_data
+from jengine.cli.report.run_files import find_runs, name_runs, read_run
+
+_PLACE = re.compile(r"\{\{(\w+)\}\}")
+
+
+def collect_data(work_dirs: Sequence[str], images: int) -> dict[str, Any]:
+    """Read the runs and return the data of a report.
+
+    Args:
+      work_dirs: paths of runs; see `find_runs`.
+      images: steps to show of each image.
+
+    Raises:
+      FileNotFoundError: a path has no run.
+    """
+    log_dirs = list(dict.fromkeys(run for path in work_dirs for run in find_runs(pathlib.Path(path).absolute())))
+    runs = dict(zip(name_runs(log_dirs), map(read_run, log_dirs), strict=True))
+    return {"created": time.strftime("%Y-%m-%d %H:%M:%S"), **build_page_data(runs, images)}
+
+
+def render_page(data: dict[str, Any], refresh: float = 0) -> str:
+    """Return the page.
+
+    Args:
+      data: the result of `collect_data`.
+      refresh: seconds after which the page requests new data from its server; 0 for a file.
+
+    Raises:
+      ImportError: plotly is not installed.
+    """
+    assets = importlib.resources.files("jengine.cli.report")
+    parts = {
+        "style": (assets / "page.css").read_text(encoding="utf-8"),
+        "script": (assets / "page.js").read_text(encoding="utf-8"),
+        "plotly": compressed_plotly(),
+        "data": to_json({**data, "refresh": refresh}).replace("<", "\\u003c"),  # no text can close the script element
+    }
+    return _PLACE.sub(lambda match: parts[match[1]], (assets / "page.html").read_text(encoding="utf-8"))
+
+
+def to_json(data: Any) -> str:
+    """Return the data as compact JSON."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":"))
+
+
+@functools.cache
+def compressed_plotly() -> str:
+    """Return plotly.js, compressed with gzip and encoded in base64: less than half the size of the script.
+
+    Raises:
+      ImportError: plotly is not installed.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ImportError("jengine report requires plotly: pip install 'jengine[report]'") from error
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

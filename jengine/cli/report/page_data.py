@@ -1,0 +1,245 @@
+"""Convert runs to the data of a report, in JSON's types."""
+
+import base64
+import math
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jengine.checkpoint import infer_rule, is_better
+from jengine.cli.report.run_files import RunFiles
+
+MAX_POINTS = 2000  # of a curve: about as many as a screen has pixels
+MAX_IMAGE_NAMES = 24
+_PROGRESS = ("step", "iter", "epoch", "mode")
+_SUMMARY = ("seconds/", "speed/")  # written once, at the end of a run
+_TIMES = ("time", "data_time")
+_MODES = ("train", "val", "test")
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as JSON lines write them
+_RATES = ("lr", "momentum", "weight_decay")  # ends of the names of hyperparameters that schedules change
+
+Points = tuple[list[float], list[float]]
+
+
+def build_page_data(runs: Mapping[str, RunFiles], images: int) -> dict[str, Any]:
+    """Return the data of a report.
+
+    Args:
+      runs: the runs by name.
+      images: steps to show of each image, from the first to the last.
+
+    Returns:
+      `runs`, each with its curves, validations and facts; `panels`, the names of curves and their groups, in order;
+      and `config`, the values of the configs by path.
+    """
+    described = [_describe_run(name, run, images) for name, run in runs.items()]
+    return {
+        "runs": described,
+        "panels": _list_panels(described),
+        "config": compare_configs([run.config for run in runs.values()]),
+    }
+
+
+def read_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple[str, str], Points], list[str]]:
+    """Return the curves of a run over its training iterations.
+
+    Args:
+      rows: lines of the scalar file. Their `mode` is their loop; lines without a mode are of training, if they have an
+        `iter`, or a user's own scalars; else, with a `data_time`, of a validation after the training line before it.
+
+    Returns:
+      The iterations and values by `(mode, name)`, and the names of values that are not numbers.
+    """
+    curves: dict[tuple[str, str], Points] = {}
+    others: dict[str, None] = {}
+    trained = 0
+    for row in rows:
+        is_old_validation = "mode" not in row and "iter" not in row and "data_time" in row
+        mode = row.get("mode", "val" if is_old_validation else "train")
+        step = trained if is_old_validation and trained else row.get("iter", row["step"])
+        trained = step if mode == "train" else trained
+        for name, value in row.items():
+            if name in _PROGRESS or name.startswith(_SUMMARY) or (mode != "train" and name in _TIMES):
+                continue
+            if not isinstance(value, int | float) and value not in _NOT_FINITE:
+                others[name] = None
+                continue
+            x, y = curves.setdefault((mode, name.removeprefix(f"{mode}/")), ([], []))
+            x.append(step)
+            y.append(float(value))
+    return curves, list(others)
+
+
+def thin(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> Points:
+    """Return at most `limit` points of a curve: the lowest and the highest of each of `limit / 2` equal parts.
+
+    Args:
+      x: positions.
+      y: values. A part's NaN and infinities are dropped unless it has no other values.
+      limit: an even number.
+    """
+    if len(y) <= limit:
+        return list(x), list(y)
+    values = np.asarray(y)
+    kept: set[int] = set()
+    for part in np.array_split(np.arange(len(y)), limit // 2):
+        finite = part[np.isfinite(values[part])]
+        candidates = finite if finite.size else part[:1]
+        kept.update((int(candidates[values[candidates].argmin()]), int(candidates[values[candidates].argmax()])))
+    order = sorted(kept)
+    return [x[i] for i in order], [y[i] for i in order]
+
+
+def compare_configs(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each dotted path in any of the configs: `path`, `values` ('' if absent) and `differs`."""
+    flat = [dict(_flatten(config, "")) for config in configs]
+    paths = sorted({path for values in flat for path in values})
+    rows = []
+    for path in paths:
+        values = [found.get(path, "") for found in flat]
+        rows.append({"path": path, "values": values, "differs": len(set(values)) > 1})
+    return rows
+
+
+def _describe_run(name: str, run: RunFiles, num_images: int) -> dict[str, Any]:
+    curves, others = read_curves(run.rows)
+    if curves.get(("train", "base_lr")) == curves.get(("train", "lr")):
+        curves.pop(("train", "base_lr"), None)  # they differ only in runs with several learning rates
+    notes = list(run.notes)
+    if others:
+        notes.append(f"not drawn, because they are not numbers: {', '.join(others)}")
+    images, omitted = _embed_images(run.images, num_images)
+    if omitted:
+        notes.append(f"{omitted} names of images are not shown; a report shows {MAX_IMAGE_NAMES} of each run")
+    sessions = run.record.get("sessions", [])
+    return {
+        "name": name,
+        "path": str(run.log_dir),
+        "status": run.status,
+        "notes": notes,
+        "started": sessions[0]["started"] if sessions else "",
+        "updated": sessions[-1].get("updated", "") if sessions else "",
+        "sessions": len(sessions),
+        "iter": int(
+            max([session.get("iter", 0) for session in sessions] + [x[-1] for x, _ in curves.values()], default=0)
+        ),
+        **{key: run.record.get(key) for key in ("max_iters", "max_epochs", "epoch_length", "seed", "model", "groups")},
+        "versions": sessions[-1]["versions"] if sessions else {},
+        "devices": sessions[-1]["devices"] if sessions else "",
+        "seconds": _sum_seconds(sessions),
+        "speed": _read_speed(run.rows),
+        "series": [_describe_curve(*key, *points) for key, points in curves.items() if key[0] != "test"],
+        "best": _find_best(curves, run.config),
+        "test": {key: value for key, value in run.test.items() if isinstance(value, int | float) and key not in _TIMES},
+        "images": images,
+    }
+
+
+def _describe_curve(mode: str, name: str, x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
+    """Return a curve: its points (not finite ones as None), their number in the file, and where it is not finite."""
+    kept_x, kept_y = thin(x, y)
+    bad = [position for position, value in zip(x, y, strict=True) if not math.isfinite(value)]
+    return {
+        "name": name,
+        "mode": mode,
+        "x": kept_x,
+        "y": [float(f"{value:.7g}") if math.isfinite(value) else None for value in kept_y],
+        "total": len(y),
+        "not_finite": {"count": len(bad), "first": bad[0]} if bad else None,
+    }
+
+
+def _find_best(curves: Mapping[tuple[str, str], Points], config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the best and the last value of each metric of the validations; the best only if its rule is known."""
+    found = []
+    for (mode, name), (x, y) in curves.items():
+        if mode != "val":
+            continue
+        rule = _find_rule(name, config)
+        best: dict[str, float] | None = None
+        for position, value in zip(x, y, strict=True) if rule else ():
+            if math.isfinite(value) and is_better(rule, value, best["value"] if best else None):
+                best = {"value": value, "iter": position}
+        last = y[-1] if math.isfinite(y[-1]) else None
+        found.append({"metric": name, "rule": rule, "best": best, "last": last, "count": len(y)})
+    return found
+
+
+def _find_rule(metric: str, config: Mapping[str, Any]) -> str:
+    """Return 'greater', 'less' or '', as the checkpoint hook of the config sets it, else from the metric's name."""
+    hook = (config.get("default_hooks") or {}).get("checkpoint") or {}
+    metrics, rules = hook.get("save_best"), hook.get("rule")
+    pairs = zip(*((value,) if isinstance(value, str) else value or () for value in (metrics, rules)), strict=False)
+    try:
+        return dict(pairs).get(metric) or infer_rule(metric)
+    except ValueError:
+        return ""
+
+
+def _list_panels(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return the names of all curves and their groups: losses first, then metrics, own scalars, rates and times."""
+    validated = {series["name"] for run in runs for series in run["series"] if series["mode"] == "val"}
+    names = dict.fromkeys(series["name"] for run in runs for series in run["series"])
+    panels = [{"name": name, "group": _find_group(name, validated)} for name in names]
+    last = ["Training", "Learning rates", "Time and memory"]
+    first = ["Losses", "Metrics"]
+    own = sorted({panel["group"] for panel in panels} - {*first, *last})
+    order = [*first, *own, *last]
+    return sorted(panels, key=lambda panel: order.index(panel["group"]))
+
+
+def _find_group(name: str, validated: set[str]) -> str:
+    if "loss" in name.lower():
+        return "Losses"
+    if name in validated:
+        return "Metrics"
+    if name in (*_TIMES, "memory"):
+        return "Time and memory"
+    if name.endswith(_RATES) or name.split("/")[0] in _RATES:
+        return "Learning rates"
+    return name.split("/")[0] if "/" in name else "Training"
+
+
+def _sum_seconds(sessions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the seconds by phase over all sessions of a run, in decreasing order."""
+    total: dict[str, float] = {}
+    for session in sessions:
+        for phase, seconds in session.get("seconds", {}).items():
+            total[phase] = total.get(phase, 0.0) + seconds
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+
+def _read_speed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the speed that the last summary in the rows reports; {} before the end of the run."""
+    summaries = [row for row in rows if any(name.startswith("speed/") for name in row)]
+    if not summaries:
+        return {}
+    return {name.removeprefix("speed/"): x for name, x in summaries[-1].items() if name.startswith("speed/")}
+
+
+def _embed_images(images: Mapping[str, list[tuple[int, pathlib.Path]]], limit: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the images as data URLs, and how many names are left out."""
+    shown = []
+    for name, files in list(images.items())[:MAX_IMAGE_NAMES]:
+        picked = sorted({round(i) for i in np.linspace(0, len(files) - 1, min(limit, len(files)))})
+        items = [{"step": files[i][0], "url": _to_data_url(files[i][1])} for i in picked]
+        shown.append({"name": name, "total": len(files), "items": items})
+    return shown, max(0, len(images) - MAX_IMAGE_NAMES)
+
+
+def _to_data_url(path: pathlib.Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _flatten(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the leaves of a config as text by dotted path; a list without dicts is a leaf."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _flatten(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        for index, item in enumerate(value):
+            yield from _flatten(item, f"{path}[{index}]")
+    elif path:
+        yield path, repr(value)
