@@ -18,7 +18,7 @@ demo: $(VENV)/.installed
 test: lint types pytest
 
 lint: $(VENV)/.installed
-	$(BIN)/ruff check jengine tests configs examples benchmarks .ci
+	$(BIN)/ruff check jengine tests configs examples benchmarks docs/_gen .ci
 	$(BIN)/python .ci/prose.py jengine tests configs examples benchmarks docs README.md
 
 types: $(VENV)/.installed

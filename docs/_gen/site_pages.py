@@ -33,21 +33,27 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Point links to files of the repository, which are not pages, to their place on the site."""
+    """Show titles instead of file names in links, and find the place of files of the repository on the site."""
     markdown = re.sub(r"\]\(\.\./(examples|configs)/(\w+)\.py\)", r"](examples.md#\1-\2)", markdown)
+    markdown = re.sub(r"\[(\w+)\.md\]\(\1\.md", lambda link: f"[{_title(link[1])}]({link[1]}.md", markdown)
     return markdown.replace("](../benchmarks/RESULTS.md)", "](results.md)")
 
 
 def _generate() -> Iterator[tuple[str, str]]:
     """Yield the path and the text of each generated page."""
     readme = (ROOT / "README.md").read_text()
-    yield "index.md", re.sub(r"\[docs/(\w+)\.md\]", r"[\1]", readme).replace("](docs/", "](")
+    yield "index.md", re.sub(r"\[docs/(\w+\.md)\]", r"[\1]", readme).replace("](docs/", "](")
     yield "examples.md", _write_examples()
     yield "results.md", (ROOT / "benchmarks" / "RESULTS.md").read_text()
     for name, page in registry_pages.PAGES.items():
         yield f"reference/{name}.md", registry_pages.write_page(page)
     for name in api_pages.PACKAGES:
         yield _api_path(name), api_pages.write_page(name)
+
+
+def _title(page: str) -> str:
+    """Return the title of a page of docs/, its first line."""
+    return (ROOT / "docs" / f"{page}.md").read_text().partition("\n")[0].removeprefix("# ")
 
 
 def _write_examples() -> str:
