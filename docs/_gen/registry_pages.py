@@ -13,7 +13,7 @@ from config_examples import example_of, in_its_place
 from jengine import averaging, registry
 from jengine.annotations import describe, parameters_of
 from jengine.hooks import Hook, get_priority
-from jengine.registry import Registry
+from jengine.registry import Registry, is_built_in
 
 Entry = Callable[..., Any]
 
@@ -121,10 +121,15 @@ def write_page(page: Page) -> str:
     return "\n".join(lines)
 
 
+def list_names(entries: Registry) -> list[str]:
+    """Return the names that jengine registers; a process may have registered others."""
+    return [name for name in entries if is_built_in(getattr(entries.get(name), "family", entries.get(name)))]
+
+
 def _group(entries: Registry) -> dict[str, list[list[str]]]:
     """Return the names by origin, '' first; names of one class, or of variants of one schedule, are a group."""
     groups: dict[Any, list[str]] = {}
-    for name in entries:
+    for name in list_names(entries):
         entry = entries.get(name)
         key = getattr(entry, "family", entry), _origin(entry), getattr(entry, "skips_zero", False)
         groups.setdefault(key, []).append(name)

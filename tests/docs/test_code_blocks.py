@@ -15,6 +15,7 @@ import pytest
 from flax import nnx
 
 from jengine import Runner, checkpoint, config, paths
+from jengine.averaging import AVERAGES
 from jengine.cli.main import build_parser
 from jengine.data import ArrayDataset, build_dataloader
 from jengine.evaluation import build_evaluator
@@ -22,7 +23,17 @@ from jengine.logging import MessageHub
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel, NnxModel, SmallCNN
 from jengine.optim import build_optim_wrapper
 from jengine.optim.schedules import build_param_schedulers
-from jengine.registry import DATA_SAMPLERS, HOOKS, LOG_PROCESSORS, LOOPS, METRICS, MODELS, STRATEGIES, VISUALIZERS
+from jengine.registry import (
+    HOOKS,
+    LOG_PROCESSORS,
+    LOOPS,
+    METRICS,
+    MODELS,
+    PARAM_SCHEDULERS,
+    STRATEGIES,
+    VISBACKENDS,
+    VISUALIZERS,
+)
 from jengine.runner.check import train_loop_config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -42,7 +53,7 @@ def run_page(tmp_path, monkeypatch):
     `names` are those that the page takes for granted; `before` has further ones for a block, by its first line.
     """
     monkeypatch.chdir(tmp_path)
-    for registry in (HOOKS, METRICS, MODELS, LOOPS, DATA_SAMPLERS, VISUALIZERS):
+    for registry in (AVERAGES, HOOKS, LOOPS, METRICS, MODELS, PARAM_SCHEDULERS, VISBACKENDS, VISUALIZERS):
         assert "" not in registry  # the first look-up imports the entries
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))  # removes those of the page afterwards
 

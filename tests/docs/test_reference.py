@@ -15,17 +15,12 @@ from config_examples import WITHOUT_EXAMPLE, example_of, in_its_place
 
 from jengine import registry
 from jengine.optim import build_optim_wrapper
-from jengine.registry import DATASETS, MODELS
+from jengine.registry import DATASETS
 
 PARAMS = {name: {"kernel": jnp.zeros((4, 4)), "bias": jnp.zeros(4)} for name in ("generator", "discriminator", "head")}
 PARAMS["layers_0"] = {"kernel": jnp.zeros((4, 4))}
 REGISTRIES = [entries for page in registry_pages.PAGES.values() for entries in page.registries]
-ENTRIES = [(entries, name) for entries in REGISTRIES for name in entries]
-
-
-@MODELS.register_module(name="FlipTTA", force=True)
-class FlipTTA:
-    """Stand in for the user's class in the example of PrepareTTAHook."""
+ENTRIES = [(entries, name) for entries in REGISTRIES for name in registry_pages.list_names(entries)]
 
 
 def build(entries, name, config):
@@ -71,7 +66,7 @@ def test_example_of_a_registered_name_builds(entries, name, tmp_path, monkeypatc
 @pytest.mark.parametrize("page", registry_pages.PAGES.values(), ids=list(registry_pages.PAGES))
 def test_every_argument_has_a_meaning(page):
     text = registry_pages.write_page(page)
-    names = [name for entries in page.registries for name in entries]
+    names = [name for entries in page.registries for name in registry_pages.list_names(entries)]
     assert [name for name in names if f"[`{name}`](#" not in text] == []
     assert re.findall(r"^\| `[^|]*` \|(?:[^|]|\\\|)*\|(?:[^|]|\\\|)*\|  \|$", text, flags=re.M) == []
 
