@@ -76,13 +76,13 @@ bench-peers: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jengine needs Python 3.11 or newer; set PYTHON=")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jengine needs Python 3.11 or newer; set PYTHON=")'
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml $(wildcard constraints/*.txt) | $(BIN)/python
 	$(if $(PINS),,@echo "Installing the newest versions; constraints/ pins those tested with $(basename $(notdir $(wildcard constraints/*.txt))).")
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]' $(PINS:%=-c %)
-	touch $@
+	@touch $@
 
 clean:
 	rm -rf $(VENV) $(VENV)-all $(VENV)-chips $(VENV)-newest .cache work_dirs build *.egg-info

@@ -20,6 +20,10 @@ class ArgumentError(ConfigError, AssertionError):
     """Signal an illegal argument for which MMEngine documents an AssertionError: handlers of either type catch it."""
 
 
+class MissingPackageError(ConfigError, ImportError):
+    """Signal that optional packages are not installed."""
+
+
 class UnknownNameError(KeyError):
     """Signal an unknown name. Unlike a plain KeyError, it prints its message instead of the message's repr."""
 
@@ -27,13 +31,22 @@ class UnknownNameError(KeyError):
         return str(self.args[0]) if self.args else ""
 
 
-def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" if a legal name is close to `name`, to be appended to an error message; else ""."""
+def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return a suggestion for a misspelled name, to be appended to an error message.
+
+    Args:
+      name: the given name.
+      candidates: the legal names.
+      cutoff: the least similarity, from 0 to 1, of a suggestion.
+
+    Returns:
+      "; did you mean 'x'?" if a legal name is close, else "".
+    """
     names = sorted(str(c) for c in candidates)
     by_lower = {n.lower(): n for n in reversed(names)}
     exact = by_lower.get(str(name).lower())  # takes precedence: `Adamw` is as close to `Adam` as to `AdamW`
-    match = [exact] if exact else difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
-    match = match or [by_lower[m] for m in difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.6)]
+    match = [exact] if exact else difflib.get_close_matches(str(name), names, n=1, cutoff=cutoff)
+    match = match or [by_lower[m] for m in difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=cutoff)]
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
@@ -49,6 +62,18 @@ def closest(name: str, candidates: Iterable[str]) -> str:
     """
     names = sorted(str(c) for c in candidates)
     return did_you_mean(name, names) or (f"; expected one of: {', '.join(names)}" if names else "")
+
+
+def list_unknown(unknown: Iterable[str], candidates: Iterable[str]) -> str:
+    """Return several misspelled names with suggestions, for an error message.
+
+    Returns:
+      "'x' (did you mean 'y'?), 'z'", followed by all legal names if one of the names is not close to any.
+    """
+    names = sorted(str(c) for c in candidates)
+    hints = {key: did_you_mean(key, names).removeprefix("; ") for key in unknown}
+    listed = ", ".join(f"{key!r} ({hint})" if hint else repr(key) for key, hint in hints.items())
+    return listed if all(hints.values()) else f"{listed}; expected one of: {', '.join(names)}"
 
 
 def current_config_path() -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jengine.annotations import check_values, checked, parameters_of
-from jengine.errors import UnknownNameError, closest, config_path
+from jengine.errors import UnknownNameError, closest, config_path, list_unknown
 
 T = TypeVar("T", bound=Callable[..., Any])
 _LOGGER = logging.getLogger("jengine")
@@ -213,9 +213,11 @@ def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any], sup
     name = getattr(entry, "__name__", repr(entry))
     named = {k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        for key in arguments:
-            if key not in named:
-                raise TypeError(f"{name} has no argument {key!r}{closest(str(key), named)}")
+        unknown = [str(key) for key in arguments if key not in named]
+        if len(unknown) > 1:
+            raise TypeError(f"{name} has no arguments {list_unknown(unknown, named)}")
+        if unknown:
+            raise TypeError(f"{name} has no argument {unknown[0]!r}{closest(unknown[0], named)}")
     missing = [k for k, p in named.items() if p.default is p.empty and k not in arguments and k not in supplied]
     if missing:
         raise TypeError(f"{name} needs the argument{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}")

@@ -17,6 +17,7 @@ LAYERS = {  # the table of packages in the design
     "hooks": 6,
     "runner": 7,
     "contrib": 8, "cli": 8,
+    "__main__": 9,
 }  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import math
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from config_examples import example_of, in_its_place
 from jengine import averaging, registry
 from jengine.annotations import describe, parameters_of
 from jengine.hooks import Hook, get_priority
+from jengine.optim.schedules.rules import INF
 from jengine.registry import Registry, is_built_in
 
 Entry = Callable[..., Any]
@@ -247,8 +247,8 @@ def _default(parameter: inspect.Parameter) -> str:
     value = parameter.default
     if value is parameter.empty:
         return "required"
-    if isinstance(value, float) and math.isinf(value):
-        return "none"
+    if value == INF:
+        return "the end of the run"
     if isinstance(value, types.FunctionType | type):
         return f"`{value.__name__}`"
     return f"`{value!r}`"

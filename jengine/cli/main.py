@@ -2,13 +2,16 @@
 
 import argparse
 import contextlib
+import functools
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jengine.cli import ckpt, data, plan, predict, report
+from jengine.cli import ckpt, completion, convert, data, plan, predict, report
+from jengine.cli.version import VersionAction
 from jengine.errors import ConfigError, closest
 
 # `optim_wrapper.optimizer.lr=0.1`, `max_epochs=2`, `--train_cfg.max_epochs=2`; not `--resumee=x`, a misspelled option
@@ -25,11 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments; those of the process by default.
 
     Returns:
-      The exit code: 0; 1 for a plan that does not fit; 2 for a mistake in the config or on the command line; 130 after
-      an interrupt. If one of several processes fails, its exit code is 1.
+      The exit code: 0; 1 for an error in code and for a plan that does not fit; 2 for a mistake in the config or on the
+      command line; 130 after an interrupt. If one of several processes fails, its exit code is 1.
     """
     parser = build_parser()
+    argv = sys.argv[1:] if argv is None else argv
     args, rest = parser.parse_known_args(argv)
+    args.argv = argv
     overrides = [arg for arg in rest if arg.startswith("--config.")]
     unknown = [arg for arg in rest if arg not in overrides]
     if unknown:
@@ -40,8 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _launch_processes(args):
             code: int | None = args.run(args, overrides)
     except Exception as error:
-        if args.traceback or not _is_user_error(error, args.command):
+        if args.traceback:
             raise
+        if not _is_user_error(error, args.command):
+            from jengine.cli.tracebacks import format_error
+            from jengine.logging import log_error
+
+            print(format_error(error, log_error(error)), end="", file=sys.stderr)
+            return 1
         print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
             print(f"  {note}", file=sys.stderr)
@@ -69,17 +80,32 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
         raise
 
 
-def _train(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+def _train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     from jengine.hooks import ProgressHook
 
     runner = _build_runner(args, overrides, resume=args.resume)
+    runner.resume_command = functools.partial(_resume_command, args.argv)
     progress = ProgressHook()
     if sys.stdout.isatty():
         runner.register_hook(progress)
     try:
         runner.train()
+    except KeyboardInterrupt:
+        if runner.interrupts.signum is None:  # before the first iteration: nothing was logged
+            raise
+        return 128 + runner.interrupts.signum
     finally:
         progress.close()
+    return 0
+
+
+def _resume_command(argv: Sequence[str], path: str | None) -> str:
+    """Return the command that continues the run of the arguments `argv`, from a path or from the newest checkpoint."""
+    kept = [
+        arg for i, arg in enumerate(argv)
+        if not arg.startswith("--resume") and not (argv[i - 1] == "--resume" and not arg.startswith("-"))
+    ]  # fmt: skip
+    return shlex.join(["jengine", *kept, "--resume", *([path] if path else [])])
 
 
 def _test(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -101,14 +127,14 @@ def _groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     import tempfile
 
     from jengine.runner import Runner
-    from jengine.runner.report import group_table
+    from jengine.runner.start_report import format_groups
 
     with tempfile.TemporaryDirectory() as work_dir:  # the command leaves no files behind
         cfg = _load_config(args, overrides)
         runner = Runner.from_cfg({**cfg, "work_dir": work_dir, "log_level": "WARNING"})
         if not runner.is_training_configured:
             raise ConfigError("there are no parameter groups: the config has no optim_wrapper")
-        print(group_table(runner.build_optimizer()))
+        print(format_groups(*runner.build_optimizer().group_table()))
 
 
 def _schedule(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -129,6 +155,10 @@ def _data(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def _plan(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     return plan.run(args, overrides)
+
+
+def _completion(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    completion.print_script(args.shell, _build_parser())
 
 
 def _build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:
@@ -179,6 +209,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="jengine", description="Train JAX models from config files.", epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
+    parser.add_argument("--version", action=VersionAction)
     # for commands without these options
     parser.set_defaults(work_dir=None, launcher="none", coordinator=None, num_processes=None, process_id=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -209,6 +240,8 @@ def build_parser() -> argparse.ArgumentParser:
     plan_parser.set_defaults(run=_plan)
     report.add_parser(commands, traceback)
     ckpt.add_parser(commands, traceback)
+    convert.add_parser(commands, traceback)
+    completion.add_parser(commands, traceback).set_defaults(run=_completion)
     return parser
 
 

@@ -39,7 +39,7 @@ def compile_plan(cfg: Mapping[str, Any], chip: Chip | None = None, training_only
 
     with tempfile.TemporaryDirectory() as work_dir:
         settings = {"work_dir": work_dir, "log_level": "WARNING", "resume": False, "load_from": None}
-        arguments = check_top_level({**cfg, **settings}, Runner.__init__)
+        arguments, _ = check_top_level({**cfg, **settings}, Runner.__init__)
         runner = Runner(**{name: value for name, value in arguments.items() if name != "vars"})
         try:
             runner.prepare_training(abstract=True)

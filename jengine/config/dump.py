@@ -7,7 +7,9 @@ import operator
 import os
 import pathlib
 import re
+import textwrap
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,17 @@ def format_config(cfg: Any, path: str | os.PathLike[str] | None = None) -> tuple
     listed = _MODULES.format(_Writer().literal(modules, indent=0, path="")) if modules else ""
     text = f'"""The resolved config of a run."""\n{listed}\n\ndef get_config() -> dict:\n    return {literal}\n'
     return text, writer.problems
+
+
+def format_literal(cfg: Any, comments: Mapping[str, Sequence[str]], indent: int = 4) -> str:
+    """Return the source of a dict, with lines of comments above some of its keys.
+
+    Args:
+      cfg: a dict or a ConfigDict.
+      comments: the lines by the dotted path of the key.
+      indent: columns before the closing brace.
+    """
+    return _Writer(comments).literal(resolve(cfg), indent, path="")
 
 
 def parse_config(text: str) -> dict[str, Any]:
@@ -110,12 +123,16 @@ CONFIG_MODULES = {}
 class _Writer:
     """Write values as Python source.
 
+    Args:
+      comments: lines to write above keys, by their dotted path.
+
     Attributes:
       modules: the modules from which the values are imported, by directory; "" for those on `sys.path`.
       problems: for each value that cannot be written a sentence with its path.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, comments: Mapping[str, Sequence[str]] | None = None) -> None:
+        self._comments = comments or {}
         self.modules: dict[str, set[str]] = {}
         self.problems: list[str] = []
 
@@ -128,8 +145,10 @@ class _Writer:
         elif isinstance(value, dict):
             brackets, comma, items = "{}", "", []
             for key, item in value.items():
-                source = self.literal(item, indent + 4, f"{path}.{key}" if path else str(key))
-                items.append(f"{self.literal(key, indent + 4, path)}: {source}")
+                item_path = f"{path}.{key}" if path else str(key)
+                source = self.literal(item, indent + 4, item_path)
+                comment = "".join(self._comment(text, indent + 4) for text in self._comments.get(item_path, ()))
+                items.append(f"{comment}{self.literal(key, indent + 4, path)}: {source}")
         else:
             return self._scalar(value, path)
         line = f"{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
@@ -138,6 +157,12 @@ class _Writer:
         margin = " " * indent
         lines = [brackets[0], *(f"{margin}    {item}," for item in items), f"{margin}{brackets[1]}"]
         return "\n".join(lines)
+
+    def _comment(self, text: str, indent: int) -> str:
+        """Return lines of a comment, the last of which ends with the margin of the next line."""
+        margin = " " * indent
+        first, *others = textwrap.wrap(text, _WIDTH - indent)
+        return "".join(f"{line}\n{margin}" for line in [f"# TODO: {first}", *(f"#   {other}" for other in others)])
 
     def _scalar(self, value: Any, path: str) -> str:
         if isinstance(value, np.generic):

@@ -1,4 +1,4 @@
-"""Load config files: Python files with a function `get_config()`."""
+"""Load config files: Python files with a function `get_config()`, or with a variable for each key."""
 
 import contextlib
 import difflib
@@ -14,6 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jengine.config.containers import is_mapping
+from jengine.config.flat import import_custom, load_flat
 from jengine.config.modules import add_config_module, import_listed, importable, is_free
 from jengine.config.overrides import apply_overrides
 from jengine.errors import ConfigError, closest
@@ -24,6 +25,7 @@ MODULE_PREFIX = "_jengine_config_"  # of config files whose own name is that of 
 def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> ConfigDict:
     """Run a config file and apply overrides to the result of its `get_config()`.
 
+    A file without this function is a flat config of MMEngine's: each top-level assignment is a key; see `load_flat`.
     The file can import modules of its own directory, and its types can be import paths into them: 'my_net.MyCNN'.
 
     Args:
@@ -44,7 +46,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     if not file.is_file():
         raise FileNotFoundError(f"there is no config file {str(file)!r}{_files_like(file)}")
     if file.suffix != ".py":
-        raise ConfigError(f"a config must be a Python file with a `get_config()`, got {str(file)!r}")
+        raise ConfigError(f"a config must be a Python file, got {str(file)!r}")
     file = file.resolve()
     with importable(file.parent):
         try:
@@ -65,11 +67,22 @@ def _run(file: pathlib.Path, argument: str | None) -> Any:
     module = types.ModuleType(name)
     module.__file__ = str(file)
     add_config_module(file, module)  # dataclasses and pickle look up their module
-    exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
+    flat = None
+    if b"get_config" in (source := file.read_bytes()):
+        exec(compile(source, str(file), "exec"), module.__dict__)
+    else:
+        flat = load_flat(file, module)
     import_listed(vars(module).get("CONFIG_MODULES", {}), file)
     get_config = getattr(module, "get_config", None)
     if not callable(get_config):
-        raise ConfigError(f"{str(file)!r} has no function `get_config()`")
+        if flat is None:
+            raise ConfigError(f"{str(file)!r} has no function `get_config()`")
+        if argument is not None:
+            raise ConfigError(f"a flat config must have no argument, got {argument!r} for {str(file)!r}")
+        import_custom(flat.values)
+        if not flat.has_sections:
+            raise ConfigError(f"{str(file)!r} has no function `get_config()`, and no variable such as `train_cfg`")
+        return flat.to_config(file.name)
     arguments = () if argument is None else (argument,)
     try:
         inspect.signature(get_config).bind(*arguments)

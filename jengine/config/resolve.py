@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections import FieldReference
 
 from jengine.config.containers import is_mapping, iter_items
-from jengine.errors import ConfigError, closest, config_path, current_config_path
+from jengine.errors import ConfigError, closest, config_path, current_config_path, list_unknown
 
 
 def resolve(cfg: Any) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def resolve(cfg: Any) -> dict[str, Any]:
 
 
 def check_keys(cfg: Iterable[str], known: Iterable[str], hint: str = "") -> None:
-    """Raise an error for the first unknown key.
+    """Raise an error for all unknown keys.
 
     Args:
       cfg: the keys of one level, such as a dict or a ConfigDict.
@@ -39,13 +39,17 @@ def check_keys(cfg: Iterable[str], known: Iterable[str], hint: str = "") -> None
       hint: a few words to add to the message, such as where a user's own values belong.
 
     Raises:
-      ConfigError: an unknown key; the message names the closest legal one.
+      ConfigError: unknown keys; the message names the legal one that is closest to each.
     """
     names = set(known)
-    for key in cfg:
-        if key not in names:
-            level = f"`{current_config_path()}`" if current_config_path() else "the top level of the config"
-            raise ConfigError(f"unknown key {key!r} at {level}{closest(str(key), names)}{f' ({hint})' if hint else ''}")
+    unknown = [key for key in cfg if key not in names]
+    if not unknown:
+        return
+    level = f"`{current_config_path()}`" if current_config_path() else "the top level of the config"
+    end = f" ({hint})" if hint else ""
+    if len(unknown) == 1:
+        raise ConfigError(f"unknown key {unknown[0]!r} at {level}{closest(str(unknown[0]), names)}{end}")
+    raise ConfigError(f"unknown keys at {level}: {list_unknown(map(str, unknown), names)}{end}")
 
 
 def _resolve_value(value: Any) -> Any:

@@ -171,11 +171,11 @@ def _write_lines(runner: Runner, view: _RunnerView, lines: Sequence[tuple[int, i
         for iteration, batch_idx in lines:
             view.iter = iteration
             if batch_idx is None:
-                runner.logger.info(f"Exp name: {runner.experiment_name}")
+                runner.logger.info(f"Exp name: {runner.experiment_name}", extra={"periodic": {}})
                 continue
             view.message_hub.flush(iteration)
             tag, text = runner.log_processor.get_log_after_iter(view, batch_idx, "train")
-            runner.logger.info(text)
+            runner.logger.info(text, extra={"periodic": tag})
             runner.visualizer.add_scalars(tag, step=iteration + 1, file_path=f"{runner.timestamp}.json")
     finally:
         view.message_hub.flush()

@@ -1,5 +1,6 @@
 """Show a progress bar with the remaining time, for a terminal."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -11,13 +12,15 @@ from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
 
 _REDRAW_SECONDS = 0.1
+_LINE_SECONDS = 60.0
 
 
 @HOOKS.register_module()
 class ProgressHook(Hook):
     """Show the progress of training and the remaining time, below the log lines.
 
-    The command line adds it when the output is a TTY. The bar is redrawn at most ten times a second.
+    The command line adds it when the output is a TTY. The bar is redrawn at most ten times a second; it has the loss of
+    the newest log line of training, of which the terminal shows at most one a minute. The log file has all of them.
 
     Args:
       clock: returns the time in seconds.
@@ -30,25 +33,38 @@ class ProgressHook(Hook):
         self._next_redraw = 0.0
         self._progress: Any = None
         self._task: Any = None
+        self._filter: _PeriodicLines | None = None
+        self._handlers: list[logging.Handler] = []
 
     def before_train(self, runner: Runner) -> None:
         """Draw the bar."""
         from rich import progress
 
-        from jengine.logging import terminal
+        from jengine.logging import terminal, terminal_handlers
 
         self._progress = progress.Progress(
             progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
+            progress.BarColumn(bar_width=24),
             progress.MofNCompleteColumn(),
             progress.TextColumn("eta"),
             progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[loss]}"),
             console=terminal,
             transient=True,
         )
         self._progress.start()
         total = runner.max_iters if math.isfinite(runner.max_iters) else None
-        self._task = self._progress.add_task("training", total=total, completed=runner.iter)
+        self._task = self._progress.add_task("training", total=total, completed=runner.iter, loss="")
+        self._filter = _PeriodicLines(self._clock, self._show)
+        self._handlers = terminal_handlers(runner.logger)
+        for handler in self._handlers:
+            handler.addFilter(self._filter)
+
+    def _show(self, scalars: Mapping[str, Any]) -> None:
+        """Show the loss of a log line in the bar."""
+        losses = [value for name, value in scalars.items() if name.split("/")[-1] == "loss"]
+        if losses:
+            self._progress.update(self._task, loss=f"loss: {losses[0]:.4f}")
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
@@ -67,7 +83,35 @@ class ProgressHook(Hook):
         """Remove the bar."""
         self.close()
 
+    def on_failure(self, runner: Runner) -> None:
+        """Remove the bar before the lines about an error or a signal."""
+        self.close()
+
     def close(self) -> None:
-        """Restore the terminal; call this if training ends without `after_train`."""
+        """Restore the terminal; call this if training fails before its first iteration."""
         if self._progress is not None:
             self._progress.stop()
+        for handler in self._handlers:
+            handler.removeFilter(self._filter)  # type: ignore[arg-type]
+        self._handlers = []
+
+
+class _PeriodicLines(logging.Filter):
+    """Pass one log line of training a minute; `show` receives the scalars of all."""
+
+    def __init__(self, clock: Callable[[], float], show: Callable[[Mapping[str, Any]], None]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._show = show
+        self._last = clock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to print the record."""
+        scalars: Mapping[str, Any] | None = getattr(record, "periodic", None)
+        if scalars is None:
+            return True
+        self._show(scalars)
+        if self._clock() - self._last < _LINE_SECONDS:
+            return False
+        self._last = self._clock()
+        return True

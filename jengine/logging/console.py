@@ -16,6 +16,7 @@ terminal = Console(highlight=False)
 
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
 _MAX_SEEN_WARNINGS = 1000
+_LOGGED = "_jengine_log_file"  # attribute of a logged error
 _FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
 
 _loggers: dict[str, logging.Logger] = {}
@@ -24,16 +25,16 @@ _loggers: dict[str, logging.Logger] = {}
 def build_logger(name: str = "jengine", log_file: str | None = None, level: int | str = "INFO") -> logging.Logger:
     """Set up the logger of a run.
 
-    It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, preceded by the year, to `log_file`. Its
-    records do not propagate to the root logger, so that handlers of other libraries do not print them again. Identical
-    warnings are printed once. Processes other than the first only print errors.
+    It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, preceded by the year and at every level, to
+    `log_file`. Its records do not propagate to the root logger, so that handlers of other libraries do not print them
+    again. Identical warnings are printed once. Processes other than the first only print errors.
 
     Building a logger again replaces its handlers: a second run in the same process writes to its own file.
 
     Args:
       name: the name of the logger, which also prints the records of its child loggers, such as 'name.child'.
       log_file: a file to append to; its directory is created. None writes to the terminal only.
-      level: the lowest level to print: 'DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL' or a number.
+      level: the lowest level to print on the terminal: 'DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL' or a number.
 
     Returns:
       The logger, the same as `logging.getLogger(name)`.
@@ -48,6 +49,7 @@ def build_logger(name: str = "jengine", log_file: str | None = None, level: int 
             logger.removeHandler(handler)
             handler.close()
     handlers: list[logging.Handler] = [_TerminalHandler()]
+    handlers[0].setLevel(level_number)
     handlers[0].setFormatter(_Formatter(_FORMAT, "%m/%d %H:%M:%S"))
     if log_file is not None:
         pathlib.Path(log_file).parent.mkdir(parents=True, exist_ok=True)
@@ -57,11 +59,33 @@ def build_logger(name: str = "jengine", log_file: str | None = None, level: int 
         handler.addFilter(_is_first_process_or_error)
         handler.addFilter(_RepeatedWarningFilter())
         logger.addHandler(handler)
-    logger.setLevel(level_number)
+    logger.setLevel(level_number if log_file is None else min(level_number, logging.DEBUG))
     logger.propagate = False
     _loggers.pop(name, None)
     _loggers[name] = logger
     return logger
+
+
+def log_error(error: BaseException) -> str | None:
+    """Write the traceback of an error to the log file of the logger built last, unless it was written before.
+
+    Returns:
+      The path of the log file; None without one.
+    """
+    logger = current_logger()
+    files = [handler.baseFilename for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
+    if files and getattr(error, _LOGGED, None) != files[0]:
+        setattr(error, _LOGGED, files[0])
+        logger.debug("%s ended the run.", type(error).__name__, exc_info=error)
+    return files[0] if files else None
+
+
+def reopen_log_file(logger: logging.Logger) -> None:
+    """Create the log file of a logger again, after its directory was deleted."""
+    for handler in logger.handlers:
+        if isinstance(handler, _RunFileHandler):
+            pathlib.Path(handler.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+            handler.close()  # the next record opens it again
 
 
 def current_logger() -> logging.Logger:
@@ -140,6 +164,11 @@ class _TerminalHandler(logging.Handler):
             write_line(self.format(record), record.levelname)
         except Exception:  # as in all logging handlers: a record that cannot be written does not end the run
             self.handleError(record)
+
+
+def terminal_handlers(logger: logging.Logger) -> list[logging.Handler]:
+    """Return the handlers of a logger that write to the terminal, to add a filter to them."""
+    return [handler for handler in logger.handlers if isinstance(handler, _TerminalHandler)]
 
 
 class _RunFileHandler(logging.FileHandler):

@@ -56,6 +56,15 @@ def format_table(
     return "\n".join(lines if title is None else [title, *lines])
 
 
+def shorten_rows(rows: Sequence[Sequence[str]], limit: int) -> list[Sequence[str]]:
+    """Return at most `limit` rows: of a longer table its first and last ones, around a row with the number left out."""
+    if len(rows) <= limit:
+        return list(rows)
+    head, tail = limit // 2, (limit - 1) // 2
+    left_out = [f"… {len(rows) - head - tail} more …", *[""] * (len(rows[0]) - 1)]
+    return [*rows[:head], left_out, *rows[len(rows) - tail :]]
+
+
 def _default_alignment(cells: Sequence[Any]) -> Align:
     values = [cell for cell in cells if cell is not None]
     return "right" if values and all(_is_number(value) for value in values) else "left"

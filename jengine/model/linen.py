@@ -8,6 +8,7 @@ import jax
 from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs, train_arguments
 from jengine.model.autocast import autocast
 from jengine.model.model import Losses, Model, PyTree
+from jengine.model.padding import exclude_padding
 from jengine.model.sown import Sown, SownValues, flatten_sown
 from jengine.paths import dotted
 from jengine.registry import MODELS
@@ -89,13 +90,14 @@ class LinenModel(Model):
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
         """Return the losses of the module's outputs in training mode, and the new model state."""
-        outputs, updated = autocast(self.module.apply)(
-            {"params": params, **model_state},
-            *select_inputs(batch, self._inputs),
-            rngs={name: jax.random.fold_in(rng, i) for i, name in enumerate(self._rngs)},
-            mutable=[*model_state, *self._sown_collections],
-            **train_arguments(type(self.module), train=True),
-        )
+        with exclude_padding(batch):
+            outputs, updated = autocast(self.module.apply)(
+                {"params": params, **model_state},
+                *select_inputs(batch, self._inputs),
+                rngs={name: jax.random.fold_in(rng, i) for i, name in enumerate(self._rngs)},
+                mutable=[*model_state, *self._sown_collections],
+                **train_arguments(type(self.module), train=True),
+            )
         sown = _flatten({name: x for name, x in updated.items() if name not in model_state})
         losses = call_loss(self._loss, outputs, batch, hyperparams, sown)
         new_state = {name: updated.get(name, old) for name, old in model_state.items()}

@@ -17,6 +17,7 @@ from jengine.model.adapters import build_loss, build_module, call_loss, select_i
 from jengine.model.autocast import autocast, current_dtype
 from jengine.model.model import Losses, Model, PyTree
 from jengine.model.nnx_state import from_dict, get_value, list_variables, shapes, to_dict
+from jengine.model.padding import exclude_padding, mask_batch_norms
 from jengine.model.sown import Sown, SownValues
 from jengine.registry import MODELS
 from jengine.selection import Selector
@@ -105,7 +106,8 @@ class NnxModel(Model):
         def apply(inputs: tuple[PyTree, ...], params: PyTree) -> tuple[PyTree, PyTree, Sown]:
             return self._call(params, model_state, inputs, rng, train=True)
 
-        outputs, new_state, sown = autocast(apply)(select_inputs(batch, self._inputs), params)
+        with exclude_padding(batch):
+            outputs, new_state, sown = autocast(apply)(select_inputs(batch, self._inputs), params)
         losses = call_loss(self._loss, outputs, batch, hyperparams, sown)
         return self._sown.add_losses(losses, sown, self._loss), new_state
 
@@ -165,6 +167,7 @@ class NnxModel(Model):
 
         module, structure = self._merge(params, model_state, rng, train=train), self._get_structure()
         arguments: dict[str, Any] = train_arguments(type(module), train=train)
+        mask_batch_norms(module)
         if structure.accepts_rngs:
             arguments["rngs"] = nnx.Rngs(jax.random.fold_in(rng, len(jax.tree.leaves(structure.streams))))
         with warnings.catch_warnings():

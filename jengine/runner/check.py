@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jengine.config import check_keys
+from jengine.config import check_keys, drop_without_effect
 from jengine.data import DataLoader, IterableLoader, check_dataloader
 from jengine.data.find_source import as_source, is_stream
 from jengine.errors import ConfigError, closest, config_path
@@ -31,18 +31,22 @@ _CHECKPOINT_KEYS = (
 _ALMOST = 0.9  # similarity of names from which one is a misspelling of the other; hooks may define their own stages
 
 
-def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> dict[str, Any]:
-    """Return a resolved config whose keys are arguments of `constructor`, or `vars`, which is reserved for the user.
+def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> tuple[dict[str, Any], str]:
+    """Check that the keys of a resolved config are arguments of `constructor`, or `vars`, which is the user's.
+
+    Returns:
+      The config without keys of MMEngine that mean nothing here, and one line that names those, or "".
 
     Raises:
-      ConfigError: an unknown key, or `model` or `work_dir` is missing.
+      ConfigError: unknown keys, or `model` or `work_dir` is missing.
     """
+    cfg, dropped = drop_without_effect(cfg)
     known = [name for name in inspect.signature(constructor).parameters if name not in ("self", "cfg")]
     check_keys(cfg, [*known, "vars"], hint="put your own variables under `vars`")
     for name in ("model", "work_dir"):
         if cfg.get(name) is None:
             raise ConfigError(f"the config must have the key {name!r}, got none")
-    return cfg
+    return cfg, dropped
 
 
 def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[ParamScheduler]]:

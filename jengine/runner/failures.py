@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jengine.config import write_config
-from jengine.logging import build_logger
+from jengine.logging import log_error, reopen_log_file
 from jengine.runner.runner_protocol import Runner, TrainLoop
 
 
@@ -60,11 +60,13 @@ def closing(runner: Runner) -> Iterator[None]:
     try:
         with _ignore_closed_event_loops():
             yield
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, Exception):
+            log_error(error)
         try:
             close(runner)
-        except Exception as error:
-            runner.logger.error(f"Closing the run failed as well: {type(error).__name__}: {error}")
+        except Exception as second:
+            runner.logger.error(f"Closing the run failed as well: {type(second).__name__}: {second}")
         raise
     close(runner)
 
@@ -85,7 +87,7 @@ def recreate_work_dir(runner: Runner) -> None:
         return
     runner.log_writer.flush()
     runner.visualizer.close()  # it would continue to write to deleted files
-    build_logger(log_file=os.path.join(runner.log_dir, f"{runner.timestamp}.log"), level=runner.logger.level)
+    reopen_log_file(runner.logger)
     if runner.cfg_text:
         write_config(runner.cfg_text, os.path.join(runner.work_dir, "config.py"))
     runner.logger.warning(

@@ -111,6 +111,10 @@ class HookList:
                 sections.append("\n".join([f"{stage}:", *lines, " -------------------- "]))
         return "\n".join(sections)
 
+    def priority_name(self, hook: Hook) -> str:
+        """Return the name of the priority of `hook`, or its number if it has none."""
+        return get_priority_name(self.priority_of(hook))
+
     def priority_of(self, hook: Hook) -> int:
         """Return the priority with which `hook` was registered."""
         return next(value for value, other in self._hooks if other is hook)

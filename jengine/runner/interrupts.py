@@ -89,6 +89,11 @@ class Interrupts:
             self.check()
 
 
+def default_resume_command(path: str | None) -> str:
+    """Return how to continue a run: from the checkpoint `path`, or from the newest of its work dir."""
+    return f"Runner(..., resume={path or True!r})"
+
+
 def broadcast_identity(identity: Identity, processes: SingleProcess | Processes) -> Identity:
     """Return the identity of the run with the fields that can differ between hosts taken from process 0."""
     fields = {name: getattr(identity, name) for name in _SHARED_FIELDS}

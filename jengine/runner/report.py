@@ -1,41 +1,17 @@
-"""Report on a run: the parameter overview, the validation table, and the paths of its files."""
+"""Report on a run at its end: the validation table, the time by phase, and the paths of its files."""
 
-import math
 import os
+import pathlib
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
+from jengine.checkpoint import find_latest, read_meta
 from jengine.config import format_config, write_config
 from jengine.logging import format_table
-from jengine.paths import flatten
-from jengine.runner.failures import recreate_work_dir
-from jengine.runner.resume_data import warn_if_inexact
+from jengine.runner.failures import is_consistent, recreate_work_dir
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.speed import format_speed, measure_speed
-
-_MAX_ROWS = 40
-
-
-def describe_start(runner: Runner, groups: str) -> str:
-    """Return a description of a run before training: its device, parameters, parameter groups and hooks.
-
-    Args:
-      runner: about to train.
-      groups: the table of its parameter groups.
-    """
-    device = jax.local_devices()[0]
-    return "\n".join(
-        [
-            f"{runner.experiment_name}: jax {jax.__version__} on {device.platform} ({device.device_kind}), "
-            f"seed {runner.seed}",
-            parameter_overview(runner.state.params),
-            groups,
-            "Hooks will be executed in the following order:",
-            runner.get_hooks_info(),
-        ]
-    )
 
 
 def format_config_file(cfg: Mapping[str, Any], work_dir: str | os.PathLike[str]) -> tuple[str, list[str]]:
@@ -56,75 +32,69 @@ def write_config_file(runner: Runner, problems: Sequence[str]) -> None:
         runner.logger.warning(f"The config in {runner.work_dir} cannot be run again: {'; '.join(problems)}.")
 
 
-def log_start(runner: Runner, groups: tuple[Sequence[str], Sequence[Sequence[str]]]) -> None:
-    """Log a description of a run before training, and what it cannot do as configured.
-
-    Args:
-      runner: about to train.
-      groups: headings and rows of the table of its parameter groups.
-
-    Raises:
-      ConfigError: the position in the data cannot be saved, and `resume_policy.data` is 'exact'.
-    """
-    runner.logger.info(describe_start(runner, format_table(*groups, title="Parameter groups")))
-    warn_if_chunks_are_blocked(runner)
-    warn_if_inexact(runner)
-
-
-def warn_if_chunks_are_blocked(runner: Runner) -> None:
-    """Log a warning if hooks limit chunks to one step although `steps_per_call` is larger.
-
-    Args:
-      runner: about to train.
-    """
-    steps_per_call, hooks = runner.train_loop.steps_per_call, runner.hook_list.list_chunk_blockers(runner)
-    if steps_per_call > 1 and hooks:
-        names = ", ".join(type(hook).__name__ for hook in hooks)
-        runner.logger.warning(
-            f"steps_per_call={steps_per_call} has no effect: {names} may act at each step; "
-            "iterations run one by one. To allow chunks, define `next_step`, `runs_ahead` or `after_train_chunk`."
-        )
-
-
 def log_summary(runner: Runner) -> None:
     """Log the validations of a run, its time by phase, and the paths of its files; record the time in the hub too.
 
     Args:
       runner: after training; its last checkpoint may still be pending.
     """
+    _finish(runner)
+    recreate_work_dir(runner)
+    scalars = measure_speed(runner)
+    runner.message_hub.update_scalars(scalars, resumed=False)
+    runner.visualizer.add_scalars(scalars, step=runner.iter, file_path=f"{runner.timestamp}.json")
+    _log_summary(runner, "Training is done.", scalars)
+
+
+def log_interruption(runner: Runner) -> None:
+    """Log what is saved of an interrupted run and how to continue it, then the same as `log_summary`.
+
+    The time is not recorded: the continued run records that of the whole run.
+
+    Args:
+      runner: after a signal, its completed iterations saved; the save may still be pending.
+    """
+    if runner.processes.count > 1 and not runner.interrupts.agreed:
+        return  # it ends without the other processes
+    if not is_consistent(runner):  # a second signal, within an iteration
+        runner.logger.warning(f"{_describe_interruption(runner)}\n{list_files(runner)}")
+        return
+    try:
+        _finish(runner)
+    except Exception as error:  # the run ends in any case
+        runner.logger.error(f"The run could not be completed: {type(error).__name__}: {error}")
+    _log_summary(runner, _describe_interruption(runner), measure_speed(runner))
+
+
+def _describe_interruption(runner: Runner) -> str:
+    """Return what is saved, and the command that continues the run."""
+    signum = runner.interrupts.signum
+    reason = f" by {'Ctrl-C' if signum == signal.SIGINT else signal.Signals(signum).name}" if signum else ""
+    at = f"Interrupted{reason} after iteration {runner.iter}"
+    directories = [runner.work_dir, *(path for hook in runner.hooks for path in hook.list_directories(runner.work_dir))]
+    newest = next((path for path in map(find_latest, directories) if path is not None), None)
+    if newest is None:
+        return f"{at}; nothing is saved: the run has no checkpoint."
+    saved = read_meta(newest)["meta"]["iter"]
+    lost = f", of iteration {saved}" if saved < runner.iter else ""
+    is_default = pathlib.Path(newest).parent == pathlib.Path(runner.work_dir)
+    command = runner.resume_command(None if is_default else str(newest))
+    return f"{at}; saved: {os.path.basename(newest)}{lost}. To continue: {command}"
+
+
+def _finish(runner: Runner) -> None:
+    """Wait for the steps, the saves and the log lines that are pending."""
     with runner.phase_timer.phase("step"):
         runner.dispatch_limiter.drain()
     with runner.phase_timer.phase("checkpoint"):
         runner.checkpointer.wait()
     with runner.phase_timer.phase("logging"):
         runner.log_writer.flush()
-    recreate_work_dir(runner)
-    scalars = measure_speed(runner)
-    runner.message_hub.update_scalars(scalars, resumed=False)
-    runner.visualizer.add_scalars(scalars, step=runner.iter, file_path=f"{runner.timestamp}.json")
+
+
+def _log_summary(runner: Runner, headline: str, scalars: Mapping[str, float]) -> None:
     table = [validation_table(runner.validations)] if runner.validations else []
-    runner.logger.info("\n".join(["Training is done.", *table, format_speed(scalars), list_files(runner)]))
-
-
-def parameter_overview(params: Any) -> str:
-    """Return a table of the path, shape, dtype and size of every parameter; a long table is cut in the middle."""
-    leaves = flatten(params)
-    rows = [
-        [path, str(tuple(leaf.shape)), str(leaf.dtype), f"{math.prod(leaf.shape):,}"] for path, leaf in leaves.items()
-    ]
-    if len(rows) > _MAX_ROWS:
-        half = _MAX_ROWS // 2
-        rows = [*rows[:half], [f"… {len(rows) - 2 * half} more …", "", "", ""], *rows[-half:]]
-    total = sum(math.prod(leaf.shape) for leaf in leaves.values())
-    bytes_ = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves.values())
-    table = format_table(["parameter", "shape", "dtype", "size"], rows, title="Parameters")
-    return f"{table}\n{len(leaves)} tensors, {total:,} parameters, {bytes_ / 2**20:,.2f} MiB"
-
-
-def group_table(optim_wrapper: Any) -> str:
-    """Return the table of parameter groups, one for each optimizer wrapper."""
-    columns, rows = optim_wrapper.group_table()
-    return format_table(columns, rows, title="Parameter groups")
+    runner.logger.info("\n".join([headline, *table, format_speed(scalars), list_files(runner)]))
 
 
 def validation_table(history: Sequence[tuple[int, int, Mapping[str, float]]]) -> str:

@@ -97,7 +97,8 @@ def restore_position(runner: Runner, saved: Mapping[str, Any] | None) -> None:
     loop.position = loader.state_dict()
     repeated = total - loop.position["examples"] * count
     if saved["inner_iter"] and loop.by_epoch and loop.epoch_length == loader.length:
-        is_next_epoch = loop.position["epoch"] > first["epoch"]
+        # some loaders give the position after the last batch of a pass as the start of the next
+        is_next_epoch = first["position"] == 0 or loop.position["epoch"] > first["epoch"]
         loop.epoch += is_next_epoch
         loop.epoch_start = loop.iter - loop.position["position"]
         repeated = 0 if is_next_epoch else repeated

@@ -19,16 +19,18 @@ from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.runner import build, bundle, check, report, run_record
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.dataloaders import DataLoaders
+from jengine.runner.extras import check_extras
 from jengine.runner.failures import check_consistent, close, closing, handle_failure
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.initial_state import StateInitializer
-from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity
+from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity, default_resume_command
 from jengine.runner.load_from import remove_in_memory
 from jengine.runner.predict import Predictor, open_batches
 from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume
 from jengine.runner.resume_optimizer import optimizer_settings
 from jengine.runner.resume_policy import parse_resume_policy
+from jengine.runner.start_report import log_start
 from jengine.runner.trained_module import trained_module
 from jengine.runner.workdir import CheckpointDirectories, identify
 from jengine.sharding import DispatchLimiter
@@ -79,6 +81,8 @@ class Runner:
       train_loop, val_loop, test_loop: the loops; None before `train`, `val` or `test` builds them.
       optim_wrapper, param_schedulers: built with the training loop.
       programs: the compiled programs of training; None before `train`.
+      resume_command: returns the text that an interrupted run logs as the way to continue; its argument is the path of
+        the checkpoint, or None for the newest of the work dir.
       hyperparams: scalars that hooks pass to the step in addition to those of the optimizer. Add a key before training;
         its value may change at any time without a new trace.
 
@@ -157,6 +161,7 @@ class Runner:
         self.checkpointer = Checkpointer(self.work_dir, self.run_id)
         self._is_loaded = False  # from the checkpoint to resume or to load
         self._first_iter = 0
+        self.resume_command = default_resume_command
         self._failure = ""  # the point at which training stopped with an error
 
     def _set_identity(
@@ -198,13 +203,19 @@ class Runner:
     def from_cfg(cls, cfg: Any) -> "Runner":
         """Return a Runner from a config whose keys are the arguments of the constructor.
 
-        The key `vars` is reserved for the user: its values are saved with the config and otherwise ignored.
+        The key `vars` is reserved for the user: its values are saved with the config and otherwise ignored. The log
+        names keys of MMEngine that mean nothing here.
 
         Raises:
-          ConfigError: an unknown key, or `model` or `work_dir` is missing.
+          ConfigError: unknown keys, or `model` or `work_dir` is missing. MissingPackageError: an optional package
+            that the config requires is not installed.
         """
-        plain = check.check_top_level(resolve(cfg), cls.__init__)
-        return cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
+        plain, dropped = check.check_top_level(resolve(cfg), cls.__init__)
+        check_extras(plain)
+        runner = cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
+        if dropped:
+            runner.logger.info(dropped)
+        return runner
 
     # --- Called by users. ---
 
@@ -412,7 +423,7 @@ class Runner:
         self._load_or_resume()
         self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
         self.programs = self.build_programs()
-        report.log_start(self, self._group_table)
+        log_start(self, self._group_table)
         self._first_iter = self.train_loop.iter
         run_record.start_record(self, *self._group_table)
         with self.interrupts:
@@ -423,6 +434,8 @@ class Runner:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
                 run_record.update_record(self, f"stopped by {type(error).__name__}")
                 handle_failure(self, error)
+                if isinstance(error, KeyboardInterrupt | SystemExit):
+                    report.log_interruption(self)
                 raise
         report.log_summary(self)
         run_record.update_record(self, "finished")

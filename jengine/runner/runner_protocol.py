@@ -3,7 +3,7 @@
 The Runner imports these modules. They annotate it with the protocols below, which extend those of the hooks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -59,6 +59,10 @@ class Runner(runner_protocol.Runner, Protocol):
     @property
     def hook_list(self) -> HookList:
         """Return the hooks with their priorities and calls."""
+
+    @property
+    def resume_command(self) -> Callable[[str | None], str]:
+        """Return the function that describes how to continue the run, from a path or from the newest checkpoint."""
 
     def get_hooks_info(self) -> str:
         """Return a list of the hooks of each stage, in order, as text."""

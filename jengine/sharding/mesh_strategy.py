@@ -58,6 +58,11 @@ class MeshStrategy:
         """The number of processes to which the devices belong."""
         return len({device.process_index for device in self.mesh.devices.flat})
 
+    @property
+    def mesh_shape(self) -> Mapping[str, int]:
+        """The number of devices along each axis of the mesh."""
+        return dict(self.mesh.shape)
+
     def batch_sharding(self, chunked: bool = False) -> NamedSharding:
         """Return the sharding of each array of a batch, or of the stacked batches of a chunk."""
         axes = batch_axes(self.mesh)
@@ -166,7 +171,7 @@ class MeshStrategy:
         shapes = paths.flatten(params)
         self._specs = {path: (tuple(shapes[path].shape), spec) for path, (spec, _) in assigned.items()}
         title = f"Placement on the mesh {dict(self.mesh.shape)}"
-        logger.info("%s", "\n" + format_table(COLUMNS, placement_table(assigned, params, self.mesh), title=title))
+        logger.debug("%s", "\n" + format_table(COLUMNS, placement_table(assigned, params, self.mesh), title=title))
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
         parts = path.split(".")

@@ -1,7 +1,8 @@
 """Define how a run places its arrays and compiles its step, and implement it for a single device."""
 
 import collections
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -26,6 +27,10 @@ class Strategy(Protocol):
     axis_name: str | None
     replicas: int | None
     max_in_flight: int
+
+    @property
+    def mesh_shape(self) -> Mapping[str, int]:
+        """The number of devices along each axis of the mesh; empty for a single device."""
 
     @property
     def platform(self) -> str:
@@ -85,12 +90,14 @@ class SingleDevice:
     Attributes:
       axis_name, replicas: None: the step has no mapped axis.
       batch_multiple: 1: a batch is not divided.
+      mesh_shape: empty: there is no mesh.
       max_in_flight: see `Strategy`.
     """
 
     axis_name: str | None = None
     replicas: int | None = None
     batch_multiple = 1
+    mesh_shape: Mapping[str, int] = types.MappingProxyType({})
 
     def __init__(self, device: Index = 0) -> None:
         devices = jax.local_devices()

@@ -77,14 +77,18 @@ class TracedHooks:
           The context and the states that the hooks returned.
 
         Raises:
-          TypeError: a hook did not return a context.
+          TypeError: a hook did not return a context. Exception: an error of a hook, with its name as a note.
         """
         rng = ctx.rng
         for name, hook in self._hooks.items():
             if point not in hook.get_traced_points():
                 continue
             hook_ctx = ctx.replace(hook_state=states.get(name), rng=jax.random.fold_in(rng, zlib.crc32(name.encode())))
-            ctx = getattr(hook, point)(hook_ctx)
+            try:
+                ctx = getattr(hook, point)(hook_ctx)
+            except Exception as error:
+                error.add_note(f"in {type(hook).__name__}.{point}, within the step")
+                raise
             if not isinstance(ctx, StepContext):
                 raise TypeError(
                     f"{type(hook).__name__}.{point} must return the context (`return ctx.replace(...)`), "

@@ -1,5 +1,6 @@
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -69,9 +70,9 @@ def test_train_test_and_resume(config, tmp_path, capsys):
     work_dir = tmp_path / "work_dirs" / "line"
     out = capsys.readouterr().out
     for text in (
-        "Parameters",
+        "2 parameters",
         "Parameter groups",
-        "Hooks will be executed",
+        "hooks, in order",
         "Epoch(val) [1]",
         "Validations",
         "checkpoints:",
@@ -143,15 +144,63 @@ def test_the_traceback_is_shown_on_demand(config):
         main(["train", config, "--traceback", "--config.optim_wrapper.optimizer.type=SDG"])
 
 
-def test_an_error_in_a_hook_keeps_its_traceback(config, tmp_path, monkeypatch):
+BROKEN_HOOK = """
+import jax.numpy as jnp
+from jengine.hooks import Hook
+from jengine.registry import HOOKS
+
+
+@HOOKS.register_module(force=True)
+class Broken(Hook):
+    def traced_grads(self, ctx):
+        return ctx.replace(metrics={"product": multiply(ctx.batch["x"])})
+
+
+def multiply(x):
+    return x @ jnp.ones((3, 3))
+"""
+
+
+@pytest.fixture
+def failing_step(config, tmp_path, capsys):
+    """Train with a hook that fails inside the step; return the exit code, standard error, and the log."""
+    (tmp_path / "broken_hook.py").write_text(BROKEN_HOOK)
+    path = tmp_path / "line.py"
+    path.write_text(f"import broken_hook\n{path.read_text()}".replace("IterTimerHook", "Broken").replace(", block=False", ""))
+    code = main(["train", config])
+    return code, capsys.readouterr().err, next(tmp_path.glob("work_dirs/line/*/*.log")).read_text()
+
+
+def test_an_error_in_the_step_shows_the_frames_of_the_user_and_the_log_file_all(failing_step, tmp_path):
+    code, error, log = failing_step
+    assert code == 1
+    lines = error.splitlines()
+    assert re.match(r"jengine: \d+ frames of jengine, jax .* are left out; .*\.log has all, as has --traceback", lines[0])
+    frames = [line.strip() for line in lines if line.startswith("  File ")]
+    hook = tmp_path / "broken_hook.py"
+    assert frames == [f'File "{hook}", line 10, in traced_grads', f'File "{hook}", line 14, in multiply']
+    message = next(index for index, line in enumerate(lines) if line.startswith("TypeError: dot_general requires"))
+    assert lines[message + 1 :] == ["in Broken.traced_grads, within the step", "in training, at iteration 0 (epoch 0)"]
+    assert log.count("Traceback (most recent call last)") == 1
+    assert "jengine/runner/loops.py" in log
+    assert log.rstrip().endswith("in training, at iteration 0 (epoch 0)")
+
+
+def test_an_error_in_a_hook_ends_with_its_stage_and_iteration(config, capsys, monkeypatch):
     from jengine.hooks import IterTimerHook
 
     def fail(self, runner, **arguments):
         raise ZeroDivisionError("in the hook")
 
     monkeypatch.setattr(IterTimerHook, "before_train", fail)
-    with pytest.raises(ZeroDivisionError, match="in the hook"):
-        main(["train", config])
+    assert main(["train", config]) == 1
+    error = capsys.readouterr().err.splitlines()
+    assert [line.strip() for line in error[-4:-1]] == [
+        f'File "{__file__}", line {fail.__code__.co_firstlineno + 1}, in fail',
+        'raise ZeroDivisionError("in the hook")', "ZeroDivisionError: in the hook",
+    ]  # fmt: skip
+    assert "IterTimerHook.before_train" in error[-1]
+    assert "iteration 0" in error[-1]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from jengine.logging import build_logger, console, current_logger, print_log
+from jengine.logging import build_logger, console, current_logger, print_log, reopen_log_file
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +79,28 @@ def test_log_file_is_appended_to(tmp_path):
     build_logger("engine", str(path)).info("after")
     assert path.read_text().startswith("before\n")
     assert path.read_text().endswith("after\n")
+
+
+def test_the_log_file_has_all_levels_and_the_terminal_those_of_the_config(tmp_path, capsys):
+    path = tmp_path / "run.log"
+    logger = build_logger("engine", str(path), level="WARNING")
+    logger.debug("details")
+    logger.warning("careful")
+    assert path.read_text().count("\n") == 2
+    assert "engine - DEBUG - details" in path.read_text()
+    assert capsys.readouterr().out.endswith("engine - WARNING - careful\n")
+
+
+def test_a_deleted_log_file_can_be_opened_again(tmp_path):
+    path = tmp_path / "logs" / "run.log"
+    logger = build_logger("engine", str(path))
+    logger.info("before")
+    path.unlink()
+    path.parent.rmdir()
+    reopen_log_file(logger)
+    logger.info("after")
+    assert path.read_text().endswith("after\n")
+    assert path.read_text().count("\n") == 1
 
 
 def test_building_twice_prints_once_and_switches_to_the_new_file(tmp_path, capsys):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jengine.logging import format_table
+from jengine.logging import format_table, shorten_rows
 
 
 def test_table_is_plain_text_of_any_width():
@@ -24,3 +24,9 @@ def test_rows_of_another_length_are_rejected():
         format_table(["a", "b"], [[1, 2], [3]])
     with pytest.raises(ValueError, match="`align` must have 2 entries, one per column, got 1"):
         format_table(["a", "b"], [[1, 2]], align=["left"])
+
+
+def test_long_tables_are_cut_in_the_middle():
+    rows = [[str(i), "x"] for i in range(9)]
+    assert shorten_rows(rows, 9) == rows
+    assert shorten_rows(rows, 5) == [["0", "x"], ["1", "x"], ["… 5 more …", ""], ["7", "x"], ["8", "x"]]

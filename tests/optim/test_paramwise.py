@@ -55,7 +55,7 @@ def log_lines(caplog):
 
 
 def test_norm_decay_mult_applies_only_to_norms_and_is_logged(caplog):
-    with caplog.at_level(logging.INFO, "jengine"):
+    with caplog.at_level(logging.DEBUG, "jengine"):
         wrapper = build(TOY, {"norm_decay_mult": 0}, lr=0.01, weight_decay=1e-4)
     actual = settings(wrapper)
     assert {path for path, (_, wd) in actual.items() if wd == 0} == {"head.bn.scale", "head.bn.bias"}
@@ -73,7 +73,7 @@ def test_custom_keys_of_the_tutorial(caplog):
         "backbone": {"lr_mult": 1},
         "head": {"lr_mult": 0.1},
     }
-    with caplog.at_level(logging.INFO, "jengine"):
+    with caplog.at_level(logging.DEBUG, "jengine"):
         wrapper = build(TOY, {"custom_keys": custom_keys}, lr=0.01, weight_decay=1e-4)
     actual = settings(wrapper)
     lr = pytest.approx(0.001)
@@ -331,7 +331,8 @@ def test_deformable_convolution_offsets():
 
 def test_frozen_parameters_have_no_state_and_stay_bit_identical(caplog):
     params = {"backbone": {"w": jnp.asarray([1.1, 2.2])}, "head": {"w": jnp.asarray([3.3])}}
-    wrapper = build(params, {"custom_keys": {"backbone": {"requires_grad": False}}}, type="AdamW", weight_decay=0.1)
+    with caplog.at_level(logging.DEBUG, "jengine"):
+        wrapper = build(params, {"custom_keys": {"backbone": {"requires_grad": False}}}, type="AdamW", weight_decay=0.1)
     assert "backbone.w does not require gradients" in caplog.text
     state = wrapper.init(params)
     assert optax.tree.get(state, "mu")["backbone"]["w"] is None
@@ -394,7 +395,7 @@ def test_custom_constructor(caplog):
         "constructor": "LayerDecayOptimWrapperConstructor",
     }
     params = {"linear": dense(), "layer": {"linear": dense()}}
-    with caplog.at_level(logging.INFO, "jengine"):
+    with caplog.at_level(logging.DEBUG, "jengine"):
         wrapper = build_optim_wrapper(params, cfg)
     assert {path: entry["lr"] for path, entry in wrapper.param_settings.items()} == {
         "linear.kernel": 0.005, "linear.bias": 0.005, "layer.linear.kernel": 0.0025, "layer.linear.bias": 0.0025,
@@ -408,3 +409,13 @@ def test_custom_constructor(caplog):
 def test_bypass_duplicate_is_ignored_because_a_tree_has_a_leaf_once():
     wrapper = build(TOY, {"bypass_duplicate": True})
     assert [len(group.paths) for group in wrapper.param_groups] == [8]
+
+
+def test_many_keys_that_match_nothing_are_a_few_warnings(caplog):
+    rules = {f"hed{i}": dict(lr_mult=2.0) for i in range(9)}
+    cfg = dict(optimizer=dict(type="SGD", lr=0.1), paramwise_cfg=dict(custom_keys=rules))
+    with caplog.at_level(logging.WARNING, "jengine"):
+        wrapper = build_optim_wrapper({"head": dense()}, cfg)
+    assert len(caplog.messages) == 4
+    assert caplog.messages[-1] == "custom_keys: 6 more match no parameter; the log file has all of them"
+    assert [row[1] for row in wrapper.group_table()[1][-9:]] == [f"hed{i} (matches nothing)" for i in range(9)]

@@ -64,6 +64,27 @@ def test_a_signal_ends_the_run_after_the_iteration_and_saves_it(make_runner, tmp
     assert scalars(resumed) == scalars(whole)
 
 
+@pytest.mark.parametrize(
+    ("hook", "expected"),
+    [
+        (dict(type="CheckpointHook"), "saved: iter_6. To continue: Runner(..., resume=True)"),
+        (dict(type="CheckpointHook", out_dir="{out}"), "saved: iter_6. To continue: Runner(..., resume='{out}/run/iter_6')"),
+        (None, "nothing is saved: the run has no checkpoint."),
+    ],
+)
+def test_an_interrupted_run_logs_what_is_saved_and_how_to_continue(make_runner, tmp_path, hook, expected):
+    out = str(tmp_path / "out")
+    if hook is not None:
+        hook = {name: value.format(out=out) for name, value in hook.items()}
+    runner = make_runner(default_hooks=dict(checkpoint=hook), custom_hooks=[SignalAt(signal.SIGTERM, 5)])
+    with pytest.raises(SystemExit):
+        runner.train()
+    log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
+    assert f"INFO - Interrupted by SIGTERM after iteration 6; {expected.format(out=out)}\n" in log
+    assert "\nTime\n" in log.split("Interrupted")[1]
+    assert "checkpoints: " in log.split("Interrupted")[1]
+
+
 def test_a_signal_ends_a_running_validation(make_runner, tmp_path):
     class InValidation(Hook):
         def before_val_iter(self, runner, batch_idx, data_batch=None):

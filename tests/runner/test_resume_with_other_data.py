@@ -62,7 +62,7 @@ PASSES = dict(max_epochs=2)
 
 
 @pytest.mark.parametrize("make", [loader, stream])
-@pytest.mark.parametrize(("old", "new", "at"), [(8, 4, 3), (4, 8, 2), (4, 8, 4)])
+@pytest.mark.parametrize(("old", "new", "at"), [(8, 4, 3), (4, 8, 2), (4, 8, 4), (8, 4, 8)])
 def test_an_epoch_has_each_example_once_with_another_batch_size(tmp_path, make, old, new, at):
     before, after, runner, log = resume(tmp_path, make(64, old), make(64, new), at, PASSES)
     rest = (64 - at * old) // new

@@ -1,9 +1,14 @@
 """Test a run from the config to the first step."""
 
+import pathlib
+
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jengine.hooks import Hook
+from jengine.model import FunctionalModel
 
 
 def test_a_hook_can_read_the_state_before_the_first_step(make_runner):
@@ -30,3 +35,62 @@ def test_thread_local_settings_of_jax_apply_to_the_state(make_runner):
     with jax.enable_x64(True):
         params = make_runner().train().params
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64)}
+
+
+def deep_model():
+    """Return a model with 54 tensors in 27 layers."""
+    return FunctionalModel(
+        init=lambda: {f"layer_{i}": {"kernel": jnp.ones((2, 2)), "bias": jnp.zeros((2,))} for i in range(27)},
+        loss=lambda params, batch: sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(params)) * batch["x"][:, 0],
+        predict=lambda params, batch: batch["y"],
+    )
+
+
+RULES = {f"layer_{i}.kernel": dict(lr_mult=1 / (i + 1)) for i in range(27)}
+
+
+def train_deep_model(make_runner, **changes):
+    """Train for one iteration with 20 rules that match parameters and one that does not, and 14 hooks."""
+    optim_wrapper = dict(
+        optimizer=dict(type="SGD", lr=0.1, weight_decay=0.01),
+        paramwise_cfg=dict(bias_decay_mult=0.0, custom_keys={**RULES, "laier": dict(lr_mult=2.0)}),
+    )
+    runner = make_runner(
+        model=deep_model(), optim_wrapper=optim_wrapper, train_cfg=dict(by_epoch=False, max_iters=1, val_interval=9),
+        default_hooks=None, custom_hooks=[*[Hook() for _ in range(8)], dict(type="EMAHook")],
+        val_dataloader=None, val_cfg=None, val_evaluator=None, **changes,
+    )  # fmt: skip
+    runner.train()
+    return runner
+
+
+def test_at_most_40_lines_are_printed_before_the_first_step_and_the_log_file_has_the_rest(make_runner, capsys):
+    runner = train_deep_model(make_runner)
+    start = capsys.readouterr().out.split("Iter(train)")[0].splitlines()
+    assert len(start) <= 40
+    text = "\n".join(start)
+    for part in (
+        "devices:    1 x cpu, jax", "model:      54 tensors, 162 parameters, 0.00 MiB",
+        "train data: DataLoader(ArrayDataset), 4 batches of 4", "| laier (matches noth… |", "… 22 more …",
+        "| EMAHook ", "| update, accumulate |", "Checkpoints will be saved to",
+    ):  # fmt: skip
+        assert part in text
+    assert "paramwise_options" not in text
+    log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
+    for part in ("paramwise_options -- layer_26.bias:weight_decay=0.0", "| layer_26.bias", "before_train_iter:"):
+        assert part in log
+
+
+def test_all_details_are_printed_at_the_level_debug(make_runner, capsys):
+    train_deep_model(make_runner, log_level="DEBUG")
+    out = capsys.readouterr().out
+    assert out.count("paramwise_options -- ") >= 54
+    assert "before_train_iter:" in out
+
+
+@pytest.mark.parametrize("parallel", [dict(type="DataParallel"), dict(type="Pjit")])
+def test_the_start_names_the_mesh(make_runner, capsys, parallel):
+    data = make_runner().train_dataloader.dataset
+    loader = dict(batch_size=8, dataset=data)
+    make_runner(parallel=parallel, train_dataloader=loader, val_dataloader=loader).train()
+    assert "devices:    8 x cpu, mesh {'data': 8" in capsys.readouterr().out

@@ -7,7 +7,7 @@ from jengine.config import check_keys
 from jengine.contrib.imix.optimizer import Fp16OptimizerHook, OptimizerHook
 from jengine.errors import ArgumentError, ConfigError, config_path
 
-_KEYS = (
+KEYS = (
     "model", "work_dir", "train_data", "test_data", "optimizer", "optimizer_config", "lr_config", "momentum_config",
     "fp16", "gradient_accumulation_steps", "is_lr_accumulation", "total_epochs", "max_iter", "by_iter", "log_config",
     "checkpoint_config", "is_run_eval", "eval_iter_period", "custom_hooks", "load_from", "resume_from",
@@ -39,7 +39,7 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
       ArgumentError: `custom_hooks` is not a list.
     """
     cfg = dict(cfg.items())
-    check_keys(cfg, _KEYS)
+    check_keys(cfg, KEYS)
     for name in ("model", "work_dir", "train_data", "optimizer"):
         if cfg.get(name) is None:
             raise ConfigError(f"a config in iMIX's style must have the key {name!r}, got none")

@@ -16,6 +16,7 @@ from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_conf
 
 logger = logging.getLogger("jengine")
 
+_MAX_WARNINGS = 3  # of keys that match no parameter
 _NOT_SETTINGS = ("lr_mult", "decay_mult", "requires_grad")
 
 
@@ -153,11 +154,11 @@ class DefaultOptimWrapperConstructor:
             full_name = f"{prefix}.{name}" if prefix else name
             settings = self._settings(name, parameter, module, is_dcn_module)
             if not settings.get("requires_grad", True):
-                logger.warning("%s does not require gradients and is in no parameter group", full_name)
+                logger.debug("%s does not require gradients and is in no parameter group", full_name)
                 continue
             for key, value in settings.items():
                 if key not in ("patterns", "switched_off"):
-                    logger.info("paramwise_options -- %s:%s=%s", full_name, key, value)
+                    logger.debug("paramwise_options -- %s:%s=%s", full_name, key, value)
             # add the optimizer's values for missing settings, so that equal groups can be merged
             lr = {} if self.base_lr is None else {"lr": self.base_lr}
             weight_decay = {} if self.base_wd is None else {"weight_decay": self.base_wd}
@@ -262,8 +263,10 @@ class DefaultOptimWrapperConstructor:
                 text = f"custom_keys: {key!r} matches no parameter{paths.closest_paths(key, leaves)}"
                 if self.paramwise_cfg.get("strict"):
                     raise ConfigError(text)
-                logger.warning(text)
+                logger.log(logging.WARNING if len(self.unmatched) < _MAX_WARNINGS else logging.DEBUG, text)
                 self.unmatched.append(key)
+        if (more := len(self.unmatched) - _MAX_WARNINGS) > 0:
+            logger.warning(f"custom_keys: {more} more match no parameter; the log file has all of them")
 
 
 def find_overridden_rules(custom: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[str, ...]:

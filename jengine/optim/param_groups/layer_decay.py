@@ -391,7 +391,7 @@ def layer_groups(
         )
         group["params"].append(parameter.path)
         group["patterns"] += [pattern for pattern in patterns if pattern not in group["patterns"]]
-    logger.info("Param groups = %s", json.dumps({g["group_name"]: g for g in groups.values()}, indent=2))
+    logger.debug("Param groups = %s", json.dumps({g["group_name"]: g for g in groups.values()}, indent=2))
     return list(groups.values())
 
 

@@ -18,7 +18,7 @@ _THRESHOLD_RULES = ("rel", "abs")
 
 @dataclasses.dataclass(frozen=True)
 class PlateauSettings(Settings):
-    """Hold the settings of the reduction on a plateau.
+    """Multiply the value by `factor` when a metric of the validation stops improving.
 
     `patience` and `cooldown` count validations. `min_value` is one number or one per group; the optimizer's own
     settings use the last one.

@@ -1,0 +1,158 @@
+"""Run `jengine convert`: write the config of an MMEngine project as one of jengine."""
+
+import argparse
+import pathlib
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jengine.errors import ConfigError
+
+_IMIX_MARKS = ("train_data", "lr_config", "total_epochs", "max_iter")
+_OLD_MARKS = ("data", "runner", "lr_config", "optimizer_config")
+_WIDTH = 70  # columns of the text in the table
+_ORDER = ("taken over", "changed", "dropped", "to be done")
+
+
+def add_parser(commands: Any, traceback: argparse.ArgumentParser) -> None:
+    """Add `convert` to the commands."""
+    parser = commands.add_parser("convert", parents=[traceback], help="convert a config of MMEngine or iMIX")
+    parser.add_argument("mmengine_config", metavar="MMENGINE_CONFIG", help="a flat Python file, with its base files")
+    parser.add_argument("-o", "--out", metavar="FILE", help="the file to write (default: standard output)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Convert a config, and print a table of what happened to its keys.
+
+    Raises:
+      FileNotFoundError: there is no such file. ConfigError: it is not a config of MMEngine or iMIX, or the output
+        exists.
+    """
+    path = pathlib.Path(args.mmengine_config)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no config file {str(path)!r}")
+    if args.out and pathlib.Path(args.out).exists():
+        raise ConfigError(f"`--out` must be a new file, got {args.out!r}, which exists")
+    text, table = convert_file(path)
+    if args.out:
+        pathlib.Path(args.out).write_text(text, encoding="utf-8")
+        print(table)
+        print(f"wrote {args.out}; search it for TODO")
+    else:
+        print(text, end="")
+        print(table, file=sys.stderr)
+
+
+def convert_file(path: pathlib.Path) -> tuple[str, str]:
+    """Convert a config file.
+
+    Args:
+      path: a flat file of MMEngine or iMIX. Nothing of OpenMMLab needs to be installed.
+
+    Returns:
+      The text of a config file of jengine, and a table of what was taken over, changed and dropped, and what a person
+      must do.
+    """
+    from jengine.cli.conversion import Conversion
+    from jengine.config import resolve
+    from jengine.config.flat import load_flat
+    from jengine.logging.tables import format_table
+
+    path = path.resolve()
+    cfg = resolve(load_flat(path, types.ModuleType("_jengine_converted")).values)
+    if "train_data" in cfg and any(mark in cfg for mark in _IMIX_MARKS[1:]):
+        body, rows = _convert_imix(cfg)
+    elif any(mark in cfg for mark in _OLD_MARKS) and "train_dataloader" not in cfg:
+        raise ConfigError(
+            f"{str(path)!r} must be a config of MMEngine (train_dataloader, optim_wrapper, ...) or iMIX (train_data), "
+            "got the older form of MMCV 1.x"
+        )
+    else:
+        conversion = Conversion(cfg)
+        body = _format(conversion.result, conversion.todo, "{}")
+        rows = [(row.status, row.path, row.text) for row in conversion.rows]
+    lines = [line for status in _ORDER for row in rows if row[0] == status for line in _wrap_row(*row)]
+    return f'"""Converted from {path.name} by `jengine convert`."""\n{body}', format_table(("", "key", "what"), lines)
+
+
+def _wrap_row(status: str, path: str, text: str) -> list[tuple[str, str, str]]:
+    """Return one row of the table for each line of the text."""
+    first, *others = textwrap.wrap(text, _WIDTH) or [""]
+    return [(status, path, first), *(("", "", other) for other in others)]
+
+
+def _convert_imix(cfg: Mapping[str, Any]) -> tuple[str, list[tuple[str, str, str]]]:
+    """Return the code of `from_imix(...)` for a config of iMIX, and the rows of the table."""
+    from jengine.contrib.imix.from_imix import KEYS
+
+    kept = {key: cfg[key] for key in KEYS if key in cfg}
+    rows = [("taken over", key, "") for key in kept if key not in ("model", "train_data", "test_data", "load_from")]
+    rows += [("dropped", key, "not a key of `from_imix`") for key in cfg if key not in kept]
+    kept.setdefault("work_dir", "work_dirs/imix")
+    kind = kept.get("model", {}).get("type", "MyModel")
+    kept["model"] = {
+        "type": "LinenModel", "module": {"type": f"my_model.{kind}"}, "loss": {"type": "my_model.loss"}
+    }  # fmt: skip
+    todo = {
+        "model": [f"write a Flax module in place of {kind}, and its loss (outputs, batch) -> losses, in my_model.py"]
+    }
+    for name in ("train_data", "test_data"):
+        if name in kept:
+            data = dict(kept[name])
+            kind = dict(data.get("data") or {}).get("type", "MyDataset")
+            data["data"] = {"type": f"my_data.{kind}"}
+            todo[name] = [f"write the dataset my_data.{kind}: `__len__` and `__getitem__` -> a dict of arrays"]
+            if name == "test_data":
+                data.setdefault("post_processor", {"metrics": [{"type": "my_metrics.MyMetric"}]})
+                todo[name].append("`post_processor` must have jengine's metrics (docs/evaluation.md)")
+            kept[name] = data
+    if kept.get("load_from"):
+        todo["load_from"] = [f"weights of {kept.pop('load_from')} for your model's names (docs/pretrained.md)"]
+    for key, error in _check_imix(kept):
+        todo.setdefault(key, []).append(str(error))
+    rows += [("to be done", key, text) for key, texts in todo.items() for text in texts]
+    body = "\nfrom jengine.contrib.imix import from_imix\n" + _format(kept, todo, "from_imix(\n        {}\n    )")
+    return body, rows
+
+
+def _check_imix(cfg: Mapping[str, Any]) -> list[tuple[str, Exception]]:
+    """Return the errors of the sections of a config of iMIX that need no model and no data."""
+    from jengine.contrib.imix import from_imix
+    from jengine.registry import HOOKS, OPTIMIZERS, PARAM_SCHEDULERS
+
+    checks: list[tuple[str, Callable[[], Any]]] = [
+        ("optimizer", lambda: OPTIMIZERS.get(cfg["optimizer"]["type"])),
+        ("lr_config", lambda: "lr_config" in cfg and PARAM_SCHEDULERS.get(cfg["lr_config"]["policy"])),
+        ("checkpoint_config", lambda: HOOKS.check({"type": "CheckPointHook", **cfg.get("checkpoint_config", {})})),
+        ("custom_hooks", lambda: [HOOKS.get(hook["type"]) for hook in cfg.get("custom_hooks", ())]),
+        ("work_dir", lambda: from_imix(cfg)),
+    ]
+    errors: list[tuple[str, Exception]] = []
+    for key, check in checks:
+        try:
+            check()
+        except (KeyError, TypeError, ValueError) as error:
+            errors.append((key, error))
+    return errors
+
+
+def _format(cfg: Mapping[str, Any], todo: Mapping[str, Sequence[str]], call: str) -> str:
+    """Return the code of `get_config()`, with comments above the keys that a person must complete."""
+    from jengine.config.dump import format_literal
+
+    absent = [
+        f"    # TODO {path}: {text}\n" for path, texts in todo.items() if path not in _paths(cfg) for text in texts
+    ]
+    literal = format_literal(cfg, todo, indent=4 if call == "{}" else 8)
+    return f"\n\ndef get_config() -> dict:\n{''.join(absent)}    return {call.format(literal)}\n"
+
+
+def _paths(cfg: Any, prefix: str = "") -> set[str]:
+    """Return the dotted paths of all keys of nested dicts."""
+    if not isinstance(cfg, dict):
+        return set()
+    inner = (_paths(value, f"{prefix}{key}.") for key, value in cfg.items())
+    return {f"{prefix}{key}" for key in cfg}.union(*inner)

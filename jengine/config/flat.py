@@ -1,0 +1,306 @@
+"""Load flat config files, as MMEngine's documentation writes them: each top-level assignment is a key of the config."""
+
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import logging
+import os
+import pathlib
+import re
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jengine.config.merge import merge_into
+from jengine.config.mmengine_keys import SECTIONS, WITHOUT_EFFECT
+from jengine.config.resolve import resolve
+from jengine.errors import ConfigError, did_you_mean
+
+_MISSPELLED = 0.8  # the least similarity of a misspelled section to its name
+_LOGGER = logging.getLogger("jengine")
+_FILE_VARIABLE = re.compile(r"\{\{\s*(fileDirname|fileBasenameNoExtension|fileBasename|fileExtname)\s*\}\}")
+_ENVIRONMENT_VARIABLE = re.compile(r"""\{\{\s*['"]?\s*\$\s*(\w+)\s*:\s*([^\s'"}]*)\s*['"]?\s*\}\}""")
+_BASE_VARIABLE = re.compile(r"\{\{\s*_base_\.([\w.]+)\s*\}\}")
+# Packages of PyTorch code, whose classes are named in a config, but not imported: the registries have their own.
+_NAMED_ONLY = re.compile(r"(mm\w+|torch|torchvision)(\.|$)")
+
+
+class Level(dict[str, Any]):
+    """Hold one level of a config, whose keys are also attributes, as `_base_.optim_wrapper.optimizer.lr`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"the config has no key {name!r}{did_you_mean(name, self)}")
+        return self[name]
+
+    __setattr__ = dict.__setitem__
+    __delattr__ = dict.__delitem__
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Merge further keys into this level, by the rules of inheritance; MMEngine also calls it `merge`."""
+        merge_into(self, resolve(dict(*args, **kwargs)))
+
+    merge = update
+
+
+@dataclasses.dataclass
+class FlatConfig:
+    """Hold the variables of a flat config file, merged with those of the files that it inherits from.
+
+    Attributes:
+      values: the variables by name.
+      read: names that a file reads.
+      set_too_late: names that a file sets again, after the one that reads them has been run.
+    """
+
+    values: Level = dataclasses.field(default_factory=Level)
+    read: set[str] = dataclasses.field(default_factory=set)
+    set_too_late: set[str] = dataclasses.field(default_factory=set)
+
+    @property
+    def has_sections(self) -> bool:
+        """True if a variable is a section of a config, or a misspelled one."""
+        return any(did_you_mean(key, SECTIONS, _MISSPELLED) for key in self.values)
+
+    def to_config(self, name: str) -> dict[str, Any]:
+        """Return the config: sections as they are, other variables under `vars`.
+
+        A variable that no file reads is an error of the Runner if its name resembles that of a section; otherwise the
+        log names it. So it does for a variable of a base file that is set too late to change anything.
+
+        Args:
+          name: name of the file for the log.
+        """
+        known = [*SECTIONS, *(key for key in WITHOUT_EFFECT if "." not in key)]
+        cfg, own, unread = {}, {}, []
+        for key, value in self.values.items():
+            if key in known or (key not in self.read and did_you_mean(key, known, _MISSPELLED)):
+                cfg[key] = value
+            else:
+                own[key] = value
+                if key not in self.read:
+                    unread.append(key)
+        if unread:
+            _LOGGER.warning("%s: nothing reads %s, which go to `vars`.", name, ", ".join(unread))
+        if late := sorted(self.set_too_late - set(SECTIONS)):
+            _LOGGER.warning(
+                "%s: setting %s has no effect, because a base file has already read the old value; "
+                "set the keys of the sections instead.", name, ", ".join(late),
+            )  # fmt: skip
+        if own:
+            cfg["vars"] = {**own, **cfg.get("vars", {})}
+        return cfg
+
+
+def load_flat(file: pathlib.Path, module: types.ModuleType, heirs: Sequence[pathlib.Path] = ()) -> FlatConfig:
+    """Run a flat config file, after the files that it inherits from.
+
+    A file inherits by `_base_ = [...]`, whose keys are merged with its own, or by imports within `with read_base():`.
+    It may contain `{{ fileDirname }}`, `{{ fileBasename }}`, `{{ fileBasenameNoExtension }}`, `{{ fileExtname }}`,
+    `{{ $VARIABLE:default }}` and `{{ _base_.key }}`. An import from a package of PyTorch code gives a name: the class
+    of this name is looked up in the registries.
+
+    Args:
+      file: absolute path.
+      module: the module to run it in.
+      heirs: the files that inherit from it.
+
+    Raises:
+      ConfigError: a base file that does not exist or inherits from itself, or two with the same key. Other errors of
+        the file keep their type.
+    """
+    if file in heirs:
+        raise ConfigError(f"a config file must not inherit from itself, got {' -> '.join(map(str, [*heirs, file]))}")
+    tree = ast.parse(_substitute(file.read_text(encoding="utf-8"), file), str(file))
+    result = FlatConfig()
+    _pop_named_only(tree, module)
+    for base in _pop_bases(tree, file):
+        inherited = _load_base(base, [*heirs, file])
+        if duplicates := sorted(inherited.values.keys() & result.values.keys()):
+            raise ConfigError(
+                f"the files in `_base_` of {str(file)!r} must have different keys, got {duplicates} twice"
+            )
+        _add(result, inherited, list(inherited.values))
+    for base, names in _pop_read_base(tree, file):
+        inherited = _load_base(base, [*heirs, file])
+        _add(result, inherited, list(inherited.values) if names == ["*"] else names)
+        vars(module).update({name: result.values[name] for name in inherited.values if name in result.values})
+    tree = ast.fix_missing_locations(_BaseVariables(result.values).visit(tree))
+    read = set(_names_read(tree))
+    imported = dict(vars(module))
+    vars(module)["_base_"] = result.values
+    exec(compile(tree, str(file), "exec"), module.__dict__)
+    own = {
+        key: value
+        for key, value in vars(module).items()
+        if not key.startswith("_") and not (key in imported and value is imported[key])
+        and not isinstance(value, types.ModuleType | types.FunctionType | type)
+    }  # fmt: skip
+    result.set_too_late = (result.set_too_late | (own.keys() & result.read)) - read
+    result.read |= read
+    for key in own.keys() & imported.keys():  # assigned again after `read_base`: replaced, as in any Python file
+        result.values.pop(key, None)
+    merge_into(result.values, resolve(own))
+    result.values = _to_levels(result.values)
+    return result
+
+
+def import_custom(cfg: dict[str, Any]) -> None:
+    """Import the modules that `custom_imports` of MMEngine lists, and remove the key."""
+    custom = cfg.pop("custom_imports", None)
+    if custom is None:
+        return
+    listed = custom.get("imports", ()) if hasattr(custom, "items") else None
+    names = [listed] if isinstance(listed, str) else listed
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"`custom_imports` must be dict(imports=[names of modules]), got {custom!r}")
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            if not custom.get("allow_failed_imports", False):
+                raise
+            _LOGGER.warning("The module %s of `custom_imports` cannot be imported: %s", name, error)
+
+
+def _add(result: FlatConfig, inherited: FlatConfig, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in inherited.values:
+            raise ConfigError(f"the base file has no variable {name!r}{did_you_mean(name, inherited.values)}")
+        result.values[name] = inherited.values[name]
+    result.read |= inherited.read
+    result.set_too_late |= inherited.set_too_late
+
+
+def _load_base(file: pathlib.Path, heirs: Sequence[pathlib.Path]) -> FlatConfig:
+    if not file.is_file() or file.suffix != ".py":
+        near = [str(other) for other in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        raise ConfigError(f"a base file of {str(heirs[-1])!r} must be a Python file, got {str(file)!r}"
+                          f"{did_you_mean(str(file), near)}")  # fmt: skip
+    module = types.ModuleType(f"_jengine_base_{file.stem}")
+    module.__file__ = str(file)
+    flat = load_flat(file, module, heirs)
+    if callable(get_config := vars(module).get("get_config")):
+        flat.values = _to_levels(resolve(get_config()))
+    return flat
+
+
+def _substitute(text: str, file: pathlib.Path) -> str:
+    """Replace the predefined variables and those of the environment in the text of a config file."""
+    predefined = {
+        "fileDirname": file.parent.as_posix(), "fileBasename": file.name,
+        "fileBasenameNoExtension": file.stem, "fileExtname": file.suffix,
+    }  # fmt: skip
+
+    def environment(match: re.Match[str]) -> str:
+        name, default = match.groups()
+        if name not in os.environ and not default:
+            raise ConfigError(f"the environment variable {name!r} must be set for {str(file)!r}, or have a default")
+        return os.environ.get(name, default)
+
+    return _ENVIRONMENT_VARIABLE.sub(environment, _FILE_VARIABLE.sub(lambda match: predefined[match[1]], text))
+
+
+def _pop_bases(tree: ast.Module, file: pathlib.Path) -> list[pathlib.Path]:
+    """Remove the assignment of `_base_`; return the base files."""
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="_base_")], value=value):
+                tree.body.remove(node)
+                names = ast.literal_eval(value)
+                return [_find_base(name, file) for name in ([names] if isinstance(names, str) else names)]
+    return []
+
+
+def _pop_named_only(tree: ast.Module, module: types.ModuleType) -> None:
+    """Replace the imports of PyTorch classes by variables with their names."""
+    for node in list(tree.body):
+        match node:
+            case ast.ImportFrom(module=str(package), level=0, names=names) if _NAMED_ONLY.match(package):
+                tree.body.remove(node)
+                vars(module).update({alias.asname or alias.name: alias.name for alias in names})
+
+
+def _find_base(name: str, file: pathlib.Path) -> pathlib.Path:
+    """Return the path of a base file: relative to `file`, or `package::path` for a config of an installed package."""
+    package, separator, path = name.partition("::")
+    if not separator:
+        return pathlib.Path(os.path.normpath(file.parent / name))
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            f"a base file of {str(file)!r} must be a path, or the package must be installed, got {name!r}; "
+            "copy the file next to this one"
+        )
+    return pathlib.Path(spec.origin).parent / ".mim" / "configs" / path
+
+
+def _pop_read_base(tree: ast.Module, file: pathlib.Path) -> list[tuple[pathlib.Path, list[str]]]:
+    """Remove the blocks `with read_base():`; return the files and names that they import."""
+    imports = []
+    for node in list(tree.body):
+        match node:
+            case ast.With(items=[ast.withitem(context_expr=ast.Call(func=ast.Name(id="read_base")))], body=body):
+                tree.body.remove(node)
+                for line in body:
+                    if not isinstance(line, ast.ImportFrom) or not line.level or any(a.asname for a in line.names):
+                        raise ConfigError(
+                            f"a block `with read_base():` must have only relative imports without `as`, got "
+                            f"{ast.unparse(line)!r} in {str(file)!r}"
+                        )
+                    path = file.parents[line.level - 1].joinpath(*(line.module or "").split(".")).with_suffix(".py")
+                    imports.append((path, [alias.name for alias in line.names]))
+    return imports
+
+
+class _BaseVariables(ast.NodeTransformer):
+    """Replace `{{ _base_.a.b }}` by the value in the base files, quoted or not."""
+
+    def __init__(self, base: Level) -> None:
+        self.base = base
+
+    def visit_Set(self, node: ast.Set) -> ast.AST:
+        match node:
+            case ast.Set(elts=[ast.Set(elts=[ast.Attribute() as inner])]) if _is_of_base(inner):
+                return inner
+        return self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if not isinstance(node.value, str) or "{{" not in node.value:
+            return node
+        if match := _BASE_VARIABLE.fullmatch(node.value):
+            return ast.parse(f"_base_.{match[1]}", mode="eval").body
+        return ast.Constant(_BASE_VARIABLE.sub(lambda match: str(self._value(match[1])), node.value))
+
+    def _value(self, path: str) -> Any:
+        value: Any = self.base
+        for name in path.split("."):
+            value = getattr(value, name)
+        return value
+
+
+def _is_of_base(node: ast.expr) -> bool:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name) and node.id == "_base_"
+
+
+def _names_read(tree: ast.Module) -> Iterator[str]:
+    """Yield the variables that a file reads, its own and those of its base files."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                yield name
+            case ast.Attribute(value=ast.Name(id="_base_"), attr=name):
+                yield name
+            case ast.Subscript(value=ast.Name(id="_base_"), slice=ast.Constant(value=str(name))):
+                yield name
+
+
+def _to_levels(value: Any) -> Any:
+    if isinstance(value, dict):
+        return Level({key: _to_levels(item) for key, item in value.items()})
+    if type(value) in (list, tuple):
+        return type(value)(_to_levels(item) for item in value)
+    return value
