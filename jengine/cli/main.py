@@ -158,7 +158,7 @@ def _plan(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _completion(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    completion.print_script(args.shell, _build_parser())
+    completion.print_script(args.shell, build_parser())
 
 
 def _build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:
