@@ -10,7 +10,7 @@ EXTRAS ?= dev
 PYTHON_TAG := import sys; print("py%d%d" % sys.version_info[:2])
 PINS = $(wildcard constraints/$(shell $(BIN)/python -c '$(PYTHON_TAG)').txt)
 
-.PHONY: demo test test-all foreign test-chips pytest-chips test-newest lint types pytest lock docs docs-serve bench bench-peers clean
+.PHONY: demo test test-all foreign test-chips pytest-chips test-newest test-versions lint types pytest lock lock-oldest docs docs-serve bench bench-peers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/jengine train $(CONFIG)
@@ -19,7 +19,7 @@ test: lint types pytest
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check jengine tests configs examples benchmarks docs/_gen .ci
-	$(BIN)/python .ci/prose.py jengine tests configs examples benchmarks docs README.md
+	$(BIN)/python .ci/prose.py jengine tests configs examples benchmarks docs README.md CONTRIBUTING.md CHANGELOG.md
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
@@ -28,6 +28,7 @@ types: $(VENV)/.installed
 # In the order of their names the long files come before the last ones.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 pytest: $(VENV)/.installed
+	@$(BIN)/python .ci/versions.py
 	$(PYTEST) -m "not full_optimization"
 	$(PYTEST) -m full_optimization
 
@@ -51,6 +52,11 @@ test-newest:
 	rm -rf $(VENV)-newest
 	$(MAKE) test VENV=$(VENV)-newest PINS=
 
+# The wheel, the demo and the tests on every supported Python and with the oldest packages: hours on a small machine.
+# ARGS="3.13 oldest" runs only these.
+test-versions:
+	$(PYTHON) .ci/test_versions.py $(ARGS)
+
 # Pins the newest version of every package for $(PYTHON); `make test` then installs and tries them.
 lock:
 	venv=$$(mktemp -d) && trap 'rm -rf "$$venv"' EXIT && \
@@ -58,6 +64,14 @@ lock:
 	pins=constraints/$$("$$venv/bin/python" -c '$(PYTHON_TAG)').txt && \
 	echo '# Written by `make lock`.' > $$pins && \
 	"$$venv/bin/python" -m pip freeze --exclude-editable | sed 's/+cpu$$//' >> $$pins
+
+# Pins the oldest versions that pyproject.toml allows, with the newest of what they require, for the oldest Python.
+lock-oldest:
+	uv=$$(mktemp -d) && trap 'rm -rf "$$uv"' EXIT && \
+	$(PYTHON) -m venv "$$uv" && "$$uv/bin/python" -m pip install --quiet --disable-pip-version-check uv && \
+	echo '# Written by `make lock-oldest`.' > constraints/oldest.txt && \
+	"$$uv/bin/uv" pip compile --quiet --no-header --no-annotate --python-version 3.11 --resolution lowest-direct \
+		--extra dev pyproject.toml >> constraints/oldest.txt
 
 # The documentation site in build/site; fails on a broken link or anchor.
 docs: $(VENV)/.installed
@@ -80,9 +94,9 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml $(wildcard constraints/*.txt) | $(BIN)/python
-	$(if $(PINS),,@echo "Installing the newest versions; constraints/ pins those tested with $(basename $(notdir $(wildcard constraints/*.txt))).")
+	$(if $(PINS),,@echo "Installing the newest versions; constraints/ pins those tested with $(basename $(notdir $(wildcard constraints/py*.txt))).")
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]' $(PINS:%=-c %)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-all $(VENV)-chips $(VENV)-newest .cache work_dirs build *.egg-info
+	rm -rf $(VENV) $(VENV)-* .cache work_dirs build dist *.egg-info

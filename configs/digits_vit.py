@@ -36,7 +36,7 @@ def get_config() -> ConfigDict:
     ]
 
     config.default_hooks = dict(
-        logger=dict(type="LoggerHook", interval=50, log_metric_by_epoch=False),
+        logger=dict(type="LoggerHook", interval=50),
         checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=400, max_keep_ckpts=2),
     )
     config.visualizer = dict(vis_backends=[dict(type="LocalVisBackend"), dict(type="TensorboardVisBackend")])

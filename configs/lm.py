@@ -89,7 +89,7 @@ def get_config(size: str = "tiny") -> ConfigDict:
     ]
 
     config.default_hooks = dict(
-        logger=dict(type="LoggerHook", interval=20, log_metric_by_epoch=False),
+        logger=dict(type="LoggerHook", interval=20),
         checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=recipe["iters"] // 5, max_keep_ckpts=2),
     )
     config.randomness = dict(seed=0)

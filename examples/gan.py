@@ -119,4 +119,4 @@ if __name__ == "__main__":
     try:
         print(save_samples(runner))
     except ImportError:
-        print("Install Pillow to save the generated digits: pip install pillow")
+        print("Install Pillow to save the generated digits: pip install 'jengine[examples]'")

@@ -69,7 +69,7 @@ class DigitVisualizer(Visualizer):
         self, name, image, data_sample=None, draw_gt=True, draw_pred=True, show=False, wait_time=0, step=0
     ):
         """Draw a sample."""
-        is_correct = data_sample["pred"].argmax() == data_sample["gt"]["label"]
+        is_correct = data_sample["pred_label"] == data_sample["gt_label"]
         framed = np.empty((80, 80, 3), np.uint8)
         framed[:] = (60, 180, 75) if is_correct else (230, 25, 75)
         framed[8:72, 8:72] = np.kron(image, np.ones((8, 8, 1), np.uint8))

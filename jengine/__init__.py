@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from jengine.runner import Runner as Runner
     from jengine.runner import load_model as load_model
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES = {"Runner": "jengine.runner", "load_config": "jengine.config", "load_model": "jengine.runner"}
 _PACKAGES = (

@@ -9,7 +9,7 @@ import importlib
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from jengine.annotations import check_values, checked, parameters_of
 from jengine.errors import UnknownNameError, closest, config_path, list_unknown
@@ -26,48 +26,69 @@ class Registry:
       name: the kind of the entries for error messages, in the singular: 'hook'.
       location: package that registers the built-in entries, imported at the first look-up.
       contrib: packages that register further entries, imported only if a name is not found otherwise.
+      used_in: where a config names the entries, for the error of another registry that lacks one of them.
     """
 
-    def __init__(self, name: str, location: str, contrib: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, location: str, contrib: Sequence[str] = (), used_in: str = "") -> None:
         self.name = name
+        self.used_in = used_in
         self._name_with_article = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
         self._locations = [location]
         self._contrib = list(contrib)
         self._entries: dict[str, Callable[..., Any]] = {}
         _REGISTRIES.add(self)
 
-    def register_module(self, name: str | None = None, force: bool = False) -> Callable[[T], T]:
-        """Return a decorator that registers a class or function, whose calls then check its arguments.
+    @overload
+    def register_module(
+        self, name: str | Sequence[str] | None = None, force: bool = False, module: None = None
+    ) -> Callable[[T], T]: ...
+
+    @overload
+    def register_module(self, name: str | Sequence[str] | None = None, force: bool = False, *, module: T) -> T: ...
+
+    def register_module(self, name: str | Sequence[str] | None = None, force: bool = False, module: Any = None) -> Any:
+        """Register a class or function, whose calls then check its arguments; as a decorator without `module`.
 
         A user's entry replaces a built-in one of the same name, with a line in the log.
 
         Args:
-          name: name of the entry; its `__name__` by default.
-          force: replace an existing entry of the same name.
+          name: name of the entry, or several; its `__name__` by default.
+          force: replace existing entries of the same name.
+          module: the class or function to register.
+
+        Returns:
+          `module`, or a decorator that registers the class or function and returns it.
 
         Raises:
-          KeyError: if the name is taken by an entry of the same origin and `force` is False.
+          KeyError: if a name is taken by an entry of the same origin and `force` is False. TypeError: the decorator
+            without parentheses.
         """
+        if name is not None and not isinstance(name, str) and not isinstance(name, Sequence):
+            raise TypeError(
+                f"`name` must be a string or a list of strings, got {name!r}; write @register_module() with parentheses"
+            )
 
         def register(entry: T) -> T:
             """Register `entry` and return it."""
             entry = checked(entry)
-            key = name or entry.__name__
-            existing = self._entries.get(key)
-            if existing is None or force:
-                self._entries[key] = entry
-            elif is_built_in(existing) == is_built_in(entry):
-                raise UnknownNameError(
-                    f"{self.name} {key!r} is already registered as {_full_name(existing)}; "
-                    "pass force=True to replace it"
-                )
-            else:  # built-in entries may be imported after the user's
-                users, own = (existing, entry) if is_built_in(entry) else (entry, existing)
-                self._entries[key] = users
-                _LOGGER.info("The %s %s replaces jengine's %s.", self.name, _full_name(users), _full_name(own))
+            for key in [name] if isinstance(name, str) else name or [entry.__name__]:
+                self._add(key, entry, force)
             return entry
 
-        return register
+        return register if module is None else register(module)
+
+    def _add(self, key: str, entry: Callable[..., Any], force: bool) -> None:
+        existing = self._entries.get(key)
+        if existing is None or force:
+            self._entries[key] = entry
+        elif is_built_in(existing) == is_built_in(entry):
+            raise UnknownNameError(
+                f"{self.name} {key!r} is already registered as {_full_name(existing)}; pass force=True to replace it"
+            )
+        else:  # built-in entries may be imported after the user's
+            users, own = (existing, entry) if is_built_in(entry) else (entry, existing)
+            self._entries[key] = users
+            _LOGGER.info("The %s %s replaces jengine's %s.", self.name, _full_name(users), _full_name(own))
 
     def get(self, key: str) -> Callable[..., Any]:
         """Return the entry registered as `key`.
@@ -90,9 +111,8 @@ class Registry:
             return self._entries[name]
         if module:
             return self._import(key, name)
-        raise UnknownNameError(
-            f"{self.name} must be a registered name or an import path, got {key!r}{closest(name, self._entries)}"
-        )
+        hint = _find_elsewhere(name) or closest(name, self._entries)
+        raise UnknownNameError(f"{self.name} must be a registered name or an import path, got {key!r}{hint}")
 
     def build(self, cfg: Any, **extra: Any) -> Any:
         """Build an object from its config.
@@ -235,6 +255,12 @@ def find_registered(name: str) -> list[Callable[..., Any]]:
     return [entry for entry in entries if entry is not None]
 
 
+def _find_elsewhere(name: str) -> str:
+    """Return where a config can name an entry of another registry, for an error message; empty if there is none."""
+    found = [registry for registry in _REGISTRIES if registry.used_in and registry.registered(name)]
+    return f", which is a {found[0].name}; add it to {found[0].used_in}" if found else ""
+
+
 def _is_next_to_config(module: str) -> bool:
     from jengine.config.modules import find_directory
 
@@ -259,7 +285,7 @@ DATA_SAMPLERS = Registry("data sampler", "jengine.data", contrib=(_SELFSUP,))
 LOOPS = Registry("loop", "jengine.runner")
 METRICS = Registry("metric", "jengine.evaluation", contrib=(_SEGMENTATION,))
 EVALUATOR = Registry("evaluator", "jengine.evaluation")
-VISUALIZERS = Registry("visualizer", "jengine.visualization")
+VISUALIZERS = Registry("visualizer", "jengine.visualization", contrib=(_SELFSUP,))
 VISBACKENDS = Registry("visualization backend", "jengine.visualization")
 LOG_PROCESSORS = Registry("log processor", "jengine.logging")
 STRATEGIES = Registry("strategy", "jengine.sharding")

@@ -125,3 +125,37 @@ def test_readme_links_to_every_page():
         assert (DOCS.parent / link).exists(), link
     linked = set(re.findall(r"docs/(\w+\.md)", readme))
     assert {path.name for path in DOCS.glob("*.md")} == linked
+
+
+def test_hook_of_the_contributing_page_records_losses_in_chunks(tmp_path):
+    page = (DOCS.parent / "CONTRIBUTING.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names = {"__name__": "contributing"}
+    exec(compile(block, "CONTRIBUTING.md", "exec"), names)
+    hook = names["RecordLossHook"](interval=4)
+    runner = Runner(
+        FunctionalModel(lambda: {"w": jnp.zeros(2)}, loss=_linear, predict=_linear),
+        tmp_path,
+        train_dataloader=dict(batch_size=4, dataset=ArrayDataset(dict(x=np.ones((32, 2), np.float32)))),
+        train_cfg=dict(max_epochs=1, steps_per_call=2),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+        custom_hooks=[hook],
+    )
+    runner.train()
+    # the loss is w0 + w1, and each of them falls by the learning rate in each of the steps before
+    assert hook.losses == pytest.approx({4: -0.6, 8: -1.4})
+
+
+def test_figures_of_the_readme_are_those_of_the_results():
+    root = DOCS.parent
+    results, readme = (root / "benchmarks" / "RESULTS.md").read_text(), (root / "README.md").read_text()
+    peers = results.partition("\n## Peers")[2].partition("\n## ")[0]
+    measured = re.findall(r"^(\S.*?) {2,}([\d.]+) +([\d.]+) +([+-][\d.]+) ", peers, flags=re.MULTILINE)
+    table = readme.partition("|---|---|---|---|\n")[2].partition("\n\n")[0]
+    assert [tuple(cell.strip() for cell in row.split("|")[1:-1]) for row in table.splitlines()] == [
+        (name.strip(), *figures) for name, *figures in measured
+    ]
+    ratio, interval = re.findall(
+        r"^vit +plain .*? Runner .*? ([\d.]+) (\([\d.]+-[\d.]+\))", results, flags=re.MULTILINE
+    )[0]
+    assert f"is {ratio} {interval} times that of a hand-written loop" in " ".join(readme.split())

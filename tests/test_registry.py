@@ -178,3 +178,27 @@ def test_check_reports_what_build_would_without_building():
     assert built == []
     assert registry.build("Drill", power=3) is not None
     assert built == [3]
+
+
+def test_a_class_is_registered_without_a_decorator_and_under_several_names():
+    registry = Registry("tool", "math")
+    assert registry.register_module(module=Hammer) is Hammer
+    assert registry.register_module(["Mallet", "Gavel"], module=Hammer) is Hammer
+    assert registry.register_module(name="Maul")(Hammer) is Hammer
+    assert {registry.get(name) for name in ("Hammer", "Mallet", "Gavel", "Maul")} == {Hammer}
+    with pytest.raises(KeyError, match="'Gavel' is already registered"):
+        registry.register_module("Gavel", module=Hammer)
+
+
+def test_the_decorator_without_parentheses_is_an_error():
+    with pytest.raises(TypeError, match=r"got <class .*Hammer'>; write @register_module\(\) with parentheses"):
+        Registry("tool", "math").register_module(Hammer)
+
+
+def test_a_writer_in_the_place_of_a_hook_is_named_with_its_place():
+    with pytest.raises(KeyError) as error:
+        HOOKS.get("TensorboardLoggerHook")
+    assert str(error.value) == (
+        "hook must be a registered name or an import path, got 'TensorboardLoggerHook', which is a writer; add it to "
+        "the `loggers` of a PeriodicLogger"
+    )

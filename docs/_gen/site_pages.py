@@ -12,6 +12,13 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = pathlib.Path(__file__).parents[2]
+# Pages of the site that are files outside docs/.
+OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "benchmarks/RESULTS.md": "results.md",
+}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -36,15 +43,17 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     """Show titles instead of file names in links, and find the place of files of the repository on the site."""
     markdown = re.sub(r"\]\(\.\./(examples|configs)/(\w+)\.py\)", r"](examples.md#\1-\2)", markdown)
     markdown = re.sub(r"\[(\w+)\.md\]\(\1\.md", lambda link: f"[{_title(link[1])}]({link[1]}.md", markdown)
-    return markdown.replace("](../benchmarks/RESULTS.md)", "](results.md)")
+    for path, name in OUTSIDE.items():
+        markdown = markdown.replace(f"](../{path})", f"]({name})")
+    return markdown
 
 
 def _generate() -> Iterator[tuple[str, str]]:
     """Yield the path and the text of each generated page."""
-    readme = (ROOT / "README.md").read_text()
-    yield "index.md", re.sub(r"\[docs/(\w+\.md)\]", r"[\1]", readme).replace("](docs/", "](")
+    for path, name in OUTSIDE.items():  # as pages of docs/, with the links that those would have
+        text = re.sub(r"\[docs/(\w+\.md)\]", r"[\1]", (ROOT / path).read_text())
+        yield name, re.sub(r"\]\((?!https?:|#)(docs/)?", lambda link: "](" if link[1] else "](../", text)
     yield "examples.md", _write_examples()
-    yield "results.md", (ROOT / "benchmarks" / "RESULTS.md").read_text()
     for name, page in registry_pages.PAGES.items():
         yield f"reference/{name}.md", registry_pages.write_page(page)
     for name in api_pages.PACKAGES:

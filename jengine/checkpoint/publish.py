@@ -16,16 +16,18 @@ from jengine.errors import UnknownNameError, closest
 from jengine.paths import flatten
 
 
-def publish(path: str | os.PathLike[str], keys: Iterable[str]) -> tuple[str, list[str]]:
-    """Write a copy with only some keys of a checkpoint next to it, named after its content.
+def publish(path: str | os.PathLike[str], keys: Iterable[str], name: str | None = None) -> tuple[str, list[str]]:
+    """Write a copy with only some keys of a checkpoint next to it, by default named after its content.
 
     Args:
       path: the checkpoint.
       keys: the keys to keep: items of the state (`params`, `model_state`, …), entries of the metadata (`meta`,
         `message_hub`, …), and `state_dict` for `params` with `model_state`.
+      name: the name of the copy; by default `<checkpoint>-<first 8 hex digits of the SHA-256 of its arrays>`. An
+        existing copy is replaced.
 
     Returns:
-      The copy's path, `<name>-<first 8 hex digits of the SHA-256 of its arrays>`, and the keys that were left out.
+      The copy's path, and the keys that were left out.
 
     Raises:
       KeyError: the checkpoint does not have a key. ValueError: none of the keys is an item of the state.
@@ -43,7 +45,7 @@ def publish(path: str | os.PathLike[str], keys: Iterable[str]) -> tuple[str, lis
         items = ", ".join(checkpoint.state)
         raise ValueError(f"`keys` must include an item of the state ({items}) of {source}, got {sorted(selected)}")
     meta = {key: value for key, value in checkpoint.meta.items() if key in selected}
-    copy = source.with_name(f"{source.name}-{_digest(state)}")
+    copy = source.with_name(name or f"{source.name}-{_digest(state)}")
     incoming = copy.with_name(copy.name + INCOMING)
     manifest = read_manifest(source)
     assert manifest is not None  # `find_checkpoint` has read it

@@ -257,8 +257,8 @@ class Conversion:
         visualizer = dict(cfg)
         kind = cfg.get("type", "Visualizer")
         if kind not in VISUALIZERS:
-            visualizer["type"] = "LocalVisualizer" if "Seg" in kind or "Det" in kind else "Visualizer"
-            self._note(f"{name}.type", "changed", f"{kind} to {visualizer['type']}")
+            visualizer["type"] = "LocalVisualizer"
+            self._note(f"{name}.type", "changed", f"{kind} to LocalVisualizer")
         backends = []
         for i, backend in enumerate(visualizer.get("vis_backends") or []):
             if backend["type"] in VISBACKENDS:

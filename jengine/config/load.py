@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import inspect
 import itertools
+import logging
 import os
 import pathlib
 import re
@@ -17,8 +18,10 @@ from jengine.config.containers import is_mapping
 from jengine.config.flat import import_custom, load_flat
 from jengine.config.modules import add_config_module, import_listed, importable, is_free
 from jengine.config.overrides import apply_overrides
+from jengine.config.shipped import list_shipped
 from jengine.errors import ConfigError, closest
 
+logger = logging.getLogger("jengine")
 MODULE_PREFIX = "_jengine_config_"  # of config files whose own name is that of another module: not importable
 
 
@@ -29,7 +32,8 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     The file can import modules of its own directory, and its types can be import paths into them: 'my_net.MyCNN'.
 
     Args:
-      path: the file. `path.py:argument` passes the string `argument` to `get_config`.
+      path: the file. `path.py:argument` passes the string `argument` to `get_config`. `configs/NAME.py` is also found
+        among the configs that jengine ships if there is no such file.
       overrides: such as `optim_wrapper.optimizer.lr=0.1`; see `apply_overrides`.
 
     Returns:
@@ -43,6 +47,9 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     """
     name, colon, argument = os.fspath(path).partition(".py:")
     file = pathlib.Path(f"{name}.py" if colon else name).expanduser()
+    if not file.exists() and (shipped := list_shipped().get(file)) is not None:
+        logger.warning("There is no %s in this directory: using the one that jengine ships.", file)
+        file = shipped
     if not file.is_file():
         raise FileNotFoundError(f"there is no config file {str(file)!r}{_files_like(file)}")
     if file.suffix != ".py":
@@ -116,4 +123,5 @@ def _files_like(file: pathlib.Path) -> str:
         folder, missing = folder.parent, missing + 1
     candidates = folder.glob("*/" * missing + "*.py") if missing <= 2 else iter(())
     names = [str(f) for f in itertools.islice(candidates, 500) if f.name != "__init__.py"]
+    names += [str(f) for f in list_shipped() if str(f) not in names]
     return closest(str(file), difflib.get_close_matches(str(file), names, n=10, cutoff=0.0))

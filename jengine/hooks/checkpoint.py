@@ -130,9 +130,9 @@ class CheckpointHook(Hook):
         regular = self.filename_tmpl or ("epoch_{}" if self.by_epoch else "iter_{}")
         return {(directory, regular), *((directory, f"best_{metric}") for metric in self._rules)}
 
-    def monitored_metrics(self) -> list[tuple[str, str]]:
+    def monitored_metrics(self) -> list[tuple[str, str, str]]:
         """Return the metrics of `save_best`."""
-        return [("save_best", metric) for metric in self._rules]
+        return [("save_best", metric, rule) for metric, rule in self._rules.items()]
 
     # --- Regular checkpoints. ---
 
@@ -210,7 +210,8 @@ class CheckpointHook(Hook):
                 self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=evict)
 
     def _announce(self, runner: Runner, when: str) -> None:
-        runner.log_writer.flush()  # a save waits for the device anyway; this keeps the log lines in order
+        with runner.phase_timer.phase("step"):  # a save waits for the device anyway
+            runner.log_writer.flush()  # for log lines in order
         runner.logger.info(f"Saving checkpoint at {when}")
 
     def _save_regular(self, runner: Runner, number: int, *, epoch: int, iteration: int) -> None:

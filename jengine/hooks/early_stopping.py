@@ -61,9 +61,9 @@ class EarlyStoppingHook(Hook):
         self._is_min_delta_given = min_delta is not None
         self._training = False
 
-    def monitored_metrics(self) -> list[tuple[str, str]]:
+    def monitored_metrics(self) -> list[tuple[str, str, str]]:
         """Return the monitored metric."""
-        return [("monitor", self.monitor)]
+        return [("monitor", self.monitor, self.rule)]
 
     def before_run(self, runner: Runner) -> None:
         """Check that the training loop can be stopped.

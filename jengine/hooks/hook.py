@@ -45,11 +45,14 @@ class Hook:
       priority: order among the hooks of a stage, unless overridden at registration.
       update_on_skipped_steps: whether the traced state is updated at skipped steps (`StepContext.apply_update`).
       runs_ahead: whether `before_train_iter` and `after_train_iter` use neither the state nor metrics.
+      draws_samples: whether the hook calls `runner.visualizer.add_datasample`; the visualizer is then checked before
+        training.
     """
 
     priority: int | str | Priority = "NORMAL"
     update_on_skipped_steps: ClassVar[bool] = False
     runs_ahead: ClassVar[bool] = False
+    draws_samples: bool = False
 
     stages: ClassVar[tuple[str, ...]] = (
         "before_run",
@@ -227,8 +230,13 @@ class Hook:
         """
         return variables
 
-    def monitored_metrics(self) -> list[tuple[str, str]]:
-        """Return the metrics of a validation that the hook requires: the argument that names it, and its name."""
+    def monitored_metrics(self) -> list[tuple[str, str, str]]:
+        """Return the metrics of a validation that the hook requires.
+
+        Returns:
+          For each metric the argument of the hook that names it, its name, and whether its 'greater' or 'less' value is
+          better. The table of validations marks their best values.
+        """
         return []
 
     # --- Host state, saved in every checkpoint. ---

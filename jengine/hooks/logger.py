@@ -24,6 +24,9 @@ class LoggerHook(Hook):
     Metrics leave the device only for a log line: those of all past iterations, in one transfer. A background thread
     waits for them and writes the line while training continues.
 
+    In the backends the step of all scalars is the number of completed training iterations. The JSON lines of the
+    visualizer have a `mode`: 'train', 'val' or 'test'.
+
     Args:
       interval: iterations between two lines, counted from 0 in each epoch.
       ignore_last: do not log the incomplete rest of an epoch, unless the whole epoch is shorter than `interval`.
@@ -32,7 +35,8 @@ class LoggerHook(Hook):
         that `etils.epath` opens (`gs://`, `s3://`).
       out_suffix: file name endings of the files to copy from the log directory.
       keep_local: False removes the local files after they are copied.
-      log_metric_by_epoch: use the epoch, instead of the iteration, as the step of validation metrics in backends.
+      log_metric_by_epoch: in a loop over epochs, use the number of completed epochs as the step of validation and test
+        metrics.
       file_client_args, backend_args: arguments of MMEngine; must be None, see `out_dir`.
 
     Raises:
@@ -49,7 +53,7 @@ class LoggerHook(Hook):
         out_dir: str | os.PathLike[str] | None = None,
         out_suffix: str | Sequence[str] = (".json", ".log", ".py", "yaml"),
         keep_local: bool = True,
-        log_metric_by_epoch: bool = True,
+        log_metric_by_epoch: bool = False,
         file_client_args: Mapping[str, Any] | None = None,
         backend_args: Mapping[str, Any] | None = None,
     ) -> None:
@@ -67,6 +71,14 @@ class LoggerHook(Hook):
         self.out_suffix = (out_suffix,) if isinstance(out_suffix, str) else tuple(out_suffix)
         self.keep_local = keep_local
         self.log_metric_by_epoch = log_metric_by_epoch
+
+    def before_train(self, runner: Runner) -> None:
+        """Warn if `log_metric_by_epoch` has no effect."""
+        if self.log_metric_by_epoch and not runner.train_loop.by_epoch:
+            runner.logger.warning(
+                "LoggerHook: log_metric_by_epoch=True has no effect in a loop over iterations, which has no epochs: "
+                "the step of validation metrics is the iteration."
+            )
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
@@ -109,15 +121,15 @@ class LoggerHook(Hook):
         runner.log_writer.flush()
         tag, text = runner.log_processor.get_log_after_epoch(runner, runner.val_loop.epoch_length or 0, "val")
         runner.logger.info(text)
-        step = 0 if runner.train_loop is None else runner.epoch if self.log_metric_by_epoch else runner.iter
-        runner.visualizer.add_scalars(tag, step=step, file_path=f"{runner.timestamp}.json")
+        self._add_metrics(runner, tag, "val")
 
     def after_test_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
-        """Log the metrics of a test, and write them to `<timestamp>.json` in the log directory."""
-        tag, text = runner.log_processor.get_log_after_epoch(
-            runner, runner.test_loop.epoch_length or 0, "test", with_non_scalar=True
-        )
+        """Log the metrics of a test and write them to the backends and to `<timestamp>.json` in the log directory."""
+        runner.log_writer.flush()
+        last = runner.test_loop.epoch_length or 0
+        tag, text = runner.log_processor.get_log_after_epoch(runner, last, "test", with_non_scalar=True)
         runner.logger.info(text)
+        self._add_metrics(runner, runner.log_processor.get_log_after_epoch(runner, last, "test")[0], "test")
         if runner.is_main_process:
             with open(os.path.join(runner.log_dir, f"{runner.timestamp}.json"), "w") as file:
                 json.dump(_to_json_entries(tag), file, allow_nan=False)
@@ -128,6 +140,14 @@ class LoggerHook(Hook):
         runner.visualizer.close()
         if self.out_dir is not None and runner.is_main_process:
             self._copy_logs(runner)
+
+    def _add_metrics(self, runner: Runner, tag: Mapping[str, Any], mode: Literal["val", "test"]) -> None:
+        """Write the metrics of a validation or a test to the backends."""
+        by_epoch = runner.train_loop is not None and runner.train_loop.by_epoch
+        progress = {"epoch": runner.epoch, "iter": runner.iter} if by_epoch else {"iter": runner.iter}
+        step = runner.epoch if by_epoch and self.log_metric_by_epoch else runner.iter
+        scalars = {**tag, **progress, "mode": mode}
+        runner.visualizer.add_scalars(scalars, step=step, file_path=f"{runner.timestamp}.json")
 
     def _log_eval_iter(self, runner: Runner, batch_idx: int, mode: Literal["val", "test"]) -> None:
         if self.every_n_inner_iters(batch_idx, self.interval):
@@ -176,7 +196,8 @@ def _write_lines(runner: Runner, view: _RunnerView, lines: Sequence[tuple[int, i
             view.message_hub.flush(iteration)
             tag, text = runner.log_processor.get_log_after_iter(view, batch_idx, "train")
             runner.logger.info(text, extra={"periodic": tag})
-            runner.visualizer.add_scalars(tag, step=iteration + 1, file_path=f"{runner.timestamp}.json")
+            scalars = {**tag, "mode": "train"}
+            runner.visualizer.add_scalars(scalars, step=iteration + 1, file_path=f"{runner.timestamp}.json")
     finally:
         view.message_hub.flush()
 

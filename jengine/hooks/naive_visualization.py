@@ -10,32 +10,45 @@ import numpy as np
 from jengine.annotations import Count
 from jengine.data.masking import get_mask
 from jengine.hooks.hook import Hook
+from jengine.hooks.local_examples import fetch_local_examples
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.selection import Selector, find, select_array
+from jengine.visualization.draw import resize_nearest
+from jengine.visualization.samples import to_entry
 
 
 @HOOKS.register_module()
 class NaiveVisualizationHook(Hook):
-    """Pass every sample of every `interval`-th test batch, as an image, to the visualizer's `add_datasample`.
+    """Draw every sample of every `interval`-th test batch, with its label and its prediction.
 
     The hook reverts the preprocessing of images: it computes `image * std + mean`, removes the padding (if the batch
     has `scale`, int[B, 2], width and height), and restores the original size (if it has `ori_width` and `ori_height`,
-    int[B]). A sample is named by its file in `img_path` of the dataset's metainfo, or else by its index.
+    int[B]). A sample is named by its file in `img_path` of the dataset's metainfo, or else by its index. With several
+    processes, only the examples of the first one are drawn.
+
+    Labels and predictions are classes, numbers or segmentations: int[B], float[B], logits float[B, C], class indices
+    int[B, H, W], or logits float[B, H, W, C]. A subclass can pass other samples to a visualizer by overriding
+    `make_data_sample`.
 
     Args:
       interval: number of test batches between two that are drawn.
       draw_gt: draw the ground truth.
       draw_pred: draw the prediction.
-      img_norm_cfg: `dict(mean=..., std=...)` of the normalization; None if images were not normalized.
-      image: the entry of the batch that holds the images, [B, H, W, C]: its name, index or dotted path.
+      img_norm_cfg: `dict(mean=..., std=...)` of the normalization, for images from 0 to 255; None if images were not
+        normalized.
+      image: the entry of the batch that holds the images, [B, H, W, C], integers from 0 to 255 or floats from 0 to 1:
+        its name, index or dotted path.
+      label: the entry of the batch with the ground truth; a batch without it has none.
+      prediction: the entry of the predictions; None if they are an array.
 
     Raises:
-      ConfigError: an interval below 1.
+      ConfigError: an interval below 1; from the hook, labels or predictions of another shape.
       KeyError: from the hook, a batch without images.
     """
 
     priority = "LOWEST"
+    draws_samples = True
 
     def __init__(
         self,
@@ -44,12 +57,16 @@ class NaiveVisualizationHook(Hook):
         draw_pred: bool = True,
         img_norm_cfg: Mapping[str, Any] | None = None,
         image: Selector = "image",
+        label: Selector = "label",
+        prediction: Selector | None = None,
     ) -> None:
         self.interval = interval
         self.draw_gt = draw_gt
         self.draw_pred = draw_pred
         self.img_norm_cfg = None if img_norm_cfg is None else dict(img_norm_cfg)
         self.image = image
+        self.label = label
+        self.prediction = prediction
         self._num_examples = 0  # examples of the test so far
 
     def before_train(self, runner: Runner) -> None:
@@ -65,43 +82,73 @@ class NaiveVisualizationHook(Hook):
         images = select_array(data_batch, self.image, "NaiveVisualizationHook.image", "batch")
         first, batch_size = self._num_examples, len(images)
         self._num_examples += batch_size
-        if not self.every_n_inner_iters(batch_idx, self.interval):
+        if not self.every_n_inner_iters(batch_idx, self.interval) or jax.process_index() != 0:
             return
-        batch, predictions = jax.device_get((data_batch, outputs))
-        files = (runner.test_dataloader.metainfo or {}).get("img_path")
+        batch, predictions = fetch_local_examples((data_batch, outputs))
+        meta = runner.test_dataloader.metainfo or {}
+        files = meta.get("img_path")
+        if runner.visualizer.dataset_meta is None:
+            runner.visualizer.dataset_meta = meta
         mask = get_mask(batch)
-        for i in np.flatnonzero(np.ones(batch_size, bool) if mask is None else mask):
+        num_local = len(find(batch, self.image))
+        for i in np.flatnonzero(np.ones(num_local, bool) if mask is None else mask):
             sample, prediction = (jax.tree.map(lambda x, i=i: x[i], tree) for tree in (batch, predictions))
             index = int(find(sample, "sample_idx", first + i))
-            name = os.path.basename(files[index]) if files is not None else f"sample_{index}"
             runner.visualizer.add_datasample(
-                name,
+                os.path.basename(files[index]) if files is not None else f"sample_{index}",
                 self._restore_image(sample),
-                dict(gt=sample, pred=prediction),
+                self.make_data_sample(sample, prediction),
                 draw_gt=self.draw_gt,
                 draw_pred=self.draw_pred,
                 step=runner.iter,
             )
+
+    def make_data_sample(self, sample: Any, prediction: Any) -> dict[str, Any]:
+        """Return what `add_datasample` receives: `gt_label` or `gt_sem_seg`, and `pred_label` or `pred_sem_seg`.
+
+        Args:
+          sample: one example of the batch, NumPy arrays.
+          prediction: one example of the predictions.
+        """
+        entries = {}
+        if self.draw_gt and (label := find(sample, self.label)) is not None:
+            entries["gt"] = to_entry(label, "NaiveVisualizationHook.label")
+        if self.draw_pred:
+            argument = "NaiveVisualizationHook.prediction"
+            entries["pred"] = to_entry(select_array(prediction, self.prediction, argument, "predictions"), argument)
+        size = find(sample, self.image).shape[:2]
+        return {
+            f"{side}_{kind}": value if kind == "label" else _restore_size(resize_nearest(value, size), sample)
+            for side, (kind, value) in entries.items()
+        }
 
     def _restore_image(self, sample: Any) -> np.ndarray:
         """Return the image before preprocessing, uint8[H, W, C]."""
         image = find(sample, self.image)
         if self.img_norm_cfg is not None:
             image = image * np.asarray(self.img_norm_cfg["std"]) + np.asarray(self.img_norm_cfg["mean"])
-        image = np.clip(np.round(image), 0, 255).astype(np.uint8)
-        if (scale := find(sample, "scale")) is not None:
-            width, height = scale
-            image = image[:height, :width]
-        if (ori_width := find(sample, "ori_width")) is not None:
-            image = _resize(image, int(ori_width), int(find(sample, "ori_height")))
-        return image
+        elif np.issubdtype(image.dtype, np.floating):
+            image = image * 255
+        return _restore_size(np.clip(np.round(image), 0, 255).astype(np.uint8), sample)
 
 
-def _resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
+def _restore_size(array: np.ndarray, sample: Any) -> np.ndarray:
+    """Remove the padding of an image [H, W, C] or of class indices [H, W], and restore the original size."""
+    if (scale := find(sample, "scale")) is not None:
+        width, height = scale
+        array = array[:height, :width]
+    if (ori_width := find(sample, "ori_width")) is not None:
+        size = int(find(sample, "ori_height")), int(ori_width)
+        array = _resize_image(array, size) if array.ndim == 3 else resize_nearest(array, size)
+    return array
+
+
+def _resize_image(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     try:
         from PIL import Image
     except ImportError as error:
         raise ImportError("NaiveVisualizationHook resizes images with Pillow: pip install 'jengine[draw]'") from error
+    height, width = size
     picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
     resized = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
     return resized[..., None] if resized.ndim == 2 else resized

@@ -54,7 +54,10 @@ class RuntimeInfoHook(Hook):
         runner.message_hub.update_info("epoch", runner.epoch)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
-        """Record the iteration and its learning rate: of the first group, under each name of `get_lr`."""
+        """Record the iteration and its learning rate, under each name of `get_lr` that of the first group.
+
+        It is the group of the first parameter as the model defines them.
+        """
         hub = runner.message_hub
         hub.update_info("iter", runner.iter)
         for name, values in runner.optim_wrapper.get_lr().items():

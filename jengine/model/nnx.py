@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs, train_arguments
 from jengine.model.autocast import autocast, current_dtype
 from jengine.model.model import Losses, Model, PyTree
-from jengine.model.nnx_state import from_dict, get_value, list_variables, shapes, to_dict
+from jengine.model.nnx_state import from_dict, get_value, list_module_types, list_variables, shapes, to_dict
 from jengine.model.padding import exclude_padding, mask_batch_norms
 from jengine.model.sown import Sown, SownValues
 from jengine.registry import MODELS
@@ -87,10 +87,8 @@ class NnxModel(Model):
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Create and split the module, and record the types of its submodules and its logical axes."""
-        from flax import nnx
-
         module = self._build(rng)
-        self.module_types = {".".join(map(str, path)): type(node).__name__ for path, node in nnx.iter_modules(module)}
+        self.module_types = list_module_types(module)
         graphdef, *states = _split(module)
         self.logical_axes = _logical_axes(states[0])
         accepts_rngs = "rngs" in inspect.signature(type(module).__call__).parameters

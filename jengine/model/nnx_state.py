@@ -12,6 +12,21 @@ from jengine.paths import dotted
 Path = tuple[str, ...]
 
 
+def list_module_types(module: Any) -> dict[str, str]:
+    """Return the class names of an `nnx.Module` and its submodules by dotted path, in the order of their definition."""
+    from flax import nnx
+
+    modules = {tuple(map(str, path)): node for path, node in nnx.iter_modules(module)}  # by name
+
+    def position(path: Path) -> list[int]:
+        """Return the position of each node of the path among the attributes of its parent."""
+        attributes = [list(vars(modules[path[:n]])) if path[:n] in modules else [] for n in range(len(path))]
+        pairs = zip(path, attributes, strict=True)
+        return [names.index(name) if name in names else len(names) for name, names in pairs]
+
+    return {".".join(path): type(modules[path]).__name__ for path in sorted(modules, key=position)}
+
+
 def list_variables(state: Any) -> dict[Path, Any]:
     """Return the variables of an NNX state by path, and arrays that are not in a variable."""
     nodes, _ = jax.tree_util.tree_flatten_with_path(state, is_leaf=_is_variable)

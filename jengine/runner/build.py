@@ -14,6 +14,7 @@ from jengine.runner.check import train_loop_config
 from jengine.runner.hook_list import HookList
 from jengine.runner.runner_protocol import Runner
 from jengine.sharding import default_strategy
+from jengine.visualization import Visualizer
 
 DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
     runtime_info=dict(type="RuntimeInfoHook"),
@@ -60,46 +61,65 @@ def _require(built: Any, method: str, argument: str) -> Any:
     return built
 
 
-def build_hooks(default_hooks: Any, custom_hooks: Any) -> HookList:
-    """Return the default hooks as changed by the config, followed by the custom ones.
+def register_default_hooks(hook_list: HookList, hooks: Any = None) -> None:
+    """Register the default hooks as changed by the config.
 
     Args:
-      default_hooks: configs or hooks by name; each replaces the default of its name or is added, and None removes
-        the default.
-      custom_hooks: a list of configs or hooks, or a single one.
+      hook_list: the hooks of the run.
+      hooks: configs or hooks by name; each replaces the default hook of its name or is added, and None removes it.
 
     Raises:
-      TypeError: an argument of another type. ValueError: None for a name that is not a default hook.
+      TypeError: no dict. ValueError: None for a name that is not a default hook.
     """
-    hooks = HookList()
-    if default_hooks is not None and not hasattr(default_hooks, "items"):
-        raise TypeError(f"default_hooks must be a dict of hooks by name, got {type(default_hooks).__name__}")
-    merged: dict[str, Any] = {**DEFAULT_HOOKS, **dict((default_hooks or {}).items())}
-    for name, hook in merged.items():
+    if hooks is not None and not hasattr(hooks, "items"):
+        raise TypeError(f"default_hooks must be a dict of hooks by name, got {type(hooks).__name__}")
+    missing = {name: hook for name, hook in DEFAULT_HOOKS.items() if name not in hook_list.names}
+    known = [*DEFAULT_HOOKS, *(name for name in hook_list.names if name not in DEFAULT_HOOKS)]
+    for name, hook in {**missing, **dict((hooks or {}).items())}.items():
         with config_path("default_hooks", name):
             if hook is not None:
-                hooks.register(hook)
-            elif name not in DEFAULT_HOOKS:
-                names = ", ".join(DEFAULT_HOOKS)
-                raise ValueError(f"a default hook to remove must be one of {names}, got {name!r}")
-    if isinstance(custom_hooks, str) or hasattr(custom_hooks, "items") or isinstance(custom_hooks, Hook):
-        custom_hooks = [custom_hooks]
-    if custom_hooks is not None and not isinstance(custom_hooks, list | tuple):
-        raise TypeError(f"custom_hooks must be a list of hooks, or one, got {type(custom_hooks).__name__}")
-    for i, hook in enumerate(custom_hooks or []):
+                hook_list.register(hook, name=name)
+            elif name not in known:
+                raise ValueError(f"a default hook to remove must be one of {', '.join(known)}, got {name!r}")
+            else:
+                hook_list.remove(name)
+
+
+def register_custom_hooks(hook_list: HookList, hooks: Any = None) -> None:
+    """Register further hooks: a list of configs or hooks, or a single one.
+
+    Raises:
+      TypeError: something else.
+    """
+    if isinstance(hooks, str | Hook) or hasattr(hooks, "items"):
+        hooks = [hooks]
+    if hooks is not None and not isinstance(hooks, list | tuple):
+        raise TypeError(f"custom_hooks must be a list of hooks, or one, got {type(hooks).__name__}")
+    for i, hook in enumerate(hooks or []):
         with config_path("custom_hooks", i):
-            hooks.register(hook)
-    return hooks
+            hook_list.register(hook)
 
 
 def build_visualizer(visualizer: Any, save_dir: str) -> Any:
-    """Return the visualizer, from an instance, a config, or None for scalars as JSON lines."""
+    """Return the visualizer, from an instance, a config, or None for scalars as JSON lines and pictures as PNG."""
     with config_path("visualizer"):
         visualizer = as_config(visualizer)
         if visualizer is None or hasattr(visualizer, "items"):
             cfg = dict(visualizer or {})
-            return VISUALIZERS.build({"type": "Visualizer", "save_dir": save_dir, **cfg})
+            return VISUALIZERS.build({"type": "LocalVisualizer", "save_dir": save_dir, **cfg})
         return _require(visualizer, "add_scalars", "visualizer")
+
+
+def require_drawing(visualizer: Any, hook: Hook) -> None:
+    """Check that the visualizer draws, if the hook passes samples to it.
+
+    Raises:
+      ConfigError, TypeError: it does not. ImportError: it lacks an optional package.
+    """
+    if hook.draws_samples:
+        _require(visualizer, "add_datasample", "visualizer")
+        if isinstance(visualizer, Visualizer):  # another class of the user need not have the check
+            visualizer.require_drawing(type(hook).__name__)
 
 
 def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:

@@ -16,6 +16,7 @@ from jengine.runner.resume_data import collect_position, restore_position
 from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
 from jengine.runner.run_record import package_versions, update_record
 from jengine.runner.runner_protocol import Runner
+from jengine.runner.speed import wait_for_device
 from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
 from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks
@@ -89,6 +90,7 @@ def save(
     options: Mapping[str, Any],
 ) -> None:
     """Write a checkpoint to `path` in the background; see `Runner.save_checkpoint`."""
+    wait_for_device(runner)
     recreate_work_dir(runner)
     checkpoint = collect_checkpoint(
         runner, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta

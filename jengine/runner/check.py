@@ -123,7 +123,7 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
         with the same names of files.
     """
     monitored = [
-        (f"{type(hook).__name__}.{name}", metric) for hook in hooks for name, metric in hook.monitored_metrics()
+        (f"{type(hook).__name__}.{name}", metric) for hook in hooks for name, metric, _ in hook.monitored_metrics()
     ]
     monitored += [("param_scheduler.monitor", s.settings.monitor) for s in schedulers if s.need_val_args]
     known = _known_metrics(hooks, sections)

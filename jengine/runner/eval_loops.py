@@ -15,7 +15,9 @@ from jengine.model import CastModel, Precision
 from jengine.model.labels import LabelChecks
 from jengine.registry import LOOPS
 from jengine.runner.failures import mark_inconsistent
+from jengine.runner.programs import report_first_compile
 from jengine.runner.runner_protocol import Runner
+from jengine.runner.speed import wait_for_device
 from jengine.train import RecompilationGuard, build_eval_step, compilation_counter
 
 PyTree = Any
@@ -78,6 +80,7 @@ class EvalLoop:
 
     def run(self) -> dict[str, float]:
         """Evaluate once and return the metrics by name."""
+        wait_for_device(self.runner)
         with self.runner.phase_timer.phase(self._phase):
             return self._run()
 
@@ -124,7 +127,8 @@ class EvalLoop:
         """Run the evaluation step and record compile time."""
         timer, compiled = self.runner.phase_timer, compilation_counter.count
         before = timer.enter(self._phase)
-        outputs = self._step(*args)
+        with report_first_compile(self._traced):
+            outputs = self._step(*args)
         if compilation_counter.count != compiled:
             timer.relabel("compile")
             self._traced.check_shardings(*args)

@@ -14,10 +14,12 @@ _EXTRA_OF_TYPE = {
     "WandbVisBackend": "wandb",
     "MLflowVisBackend": "mlflow",
     "LocalVisualizer": "draw",
+    "SelfSupVisualizer": "draw",
     "NaiveVisualizationHook": "draw",
     "SegVisualizationHook": "draw",
     "Digits": "examples",
     "Kmeans": "examples",
+    "PIC": "examples",
 }
 _MODULES = {
     "tensorboard": "tensorboard",

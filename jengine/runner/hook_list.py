@@ -17,20 +17,34 @@ _Listener = tuple[Hook, Callable[..., Any], bool]
 
 
 class HookList:
-    """Sort hooks by priority; hooks of equal priority run in the order of registration."""
+    """Sort hooks by priority; hooks of equal priority run in the order of registration.
 
-    def __init__(self) -> None:
+    Args:
+      check: called with each hook before it is added; raises for one that the run cannot have.
+    """
+
+    def __init__(self, check: Callable[[Hook], None] | None = None) -> None:
+        self._check = check
+        self._named: dict[str, Hook | None] = {}  # None for a hook that was removed
         self._hooks: list[tuple[int, Hook]] = []
         self._listeners: dict[str, list[_Listener]] = {}
         self._ahead: dict[str, list[_Listener]] = {}
 
-    def register(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> Hook:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names under which hooks were registered, or removed."""
+        return tuple(self._named)
+
+    def register(
+        self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None, name: str | None = None
+    ) -> Hook:
         """Add a hook.
 
         Args:
           hook: an instance, or `dict(type=..., priority=..., **arguments)`, which is not modified. `level`, on the
             scale of iMIX, may replace `priority`.
           priority: overrides the config's `priority`, which overrides that of the class.
+          name: the hook replaces the one that was registered under this name.
 
         Raises:
           TypeError: not a hook or its config. ConfigError: both a priority and a level.
@@ -44,11 +58,24 @@ class HookList:
         if not isinstance(hook, Hook):
             raise TypeError(f"a hook must be an instance of Hook or a config dict, got {hook!r}")
         value = get_priority(hook.priority if priority is None else priority)
+        if self._check is not None:
+            self._check(hook)
+        if name is not None:
+            self.remove(name)
+            self._named[name] = hook
         index = sum(other <= value for other, _ in self._hooks)
         self._hooks.insert(index, (value, hook))
         self._listeners.clear()
         self._ahead.clear()
         return hook
+
+    def remove(self, name: str) -> None:
+        """Remove the hook that was registered under `name`, if there is one."""
+        removed = self._named.get(name)
+        self._named[name] = None
+        self._hooks = [(value, hook) for value, hook in self._hooks if hook is not removed]
+        self._listeners.clear()
+        self._ahead.clear()
 
     def call(self, runner: Runner, stage: str, arguments: Mapping[str, Any]) -> None:
         """Call the method `stage` of every hook that defines it, in order, with the keyword arguments of the stage.
@@ -102,10 +129,14 @@ class HookList:
         return [h for h in hooks if all(h.next_step(runner, i) == i for i in (runner.iter, runner.iter + 1))]
 
     def describe(self) -> str:
-        """Return the order of calls, stage by stage."""
+        """Return the order of calls, stage by stage, with the traced points between the stages of an iteration."""
         sections = []
-        hooks = [(value, type(hook).__name__, hook.get_triggered_stages()) for value, hook in self._hooks]
-        for stage in Hook.stages:
+        hooks = [
+            (value, type(hook).__name__, [*hook.get_triggered_stages(), *hook.get_traced_points()])
+            for value, hook in self._hooks
+        ]
+        step = Hook.stages.index("after_train_iter")
+        for stage in (*Hook.stages[:step], *Hook.traced_points, *Hook.stages[step:]):
             lines = [f"({get_priority_name(value):<12}) {name:<35}" for value, name, stages in hooks if stage in stages]
             if lines:
                 sections.append("\n".join([f"{stage}:", *lines, " -------------------- "]))

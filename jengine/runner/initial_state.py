@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jengine.hooks import Hook
+from jengine.logging.slow_call import report_if_slow
 from jengine.model import Model
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.sharding import Strategy
@@ -51,7 +52,10 @@ class StateInitializer:
           abstract: return only the structure: the leaves are `jax.ShapeDtypeStruct`s.
         """
         program = self._compile(batch, optim_wrapper, hooks)
-        return program.eval_shape(self._seed, batch) if abstract else program(self._seed, batch)
+        if abstract:
+            return program.eval_shape(self._seed, batch)
+        with report_if_slow("creating the state"):
+            return program(self._seed, batch)
 
     def trace(
         self, batch: PyTree, optim_wrapper: OptimWrapper | OptimWrapperDict | None, hooks: Sequence[Hook]

@@ -1,5 +1,6 @@
 """Compile the programs of training: the update, the accumulation, and a chunk of both."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 
 from jengine.data import select_arrays, stack_batches
 from jengine.logging import PhaseTimer
+from jengine.logging.slow_call import report_if_slow
 from jengine.model import Model
 from jengine.model.labels import LabelChecks
 from jengine.optim import OptimWrapper, OptimWrapperDict
@@ -187,11 +189,17 @@ class TrainPrograms:
         self._timer.enter("step")
         compiled = compilation_counter.count
         self._limiter.wait()
-        new_state, metrics = self._compiled[step](state, batch, inputs)
+        with report_first_compile(step):
+            new_state, metrics = self._compiled[step](state, batch, inputs)
         if compilation_counter.count != compiled:
             self._timer.relabel("compile")
             step.check_shardings(state, batch, inputs)
         return new_state, metrics
+
+
+def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[None]:
+    """Surround a call of a compiled step: if it is the first and takes long, report that it compiles."""
+    return report_if_slow(f"compiling {step.name}") if step.shapes is None else contextlib.nullcontext()
 
 
 def _with_hyperparams_vector(step: Callable[..., Any]) -> Callable[..., Any]:

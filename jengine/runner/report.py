@@ -8,10 +8,10 @@ from typing import Any
 
 from jengine.checkpoint import find_latest, read_meta
 from jengine.config import format_config, write_config
-from jengine.logging import format_table
 from jengine.runner.failures import is_consistent, recreate_work_dir
 from jengine.runner.runner_protocol import Runner
-from jengine.runner.speed import format_speed, measure_speed
+from jengine.runner.speed import format_speed, measure_speed, wait_for_device
+from jengine.runner.validation_table import format_validations
 
 
 def format_config_file(cfg: Mapping[str, Any], work_dir: str | os.PathLike[str]) -> tuple[str, list[str]]:
@@ -84,8 +84,7 @@ def _describe_interruption(runner: Runner) -> str:
 
 def _finish(runner: Runner) -> None:
     """Wait for the steps, the saves and the log lines that are pending."""
-    with runner.phase_timer.phase("step"):
-        runner.dispatch_limiter.drain()
+    wait_for_device(runner)
     with runner.phase_timer.phase("checkpoint"):
         runner.checkpointer.wait()
     with runner.phase_timer.phase("logging"):
@@ -93,18 +92,13 @@ def _finish(runner: Runner) -> None:
 
 
 def _log_summary(runner: Runner, headline: str, scalars: Mapping[str, float]) -> None:
-    table = [validation_table(runner.validations)] if runner.validations else []
+    table = [_validation_table(runner)] if runner.validations else []
     runner.logger.info("\n".join([headline, *table, format_speed(scalars), list_files(runner)]))
 
 
-def validation_table(history: Sequence[tuple[int, int, Mapping[str, float]]]) -> str:
-    """Return a table with a row for each validation: epoch, iteration, and every metric."""
-    names = list(dict.fromkeys(name for _, _, metrics in history for name in metrics))
-    rows = [
-        [str(epoch), str(iteration), *(_format_number(metrics.get(name)) for name in names)]
-        for epoch, iteration, metrics in history
-    ]
-    return format_table(["epoch", "iter", *names], rows, title="Validations")
+def _validation_table(runner: Runner) -> str:
+    monitored = [(name, rule) for hook in runner.hooks for _, name, rule in hook.monitored_metrics()]
+    return format_validations(runner.validations, by_epoch=runner.train_loop.by_epoch, monitored=monitored)
 
 
 def list_files(runner: Runner) -> str:
@@ -120,7 +114,3 @@ def list_files(runner: Runner) -> str:
     if os.path.isdir(vis_dir) and any("tfevents" in name for name in os.listdir(vis_dir)):
         lines.append(f"TensorBoard:  tensorboard --logdir {vis_dir}")
     return "\n".join(lines)
-
-
-def _format_number(value: Any) -> str:
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -21,6 +21,7 @@ from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.extras import check_extras
 from jengine.runner.failures import check_consistent, close, closing, handle_failure
+from jengine.runner.hook_list import HookList
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.initial_state import StateInitializer
 from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity, default_resume_command
@@ -66,7 +67,7 @@ class Runner:
       parallel: the strategy, which places arrays on devices.
       precision: the dtype in which the network computes, or a dict of `Precision`'s fields.
       log_processor: formats log lines.
-      visualizer: writes scalars and images; JSON lines by default.
+      visualizer: writes scalars and images; a LocalVisualizer with JSON lines and PNG files by default.
       randomness: `dict(seed=int)`; with None the seed is drawn, and saved in checkpoints.
       auto_scale_lr: `dict(enable=True, base_batch_size=...)` scales learning rates by the batch size.
       experiment_name: name of the run in its logs.
@@ -141,11 +142,13 @@ class Runner:
         self.strategy = build.build_strategy(parallel)
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
         self.model = build.build_model(model, precision)
-        self.hook_list = build.build_hooks(default_hooks, custom_hooks)
+        self.visualizer = build.build_visualizer(visualizer, self.log_dir)
+        self.hook_list = HookList(functools.partial(build.require_drawing, self.visualizer))
+        self.register_hooks(default_hooks, custom_hooks)
         check.check_names(self.hooks, schedulers, self._sections)
         self._directories = CheckpointDirectories(self.work_dir, self.hooks, self.run_id)
         self.log_processor = build.build_log_processor(log_processor, by_epoch=check.is_epoch_based(train_cfg))
-        self._open_logs(level, visualizer)
+        self._open_logs(level)
 
         self.state: TrainState | MaybeNone = None
         self.train_loop: Any = None
@@ -186,8 +189,7 @@ class Runner:
         self.configured_seed = identity.configured_seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
 
-    def _open_logs(self, level: int, visualizer: Any) -> None:
-        self.visualizer = build.build_visualizer(visualizer, self.log_dir)
+    def _open_logs(self, level: int) -> None:
         try:
             os.makedirs(self.log_dir, exist_ok=True)
             self.logger = build_logger(log_file=os.path.join(self.log_dir, f"{self.timestamp}.log"), level=level)
@@ -280,6 +282,19 @@ class Runner:
     def register_hook(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> None:
         """Add a hook, given as an instance or a config; `priority` overrides that of the config and of the class."""
         self.hook_list.register(hook, priority)
+
+    def register_hooks(self, default_hooks: Mapping[str, Any] | None = None, custom_hooks: Any = None) -> None:
+        """Change the default hooks and add custom ones, as the constructor does with its arguments of these names."""
+        self.register_default_hooks(default_hooks)
+        self.register_custom_hooks(custom_hooks)
+
+    def register_default_hooks(self, hooks: Mapping[str, Any] | None = None) -> None:
+        """Replace, add or, with None, remove default hooks by name."""
+        build.register_default_hooks(self.hook_list, hooks)
+
+    def register_custom_hooks(self, hooks: Any = None) -> None:
+        """Add hooks or configs of hooks: a list, or one."""
+        build.register_custom_hooks(self.hook_list, hooks)
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Call every hook that defines `stage`, in priority order; your own loop may define its own stages."""

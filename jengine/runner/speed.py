@@ -11,6 +11,12 @@ from jengine.runner.runner_protocol import Runner
 _TRAINING_PHASES = ("input", "hooks", "step", "logging")  # without compiling, validation, checkpoints and setup
 
 
+def wait_for_device(runner: Runner) -> None:
+    """Wait until all dispatched steps are finished. The time is that of the step, whatever the caller waits for."""
+    with runner.phase_timer.phase("step"):
+        runner.dispatch_limiter.drain()
+
+
 def measure_speed(runner: Runner) -> dict[str, float]:
     """Return the time of a run by phase, and its speed, as scalars.
 

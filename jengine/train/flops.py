@@ -95,7 +95,8 @@ def _repetitions(eqn: Any) -> int:
     if eqn.primitive.name == "scan":
         return int(eqn.params["length"])
     if eqn.primitive.name == "shard_map":
-        return math.prod(eqn.params["mesh"].shape[axis] for axis in eqn.params["newly_manual_axes"])
+        name = "newly_manual_axes" if "newly_manual_axes" in eqn.params else "manual_axes"  # as in JAX 0.10.0
+        return math.prod(eqn.params["mesh"].shape[axis] for axis in eqn.params[name])
     return 1
 
 

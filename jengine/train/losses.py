@@ -1,5 +1,6 @@
 """Reduce the named losses of a model to the total that is minimized."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from jengine.data.masking import get_mask
 
 
-def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array, dict[str, jax.Array]]:
+def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array, OrderedDict[str, jax.Array]]:
     """Reduce each loss to a scalar and add up the losses to minimize.
 
     Args:
@@ -21,7 +22,7 @@ def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array,
 
     Returns:
       The total, f32[], which is the sum of the entries with 'loss' in their name; and every entry as f32[], with the
-      total as 'loss'.
+      total as 'loss' first. JAX keeps the order of an OrderedDict, but sorts the keys of a dict.
 
     Raises:
       ValueError: no entry has 'loss' in its name.
@@ -32,7 +33,8 @@ def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array,
     if not minimized:
         raise ValueError(f"a loss must have 'loss' in its name, got {sorted(losses)}; there is nothing to minimize")
     total = sum(minimized[1:], start=minimized[0])
-    return total, {**reduced, "loss": total}
+    parts = {name: value for name, value in reduced.items() if name != "loss"}
+    return total, OrderedDict({"loss": total, **parts})
 
 
 def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | None:
@@ -71,12 +73,15 @@ def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | Non
     return None if mask is None else jnp.asarray(mask, jnp.float32).sum()
 
 
-def mean_over_replicas(metrics: dict[str, jax.Array], weight: jax.Array | None, axis_name: str) -> dict[str, jax.Array]:
+def mean_over_replicas(
+    metrics: OrderedDict[str, jax.Array], weight: jax.Array | None, axis_name: str
+) -> OrderedDict[str, jax.Array]:
     """Return the mean of the losses over the replicas of a mapped axis, with the weights of their gradients."""
     if weight is None:
         return jax.lax.pmean(metrics, axis_name)
-    sums, total = jax.lax.psum(({name: value * weight for name, value in metrics.items()}, weight), axis_name)
-    return {name: value / jnp.maximum(total, 1e-12) for name, value in sums.items()}
+    weighted = OrderedDict((name, value * weight) for name, value in metrics.items())
+    sums, total = jax.lax.psum((weighted, weight), axis_name)
+    return OrderedDict((name, value / jnp.maximum(total, 1e-12)) for name, value in sums.items())
 
 
 def _reduce(value: Any, mask: jax.Array | None) -> jax.Array:

@@ -72,6 +72,7 @@ class RecompilationGuard:
       on_recompile: 'warn' or 'raise'; see `check_on_recompile`.
 
     Attributes:
+      name: name of the function, for messages.
       traces: number of traces of the function.
       shapes: the last arguments of `check_shardings` as `jax.ShapeDtypeStruct`s; None before its first call.
     """
@@ -88,7 +89,7 @@ class RecompilationGuard:
         self.shapes: tuple[Any, ...] | None = None
         self._fn = fn
         self._arguments = tuple(arguments)
-        self._name = name
+        self.name = name
         self._on_recompile = check_on_recompile(on_recompile)
         self._signatures: list[Signature] = []
         self._shardings: list[Signature] = []
@@ -125,7 +126,7 @@ class RecompilationGuard:
         if signature in known:
             return
         if known and (changes := differences(known[0], signature)):
-            text = "\n".join([f"{self._name} is compiled again, because its arguments changed:", *changes])
+            text = "\n".join([f"{self.name} is compiled again, because its arguments changed:", *changes])
             if self._on_recompile == "raise":
                 raise RecompilationError(f"{text}\n{advice}")
             logger.warning("%s\n%s `on_recompile='raise'` in train_cfg makes this an error.", text, advice)

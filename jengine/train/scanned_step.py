@@ -1,6 +1,7 @@
 """Run a chunk of several training steps in one `lax.scan`."""
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,7 +52,7 @@ def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -
         first = jax.tree.map(lambda x: x[0], (batches, hyperparams))
         update_metrics = jax.eval_shape(update, state, *first)[1]
         accumulate_metrics = update_metrics if accumulate is None else jax.eval_shape(accumulate, state, *first)[1]
-        all_metrics = {**update_metrics, **accumulate_metrics}
+        all_metrics = update_metrics | accumulate_metrics
 
         def body(state: TrainState, inputs: tuple[PyTree, PyTree, jax.Array]) -> tuple[TrainState, Metrics]:
             batch, hyperparams, is_update = inputs
@@ -73,10 +74,10 @@ def _fill_missing(finish: Callable[..., tuple[TrainState, Metrics]], all_metrics
 
     def run(state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
         state, metrics = finish(state, gradients)
-        return state, {
-            name: metrics[name] if name in metrics else _missing_value(metric.shape, metric.dtype)
+        return state, OrderedDict(
+            (name, metrics[name] if name in metrics else _missing_value(metric.shape, metric.dtype))
             for name, metric in all_metrics.items()
-        }
+        )
 
     return run
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext, TracedHooks
 
 PyTree = Any
-Metrics = dict[str, jax.Array]
+Metrics = OrderedDict[str, jax.Array]  # JAX sorts the keys of a dict
 Constrain = Callable[[PyTree, str], PyTree]
 EvalStep = Callable[[PyTree, PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 
@@ -88,8 +89,9 @@ def build_train_step(
         `Strategy.constrain`. It is called with the gradients and with the new state.
 
     Returns:
-      The step. Its metrics are scalars f32[] by name: 'loss' (the total), each loss of the model, 'grad_norm' if
-      gradients are clipped by norm, and the metrics of hooks. With phases, 'loss_<phase>' are their totals.
+      The step. Its metrics are scalars f32[] by name, in this order: 'loss' (the total), each loss of the model as the
+      model returns them, 'grad_norm' if gradients are clipped by norm, and the metrics of hooks. With phases,
+      'loss_<phase>' are their totals.
 
     Raises:
       ValueError: a phase that is not the name of an optimizer, or phases for a single optimizer.
@@ -122,6 +124,7 @@ def build_train_step(
         if ctx.apply_update is not None and (axis := all_phases[-1].optim_wrapper.axis_name) is not None:
             # replicas must take the same branch
             ctx = ctx.replace(apply_update=jax.lax.pmin(ctx.apply_update.astype(jnp.int32), axis) > 0)
+        ctx = ctx.replace(metrics=OrderedDict(ctx.metrics))
         return Gradients(ctx, hook_state, model_state, rng)
 
     def finish(state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
@@ -138,7 +141,9 @@ def build_train_step(
         is_updated = _is_updated(all_phases, ctx.opt_state) if update else None
         ctx = ctx.replace(rng=rng, metrics=_add_total(ctx.metrics, all_phases), is_updated=is_updated)
         ctx, hook_state = traced_hooks.run("traced_update" if update else "traced_accumulate", ctx, hook_state)
-        return constrain(_next_state(state, ctx, hook_state), ""), ctx.metrics
+        metrics = OrderedDict(ctx.metrics)
+        metrics.move_to_end("loss", last=False)
+        return constrain(_next_state(state, ctx, hook_state), ""), metrics
 
     return TrainStep(differentiate, finish, update, constrain)
 
@@ -189,7 +194,7 @@ def _differentiate(phase: Phase, ctx: StepContext, is_update: bool | jax.Array, 
         mean = functools.partial(mean_over_replicas, axis_name=wrapper.axis_name)
         metrics = choose(is_update, mean, lambda metrics, weight: metrics, metrics, weight)
     if phase.name:
-        metrics = {f"loss_{phase.name}" if k == "loss" else k: v for k, v in metrics.items()}
+        metrics = OrderedDict((f"loss_{phase.name}" if k == "loss" else k, v) for k, v in metrics.items())
     return ctx.replace(model_state=model_state, grads=grads, loss_weight=weight, metrics={**ctx.metrics, **metrics})
 
 
@@ -236,7 +241,7 @@ def _build_value_fn(phase: Phase, ctx: StepContext, model_state: PyTree) -> Call
         if axis is None:
             return total
         weight = loss_weight(losses, ctx.batch)
-        return mean_over_replicas({"loss": total}, weight, axis)["loss"]
+        return mean_over_replicas(OrderedDict(loss=total), weight, axis)["loss"]
 
     return value_fn
 
@@ -278,9 +283,9 @@ def _apply_unless_skipped(
     metrics = gradients.ctx.metrics
 
     def skip(state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
-        return constrain(skipped, ""), {
-            name: metrics.get(name, jnp.full(shape.shape, jnp.nan, shape.dtype)) for name, shape in shapes.items()
-        }
+        return constrain(skipped, ""), OrderedDict(
+            (name, metrics.get(name, jnp.full(shape.shape, jnp.nan, shape.dtype))) for name, shape in shapes.items()
+        )
 
     # a branch, since a selection on every leaf would cost four times the update
     state, metrics = jax.lax.cond(gradients.ctx.apply_update, apply, skip, state, gradients)
@@ -294,7 +299,7 @@ def choose(predicate: bool | jax.Array, then: Callable[..., Any], otherwise: Cal
     return jax.lax.cond(predicate, then, otherwise, *args)
 
 
-def _add_total(metrics: Metrics, phases: Sequence[Phase]) -> Metrics:
+def _add_total(metrics: dict[str, jax.Array], phases: Sequence[Phase]) -> dict[str, jax.Array]:
     """Add 'loss', the sum of the losses of all phases, if there are several optimizers."""
     totals = [metrics[f"loss_{name}"] for name in dict.fromkeys(phase.name for phase in phases) if name]
     return {**metrics, "loss": sum(totals[1:], start=totals[0])} if totals else metrics

@@ -10,6 +10,8 @@ import numpy as np
 
 from jengine.visualization.convert import Histogram
 
+_PROGRESS = ("epoch", "iter")  # of training, which has curves of its own
+
 
 class BaseVisBackend(abc.ABC):
     """Write the output of the visualizer to one destination, such as files or a server.
@@ -44,6 +46,27 @@ class BaseVisBackend(abc.ABC):
           step: the x-axis value of their plots.
           file_path: a file below `save_dir` that file backends append the values to as well.
         """
+
+    def name_scalars(self, scalar_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of a loop under the names that this backend gives them; the visualizer calls it.
+
+        By default names of a validation start with `val/` and names of a test with `test/`, so that they never share a
+        curve with training.
+
+        Args:
+          scalar_dict: values by name, with their loop as `mode`: 'train', 'val' or 'test'. Without a `mode` the names
+            are unchanged.
+        """
+        values = {name: value for name, value in scalar_dict.items() if name != "mode"}
+        mode = scalar_dict.get("mode", "train")
+        if mode == "train":
+            return values
+        prefix = f"{mode}/"
+        return {
+            name if name.startswith(prefix) else prefix + name: value
+            for name, value in values.items()
+            if name not in _PROGRESS
+        }
 
     def add_scalar(self, name: str, value: Any, step: int = 0) -> None:
         """Write one value of one step."""

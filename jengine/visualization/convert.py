@@ -104,7 +104,7 @@ def encode_png(image: np.ndarray) -> bytes:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("writing images requires Pillow: pip install pillow") from error
+        raise ImportError("writing images requires Pillow: pip install 'jengine[draw]'") from error
     buffer = io.BytesIO()
     Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).save(buffer, format="PNG")
     return buffer.getvalue()

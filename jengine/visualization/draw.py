@@ -1,5 +1,6 @@
 """Draw pixel classes, object masks, boxes and labels onto images."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,18 +102,60 @@ def draw_boxes(
         corners = (min(left, right), min(top, bottom), max(left, right), max(top, bottom))
         pen.rectangle(corners, outline=color, width=width)
     for text, box, color in zip(texts, boxes, colors, strict=True) if texts else ():
-        _draw_text(pen, (float(box[0]), float(box[1])), text, color)
+        _draw_text(canvas, pen, (float(box[0]), float(box[1])), text, color)
     return np.asarray(canvas).copy()
 
 
 def draw_texts(
     image: np.ndarray, positions: Sequence[tuple[float, float]], texts: Sequence[str], colors: Sequence[Color]
 ) -> np.ndarray:
-    """Draw texts on backgrounds of the given colors; `positions` are their upper left corners, (x, y)."""
+    """Draw texts on backgrounds of the given colors, centered at `positions`, (x, y), but inside the image."""
     canvas, pen = _open_canvas(image)
     for position, text, color in zip(positions, texts, colors, strict=True):
-        _draw_text(pen, position, text, color)
+        _draw_text(canvas, pen, position, text, color, is_centered=True)
     return np.asarray(canvas).copy()
+
+
+def fits(text: str, size: tuple[int, int]) -> bool:
+    """Return whether a whole text can be drawn inside an image of `size`, height and width; others are cut."""
+    canvas, pen = _open_canvas(np.zeros((*size, 3), np.uint8))
+    return _fit(pen, text, canvas.size)[0] == text
+
+
+def add_captions(image: np.ndarray, texts: Sequence[str]) -> np.ndarray:
+    """Write lines of text in a black strip above an image, which is widened for them.
+
+    Args:
+      image: uint8[H, W, 3].
+      texts: the lines; none returns the image.
+    """
+    if not texts:
+        return image
+    _, pen = _open_canvas(image)
+    text, font, margin = "\n".join(texts), _fonts()[0], 2
+    left, top, right, bottom = (round(side) for side in pen.multiline_textbbox((0, 0), text, font=font))
+    strip = np.zeros((bottom - top + 2 * margin, right - left + 2 * margin, 3), np.uint8)
+    canvas, pen = _open_canvas(strip)
+    pen.multiline_text((margin - left, margin - top), text, font=font, fill=(255, 255, 255))
+    width = max(strip.shape[1], image.shape[1])
+    return np.concatenate([_widen(np.asarray(canvas), width), _widen(image, width)])
+
+
+def place_side_by_side(images: Sequence[np.ndarray]) -> np.ndarray:
+    """Return images uint8[H, W, 3] next to each other, the lower ones with black below them."""
+    height = max(len(image) for image in images)
+    return np.concatenate([np.pad(i, ((0, height - len(i)), (0, 0), (0, 0))) for i in images], axis=1)
+
+
+def resize_nearest(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize class indices or a mask, [h, w], to [H, W] by nearest neighbors."""
+    array = np.asarray(array)
+    if array.shape == size:
+        return array
+    rows, columns = (
+        ((np.arange(new) + 0.5) * old / new).astype(int) for new, old in zip(size, array.shape, strict=True)
+    )
+    return array[rows[:, None], columns[None, :]]
 
 
 def enlarge(image: np.ndarray, factor: int) -> np.ndarray:
@@ -120,16 +163,66 @@ def enlarge(image: np.ndarray, factor: int) -> np.ndarray:
     return image if factor == 1 else image.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
-def _draw_text(pen: Any, position: tuple[float, float], text: str, color: Color) -> None:
-    pen.rectangle(pen.textbbox(position, text), fill=color)
+def import_pillow() -> tuple[Any, Any, Any]:
+    """Return the modules `Image`, `ImageDraw` and `ImageFont` of Pillow.
+
+    Raises:
+      ImportError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image, ImageDraw, ImageFont
+    except ImportError as error:
+        raise ImportError("drawing requires Pillow: pip install 'jengine[draw]'") from error
+    return Image, ImageDraw, ImageFont
+
+
+def _draw_text(
+    canvas: Any, pen: Any, position: tuple[float, float], text: str, color: Color, is_centered: bool = False
+) -> None:
+    """Draw a text with its upper left corner or center at `position`, moved, reduced and cut to be in the image."""
+    text, font = _fit(pen, text, canvas.size)
+    if not text:
+        return
+    left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
+    x, y = position
+    if is_centered:
+        x, y = x - (right - left) / 2, y - (bottom - top) / 2
+    width, height = canvas.size
+    x = min(max(round(x), 0), width - 1 - int(right - left))
+    y = min(max(round(y), 0), height - 1 - int(bottom - top))
+    pen.rectangle((x, y, x + right - left, y + bottom - top), fill=color)
     luma = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2]  # ITU-R BT.601
-    pen.text(position, text, fill=(0, 0, 0) if luma > 127 else (255, 255, 255))
+    pen.text((x - left, y - top), text, font=font, fill=(0, 0, 0) if luma > 127 else (255, 255, 255))
+
+
+def _fit(pen: Any, text: str, size: tuple[int, int]) -> tuple[str, Any]:
+    """Return the text with the largest font in which it fits into `size`, width and height.
+
+    If it fits in none, return its longest beginning that fits in the smallest font.
+    """
+    width, height = size
+    fonts = _fonts()
+    candidates = [(text, font) for font in fonts] + [(text[:end], fonts[-1]) for end in range(len(text) - 1, 0, -1)]
+    for part, font in candidates:
+        left, top, right, bottom = pen.textbbox((0, 0), part, font=font)
+        if right - left < width and bottom - top < height:
+            return part, font
+    return "", fonts[-1]
+
+
+@functools.cache
+def _fonts() -> list[Any]:
+    """Return Pillow's own font in the sizes for labels, in pixels, from the largest to the smallest legible one."""
+    _, _, image_font = import_pillow()
+    return [image_font.load_default(size) for size in (12, 11, 10, 9, 8, 7)]
+
+
+def _widen(image: np.ndarray, width: int) -> np.ndarray:
+    """Return an image uint8[H, W, 3] with black at its right."""
+    return np.pad(image, ((0, 0), (0, width - image.shape[1]), (0, 0)))
 
 
 def _open_canvas(image: np.ndarray) -> tuple[Any, Any]:
-    try:
-        from PIL import Image, ImageDraw
-    except ImportError as error:
-        raise ImportError("drawing requires Pillow: pip install 'jengine[draw]'") from error
-    canvas = Image.fromarray(np.ascontiguousarray(image))
-    return canvas, ImageDraw.Draw(canvas)
+    image_module, image_draw, _ = import_pillow()
+    canvas = image_module.fromarray(np.ascontiguousarray(image))
+    return canvas, image_draw.Draw(canvas)

@@ -121,6 +121,10 @@ class LocalVisBackend(FilesVisBackend):
     ) -> None:
         super().__init__(save_dir, img_save_dir, config_save_file, scalar_save_file)
 
+    def name_scalars(self, scalar_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values unchanged: each line has its `mode`, and MMEngine's names."""
+        return dict(scalar_dict)
+
     def add_scalars(self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None) -> None:
         """Append a line with the values and their `step` to the scalar file, and to `file_path` if given.
 

@@ -1,4 +1,4 @@
-"""Draw samples with pixel classes, masks, boxes and labels, ground truth next to prediction, and write or show them."""
+"""Draw samples with classes, masks and boxes, ground truth next to prediction, and write or show the pictures."""
 
 import logging
 import os
@@ -6,13 +6,13 @@ import pathlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from jengine.annotations import Count, Fraction
-from jengine.errors import closest
+from jengine.errors import UnknownNameError, closest
 from jengine.logging import print_log
 from jengine.registry import VISUALIZERS
 from jengine.visualization import draw
@@ -20,7 +20,7 @@ from jengine.visualization.convert import encode_png
 from jengine.visualization.draw import Color
 from jengine.visualization.visualizer import Visualizer
 
-_SAMPLE_KEYS = tuple(f"{side}_{kind}" for side in ("gt", "pred") for kind in ("sem_seg", "instances"))
+_SIDES = ("gt", "pred")
 _INSTANCE_KEYS = ("boxes", "labels", "scores", "masks")
 
 
@@ -28,9 +28,10 @@ _INSTANCE_KEYS = ("boxes", "labels", "scores", "masks")
 class LocalVisualizer(Visualizer):
     """Draw samples with Pillow and write the pictures to the backends.
 
-    A sample is a dict with any of `gt_sem_seg` and `pred_sem_seg`, int[H, W], and `gt_instances` and `pred_instances`,
-    dicts with at least one of `boxes` float[N, 4] (left, top, right, bottom in pixels), `labels` int[N], `scores`
-    float[N] and `masks` bool[N, H, W].
+    A sample is a dict with any of `gt_label` and `pred_label`, the class of the image or a real number, which is
+    written above it; `gt_sem_seg` and `pred_sem_seg`, int[H, W]; and `gt_instances` and `pred_instances`, dicts with at
+    least one of `boxes` float[N, 4] (left, top, right, bottom in pixels), `labels` int[N], `scores` float[N] and
+    `masks` bool[N, H, W]. Class names that do not fit into the picture are cut, with a line in the log.
 
     Args:
       vis_backends, save_dir, name: as in Visualizer.
@@ -41,7 +42,12 @@ class LocalVisualizer(Visualizer):
 
     Raises:
       ValueError: `alpha` outside [0, 1], or `zoom` below 1.
+
+    Attributes:
+      kinds: the entries of a sample, each after `gt_` or `pred_`; subclasses may add entries that `draw_side` draws.
     """
+
+    kinds: ClassVar[tuple[str, ...]] = ("label", "sem_seg", "instances")
 
     def __init__(
         self,
@@ -59,7 +65,12 @@ class LocalVisualizer(Visualizer):
         self._classes = classes
         self._palette = palette
         self._fallback_dir = pathlib.Path(save_dir or ".") / "vis_data" / "vis_image"  # without a display
-        self._has_warned = False
+        self._warned: set[str] = set()
+
+    def require_drawing(self, hook: str) -> None:
+        """Check that Pillow is installed."""
+        super().require_drawing(hook)
+        draw.import_pillow()
 
     def add_datasample(
         self,
@@ -111,21 +122,40 @@ class LocalVisualizer(Visualizer):
         with_labels: bool = True,
     ) -> np.ndarray:
         """Return the picture of a sample, uint8[H, W, 3]; arguments and errors as in `add_datasample`."""
+        keys = [f"{side}_{kind}" for side in _SIDES for kind in self.kinds]
         for key in data_sample:
-            if key not in _SAMPLE_KEYS:
-                raise KeyError(f"LocalVisualizer: a sample has no entry {key!r}{closest(str(key), _SAMPLE_KEYS)}")
+            if key not in keys:
+                raise UnknownNameError(f"{type(self).__name__}: a sample has no entry {key!r}{closest(str(key), keys)}")
         canvas = draw.enlarge(draw.to_rgb(image), self.zoom)
-        pictures = []
-        for side, is_drawn in (("gt", draw_gt), ("pred", draw_pred)):
-            labels, instances = data_sample.get(f"{side}_sem_seg"), data_sample.get(f"{side}_instances")
-            if is_drawn and (labels is not None or instances is not None):
-                picture = canvas
-                if labels is not None:
-                    picture = self._draw_sem_seg(picture, np.asarray(labels), with_labels)
-                if instances is not None:
-                    picture = self._draw_instances(picture, instances, with_labels)
-                pictures.append(picture)
-        return np.concatenate(pictures or [canvas], axis=1)
+        pictures, captions = [], []
+        for side, is_drawn in zip(_SIDES, (draw_gt, draw_pred), strict=True):
+            entries = {kind: data_sample.get(f"{side}_{kind}") for kind in self.kinds} if is_drawn else {}
+            entries = {kind: entry for kind, entry in entries.items() if entry is not None}
+            label = entries.pop("label", None)
+            if label is not None and with_labels:
+                captions.append(f"{side}: {self._name_label(label)}")
+            if entries:
+                pictures.append(self.draw_side(canvas, entries, with_labels))
+        return draw.add_captions(draw.place_side_by_side(pictures or [canvas]), captions)
+
+    def draw_side(self, picture: np.ndarray, entries: Mapping[str, Any], with_labels: bool) -> np.ndarray:
+        """Return the picture of the ground truth or of the prediction.
+
+        Args:
+          picture: the image, uint8[H, W, 3], enlarged by `zoom`.
+          entries: its entries by kind, except the label.
+          with_labels: whether to draw class names.
+        """
+        if "sem_seg" in entries:
+            picture = self._draw_sem_seg(picture, np.asarray(entries["sem_seg"]), with_labels)
+        if "instances" in entries:
+            picture = self._draw_instances(picture, entries["instances"], with_labels)
+        return picture
+
+    def _name_label(self, label: Any) -> str:
+        """Return the name of a class, or a real number as text."""
+        value = np.asarray(label).item()
+        return f"{value:.4g}" if isinstance(value, float) else self._names_and_colors([value])[0][value]
 
     def _draw_sem_seg(self, picture: np.ndarray, labels: np.ndarray, with_labels: bool) -> np.ndarray:
         classes = [int(label) for label in np.unique(labels) if label >= 0]
@@ -136,12 +166,15 @@ class LocalVisualizer(Visualizer):
             return picture
         colored = [label for label in classes if label < len(palette)]
         positions = [_central_pixel(labels == label) for label in colored]
-        return draw.draw_texts(picture, positions, [names[c] for c in colored], [palette[c] for c in colored])
+        texts = [names[label] for label in colored]
+        self._check_texts(texts, picture)
+        return draw.draw_texts(picture, positions, texts, [palette[label] for label in colored])
 
     def _draw_instances(self, picture: np.ndarray, instances: Mapping[str, Any], with_labels: bool) -> np.ndarray:
         for key in instances:
             if key not in _INSTANCE_KEYS:
-                raise KeyError(f"LocalVisualizer: instances have no entry {key!r}{closest(str(key), _INSTANCE_KEYS)}")
+                hint = closest(str(key), _INSTANCE_KEYS)
+                raise UnknownNameError(f"{type(self).__name__}: instances have no entry {key!r}{hint}")
         count = len(next(iter(instances.values()), ()))
         labels = [int(label) for label in instances.get("labels", np.zeros(count, int))]
         names, palette = self._names_and_colors(labels)
@@ -153,6 +186,7 @@ class LocalVisualizer(Visualizer):
             texts = [names[label] for label in labels] if with_labels and "labels" in instances else []
             if texts and "scores" in instances:
                 texts = [f"{text}: {100 * float(s):.1f}" for text, s in zip(texts, instances["scores"], strict=True)]
+            self._check_texts(texts, picture)
             picture = draw.draw_boxes(picture, np.asarray(instances["boxes"]) * self.zoom, colors, texts)
         return picture
 
@@ -172,9 +206,19 @@ class LocalVisualizer(Visualizer):
     def _write_fallback(self, name: str, picture: np.ndarray, step: int) -> None:
         path = self._fallback_dir / f"{name}_{step}.png"
         _write_png(path, picture)
-        if not self._has_warned:
-            self._has_warned = True
-            text = f"There is no display to show {name} on: it was written to {path}, as later ones will be."
+        text = f"There is no display to show {name} on: it was written to {path}, as later ones will be."
+        self._warn_once("display", text)
+
+    def _check_texts(self, texts: Sequence[str], picture: np.ndarray) -> None:
+        """Log a warning if a class name does not fit into the picture."""
+        height, width = picture.shape[:2]
+        if cut := [text for text in dict.fromkeys(texts) if not draw.fits(text, (height, width))]:
+            text = f"Class names are cut in pictures of {width} x {height} pixels: {', '.join(cut)}."
+            self._warn_once("texts", f"{text} Set a `zoom` above {self.zoom} in the visualizer to read them.")
+
+    def _warn_once(self, topic: str, text: str) -> None:
+        if topic not in self._warned:
+            self._warned.add(topic)
             print_log(text, logger="current", level=logging.WARNING)
 
 

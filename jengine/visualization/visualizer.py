@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jengine.config import dump_config
-from jengine.errors import UnknownNameError, closest, config_path
+from jengine.errors import ConfigError, UnknownNameError, closest, config_path
 from jengine.registry import VISBACKENDS, VISUALIZERS
 from jengine.visualization.backend import BaseVisBackend
 from jengine.visualization.convert import format_graph, histogram
@@ -20,8 +20,8 @@ from jengine.visualization.convert import format_graph, histogram
 class Visualizer:
     """Send scalars, images, the config and the model's graph to the backends.
 
-    Only the process with index 0 writes, one thread at a time. To draw predictions, subclass it and implement
-    `add_datasample`.
+    Only the process with index 0 writes, one thread at a time. `LocalVisualizer` also draws predictions; to draw your
+    own, subclass it and implement `add_datasample`.
 
     Args:
       vis_backends: list of backend configs or instances; a config may have a `name`, by default the name of its type.
@@ -115,13 +115,14 @@ class Visualizer:
         """Write several numbers of one step.
 
         Args:
-          scalar_dict: host numbers by name.
+          scalar_dict: host numbers by name. `mode` ('train', 'val' or 'test') is their loop: JSON lines contain it, all
+            other backends write `val/<name>` and `test/<name>` (see `BaseVisBackend.name_scalars`).
           step: iteration or epoch of the numbers.
           file_path: a file, relative to `save_dir`, that file backends append the numbers to as well.
         """
         with self._lock:
             for backend in self._active_backends():
-                backend.add_scalars(scalar_dict, step, file_path)
+                backend.add_scalars(backend.name_scalars(scalar_dict), step, file_path)
 
     def add_datasample(
         self,
@@ -150,9 +151,24 @@ class Visualizer:
           NotImplementedError: this class does not draw.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} cannot draw a {type(data_sample).__name__}: subclass Visualizer, implement "
-            "add_datasample, register the class in VISUALIZERS and set visualizer=dict(type=...)"
+            f"{type(self).__name__} cannot draw a {type(data_sample).__name__}: use LocalVisualizer, or a subclass "
+            "with add_datasample"
         )
+
+    def require_drawing(self, hook: str) -> None:
+        """Check before training that `add_datasample` will work, for a hook that calls it.
+
+        Args:
+          hook: the name of the hook, for the error message.
+
+        Raises:
+          ConfigError: this class does not draw.
+        """
+        if type(self).add_datasample is Visualizer.add_datasample:
+            raise ConfigError(
+                f"`visualizer` must define add_datasample for {hook}, which draws samples, got a "
+                f"{type(self).__name__}; set visualizer=dict(type='LocalVisualizer')"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the write position of each backend, by name, as a JSON-serializable dict."""

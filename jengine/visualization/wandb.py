@@ -19,7 +19,7 @@ class WandbVisBackend(BaseVisBackend):
     """Log everything to a run of Weights & Biases; offline, to files below `save_dir` for a later `wandb sync`.
 
     Each entry has a `step`, which is the x-axis of all plots: W&B's own counter cannot decrease, while validations
-    count in epochs. A resumed run continues the run of its checkpoint and rewinds it to the entry of the checkpoint
+    may count in epochs. A resumed run continues the run of its checkpoint and rewinds it to the entry of the checkpoint
     (`resume_from` of `wandb.init`); offline, the files record the rewind, and `wandb sync` performs it.
 
     Args:

@@ -92,7 +92,7 @@ def test_a_classification_config_trains_once_its_model_and_data_are_written(conv
     assert {"default_scope", "env_cfg", "train_dataloader.persistent_workers", "randomness.deterministic"} <= {*dropped}
     assert dropped["optim_wrapper.optimizer.foreach"] == "SGD has no such argument"
     assert dropped["train_pipeline"] == "a variable, whose value is where it is used"
-    assert find(rows, "changed")["visualizer.type"] == "UniversalVisualizer to Visualizer"
+    assert find(rows, "changed")["visualizer.type"] == "UniversalVisualizer to LocalVisualizer"
     assert {"train_cfg", "custom_hooks", "auto_scale_lr", "val_evaluator"} <= {*find(rows, "taken over")}
     assert "no hook VisualizationHook(enable=False)" in find(rows, "to be done")["default_hooks"]
     assert "(backbone=ResNet, neck=GlobalAveragePooling, head=LinearClsHead)" in todo(path)

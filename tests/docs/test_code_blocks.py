@@ -344,6 +344,8 @@ def test_selfsup_page(run_page):
     losses, state = names["loss"]({}, names["model_state"], {"index": jnp.array([0, 3])})
     assert float(losses["loss"]) == 2.0
     np.testing.assert_allclose(np.asarray(state["bank"].features)[0], features[0], atol=1e-6)
+    image_module = pytest.importorskip("PIL.Image")
+    assert image_module.open("work_dirs/masks/vis_data/vis_image/first_1.png").size == (64, 32)
 
 
 def test_parts_of_configs_on_the_selfsup_page():

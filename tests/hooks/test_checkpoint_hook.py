@@ -8,7 +8,7 @@ import pytest
 
 from jengine.checkpoint import Checkpointer, load, read_meta
 from jengine.hooks import CheckpointHook
-from jengine.logging import AsyncWriter
+from jengine.logging import AsyncWriter, PhaseTimer
 from jengine.registry import HOOKS
 
 
@@ -49,6 +49,7 @@ class FakeRunner:
         self.message_hub = FakeHub()
         self.logger = logging.getLogger("test_checkpoint_hook")
         self.log_writer = AsyncWriter()
+        self.phase_timer = PhaseTimer()
         self.saves = []
 
     @property

@@ -169,3 +169,20 @@ def test_the_order_is_printed_stage_by_stage():
         f"before_run:\n(VERY_HIGH   ) {name('Early')}\n -------------------- \n"
         f"after_train_epoch:\n(45          ) {name('Tr')}\n(LOW         ) {name('Tr')}\n -------------------- "
     )
+
+
+def test_traced_points_are_printed_between_the_stages_of_an_iteration():
+    class Average(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            pass
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            pass
+
+        def traced_update(self, ctx):
+            return ctx
+
+    hooks = HookList()
+    hooks.register(Average())
+    titles = [line for line in hooks.describe().splitlines() if line.endswith(":")]
+    assert titles == ["before_train_iter:", "traced_update:", "after_train_iter:"]

@@ -182,7 +182,7 @@ class FakeVisualizer:
     """Record the calls of a visualizer."""
 
     def __init__(self):
-        self.graphs, self.samples = [], []
+        self.graphs, self.samples, self.dataset_meta = [], [], None
 
     def add_graph(self, model):
         self.graphs.append(model)
@@ -208,7 +208,8 @@ def test_every_second_batch_is_drawn_under_the_names_of_its_files():
     drawn = run_test(hook, batches, files)
     assert [name for name, *_ in drawn.samples] == ["3.jpg", "4.jpg", "5.jpg", "9.jpg", "10.jpg", "11.jpg"]
     assert {(gt, pred, step) for *_, gt, pred, step in drawn.samples} == {(False, True, 7)}
-    assert [sample["pred"] for _, _, sample, *_ in drawn.samples] == [10, 11, 12, 30, 31, 32]
+    assert [dict(sample) for _, _, sample, *_ in drawn.samples] == [{"pred_label": i} for i in (10, 11, 12, 30, 31, 32)]
+    assert drawn.dataset_meta == {"img_path": files}
     assert drawn.graphs == ["the model"]
     assert NaiveVisualizationHook.priority == "LOWEST"
 
@@ -226,6 +227,26 @@ def test_the_preprocessing_of_an_image_is_reverted():
     assert name == "sample_6"
     assert image.shape == (2, 4, 3)
     np.testing.assert_array_equal(image[0, [0, 3]], original[0])
+
+
+def test_segmentations_are_restored_with_their_image():
+    labels = np.zeros((1, 2, 4), np.int32)
+    labels[0, 0, :2] = [1, 2]
+    batch = {
+        "image": np.zeros((1, 2, 4, 3), np.float32), "label": labels, "scale": np.array([[2, 1]]),
+        "ori_width": np.array([4]), "ori_height": np.array([2]),
+    }  # fmt: skip
+    hook = NaiveVisualizationHook()
+    logits = np.eye(3)[[[[0, 2]]]]  # float[1, 1, 2, 3], half of the size of the image
+    data_sample = hook.make_data_sample({key: value[0] for key, value in batch.items()}, logits[0])
+    assert data_sample["gt_sem_seg"].tolist() == [[1, 1, 2, 2], [1, 1, 2, 2]]
+    assert data_sample["pred_sem_seg"].tolist() == [[0] * 4] * 2  # the class 2 is in the padding
+    assert list(NaiveVisualizationHook(draw_pred=False).make_data_sample({"image": labels[0]}, None)) == []
+
+
+def test_images_from_0_to_1_are_drawn_in_full_brightness():
+    (_, image, *_), = run_test(NaiveVisualizationHook(), [{"image": np.full((1, 1, 1, 1), 0.5, np.float32)}]).samples  # fmt: skip
+    assert image.tolist() == [[[128]]]
 
 
 def test_padding_of_a_batch_is_not_drawn():

@@ -419,3 +419,13 @@ def test_many_keys_that_match_nothing_are_a_few_warnings(caplog):
     assert len(caplog.messages) == 4
     assert caplog.messages[-1] == "custom_keys: 6 more match no parameter; the log file has all of them"
     assert [row[1] for row in wrapper.group_table()[1][-9:]] == [f"hed{i} (matches nothing)" for i in range(9)]
+
+
+def test_groups_are_in_the_order_of_the_modules_although_jit_sorts_parameters():
+    params = {"a_head": {"kernel": 0.0}, "blocks": {"1": {"w": 0.0}, "0": {"w": 0.0}}, "stem": {"kernel": 0.0}}
+    types = {"": "Net", "stem": "Conv", "blocks.0": "Block", "blocks.1": "Block", "a_head": "Dense"}
+    params = jax.eval_shape(jax.jit(lambda: jax.tree.map(jnp.asarray, params)))
+    keys = {key: dict(lr_mult=mult) for key, mult in [("a_head", 2.0), ("blocks.0", 3.0), ("blocks.1", 4.0)]}
+    cfg = dict(optimizer=dict(type="SGD", lr=1.0), paramwise_cfg=dict(custom_keys=keys))
+    wrapper = build_optim_wrapper(params, cfg, module_types=types)
+    assert wrapper.get_lr()["lr"] == [1.0, 3.0, 4.0, 2.0]

@@ -33,7 +33,7 @@ def make_dataset(count):
 def make_runner(tmp_path):
     """Return a function that makes a Runner of a linear regression, by default with 16 samples, batches of 4, two epochs."""
 
-    def make(work_dir=None, **changes):
+    def make(work_dir=None, runner_class=Runner, **changes):
         arguments = dict(
             model=linear_model(),
             work_dir=work_dir or tmp_path / "run",
@@ -45,6 +45,6 @@ def make_runner(tmp_path):
             val_evaluator=dict(type="MeanLoss", loss=squared_error),
             default_hooks=dict(checkpoint=None, logger=None),
         )
-        return Runner(**{**arguments, **changes})
+        return runner_class(**{**arguments, **changes})
 
     return make

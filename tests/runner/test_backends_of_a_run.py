@@ -24,13 +24,85 @@ def test_all_backends_receive_the_same_steps(make_runner):
     steps = [line["step"] for line in lines if "lr" in line]
     assert steps == [2, 4, 6, 8]  # two epochs of four iterations
     with open(vis / "scalars.csv", newline="") as file:
-        assert [int(row["step"]) for row in csv.DictReader(file) if row["name"] == "lr"] == steps
+        rows = [(row["name"], int(row["step"])) for row in csv.DictReader(file)]
+    assert [step for name, step in rows if name == "lr"] == steps
+    assert [step for name, step in rows if name == "val/loss"] == [4, 8]
     events = EventAccumulator(str(vis)).Reload()
     assert [event.step for event in events.Scalars("lr")] == steps
+    assert [event.step for event in events.Scalars("val/loss")] == [4, 8]
     client = MlflowClient((vis / "mlruns").as_uri())
     run_id = runner.visualizer.get_backend("MLflowVisBackend").state_dict()["run_id"]
     assert [metric.step for metric in client.get_metric_history(run_id, "lr")] == steps
+    assert [metric.step for metric in client.get_metric_history(run_id, "val/loss")] == [4, 8]
     assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def read_csv(runner):
+    """Return the steps and values of each name, in the order in which they were written."""
+    curves = {}
+    with open(pathlib.Path(runner.log_dir, "vis_data", "scalars.csv"), newline="") as file:
+        for row in csv.DictReader(file):
+            curves.setdefault(row["name"], []).append((int(row["step"]), float(row["value"])))
+    return curves
+
+
+def make_runner_with_csv(make_runner, logger, **changes):
+    return make_runner(
+        visualizer=dict(type="Visualizer", vis_backends=[dict(type="CSVVisBackend")]),
+        default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=2, **logger)),
+        **changes,
+    )
+
+
+def test_each_scalar_of_an_iteration_loop_is_a_curve_over_iterations(make_runner):
+    runner = make_runner_with_csv(make_runner, {}, train_cfg=dict(by_epoch=False, max_iters=6, val_interval=3))
+    runner.train()
+    curves = read_csv(runner)
+    for name, steps in {"loss": [2, 4, 6], "time": [2, 4, 6], "val/loss": [3, 6], "val/time": [3, 6]}.items():
+        assert [step for step, _ in curves[name]] == steps
+    assert [value for _, value in curves["val/loss"]] == [metrics["loss"] for _, _, metrics in runner.validations]
+    assert "val/iter" not in curves
+    assert "mode" not in curves
+
+
+def test_the_epoch_is_a_curve_of_its_own(make_runner):
+    runner = make_runner_with_csv(make_runner, {})
+    runner.train()
+    assert read_csv(runner)["epoch"] == [(2, 1), (4, 1), (6, 2), (8, 2)]
+
+
+@pytest.mark.parametrize("hierarchy", [False, True])
+def test_names_have_their_loop_once(make_runner, hierarchy):
+    processor = dict(type="LogProcessor", log_with_hierarchy=hierarchy)
+    runner = make_runner_with_csv(make_runner, {}, log_processor=processor)
+    runner.train()
+    assert {name for name in read_csv(runner) if "loss" in name} == {"train/loss" if hierarchy else "loss", "val/loss"}
+
+
+def test_validations_of_an_epoch_loop_can_be_curves_over_epochs(make_runner):
+    runner = make_runner_with_csv(make_runner, dict(log_metric_by_epoch=True))
+    runner.train()
+    assert [step for step, _ in read_csv(runner)["val/loss"]] == [1, 2]
+
+
+def test_validations_of_an_iteration_loop_cannot_be_curves_over_epochs(make_runner):
+    changes = dict(train_cfg=dict(by_epoch=False, max_iters=6, val_interval=3))
+    runner = make_runner_with_csv(make_runner, dict(log_metric_by_epoch=True), **changes)
+    runner.train()
+    assert [step for step, _ in read_csv(runner)["val/loss"]] == [3, 6]
+    log = pathlib.Path(runner.log_dir, f"{runner.timestamp}.log").read_text()
+    assert log.count("log_metric_by_epoch=True has no effect in a loop over iterations") == 1
+
+
+def test_a_test_has_curves_of_its_own(make_runner):
+    dataset = make_runner().val_dataloader.dataset
+    runner = make_runner_with_csv(
+        make_runner, {}, test_dataloader=dict(batch_size=4, dataset=dataset), test_cfg=dict(),
+        test_evaluator=dict(type="MeanLoss", loss=lambda p, b: (p - b["y"]) ** 2),
+    )  # fmt: skip
+    runner.train()
+    metrics = runner.test()
+    assert read_csv(runner)["test/loss"] == [(8, metrics["loss"])]
 
 
 def test_processes_other_than_the_first_open_no_backend(make_runner, monkeypatch):

@@ -83,6 +83,7 @@ def assert_same_run(one, several):
         a, b = (jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in (a, b))
         np.testing.assert_allclose(a, b, **ROUNDING)
     for line, other in zip(scalars(one), scalars(several), strict=True):
+        assert line.pop("mode", None) == other.pop("mode", None)
         assert line == pytest.approx(other, rel=ROUNDING["rtol"], abs=ROUNDING["atol"])
     for name in ("train/loss", "train/lr", "train/grad_norm"):
         history, other = (run.message_hub.get_scalar(name).data[0] for run in (one, several))

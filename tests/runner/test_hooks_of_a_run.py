@@ -1,6 +1,7 @@
 import pytest
 
 from jengine.hooks import Hook
+from jengine.runner import Runner
 
 DEFAULTS = [
     "RuntimeInfoHook",
@@ -138,3 +139,27 @@ def test_a_failing_hook_ends_the_run_with_its_own_error(make_runner):
     with pytest.raises(ZeroDivisionError) as error:
         make_runner(custom_hooks=[Broken()]).train()
     assert error.value.__notes__ == ["in Broken.after_train_iter at iteration 5 (epoch 1)"]
+
+
+class Extra(Hook):
+    """Do nothing."""
+
+
+def test_hooks_are_registered_after_the_construction_without_doubling_the_default_hooks(make_runner):
+    runner = make_runner(default_hooks=dict(mine=dict(type=Extra)))
+    runner.register_default_hooks(dict(timer=None, mine=None, logger=dict(type=Extra, priority=100)))
+    runner.register_custom_hooks(Extra())
+    without = [name for name in DEFAULTS if name not in ("IterTimerHook", "LoggerHook")]
+    assert list_names(runner) == [without[0], without[1], "Extra", *without[2:], "Extra"]
+    runner.register_hooks(custom_hooks=[dict(type=Extra)])
+    assert list_names(runner) == [without[0], without[1], "Extra", "Extra", *without[2:], "Extra"]  # no timer again
+    with pytest.raises(ValueError, match="a default hook to remove must be one of runtime_info, .* mine, got 'tmer'"):
+        runner.register_default_hooks(dict(tmer=None))
+
+
+def test_a_subclass_of_the_runner_can_change_the_hooks(make_runner):
+    class Quiet(Runner):
+        def register_default_hooks(self, hooks=None):
+            super().register_default_hooks({**(hooks or {}), "logger": None})
+
+    assert "LoggerHook" not in list_names(make_runner(runner_class=Quiet, default_hooks=None))

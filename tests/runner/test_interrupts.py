@@ -68,7 +68,10 @@ def test_a_signal_ends_the_run_after_the_iteration_and_saves_it(make_runner, tmp
     ("hook", "expected"),
     [
         (dict(type="CheckpointHook"), "saved: iter_6. To continue: Runner(..., resume=True)"),
-        (dict(type="CheckpointHook", out_dir="{out}"), "saved: iter_6. To continue: Runner(..., resume='{out}/run/iter_6')"),
+        (
+            dict(type="CheckpointHook", out_dir="{out}"),
+            "saved: iter_6. To continue: Runner(..., resume='{out}/run/iter_6')",
+        ),
         (None, "nothing is saved: the run has no checkpoint."),
     ],
 )

@@ -5,11 +5,13 @@ import threading
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jengine.hooks import Hook, LoggerHook
 from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, pending_scalars
+from jengine.model import FunctionalModel
 from jengine.train import RecompilationError
 from jengine.train.scanned_step import ChunkMetrics
 
@@ -166,10 +168,10 @@ def test_the_scalars_of_a_run(make_runner):
     runner.train()
     lines = scalar_lines(runner)
     train, val = lines[0], lines[2]
-    assert set(train) == {"lr", "data_time", "loss", "time", "epoch", "iter", "step"}
-    assert (train["epoch"], train["iter"], train["step"], train["lr"]) == (1, 2, 2, 0.1)
-    assert set(val) == {"loss", "data_time", "time", "step"}
-    assert val["step"] == 1
+    assert set(train) == {"lr", "data_time", "loss", "time", "epoch", "iter", "mode", "step"}
+    assert (train["mode"], train["epoch"], train["iter"], train["step"], train["lr"]) == ("train", 1, 2, 2, 0.1)
+    assert set(val) == {"loss", "data_time", "time", "epoch", "iter", "mode", "step"}
+    assert (val["mode"], val["epoch"], val["iter"], val["step"]) == ("val", 1, 4, 4)
     assert val["loss"] == runner.validations[0][2]["loss"]
     copy = pathlib.Path(runner.log_dir) / "vis_data" / f"{runner.timestamp}.json"
     assert copy.read_text() == (pathlib.Path(runner.log_dir) / "vis_data" / "scalars.json").read_text()
@@ -398,3 +400,92 @@ def test_an_error_of_a_hook_that_runs_ahead_loses_no_line_of_an_earlier_chunk(ma
         runner.train()
     assert [line["iter"] for line in scalar_lines(runner)] == [5, 10, 15, 20]
     assert int(runner.state.step) == 20
+
+
+def order_of_losses(runner, last_line):
+    """Return the names of the losses and of the gradient norm in the first or the last line of training."""
+    line = messages(runner, "Epoch(train)")[-1 if last_line else 0]
+    return re.findall(r"(\w*loss\w*|grad_norm|count): ", line)
+
+
+@pytest.fixture
+def make_runner_with_losses(make_runner):
+    """Return a function that makes a Runner of a model with several losses, which logs each iteration."""
+
+    def make(**changes):
+        def loss(params, batch):
+            value = jnp.square(params["w"].sum() - batch["y"])
+            return {"z_loss": value, "a_loss": value, "count": jnp.ones(())}
+
+        model = FunctionalModel(
+            init=lambda: {"w": jnp.zeros((2,))}, loss=loss, predict=lambda params, batch: batch["y"]
+        )
+        arguments = dict(
+            model=model,
+            train_cfg=dict(max_epochs=2, steps_per_call=changes.pop("steps_per_call", 1)),
+            optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01), clip_grad=dict(max_norm=1.0)),
+            default_hooks=dict(logger=dict(type="LoggerHook", interval=1)),
+        )
+        return make_runner(**{**arguments, **changes})
+
+    return make
+
+
+ORDER = ["loss", "z_loss", "a_loss", "count", "grad_norm"]
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize("parallel", [None, dict(type="DataParallel", devices=2)], ids=["one", "replica"])
+def test_the_loss_comes_first_and_then_the_losses_as_the_model_gives_them(
+    make_runner_with_losses, steps_per_call, parallel
+):
+    runner = make_runner_with_losses(steps_per_call=steps_per_call, parallel=parallel)
+    runner.train()
+    assert order_of_losses(runner, last_line=True) == ORDER
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+def test_the_order_of_losses_is_kept_by_accumulation_and_skipped_steps(make_runner_with_losses, steps_per_call):
+    class Skip(Hook):
+        """Skip the third step, and report a metric before the losses are computed."""
+
+        def traced_batch(self, ctx):
+            return ctx.replace(metrics={**ctx.metrics, "before": jnp.zeros(())})
+
+        def traced_grads(self, ctx):
+            return ctx.replace(apply_update=ctx.step != 2)
+
+    wrapper = dict(optimizer=dict(type="SGD", lr=0.01), clip_grad=dict(max_norm=1.0), accumulative_counts=2)
+    runner = make_runner_with_losses(optim_wrapper=wrapper, custom_hooks=[Skip()], steps_per_call=steps_per_call)
+    runner.train()
+    assert order_of_losses(runner, last_line=True) == ORDER
+
+
+def test_a_resumed_run_keeps_the_order_of_losses(make_runner_with_losses):
+    make_runner_with_losses(train_cfg=dict(max_epochs=1)).train()
+    runner = make_runner_with_losses(resume=True)
+    runner.train()
+    assert order_of_losses(runner, last_line=True) == ORDER
+
+
+def test_the_learning_rate_in_the_log_is_that_of_the_first_parameter_as_defined(make_runner):
+    from flax import linen as nn
+
+    from jengine.model import LinenModel
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False):
+            return nn.Dense(1, name="a_head")(nn.Dense(3, name="stem")(x))[:, 0]
+
+    runner = make_runner(
+        model=LinenModel(Net(), loss=lambda outputs, batch: jnp.square(outputs - batch["y"]), inputs="x"),
+        train_cfg=dict(max_epochs=1, val_begin=9),
+        optim_wrapper=dict(
+            optimizer=dict(type="SGD", lr=0.1), paramwise_cfg=dict(custom_keys={"stem": dict(lr_mult=0.5)})
+        ),
+        default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=4)),
+    )
+    runner.train()
+    line = scalar_lines(runner)[0]
+    assert (line["lr"], line["base_lr"]) == (0.05, 0.1)

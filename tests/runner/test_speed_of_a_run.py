@@ -5,9 +5,11 @@ import re
 import jax
 import pytest
 
+from jengine.hooks import Hook
 from jengine.logging import PhaseTimer
 from jengine.runner import speed
 from jengine.runner.speed import format_speed, measure_speed
+from jengine.sharding import DispatchLimiter
 
 # forward a product of (4, 2) and (2,), backward one of (2, 4) and (4,): 8 multiplications and 8 additions each
 FLOPS = 32
@@ -46,6 +48,52 @@ def test_every_second_of_a_run_belongs_to_a_phase_that_is_logged(make_runner):
     for phase, duration in seconds.items():
         assert re.search(rf"\| {phase} +\| {duration:.2f} ", table)
         assert runner.message_hub.get_scalar(f"seconds/{phase}").current() == duration
+
+
+class SlowDevice(DispatchLimiter):
+    """Advance a clock by a second for each step that is waited for."""
+
+    def __init__(self):
+        super().__init__(limit=2)
+        self.now = 0.0
+        self.unfinished = 0
+
+    def wait(self):
+        if self.unfinished == self.limit:
+            self.now, self.unfinished = self.now + 1.0, self.unfinished - 1
+
+    def add(self, token):
+        self.unfinished += 1
+
+    def drain(self):
+        self.now, self.unfinished = self.now + self.unfinished, 0
+
+
+def test_waiting_for_the_device_is_time_of_the_step(make_runner):
+    class Watch(Hook):
+        """Collect the steps that validations and saves would wait for."""
+
+        def before_train(self, runner):
+            self.unfinished = []
+
+        def before_val(self, runner):
+            self.unfinished.append(device.unfinished)
+
+        def after_val(self, runner):
+            device.unfinished = 0  # the metrics were read
+
+        def before_save_checkpoint(self, runner, checkpoint):
+            self.unfinished.append(device.unfinished)
+
+    watch, device = Watch(), SlowDevice()
+    runner = make_runner(default_hooks={}, custom_hooks=[watch])
+    runner.phase_timer, runner.dispatch_limiter = PhaseTimer(lambda: device.now), device
+    runner.train()
+    logged = read_last_scalars(runner)
+    assert {name: value for name, value in logged.items() if name.startswith("seconds/") and value} == {
+        "seconds/step": 8
+    }
+    assert watch.unfinished == [0, 0] * 2  # a save and a validation in each epoch
 
 
 def test_speed_is_measured_over_the_time_of_training_only(make_runner):

@@ -1,5 +1,6 @@
 """Test a run from the config to the first step."""
 
+import contextlib
 import pathlib
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
+from jengine.runner import programs
 
 
 def test_a_hook_can_read_the_state_before_the_first_step(make_runner):
@@ -94,3 +96,15 @@ def test_the_start_names_the_mesh(make_runner, capsys, parallel):
     loader = dict(batch_size=8, dataset=data)
     make_runner(parallel=parallel, train_dataloader=loader, val_dataloader=loader).train()
     assert "devices:    8 x cpu, mesh {'data': 8" in capsys.readouterr().out
+
+
+def test_only_the_first_call_of_each_step_can_be_reported_as_compiling(make_runner, monkeypatch):
+    names = []
+
+    def report_if_slow(name):
+        names.append(name)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(programs, "report_if_slow", report_if_slow)
+    make_runner().train()
+    assert names == ["compiling the training step", "compiling the step of the validation"]

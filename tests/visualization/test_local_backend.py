@@ -85,7 +85,7 @@ def test_images_with_wrong_dtype_or_shape_are_rejected(tmp_path):
 
 def test_without_pillow_the_error_names_the_package_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with pytest.raises(ImportError, match="pip install pillow"):
+    with pytest.raises(ImportError, match=r"pip install 'jengine\[draw\]'"):
         LocalVisBackend(tmp_path).add_image("x", np.zeros((2, 2, 3), np.uint8))
 
 

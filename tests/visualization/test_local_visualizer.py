@@ -1,12 +1,24 @@
 import io
+import sys
 
 import numpy as np
 import pytest
 
+from jengine.errors import ConfigError
 from jengine.logging import build_logger
 from jengine.registry import VISUALIZERS
 from jengine.visualization import LocalVisualizer, Visualizer, local_visualizer
-from jengine.visualization.draw import default_palette, draw_boxes, draw_masks, draw_sem_seg, to_rgb
+from jengine.visualization.draw import (
+    default_palette,
+    draw_boxes,
+    draw_masks,
+    draw_sem_seg,
+    draw_texts,
+    fits,
+    place_side_by_side,
+    to_rgb,
+)
+from jengine.visualization.samples import to_entry
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -147,3 +159,102 @@ def test_processes_other_than_the_first_draw_nothing(visualizer, tmp_path, monke
 
 def test_it_can_be_built_from_a_config():
     assert isinstance(VISUALIZERS.build(dict(type="LocalVisualizer", zoom=2)), Visualizer)
+
+
+def text_pixels(picture, image):
+    """Return the rows and columns in which a picture differs from an image."""
+    return np.nonzero((picture != image).any(axis=-1))
+
+
+def test_texts_at_the_edge_are_moved_inside_the_image():
+    image = np.zeros((20, 60, 3), np.uint8)
+    centered = draw_texts(image, [(30, 10)], ["road"], [RED])
+    rows, columns = text_pixels(centered, image)
+    height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
+    assert abs((rows.min() + rows.max()) / 2 - 10) <= 1
+    assert abs((columns.min() + columns.max()) / 2 - 30) <= 1
+    for position in [(0, 0), (59, 19), (-5, 40)]:
+        rows, columns = text_pixels(draw_texts(image, [position], ["road"], [RED]), image)
+        assert (np.ptp(rows) + 1, np.ptp(columns) + 1) == (height, width)  # nothing of it is outside
+    boxed = draw_boxes(image, np.array([[50, 15, 59, 19]]), [RED], ["road"])
+    assert np.ptp(text_pixels(boxed, image)[1]) + 1 >= width
+
+
+def test_texts_are_reduced_and_then_cut_to_fit_small_images():
+    wide, narrow, tiny = (np.zeros((12, width, 3), np.uint8) for width in (60, 20, 12))
+    full = text_pixels(draw_texts(wide, [(0, 0)], ["road"], [RED]), wide)
+    reduced = text_pixels(draw_texts(narrow, [(0, 0)], ["road"], [RED]), narrow)
+    assert np.ptp(full[1]) + 1 > 20 > np.ptp(reduced[1])
+    assert fits("road", (12, 20))
+    assert not fits("road", (12, 12))
+    np.testing.assert_array_equal(
+        draw_texts(tiny, [(5, 6)], ["road and sky"], [RED]), draw_texts(tiny, [(5, 6)], ["road and sea"], [RED])
+    )
+    speck = np.zeros((2, 2, 3), np.uint8)
+    assert (draw_texts(speck, [(0, 0)], ["road"], [RED]) == speck).all()
+
+
+def test_cut_class_names_are_logged_once(visualizer, tmp_path):
+    build_logger(log_file=str(tmp_path / "run.log"))
+    for _ in range(2):
+        visualizer.draw(np.zeros((12, 12), np.uint8), {"pred_sem_seg": np.ones((12, 12), int)})
+    text = (tmp_path / "run.log").read_text()
+    assert text.count("Class names are cut in pictures of 12 x 12 pixels: road. Set a `zoom` above 1") == 1
+
+
+def test_the_class_of_an_image_is_written_above_it(visualizer):
+    image = np.full((8, 8, 3), 100, np.uint8)
+    picture = visualizer.draw(image, {"gt_label": np.int32(0), "pred_label": np.int64(1)})
+    strip = len(picture) - 8
+    np.testing.assert_array_equal(picture[strip:, :8], image)
+    assert picture[:strip].max() > 200  # white text on black
+    assert picture[strip:, 8:].max() == 0  # widened for the text
+    only = visualizer.draw(image, {"gt_label": 0, "pred_label": 1}, draw_gt=False)
+    assert strip > len(only) - 8 > 0  # one line
+    same = LocalVisualizer(classes=("x", "road")).draw(image, {"pred_label": 1})
+    np.testing.assert_array_equal(only, same)  # the name of the class, not its index
+    assert (visualizer.draw(image, {"pred_label": 1}, with_labels=False) == image).all()
+
+
+def test_a_number_is_written_with_four_digits():
+    image = np.zeros((4, 4), np.uint8)
+    visualizer = LocalVisualizer()
+    np.testing.assert_array_equal(
+        visualizer.draw(image, {"pred_label": np.float32(1 / 3)}), visualizer.draw(image, {"pred_label": 0.33331})
+    )
+
+
+def test_pictures_of_different_heights_are_placed_next_to_each_other():
+    low, high = np.full((1, 2, 3), 5, np.uint8), np.full((3, 1, 3), 7, np.uint8)
+    placed = place_side_by_side([low, high])
+    assert placed[..., 0].tolist() == [[5, 5, 7], [0, 0, 7], [0, 0, 7]]
+
+
+def test_only_visualizers_that_draw_pass_the_check_before_training(monkeypatch):
+    with pytest.raises(ConfigError, match=r"add_datasample for X, which draws samples, got a Visualizer; set visualiz"):
+        Visualizer().require_drawing("X")
+    LocalVisualizer().require_drawing("X")
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ImportError, match=r"pip install 'jengine\[draw\]'"):
+        LocalVisualizer().require_drawing("X")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        (np.int32(3), "label", 3),
+        (np.float32(0.5), "label", 0.5),
+        (np.array([0.1, 0.9]), "label", 1),
+        (np.array([[1, 0]]), "sem_seg", [[1, 0]]),
+        (np.array([[[0.1, 0.9], [0.9, 0.1]]]), "sem_seg", [[1, 0]]),
+    ],
+)
+def test_labels_and_predictions_of_an_example_become_a_class_or_class_indices(value, kind, expected):
+    found, entry = to_entry(value, "Hook.label")
+    assert found == kind
+    assert entry.tolist() == expected
+
+
+def test_predictions_that_cannot_be_drawn_are_named():
+    with pytest.raises(ConfigError, match=r"`Hook.prediction` must select a number, .* got f64\[2,2,2,2\]"):
+        to_entry(np.zeros((2, 2, 2, 2)), "Hook.prediction")

@@ -157,7 +157,7 @@ def test_subclasses_draw_samples(tmp_path):
             self.add_image(name, image + 1, step)
 
     image = np.zeros((1, 1, 3), np.uint8)
-    with pytest.raises(NotImplementedError, match="Visualizer cannot draw a dict: subclass Visualizer"):
+    with pytest.raises(NotImplementedError, match="Visualizer cannot draw a dict: use LocalVisualizer"):
         Visualizer(save_dir=tmp_path).add_datasample("x", image, {})
     Boxes(save_dir=tmp_path).add_datasample("x", image, {}, step=2)
     assert (tmp_path / "vis_data" / "vis_image" / "x_2.png").is_file()

@@ -16,6 +16,7 @@ from jengine.contrib.imix.ema import EMAIterHook as EMAIterHook
 from jengine.contrib.imix.evaluate import EvaluateHook as EvaluateHook
 from jengine.contrib.imix.from_imix import from_imix as from_imix
 from jengine.contrib.imix.hook_base import HookBase as HookBase
+from jengine.contrib.imix.hook_base import Trainer as Trainer
 from jengine.contrib.imix.hook_base import register_hooks as register_hooks
 from jengine.contrib.imix.iteration_timer import IterationTimerHook as IterationTimerHook
 from jengine.contrib.imix.log_buffer import Bins as Bins

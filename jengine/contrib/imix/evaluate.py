@@ -8,7 +8,7 @@ from typing import Any, TextIO
 import jax
 
 from jengine.annotations import Count
-from jengine.checkpoint import infer_rule
+from jengine.checkpoint import infer_rule, publish
 from jengine.contrib.imix.checkpoint import CheckPointHook
 from jengine.contrib.imix.hook_base import HookBase
 from jengine.contrib.imix.json_lines import open_json_lines, write_json_line
@@ -16,6 +16,7 @@ from jengine.errors import ConfigError, UnknownNameError, closest
 from jengine.registry import HOOKS
 
 BEST = "best_result"
+BEST_MODEL = "model_best"
 
 
 @HOOKS.register_module()
@@ -24,7 +25,8 @@ class EvaluateHook(HookBase):
 
     Each result is written to TensorBoard, if the run uses it, and to a line of `eval_json_file` with `iter` and, in a
     training by epochs, `epoch`, both counted from 0. The best result is saved as the full checkpoint `best_result` in
-    the work dir. Results are compared by the first metric that differs; for metrics such as `loss`, less is better.
+    the work dir; after training, `model_best` is a copy with the weights alone. Results are compared by the first
+    metric that differs; for metrics such as `loss`, less is better.
 
     The run must have a validation, and its train loop must not validate by itself (`val_begin` after the end);
     `from_imix` sets both.
@@ -101,13 +103,17 @@ class EvaluateHook(HookBase):
         return iteration == trainer.max_iters or (period is not None and iteration % period == 0)
 
     def after_train(self) -> None:
-        """Log the best result, also after an error."""
+        """Log the best result and copy its weights, also after an error."""
         if self._file is not None:
             self._file.close()
             self._file = None
         if self._best:
             result = ", ".join(f"{name}: {value:.4f}" for name, value in self._best.items())
-            self.trainer.logger.info(f"The best result ({result}) is saved to {BEST}.")
+            self.trainer.checkpointer.wait()
+            path = os.path.join(self.trainer.work_dir, BEST)
+            if jax.process_index() == 0 and os.path.isdir(path):
+                publish(path, ("state_dict", "meta"), BEST_MODEL)
+            self.trainer.logger.info(f"The best result ({result}) is saved to {BEST}, its weights to {BEST_MODEL}.")
 
     def _evaluate(self, *, epoch: int, iteration: int) -> None:
         """Validate after `epoch` epochs and `iteration` iterations."""

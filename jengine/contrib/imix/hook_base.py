@@ -3,7 +3,7 @@
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jengine.contrib.imix.log_buffer import LogBuffer
@@ -27,14 +27,52 @@ STAGES = (
 )
 
 
+class Trainer:
+    """Give a hook the attributes of the Runner, also under iMIX's names, without keeping the run alive.
+
+    Setting an attribute sets that of the Runner. After the end of the Runner each access raises ReferenceError.
+    """
+
+    __slots__ = ("_runner",)
+
+    def __init__(self, runner: Runner) -> None:
+        object.__setattr__(self, "_runner", weakref.proxy(runner))
+
+    @property
+    def _hooks(self) -> Sequence[Any]:
+        """The hooks in the order in which they run, `hooks` of the Runner."""
+        return self._runner.hooks
+
+    @property
+    def max_iter(self) -> int | float:
+        """The number of training iterations, `max_iters` of the Runner."""
+        return self._runner.max_iters
+
+    @property
+    def max_epoch(self) -> int:
+        """The number of epochs, `max_epochs` of the Runner."""
+        return self._runner.max_epochs
+
+    @property
+    def by_epoch(self) -> bool:
+        """True for a training by epochs."""
+        return self._runner.train_loop.by_epoch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._runner, name, value)
+
+
 class HookBase(_Base):
     """Define the six stages of iMIX's hooks: `before_` and `after_` of `train`, `train_epoch` and `train_iter`.
 
-    The methods take no arguments. `self.trainer` is a weak proxy of the Runner, so a hook does not keep the run alive;
-    other hooks are in `self.trainer.hooks`. In the two iteration methods `self.inner_iter` is the index of the
-    iteration in its epoch, and in the second `self.outputs` are the outputs of the step, device arrays by name. A
-    training by iterations has no epochs, so their methods are not called. `after_train` is also called if training has
-    failed.
+    The methods take no arguments. `self.trainer` is a `Trainer`, a weak proxy of the Runner, so a hook does not keep
+    the run alive; other hooks are in `self.trainer.hooks`. In the two iteration methods `self.inner_iter` is the index
+    of the iteration in its epoch, and in the second `self.outputs` are the outputs of the step, device arrays by name.
+    A training by iterations has no epochs, so their methods are not called. `after_train` is also called if training
+    has failed.
 
     All other stages and the traced methods are those of `Hook`.
 
@@ -71,7 +109,7 @@ class HookBase(_Base):
 
     def bind(self, runner: Runner) -> None:
         """Set `self.trainer` to a weak proxy of the run."""
-        self.trainer = weakref.proxy(runner)
+        self.trainer = Trainer(runner)
 
     def put_image(self, name: str, data: Any) -> None:
         """Write an image of this iteration; ignored if no writer of the run accepts images.

@@ -15,7 +15,7 @@ from jengine.hooks.runner_protocol import Runner
 from jengine.logging import HistoryBuffer
 from jengine.registry import Registry
 
-WRITERS = Registry("writer", "jengine.contrib.imix")
+WRITERS = Registry("writer", "jengine.contrib.imix", used_in="the `loggers` of a PeriodicLogger")
 
 _PREFIX = "train/"
 _TOTAL = "total_loss"  # iMIX's name of the sum of the losses
@@ -178,7 +178,7 @@ class JSONLoggerHook(LogBufferWriter):
 class TensorboardLoggerHook(LogBufferWriter):
     """Write training metrics, results of EvaluateHook, images and histograms to a TensorBoard event file.
 
-    Steps are iterations, counted from 0.
+    Steps are iterations, counted from 0. Names of results start with `val/`.
 
     Args:
       log_dir: the event file is written to its subdirectory `runs`; the work dir by default.
@@ -211,7 +211,8 @@ class TensorboardLoggerHook(LogBufferWriter):
         from jengine.visualization.convert import Histogram
 
         for result in results:
-            self._backend.add_scalars(result.metrics, result.step)
+            scalars = self._backend.name_scalars({**result.metrics, "mode": "val"})
+            self._backend.add_scalars(scalars, result.step)
         for image in images:
             self._backend.add_image(image.name, to_uint8(image.data), image.step)
         for bins in histograms:

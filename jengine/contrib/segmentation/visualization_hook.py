@@ -14,10 +14,11 @@ from jengine.annotations import Count, NonNegative
 from jengine.data.masking import get_mask
 from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook
+from jengine.hooks.local_examples import fetch_local_examples
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.selection import Selector, find, select, select_array
-from jengine.visualization import Visualizer
+from jengine.visualization.draw import resize_nearest
 
 
 @HOOKS.register_module()
@@ -73,7 +74,7 @@ class SegVisualizationHook(Hook):
         if show:
             text = "SegVisualizationHook has show=True: images are shown, and the visualizer does not write anything"
             warnings.warn(text, UserWarning, stacklevel=2)
-        self.draw = draw
+        self.draw = self.draws_samples = draw
         self.interval = interval
         self.show = show
         self.wait_time = wait_time
@@ -82,19 +83,9 @@ class SegVisualizationHook(Hook):
         self.prediction = prediction
 
     def before_run(self, runner: Runner) -> None:
-        """Check that the visualizer can draw, and remove its backends for `show`.
-
-        Raises:
-          ConfigError: the visualizer does not define `add_datasample`.
-        """
-        visualizer = runner.visualizer
-        if self.draw and type(visualizer).add_datasample is Visualizer.add_datasample:
-            raise ConfigError(
-                f"SegVisualizationHook: `visualizer` must be able to draw samples, got a {type(visualizer).__name__}; "
-                "set visualizer=dict(type='LocalVisualizer')"
-            )
+        """Remove the visualizer's backends for `show`."""
         if self.show:
-            visualizer.vis_backends = {}
+            runner.visualizer.vis_backends = {}
 
     def next_step(self, runner: Runner, step: int) -> float:
         """Return infinity: the hook does not act in training."""
@@ -117,7 +108,7 @@ class SegVisualizationHook(Hook):
         if "img_path" not in meta:
             images = select(data_batch, self.image, "SegVisualizationHook.image", "batch")
         arrays = images, find(data_batch, self.label), find(data_batch, "sample_idx"), get_mask(data_batch), predictions
-        images, labels, indices, mask, predictions = jax.device_get(jax.tree.map(_local_examples, arrays))
+        images, labels, indices, mask, predictions = fetch_local_examples(arrays)
         if jnp.issubdtype(predictions.dtype, jnp.floating):
             predictions = predictions.argmax(axis=-1)
         mask = np.ones(len(predictions), bool) if mask is None else mask
@@ -130,23 +121,10 @@ class SegVisualizationHook(Hook):
             if labels is not None:
                 sample["gt_sem_seg"] = labels[i]
             name, image = (str(index), images[i]) if images is not None else _read_file(meta["img_path"][index])
-            sample = {key: _resize(labels, image.shape[:2]) for key, labels in sample.items()}
+            sample = {key: resize_nearest(labels, image.shape[:2]) for key, labels in sample.items()}
             visualizer.add_datasample(
                 f"{mode}_{name}", image, data_sample=sample, show=self.show, wait_time=self.wait_time, step=runner.iter
             )
-
-
-def _local_examples(leaf: Any) -> Any:
-    """Return the examples of an array that are on this process, if others are on other processes."""
-    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
-        return leaf
-    return concatenate_local_shards(leaf)
-
-
-def concatenate_local_shards(array: jax.Array) -> np.ndarray:
-    """Concatenate the shards on this process's devices of an array that is sharded along its first axis."""
-    shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
-    return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)])
 
 
 def _read_file(path: str | os.PathLike[str]) -> tuple[str, np.ndarray]:
@@ -157,14 +135,3 @@ def _read_file(path: str | os.PathLike[str]) -> tuple[str, np.ndarray]:
         raise ImportError("reading images needs Pillow: pip install 'jengine[draw]'") from error
     with Image.open(path) as image:
         return os.path.basename(path), np.asarray(image.convert("RGB"))
-
-
-def _resize(labels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize labels int[h, w] to int[H, W] by nearest neighbors."""
-    labels = np.asarray(labels)
-    if labels.shape == size:
-        return labels
-    rows, columns = (
-        ((np.arange(new) + 0.5) * old / new).astype(int) for new, old in zip(size, labels.shape, strict=True)
-    )
-    return labels[rows[:, None], columns[None, :]]

@@ -1,10 +1,12 @@
 """Support self-supervised learning as MMSelfSup does: its hooks, and pure functions to build such models from."""
 
+from jengine.contrib.selfsup.clustering import PIC as PIC
 from jengine.contrib.selfsup.clustering import Kmeans as Kmeans
 from jengine.contrib.selfsup.clustering import class_weights as class_weights
 from jengine.contrib.selfsup.clustering import describe_clusters as describe_clusters
 from jengine.contrib.selfsup.deepcluster import DeepClusterHook as DeepClusterHook
 from jengine.contrib.selfsup.densecl import DenseCLHook as DenseCLHook
+from jengine.contrib.selfsup.features import Extractor as Extractor
 from jengine.contrib.selfsup.features import compare_features as compare_features
 from jengine.contrib.selfsup.features import extract_features as extract_features
 from jengine.contrib.selfsup.features import knn_accuracy as knn_accuracy
@@ -26,3 +28,4 @@ from jengine.contrib.selfsup.pseudo_labels import PseudoLabelDataset as PseudoLa
 from jengine.contrib.selfsup.simsiam import SimSiamHook as SimSiamHook
 from jengine.contrib.selfsup.swav import SwAVHook as SwAVHook
 from jengine.contrib.selfsup.views import random_view as random_view
+from jengine.contrib.selfsup.visualizer import SelfSupVisualizer as SelfSupVisualizer

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.annotations import Count, Fraction, Positive
 from jengine.errors import ConfigError, closest
 from jengine.registry import check_arguments
 
@@ -44,29 +45,101 @@ class Kmeans:
         """
         try:
             from sklearn.cluster import KMeans
-            from sklearn.decomposition import PCA
         except ImportError as error:
             raise ImportError("Kmeans clusters with scikit-learn: pip install 'jengine[examples]'") from error
-        num_samples, num_features = features.shape
-        if num_samples < self.k:
-            raise ConfigError(f"Kmeans: `k` must be at most the number of samples, {num_samples}, got {self.k}")
-        if self.pca_dim > min(features.shape):
-            raise ConfigError(
-                f"Kmeans: `pca_dim` must be at most {min(features.shape)} for {num_samples} samples of {num_features} "
-                f"features, got {self.pca_dim}; -1 skips the reduction"
-            )
-        if self.pca_dim != -1:
-            features = PCA(self.pca_dim, whiten=True, random_state=seed).fit_transform(features)
-        features = features / (np.linalg.norm(features, axis=1, keepdims=True) + 1e-10)
+        if len(features) < self.k:
+            raise ConfigError(f"Kmeans: `k` must be at most the number of samples, {len(features)}, got {self.k}")
+        features = _whiten(features, self.pca_dim, seed, "Kmeans")
         kmeans = KMeans(self.k, init="random", n_init=1, max_iter=self.max_iter, random_state=seed)
         return kmeans.fit_predict(features).astype(np.int64)
 
 
-_CLUSTERINGS = {"Kmeans": Kmeans}
+@dataclasses.dataclass(frozen=True)
+class PIC:
+    """Run power iteration clustering on the graph of nearest neighbors of whitened, L2-normalized features.
+
+    Power iterations on the affinities give each sample a centrality. Each sample points to the neighbor to which the
+    centrality, weighted by the affinity, increases most; the samples whose pointers end at the same sample are a
+    cluster. The number of clusters is a result. Clusters are numbered by size, the largest is 0; samples of clusters
+    beyond `k` join that one of the `k` whose mean is closest.
+
+    Source: Lin and Cohen, Power Iteration Clustering, 2010; as a graph of neighbors, in Caron et al., Deep Clustering
+    for Unsupervised Learning of Visual Features, 2018, arXiv:1807.05520.
+
+    Args:
+      k: largest number of clusters, the number of classes of the head.
+      pca_dim: as in Kmeans.
+      sigma: bandwidth of the affinities, `exp(-squared_distance / sigma**2)`.
+      nnn: number of nearest neighbors of a sample.
+      alpha: share of the affinities in a power iteration; the rest is uniform.
+      distribute_singletons: a cluster of one sample joins the cluster of its closest neighbor that is in a larger one.
+    """
+
+    k: Count
+    pca_dim: int = 256
+    sigma: Positive = 0.2
+    nnn: Count = 5
+    alpha: Fraction = 0.001
+    distribute_singletons: bool = True
+
+    def __call__(self, features: np.ndarray, seed: int) -> np.ndarray:
+        """Return the cluster of each sample.
+
+        Args:
+          features: float[N, D].
+          seed: seed of the reduction.
+
+        Returns:
+          int64[N], 0 to at most k - 1.
+
+        Raises:
+          ValueError: fewer than `nnn` other samples, or fewer features than principal components.
+          ImportError: scikit-learn is not installed.
+        """
+        try:
+            from sklearn.neighbors import NearestNeighbors
+        except ImportError as error:
+            raise ImportError("PIC finds neighbors with scikit-learn: pip install 'jengine[examples]'") from error
+        if len(features) <= self.nnn:
+            raise ConfigError(f"PIC: `nnn` must be below the number of samples, {len(features)}, got {self.nnn}")
+        features = _whiten(features, self.pca_dim, seed, "PIC")
+        index = NearestNeighbors(n_neighbors=self.nnn).fit(features)
+        distances, neighbors = index.kneighbors()  # of each sample, without the sample itself
+        roots = self._find_roots(neighbors, np.exp(-(distances**2) / self.sigma**2))
+        if self.distribute_singletons:
+            roots = _distribute_singletons(roots, neighbors)
+        return _number_by_size(roots, features, self.k)
+
+    def _find_roots(self, neighbors: np.ndarray, affinities: np.ndarray) -> np.ndarray:
+        """Return the sample of highest centrality in the cluster of each sample, int64[N]."""
+        from scipy.sparse import csr_array
+
+        num_samples = len(neighbors)
+        starts = np.arange(num_samples + 1) * self.nnn
+        directed = csr_array((affinities.ravel(), neighbors.ravel(), starts), shape=(num_samples, num_samples))
+        graph = (directed + directed.T).tocsr()
+        centrality = np.full(num_samples, 1 / num_samples)
+        for _ in range(_POWER_ITERATIONS):
+            centrality = self.alpha * (graph @ centrality) + (1 - self.alpha) / num_samples
+            centrality /= centrality.sum()
+        edges = graph.tocoo()
+        gains = edges.data * (centrality[edges.col] - centrality[edges.row])
+        order = np.lexsort((-gains, edges.row))  # the largest gain of each row first
+        rows, first = np.unique(edges.row[order], return_index=True)
+        best = order[first]
+        pointers = np.arange(num_samples)
+        pointers[rows] = np.where(gains[best] > 0, edges.col[best], rows)
+        while (pointers[pointers] != pointers).any():  # centrality increases along pointers, so that there is no cycle
+            pointers = pointers[pointers]
+        return pointers
 
 
-def build_clustering(cfg: Mapping[str, Any]) -> Kmeans:
-    """Build a clustering from its config, `dict(type='Kmeans', k=...)`.
+_POWER_ITERATIONS = 200
+_CLUSTERINGS: dict[str, type[Kmeans] | type[PIC]] = {"Kmeans": Kmeans, "PIC": PIC}
+
+
+def build_clustering(cfg: Mapping[str, Any]) -> Kmeans | PIC:
+    """Build a clustering from its config, `dict(type='Kmeans', k=...)` or `dict(type='PIC', k=...)`.
 
     Raises:
       ConfigError: an unknown type. TypeError: unknown or missing arguments.
@@ -100,3 +173,40 @@ def describe_clusters(counts: np.ndarray) -> str:
       counts: int[K], number of samples of each cluster.
     """
     return f"empty_num: {(counts == 0).sum()}\tmin_cluster: {counts.min()}\tmax_cluster:{counts.max()}"
+
+
+def _whiten(features: np.ndarray, pca_dim: int, seed: int, owner: str) -> np.ndarray:
+    """Return whitened principal components, or with `pca_dim` of -1 the features, with an L2 norm of 1."""
+    from sklearn.decomposition import PCA
+
+    num_samples, num_features = features.shape
+    if pca_dim > min(features.shape):
+        raise ConfigError(
+            f"{owner}: `pca_dim` must be at most {min(features.shape)} for {num_samples} samples of {num_features} "
+            f"features, got {pca_dim}; -1 skips the reduction"
+        )
+    if pca_dim != -1:
+        features = PCA(pca_dim, whiten=True, random_state=seed).fit_transform(features)
+    return features / (np.linalg.norm(features, axis=1, keepdims=True) + 1e-10)
+
+
+def _distribute_singletons(clusters: np.ndarray, neighbors: np.ndarray) -> np.ndarray:
+    """Move each sample that is alone to the cluster of its closest neighbor that is not, if there is one."""
+    sizes = np.bincount(clusters, minlength=len(clusters))
+    is_alone = sizes[clusters] == 1
+    can_join = ~is_alone[neighbors]
+    closest_neighbor = neighbors[np.arange(len(clusters)), can_join.argmax(axis=1)]
+    return np.where(is_alone & can_join.any(axis=1), clusters[closest_neighbor], clusters)
+
+
+def _number_by_size(clusters: np.ndarray, features: np.ndarray, k: int) -> np.ndarray:
+    """Return clusters by decreasing size, 0 to k - 1; samples of others join the one with the closest mean."""
+    _, indices, counts = np.unique(clusters, return_inverse=True, return_counts=True)
+    ranks = np.empty(len(counts), np.int64)
+    ranks[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
+    labels = ranks[indices]
+    if (rest := labels >= k).any():
+        means = np.stack([features[labels == label].mean(axis=0) for label in range(k)])
+        products = features[rest] @ means.T
+        labels[rest] = np.argmin((means**2).sum(axis=1) - 2 * products, axis=1)  # the squared distance less |x|^2
+    return labels

@@ -10,7 +10,7 @@ import numpy as np
 
 from jengine.annotations import Count, Finite
 from jengine.contrib.selfsup.clustering import build_clustering, class_weights, describe_clusters
-from jengine.contrib.selfsup.features import FeatureExtractor
+from jengine.contrib.selfsup.features import Extractor
 from jengine.contrib.selfsup.memory_bank import fill_bank
 from jengine.contrib.selfsup.model_entries import (
     device_put_like,
@@ -20,7 +20,7 @@ from jengine.contrib.selfsup.model_entries import (
     replace_memory_bank,
     replace_state_entry,
 )
-from jengine.data import build_dataloader, select_arrays
+from jengine.data import select_arrays
 from jengine.errors import ArgumentError, closest, config_path
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
@@ -42,7 +42,7 @@ class DeepClusterHook(Hook):
 
     Args:
       extract_dataloader: config of a loader over all training samples in order, or the loader.
-      clustering: `dict(type='Kmeans', k=..., pca_dim=...)`.
+      clustering: `dict(type='Kmeans', k=..., pca_dim=...)`, or of type 'PIC'.
       unif_sampling: visit all clusters equally often in the next epoch; needs
         `sampler=dict(type='DeepClusterSampler')`.
       reweight: set the model's state entry `loss_weight` f32[k] to weights that decrease with the cluster size.
@@ -93,9 +93,7 @@ class DeepClusterHook(Hook):
         self._train_loader: Any = runner.train_dataloader
         self._check(runner)
         self._reset_head = _build_reset(runner.model, runner.optim_wrapper, runner.state, self.head)
-        self._extract_features = FeatureExtractor(runner.model)
-        with config_path("extract_dataloader"):
-            self._extract_loader = build_dataloader(self.extract_dataloader, train=False)
+        self._extract_features = Extractor(self.extract_dataloader)
         self._example_batch = select_arrays(self._train_loader.example())
 
     def before_train(self, runner: Runner) -> None:
@@ -140,9 +138,7 @@ class DeepClusterHook(Hook):
 
     def _cluster(self, runner: Runner, epoch: int) -> None:
         """Cluster the data, and set up data and state for training on these labels from `epoch` on."""
-        state, strategy = runner.state, runner.strategy
-        variables = state.params, drop_replica_axis(strategy.mean_over_replicas(state.model_state), strategy)
-        features = self._extract_features(*variables, self._extract_loader)
+        features = self._extract_features(runner)
         seed = runner.seed if self.seed is None else self.seed
         kmeans_seed = np.random.RandomState([seed % 2**32, epoch]).randint(1234)
         labels = self.clustering(features, int(kmeans_seed))
@@ -152,7 +148,7 @@ class DeepClusterHook(Hook):
         self._assign_labels(labels, epoch)
         counts = np.bincount(labels, minlength=self.clustering.k)
         runner.logger.info(describe_clusters(counts))
-        state = state.replace(model_state=self._update_model_state(runner, features, labels, counts))
+        state = runner.state.replace(model_state=self._update_model_state(runner, features, labels, counts))
         rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 2), jnp.uint32(epoch))
         runner.state = self._reset_head(state, rng, self._example_batch)
 

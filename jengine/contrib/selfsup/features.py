@@ -1,5 +1,6 @@
 """Extract the features of a whole dataset, and measure how well they separate its classes."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -7,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.contrib.selfsup.model_entries import drop_replica_axis
-from jengine.data import DataLoader
+from jengine.data import DataLoader, build_dataloader
 from jengine.data.masking import get_mask
-from jengine.errors import ArgumentError
+from jengine.errors import ArgumentError, ConfigError, config_path
 from jengine.hooks.runner_protocol import Runner
 
 PyTree = Any
+_AVERAGE = {"type": "AvgPool2d", "output_size": 1}
 
 
 class FeatureExtractor:
@@ -23,10 +25,16 @@ class FeatureExtractor:
 
     Args:
       model: a model whose `predict` returns a dict with `features`.
+      is_pooled: take the mean of features [B, H, W, C] over H and W.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._predict = jax.jit(lambda params, model_state, batch: _predict_features(model, params, model_state, batch))
+    def __init__(self, model: Any, is_pooled: bool = False) -> None:
+        def predict(params: PyTree, model_state: PyTree, batch: PyTree) -> jax.Array:
+            features = _predict_features(model, params, model_state, batch)
+            features = features.mean(axis=(1, 2)) if is_pooled and features.ndim == 4 else features
+            return features.reshape(features.shape[0], -1).astype(jnp.float32)
+
+        self._predict = jax.jit(predict)
 
     def __call__(self, params: PyTree, model_state: PyTree, loader: Any) -> np.ndarray:
         """Return the features f32[N, D] of the loader's samples, in order and without padding.
@@ -45,6 +53,50 @@ class FeatureExtractor:
             mask = get_mask(batch)
             features.append(predicted if mask is None else predicted[np.asarray(mask)])
         return np.concatenate(features)
+
+
+class Extractor:
+    """Extract the features of a dataset with the model of a run.
+
+    Args:
+      extract_dataloader: config of a loader over the samples in order, or the loader.
+      seed, dist_mode: MMSelfSup's arguments, which need no value: the loader does not shuffle, and every process
+        computes the features of all samples.
+      pool_cfg: None, or `dict(type='AvgPool2d', output_size=1)` for features [B, H, W, C], whose mean over H and W is
+        taken; others are flattened.
+
+    Raises:
+      ConfigError: another pooling.
+    """
+
+    def __init__(
+        self,
+        extract_dataloader: Any,
+        seed: int | None = None,
+        dist_mode: bool = False,
+        pool_cfg: Mapping[str, Any] | None = None,
+    ) -> None:
+        if pool_cfg is not None and {"output_size": 1, **pool_cfg} != _AVERAGE:
+            raise ConfigError(f"`Extractor.pool_cfg` must be None or {_AVERAGE}, got {dict(pool_cfg)}")
+        with config_path("extract_dataloader"):
+            self._loader = build_dataloader(extract_dataloader, train=False)
+        self._is_pooled = pool_cfg is not None
+        self._model: Any = None
+
+    def __call__(self, runner: Runner) -> np.ndarray:
+        """Return the features f32[N, D] of all samples, with the current weights, in inference mode.
+
+        Raises:
+          ValueError: the runner has no state.
+        """
+        state, strategy = runner.state, runner.strategy
+        if state is None:
+            raise ValueError("Extractor: `runner` must have a state, got one without; call runner.train() first")
+        if self._model is not runner.model:
+            self._model = runner.model
+            self._extract = FeatureExtractor(runner.model, self._is_pooled)
+        model_state = drop_replica_axis(strategy.mean_over_replicas(state.model_state), strategy)
+        return self._extract(state.params, model_state, self._loader)
 
 
 def extract_features(model: Any, params: PyTree, model_state: PyTree, loader: Any) -> np.ndarray:
@@ -116,14 +168,7 @@ def compare_features(runner: Runner, train: Any, test: Any) -> tuple[float, floa
     Raises:
       ValueError: the runner has no state.
     """
-    state = runner.state
-    if state is None:
-        raise ValueError("compare_features: `runner` must be trained, got one without a state; call runner.train()")
-    extract, strategy = FeatureExtractor(runner.model), runner.strategy
-    model_state = drop_replica_axis(strategy.mean_over_replicas(state.model_state), strategy)
-    features, test_features = (
-        extract(state.params, model_state, DataLoader(dataset, 256)) for dataset in (train, test)
-    )
+    features, test_features = (Extractor(DataLoader(dataset, 256))(runner) for dataset in (train, test))
     labels, test_labels = train.arrays["label"], test.arrays["label"]
     learned = knn_accuracy(features, labels, test_features, test_labels)
     images, test_images = train.arrays["image"], test.arrays["image"]
@@ -135,5 +180,4 @@ def _predict_features(model: Any, params: PyTree, model_state: PyTree, batch: Py
     if not isinstance(predictions, dict) or "features" not in predictions:
         actual = sorted(predictions) if isinstance(predictions, dict) else type(predictions).__name__
         raise ArgumentError(f"{type(model).__name__}.predict must return a dict with 'features', got {actual}")
-    features = predictions["features"]
-    return features.reshape(features.shape[0], -1).astype(jnp.float32)
+    return predictions["features"]

@@ -7,6 +7,7 @@ from typing import Any
 
 from jengine import paths
 from jengine.model.model import Model
+from jengine.model.nnx_state import list_module_types
 
 _NORMS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm", "GroupNorm", "LayerNorm")
 
@@ -99,7 +100,8 @@ def module_tree(params: Any, module_types: Mapping[str, str] | None = None) -> M
     types = dict(module_types or {})
     root = Module(type=types.get("", "") if types else None)
     leaves = paths.flatten(params)
-    rank = {path: i for i, path in enumerate([*types, *_iterate_paths(params)])}
+    defined = [prefix for path in types for prefix in _prefixes(path)]  # `params` may have passed `jax.jit`
+    rank = {path: i for i, path in enumerate(dict.fromkeys([*defined, *_iterate_paths(params)]))}
     for path in sorted(leaves, key=lambda p: _sort_key(p, rank)):
         *modules, name = path.split(".")
         module = root
@@ -129,8 +131,7 @@ def get_params(source: Any, module_types: Mapping[str, str] | None = None) -> tu
     """
     nnx = sys.modules.get("flax.nnx")  # if it is not loaded, `source` cannot be one of its objects
     if nnx is not None and isinstance(source, nnx.Module):
-        types = {".".join(map(str, path)): type(node).__name__ for path, node in nnx.iter_modules(source)}
-        return _select_params(nnx, nnx.state(source), type(source).__name__), module_types or types
+        return _select_params(nnx, nnx.state(source), type(source).__name__), module_types or list_module_types(source)
     if nnx is not None and isinstance(source, nnx.State):  # before `params`: a state has its keys as attributes
         return _select_params(nnx, source, "an nnx.State"), module_types or {}
     if hasattr(source, "params"):
@@ -163,12 +164,16 @@ def _iterate_paths(tree: Any, prefix: str = "") -> Iterator[str]:
         yield from (f"{prefix}.{path}" if prefix and path else path for path in paths.flatten(tree))
 
 
+def _prefixes(path: str) -> list[str]:
+    """Return the paths of the containers of a module, from the outermost, and its own."""
+    parts = path.split(".")
+    return [".".join(parts[: n + 1]) for n in range(len(parts))]
+
+
 def _sort_key(path: str, rank: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
     """Return the rank of the node at each level of the path, with biases last among the leaves of a module."""
-    parts = path.split(".")
-    nodes = [".".join(parts[: n + 1]) for n in range(len(parts))]
-    is_bias = int(parts[-1] == "bias")
-    return tuple((is_bias if node == path else 0, rank.get(node, len(rank))) for node in nodes)
+    is_bias = int(path.rpartition(".")[2] == "bias")
+    return tuple((is_bias if node == path else 0, rank.get(node, len(rank))) for node in _prefixes(path))
 
 
 def _select_params(nnx: Any, state: Any, name: str) -> Any:

@@ -89,7 +89,7 @@ def test_a_resumed_run_ends_like_an_uninterrupted_run(imix_runner, run_dir, tmp_
     full = imix_runner(6, work_dir=str(tmp_path / "full"), **settings).train()
     with pytest.raises(InterruptedError):
         imix_runner(6, custom_hooks=[interrupt_after(5)], **settings).train()
-    assert list_names(run_dir) == ["best_result", "p_epoch0_model", "p_epoch1_iter2_model"]
+    assert list_names(run_dir) == ["best_result", "model_best", "p_epoch0_model", "p_epoch1_iter2_model"]
     resumed = imix_runner(6, resume_from=str(run_dir / "p_epoch0_model"), **settings).train()
     assert float(resumed.params["w"]) == float(full.params["w"])
     assert list_names(run_dir) == list_names(tmp_path / "full")
@@ -144,7 +144,12 @@ def test_each_epoch_writes_a_line_and_the_best_is_a_checkpoint(imix_runner, run_
     assert jax.tree.all(jax.tree.map(np.array_equal, best.state["params"], same.state["params"]))
     assert load_weight(run_dir, "best_result") != load_weight(run_dir, "p_epoch2_model")
     assert best.meta["meta"]["iter"] == same.meta["meta"]["iter"] == 4
-    assert "The best result (acc: 0.7000) is saved to best_result." in next(run_dir.glob("*/*.log")).read_text()
+    text = next(run_dir.glob("*/*.log")).read_text()
+    assert "The best result (acc: 0.7000) is saved to best_result, its weights to model_best." in text
+    weights = checkpoint.load(run_dir / "model_best")
+    assert sorted(weights.state) == ["model_state", "params"]
+    assert weights.params["w"] == best.params["w"]
+    assert weights.meta["meta"]["iter"] == 4
 
 
 def test_a_result_is_reduced_to_the_selected_metrics(imix_runner, run_dir, test_data, monkeypatch):

@@ -122,3 +122,23 @@ def test_the_text_logger_logs_at_each_stage(imix_runner, tmp_path):
     text = next(tmp_path.glob("run/*/*.log")).read_text()
     positions = [text.index(f"{stage}:hello") for stage in ("before_train", "after_train_iter", "after_train")]
     assert positions == sorted(positions)
+
+
+def test_the_trainer_has_the_names_of_imix(imix_runner):
+    class Reads(HookBase):
+        def before_train(self):
+            trainer = self.trainer
+            self.read = [trainer.max_iter, trainer.max_epoch, trainer.by_epoch, self in trainer._hooks]
+            trainer.remark = "set on the run"
+
+    for arguments, expected in ((dict(total_epochs=3), [6, 3, True, True]), (dict(max_iter=4), [4, 1, False, True])):
+        hook = Reads()
+        runner = imix_runner(4, custom_hooks=[hook], **arguments)
+        runner.train()
+        assert hook.read == expected
+        assert runner.remark == "set on the run"
+
+
+def test_a_writer_in_custom_hooks_is_named_with_its_place(imix_runner):
+    with pytest.raises(KeyError, match="'JSONLoggerHook', which is a writer; add it to the `loggers` of a PeriodicLog"):
+        imix_runner(4, custom_hooks=[dict(type="JSONLoggerHook")])

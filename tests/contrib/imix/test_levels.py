@@ -54,7 +54,9 @@ def test_custom_hooks_run_after_the_default_hooks_of_their_level(imix_cfg, test_
     from jengine.contrib.imix import from_imix
 
     arguments = from_imix(imix_cfg(test_data=test_data))
-    hooks = build.build_hooks(arguments["default_hooks"], arguments["custom_hooks"])
+    hooks = HookList()
+    build.register_default_hooks(hooks, arguments["default_hooks"])
+    build.register_custom_hooks(hooks, arguments["custom_hooks"])
     for name, level in (("A", 20), ("B", 20), ("C", 40), ("D", 30), ("Z", 0)):
         hooks.register(make_hook(name, level))
     assert [name for name in get_names(hooks) if name not in ("RuntimeInfoHook", "DistSamplerSeedHook")] == [

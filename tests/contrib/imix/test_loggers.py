@@ -274,7 +274,7 @@ def test_all_validation_results_are_written_to_tensorboard(imix_runner, run_dir,
         8, total_epochs=2, eval_iter_period=2, log_config=dict(period=3, hooks=writers), test_data=test_data
     )
     runner.train()
-    events = EventAccumulator(str(run_dir / "runs")).Reload().Scalars("loss")
+    events = EventAccumulator(str(run_dir / "runs")).Reload().Scalars("val/loss")
     lines = [json.loads(line) for line in (run_dir / "eval_result.json").read_text().splitlines()]
     assert [event.step for event in events] == [line["iter"] for line in lines] == [1, 3, 5, 7]
     assert [event.value for event in events] == pytest.approx([line["loss"] for line in lines])

@@ -1,15 +1,18 @@
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.contrib.selfsup import Kmeans, PseudoLabelDataset, class_weights, describe_clusters
+from jengine.contrib.selfsup import PIC, Extractor, Kmeans, PseudoLabelDataset, class_weights, describe_clusters
 from jengine.contrib.selfsup.clustering import build_clustering
 from jengine.contrib.selfsup.pseudo_labels import uniform_indices
-from jengine.data import ArrayDataset
+from jengine.data import ArrayDataset, DataLoader
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.runner import Runner
+from jengine.sharding import SingleDevice
 
 K = 2
 
@@ -236,11 +239,90 @@ def test_kmeans_finds_the_blobs_at_any_scale(pca_dim):
     np.testing.assert_array_equal(labels, Kmeans(K, pca_dim)(features, seed=3))
 
 
+def find_pic_roots(features, sigma, nnn, alpha):
+    """Return the root of each sample of power iteration clustering, computed sample by sample."""
+    distances = ((features[:, None] - features[None]) ** 2).sum(axis=-1)
+    directed = np.zeros_like(distances)
+    for i, row in enumerate(distances):
+        for j in np.argsort(np.where(np.arange(len(row)) == i, np.inf, row))[:nnn]:
+            directed[i, j] = np.exp(-row[j] / sigma**2)
+    graph = directed + directed.T
+    centrality = np.ones(len(features)) / len(features)
+    for _ in range(200):
+        centrality = alpha * graph @ centrality + (1 - alpha) / len(features)
+        centrality /= centrality.sum()
+    roots = []
+    for i in range(len(features)):
+        while (gains := graph[i] * (centrality - centrality[i])).max() > 0:
+            i = gains.argmax()
+        roots.append(int(i))
+    return np.array(roots)
+
+
+def test_pic_follows_the_centrality_of_the_graph_of_neighbors():
+    features = np.random.RandomState(1).randn(60, 3).astype(np.float32)
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    roots = find_pic_roots(features.astype(np.float64), sigma=0.4, nnn=3, alpha=0.01)
+    sizes = sorted(np.unique(roots, return_counts=True)[1], reverse=True)
+    assert len(sizes) > 4
+    pic = PIC(k=60, pca_dim=-1, sigma=0.4, nnn=3, alpha=0.01, distribute_singletons=False)
+    labels = pic(features, seed=0)
+    assert len({*zip(labels.tolist(), roots.tolist(), strict=True)}) == len(sizes)
+    assert np.bincount(labels).tolist() == sizes  # the largest cluster is 0
+    few = PIC(k=3, pca_dim=-1, sigma=0.4, nnn=3, alpha=0.01, distribute_singletons=False)(features, seed=0)
+    assert (few[labels < 3] == labels[labels < 3]).all()
+    means = np.stack([features[labels == label].mean(axis=0) for label in range(3)])
+    closest = ((features[:, None] - means) ** 2).sum(axis=-1).argmin(axis=1)
+    assert few[labels >= 3].tolist() == closest[labels >= 3].tolist()
+
+
+def test_pic_finds_the_blobs_and_their_number():
+    labels = PIC(k=10, pca_dim=-1, sigma=1.0, nnn=8, alpha=0.1)(make_blobs().arrays["x"], seed=0)
+    assert is_same_clustering(labels, TRUTH)
+
+
+def test_a_singleton_of_pic_joins_the_cluster_of_its_closest_neighbor():
+    angles = np.array([0.0, 0.01, 0.02, 3.0, 3.01, 3.02, 1.0])  # the last is between, closer to the first three
+    features = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    alone = PIC(k=3, pca_dim=-1, sigma=0.01, nnn=2, alpha=0.1, distribute_singletons=False)(features, seed=0)
+    assert (alone == alone[6]).sum() == 1
+    joined = PIC(k=3, pca_dim=-1, sigma=0.01, nnn=2, alpha=0.1)(features, seed=0)
+    assert joined[6] == joined[2] != joined[3]
+
+
+def test_a_run_clusters_by_power_iterations(tmp_path):
+    clustering = dict(type="PIC", k=K, pca_dim=-1, sigma=1.0, nnn=8, alpha=0.1)
+    runner, _ = train(tmp_path, hook=dict(clustering=clustering, interval=10))
+    assert is_same_clustering(runner.train_dataloader.dataset.pseudo_labels, TRUTH)
+
+
+def test_the_extractor_returns_the_features_of_a_run(tmp_path):
+    runner = make_runner(tmp_path, hook=dict(interval=10), train_cfg=dict(max_epochs=1))
+    runner.train()
+    x = make_blobs().arrays["x"]
+    extractor = Extractor(dict(batch_size=5, dataset=make_blobs()), seed=0, dist_mode=True)
+    np.testing.assert_allclose(extractor(runner), x @ runner.state.params["encoder"]["kernel"], rtol=1e-5)
+    with pytest.raises(ValueError, match="`Extractor.pool_cfg` must be None or .* got {'type': 'MultiPooling'}"):
+        Extractor(dict(batch_size=5, dataset=make_blobs()), pool_cfg=dict(type="MultiPooling"))
+
+
+def test_the_extractor_takes_the_mean_over_the_positions_of_a_map():
+    maps = np.arange(24, dtype=np.float32).reshape(2, 2, 2, 3)
+    model = FunctionalModel(lambda: {"w": jnp.ones(())}, lambda params, batch: params["w"], lambda params, batch: {"features": params["w"] * batch["x"]})  # fmt: skip
+    strategy = SingleDevice()
+    state = types.SimpleNamespace(params={"w": jnp.ones(())}, model_state={})
+    runner = types.SimpleNamespace(model=model, state=state, strategy=strategy)
+    extractor = Extractor(DataLoader(ArrayDataset(dict(x=maps)), 2), pool_cfg=dict(type="AvgPool2d"))
+    np.testing.assert_allclose(extractor(runner), maps.mean(axis=(1, 2)))
+
+
 @pytest.mark.parametrize(
     ("cfg", "message"),
     [
         (dict(type="Kmeans", k=25, pca_dim=-1), "`k` must be at most the number of samples, 24, got 25"),
         (dict(type="Kmeans", k=2, pca_dim=3), "`pca_dim` must be at most 2 for 24 samples of 2 features, got 3"),
+        (dict(type="PIC", k=2, nnn=24, pca_dim=-1), "`nnn` must be below the number of samples, 24, got 24"),
+        (dict(type="PIC", k=2, pca_dim=3), "PIC: `pca_dim` must be at most 2 for 24 samples of 2 features, got 3"),
         (dict(type="KMeans", k=2), "`type` must be a clustering, got 'KMeans'; did you mean 'Kmeans'"),
     ],
 )

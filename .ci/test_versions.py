@@ -1,0 +1,92 @@
+"""Install the wheel, train the demo and run the tests with each supported Python and with the oldest packages.
+
+    make test-versions                      # all of them
+    make test-versions ARGS="3.13 oldest"   # only these
+
+Each has an environment of its own in .venv-NAME, and one from scratch for the wheel. The table at the end has a line
+for each; an interpreter that is not found counts as a failure. Interpreters are `python3.13` and the like, or pyenv's.
+"""
+
+import glob
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+
+ROOT = pathlib.Path(__file__).parent.parent
+_PREFIX = "Programming Language :: Python :: 3."
+_CLASSIFIERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+PYTHONS = [f"3.{line.removeprefix(_PREFIX)}" for line in _CLASSIFIERS if line.startswith(_PREFIX)]
+OLDEST = "oldest"
+
+
+def find_python(version: str) -> str | None:
+    """Return an interpreter of this version that can make environments, or None."""
+    pyenv = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
+    candidates = [shutil.which(f"python{version}"), *sorted(glob.glob(f"{pyenv}/versions/{version}.*/bin/python"))]
+    code = f"import ensurepip, sys; sys.exit('%d.%d' % sys.version_info[:2] != '{version}')"
+    for path in filter(None, candidates):
+        if subprocess.run([path, "-c", code], capture_output=True).returncode == 0:
+            return path
+    return None
+
+
+def train_demo(python: str, environment: pathlib.Path, pins: str) -> bool:
+    """Install the wheel into an empty environment and train the demo in an empty directory."""
+    with tempfile.TemporaryDirectory() as folder:
+        directory, venv = pathlib.Path(folder), pathlib.Path(folder, "venv")
+        build = [environment / "bin" / "python", "-m", "build", "--no-isolation", "--outdir", directory, ROOT]
+        if not (run(*build) and run(python, "-m", "venv", venv)):
+            return False
+        (wheel,) = directory.glob("*.whl")
+        install = [venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        (directory / "empty").mkdir()
+        return run(*install, f"{wheel}[examples]", "-c", ROOT / pins) and run(
+            venv / "bin" / "jengine", "train", "configs/digits_cnn.py", cwd=directory / "empty"
+        )
+
+
+def run(*command: object, cwd: pathlib.Path = ROOT) -> bool:
+    """Run a command and return whether it succeeded."""
+    print("$", *command, flush=True)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run([str(part) for part in command], cwd=cwd, env=variables).returncode == 0
+
+
+def check(name: str) -> list[str]:
+    """Run everything for a Python version or `oldest`, and return the line of the table."""
+    version = PYTHONS[0] if name == OLDEST else name
+    python = find_python(version)
+    if python is None:
+        return [name, f"MISSING: no python{version} on PATH or in pyenv", "", "", ""]
+    environment = ROOT / f".venv-{name}"
+    pins = f"constraints/{OLDEST}.txt" if name == OLDEST else f"constraints/py{version.replace('.', '')}.txt"
+    arguments = [f"PYTHON={python}", f"VENV={environment.name}", f"PINS={pins}"]
+    start = time.monotonic()
+    if not run("make", f"{environment.name}/.installed", *arguments):
+        return [name, python, "FAILED to install", "", ""]
+    demo = "passed" if train_demo(python, environment, pins) else "FAILED"
+    tests = "passed" if run("make", "pytest", *arguments) else "FAILED"
+    return [name, python, f"demo {demo}", f"tests {tests}", f"{(time.monotonic() - start) / 60:.0f} min"]
+
+
+def main(names: list[str]) -> int:
+    """Run all checks, print the table, and return the exit code."""
+    unknown = set(names) - {*PYTHONS, OLDEST}
+    if unknown:
+        print(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join([*PYTHONS, OLDEST])}", file=sys.stderr)
+        return 2
+    lines = [check(name) for name in names or [*PYTHONS, OLDEST]]
+    for line in lines:
+        print(*(f"{cell:<10}" for cell in line))
+    return int(
+        any(cell.startswith(("MISSING", "FAILED")) or cell.endswith("FAILED") for line in lines for cell in line)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""Report a call that takes long while it runs."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+from jengine.logging import console
+
+_AFTER = 10.0  # seconds
+
+
+@contextlib.contextmanager
+def report_if_slow(name: str, after: float = _AFTER, logger: logging.Logger | None = None) -> Iterator[None]:
+    """Log once that the body takes long, and how long it took; on a TTY, show its seconds with a spinner meanwhile.
+
+    Args:
+      name: what the body does: 'compiling the training step'.
+      after: seconds after which the body takes long.
+      logger: the logger; that of the run by default.
+    """
+    logger = logger or logging.getLogger("jengine")
+    start = time.monotonic()
+    with contextlib.ExitStack() as spinner:
+        lock, is_slow, is_done = threading.Lock(), False, False
+
+        def report() -> None:
+            nonlocal is_slow
+            with lock:
+                if is_done:
+                    return
+                is_slow = True
+                logger.info(f"{name[0].upper()}{name[1:]} takes more than {after:.0f} s.")
+                if console.terminal.is_terminal:
+                    spinner.enter_context(_spin(name, after))
+
+        timer = threading.Timer(after, report)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            with lock:
+                is_done = True
+    if is_slow:
+        logger.info(f"{name[0].upper()}{name[1:]} took {time.monotonic() - start:.0f} s.")
+
+
+@contextlib.contextmanager
+def _spin(name: str, elapsed: float) -> Iterator[None]:
+    """Show a spinner with the seconds of a call that has taken `elapsed` of them."""
+    from rich import progress
+
+    columns = progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn()
+    with progress.Progress(*columns, console=console.terminal, transient=True) as spinner:
+        spinner.add_task(name, total=None)
+        (task,) = spinner.tasks
+        task.start_time = spinner.get_time() - elapsed
+        yield

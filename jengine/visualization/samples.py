@@ -1,0 +1,35 @@
+"""Convert labels and predictions of one example to the entries that LocalVisualizer draws."""
+
+from typing import Any
+
+import numpy as np
+
+from jengine.errors import ConfigError
+from jengine.selection import describe_array
+
+
+def to_entry(value: Any, argument: str) -> tuple[str, np.ndarray]:
+    """Return the kind of an entry, 'label' or 'sem_seg', and its value.
+
+    Args:
+      value: one example of labels or predictions: a class index int[] or a real number float[]; logits float[C]; class
+        indices int[H, W]; or logits float[H, W, C].
+      argument: the argument that selects it, for the error message.
+
+    Raises:
+      ConfigError: an array of another shape or dtype.
+    """
+    array = np.asarray(value)
+    is_index = array.dtype.kind in "biu"
+    if array.ndim == 0:
+        return "label", array if is_index else array.astype(np.float32)
+    if array.ndim == 1 and not is_index:
+        return "label", np.asarray(array.argmax())
+    if array.ndim == 2 and is_index:
+        return "sem_seg", array.astype(np.int64)
+    if array.ndim == 3 and not is_index:
+        return "sem_seg", array.argmax(axis=-1)
+    raise ConfigError(
+        f"`{argument}` must select a number, logits f[C], class indices i[H,W] or logits f[H,W,C] of each example, "
+        f"got {describe_array(array)}"
+    )
