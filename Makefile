@@ -10,7 +10,7 @@ EXTRAS ?= dev
 PYTHON_TAG := import sys; print("py%d%d" % sys.version_info[:2])
 PINS = $(wildcard constraints/$(shell $(BIN)/python -c '$(PYTHON_TAG)').txt)
 
-.PHONY: demo test test-all foreign test-chips pytest-chips test-newest test-versions lint types pytest lock lock-oldest bench bench-peers clean
+.PHONY: demo test test-all foreign test-chips pytest-chips test-newest test-versions lint types pytest lock lock-oldest docs docs-serve bench bench-peers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/jengine train $(CONFIG)
@@ -18,7 +18,7 @@ demo: $(VENV)/.installed
 test: lint types pytest
 
 lint: $(VENV)/.installed
-	$(BIN)/ruff check jengine tests configs examples benchmarks .ci
+	$(BIN)/ruff check jengine tests configs examples benchmarks docs/_gen .ci
 	$(BIN)/python .ci/prose.py jengine tests configs examples benchmarks docs README.md CONTRIBUTING.md CHANGELOG.md
 
 types: $(VENV)/.installed
@@ -72,6 +72,14 @@ lock-oldest:
 	echo '# Written by `make lock-oldest`.' > constraints/oldest.txt && \
 	"$$uv/bin/uv" pip compile --quiet --no-header --no-annotate --python-version 3.11 --resolution lowest-direct \
 		--extra dev pyproject.toml >> constraints/oldest.txt
+
+# The documentation site in build/site; fails on a broken link or anchor.
+docs: $(VENV)/.installed
+	$(BIN)/python -m mkdocs build $(ARGS)
+
+# Shows the site, and builds it again after each change of a page: make docs-serve ARGS="--dev-addr localhost:8001"
+docs-serve: $(VENV)/.installed
+	$(BIN)/python -m mkdocs serve $(ARGS)
 
 # Fails if a ratio is worse than the accepted one by over a tenth; ARGS=--accept makes the ratios found the accepted ones.
 bench: $(VENV)/.installed

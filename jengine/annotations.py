@@ -277,7 +277,7 @@ def _error(owner: str, name: str, mismatch: _Mismatch) -> Exception:
     hint = did_you_mean(value, choices) if isinstance(value, str) else ""  # the choices are part of the message
     if isinstance(value, tuple) and len(value) == 1 and _is_mapping(value[0]):
         hint = "; remove the comma after `dict(...)`"
-    message = f"`{path}` must be {_describe(annotation)}, got {value!r}{hint}"
+    message = f"`{path}` must be {describe(annotation)}, got {value!r}{hint}"
     return TypeError(message) if mismatch.is_type else ArgumentError(message)
 
 
@@ -285,21 +285,22 @@ _NAMES: dict[Any, str] = {
     int: "an integer", float: "a number", bool: "True or False", str: "a string", type(None): "None", None: "None",
     collections.abc.Callable: "a function", collections.abc.Sequence: "a list", list: "a list", tuple: "a list",
     collections.abc.Mapping: "a dict", collections.abc.MutableMapping: "a dict", dict: "a dict", type: "a class",
+    Any: "anything", inspect.Parameter.empty: "anything",
 }  # fmt: skip
 
 
-def _describe(annotation: Any) -> str:
+def describe(annotation: Any) -> str:
     """Return what fits an annotation, in words: 'an integer of at least 1'."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        return " ".join([_describe(args[0]), *(str(bound) for bound in args[1:] if isinstance(bound, Range))])
+        return " ".join([describe(args[0]), *(str(bound) for bound in args[1:] if isinstance(bound, Range))])
     if origin in (typing.Union, types.UnionType):
-        names = list(dict.fromkeys(_describe(alternative) for alternative in args))
+        names = list(dict.fromkeys(describe(alternative) for alternative in args))
         return " or ".join(names)
     if origin is Literal:
         return " or ".join(map(repr, args))
     if origin is tuple and args[-1:] != (...,):
-        return f"a list of {len(args)} items ({', '.join(map(_describe, args))})"
+        return f"a list of {len(args)} items ({', '.join(map(describe, args))})"
     kind = origin or annotation
     if kind in _NAMES:
         return _NAMES[kind]

@@ -98,7 +98,7 @@ def import_batch_stats(path: str | os.PathLike[str], target: Any, *, rename: Seq
       The model state with the statistics of the file.
 
     Raises:
-      As `import_params`.
+      CheckpointMismatchError: as for `import_params`.
     """
     statistics = {name: leaf for name, leaf in flatten(target).items() if is_statistic(name)}
     return _read_file(path, target, statistic_layouts(statistics), rename, _is_torch_statistic)

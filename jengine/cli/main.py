@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit code: 0; 1 for an error in code and for a plan that does not fit; 2 for a mistake in the config or on the
       command line; 130 after an interrupt. If one of several processes fails, its exit code is 1.
     """
-    parser = _build_parser()
+    parser = build_parser()
     argv = sys.argv[1:] if argv is None else argv
     args, rest = parser.parse_known_args(argv)
     args.argv = argv
@@ -158,7 +158,7 @@ def _plan(args: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _completion(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    completion.print_script(args.shell, _build_parser())
+    completion.print_script(args.shell, build_parser())
 
 
 def _build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:
@@ -198,7 +198,8 @@ def _is_user_error(error: Exception, command: str) -> bool:
     return in_config or isinstance(error, ConfigError | FileNotFoundError)
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     traceback = argparse.ArgumentParser(add_help=False)
     traceback.add_argument("--traceback", action="store_true", help="show the full traceback of an error")
     common = argparse.ArgumentParser(add_help=False, parents=[traceback])

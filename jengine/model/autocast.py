@@ -36,7 +36,7 @@ def autocast(apply_fn: Callable[..., Any], dtype: str | None = None) -> Callable
     Returns:
       A function like `apply_fn` with floating-point outputs in float32 (float64 if the dtype is float64).
 
-    Example:
+    Examples:
       >>> def loss(params, batch):
       ...     outputs = autocast(network)(params, batch["image"])   # in bfloat16 under `precision="bfloat16"`
       ...     return (outputs - batch["target"]) ** 2               # in float32

@@ -38,7 +38,7 @@ class FunctionalModel(Model):
     Raises:
       TypeError: if an argument is not a function, or a function requires something else.
 
-    Example:
+    Examples:
       >>> model = FunctionalModel(
       ...     init=lambda rng: {"w": jax.numpy.zeros((2,))},
       ...     loss=lambda params, batch: ((batch["x"] @ params["w"] - batch["y"]) ** 2),

@@ -14,7 +14,7 @@ from jengine.registry import MODELS
 class BaseTTAModel(Model):
     """Predict several views of a batch and merge the predictions; subclasses define `augment` and `merge_preds`.
 
-    Example:
+    Examples:
       >>> @MODELS.register_module()
       ... class FlipTTA(BaseTTAModel):
       ...     def augment(self, batch):

@@ -67,6 +67,13 @@ def BertAdam1(
 ) -> Optimizer:
     """Build `BertAdam` without a schedule, which clips the gradient of each tensor to the norm `max_grad_norm`.
 
+    Args:
+      lr: learning rate.
+      betas: decay rates of the averages of the gradient and of its square.
+      eps: added to the denominator.
+      weight_decay: coefficient of the weight decay.
+      max_grad_norm: largest norm of the gradient of a tensor.
+
     Raises:
       ConfigError: a setting outside its range.
     """

@@ -52,7 +52,15 @@ def _check_method(method: str, known: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class WarmupMultiStepRule(FactorRule):
-    """Warm up, and multiply by `gamma` at each milestone."""
+    """Warm up, and multiply by `gamma` at each milestone.
+
+    Attributes:
+      milestones: the steps that change the value.
+      gamma: factor of each change.
+      warmup_factor: factor of the initial value at the start.
+      warmup_iters: number of steps of the warm-up.
+      warmup_method: whether the warm-up keeps `warmup_factor` or increases it to 1.
+    """
 
     milestones: Sequence[NonNegative]
     gamma: Finite = 0.1
@@ -71,7 +79,14 @@ class WarmupMultiStepRule(FactorRule):
 
 @dataclasses.dataclass(frozen=True)
 class WarmupCosineRule(FactorRule):
-    """Warm up, and anneal along half a cosine over `max_iters`."""
+    """Warm up, and anneal along half a cosine over `max_iters`.
+
+    Attributes:
+      max_iters: number of steps to the end of the half cosine.
+      warmup_factor: factor of the initial value at the start.
+      warmup_iters: number of steps of the warm-up.
+      warmup_method: whether the warm-up keeps `warmup_factor` or increases it to 1.
+    """
 
     max_iters: Count
     warmup_factor: NonNegative = 0.001
@@ -86,7 +101,15 @@ class WarmupCosineRule(FactorRule):
 
 @dataclasses.dataclass(frozen=True)
 class PythiaRule(FactorRule):
-    """Warm up linearly until step `warmup_iterations` inclusive, then multiply by `lr_ratio` at each of `lr_steps`."""
+    """Warm up linearly until step `warmup_iterations` inclusive, then multiply by `lr_ratio` at each of `lr_steps`.
+
+    Attributes:
+      lr_steps: the steps that change the value.
+      lr_ratio: factor of each change.
+      warmup_iterations: last step of the warm-up.
+      warmup_factor: factor of the initial value at the start.
+      use_warmup: whether there is a warm-up.
+    """
 
     lr_steps: Sequence[NonNegative]
     lr_ratio: Finite
@@ -119,7 +142,14 @@ class PythiaMultiStepRule(PythiaRule):
 
 @dataclasses.dataclass(frozen=True)
 class WarmupLinearNonZeroRule(FactorRule):
-    """Warm up and decay linearly, never below `min_lr`, including step 0. `use_warmup` has no effect, as in iMIX."""
+    """Warm up and decay linearly, never below `min_lr`, including step 0. `use_warmup` has no effect, as in iMIX.
+
+    Attributes:
+      t_total: number of steps until the value is 0.
+      warmup_iterations: number of steps of the warm-up.
+      use_warmup: has no effect.
+      min_lr: lower bound of the value.
+    """
 
     t_total: Count
     warmup_iterations: Index = 0
@@ -149,6 +179,11 @@ class BertWarmupLinearRule(FactorRule):
     """Compute BERT's schedule from the completed fraction of the run; `warmup` is the fraction that warms up.
 
     Without a warm-up (-1) the linear method starts at half the initial value, as in BERT's code.
+
+    Attributes:
+      max_iters: number of steps of the run; -1 keeps the initial value.
+      warmup: fraction of the run that warms up; -1 for none.
+      warmup_method: decay after the warm-up: 'warmup_linear', 'warmup_cosine' or 'warmup_constant'.
     """
 
     max_iters: CountOrNever
@@ -177,7 +212,11 @@ class UnchangedRule(FactorRule):
 
 @dataclasses.dataclass(frozen=True)
 class WarmupRule(FactorRule):
-    """Warm up linearly from 0, then keep the initial value."""
+    """Warm up linearly from 0, then keep the initial value.
+
+    Attributes:
+      num_warmup_steps: number of steps of the warm-up.
+    """
 
     num_warmup_steps: Index
 
@@ -188,7 +227,12 @@ class WarmupRule(FactorRule):
 
 @dataclasses.dataclass(frozen=True)
 class _WarmupDecayRule(FactorRule):
-    """Warm up linearly from 0, then follow `decay` over the remaining steps."""
+    """Warm up linearly from 0, then follow `decay` over the remaining steps.
+
+    Attributes:
+      num_warmup_steps: number of steps of the warm-up.
+      num_training_steps: number of steps of the run.
+    """
 
     num_warmup_steps: Index
     num_training_steps: Count
@@ -215,7 +259,11 @@ class WarmupLinearRule(_WarmupDecayRule):
 
 @dataclasses.dataclass(frozen=True)
 class WarmupHalfCosineRule(_WarmupDecayRule):
-    """Warm up linearly from 0, then follow `num_cycles` cycles of a cosine."""
+    """Warm up linearly from 0, then follow `num_cycles` cycles of a cosine.
+
+    Attributes:
+      num_cycles: number of cycles; 0.5 decays to 0 once.
+    """
 
     num_cycles: Finite = 0.5
 
@@ -226,7 +274,11 @@ class WarmupHalfCosineRule(_WarmupDecayRule):
 
 @dataclasses.dataclass(frozen=True)
 class WarmupCosineRestartsRule(_WarmupDecayRule):
-    """Warm up linearly from 0, then follow `num_cycles` half cosines, each starting at the initial value."""
+    """Warm up linearly from 0, then follow `num_cycles` half cosines, each starting at the initial value.
+
+    Attributes:
+      num_cycles: number of half cosines.
+    """
 
     num_cycles: Count = 1
 
@@ -239,7 +291,12 @@ class WarmupCosineRestartsRule(_WarmupDecayRule):
 
 @dataclasses.dataclass(frozen=True)
 class WarmupPolynomialRule(_WarmupDecayRule):
-    """Warm up linearly from 0, then decay as a power of the remaining steps to `lr_end`, scaled for each group."""
+    """Warm up linearly from 0, then decay as a power of the remaining steps to `lr_end`, scaled for each group.
+
+    Attributes:
+      lr_end: value at the end of the run, for the optimizer's own learning rate.
+      power: exponent of the remaining fraction.
+    """
 
     lr_end: Finite = 1e-7
     power: Finite = 1.0
@@ -266,7 +323,11 @@ class WarmupPolynomialRule(_WarmupDecayRule):
 
 @dataclasses.dataclass(frozen=True)
 class ImixPlateauSettings(PlateauSettings):
-    """Hold `PlateauSettings` with iMIX's name for the comparison: `mode` is 'min' or 'max'."""
+    """Hold `PlateauSettings` with iMIX's name for the comparison: `mode` is 'min' or 'max'.
+
+    Attributes:
+      mode: 'min' if a smaller metric is better, 'max' if a larger one.
+    """
 
     rule: Literal["less", "greater"] = dataclasses.field(default="less", init=False)
     mode: Literal["min", "max"] = "min"

@@ -56,6 +56,13 @@ def Adadelta(
 ) -> Optimizer:
     """Build Adadelta (Zeiler, arXiv:1212.5701) with coupled weight decay.
 
+    Args:
+      lr: factor of the update.
+      rho: decay rate of the averages of squares.
+      eps: added to both averages.
+      weight_decay: coefficient of the weight decay.
+      maximize: maximize the loss.
+
     Raises:
       ValueError: a setting outside its range.
     """

@@ -26,6 +26,15 @@ def Adam(
 ) -> Optimizer:
     """Build Adam (Kingma and Ba, arXiv:1412.6980), with AMSGrad (Reddi et al., arXiv:1904.09237).
 
+    Args:
+      lr: learning rate.
+      betas: decay rates of the averages of the gradient and of its square.
+      eps: added to the denominator.
+      weight_decay: coefficient of the weight decay.
+      amsgrad: divide by the largest average of squares so far.
+      maximize: maximize the loss.
+      decoupled_weight_decay: decay the parameters directly, as AdamW does, instead of through the gradient.
+
     Raises:
       ValueError: a setting outside its range.
     """
@@ -43,6 +52,14 @@ def AdamW(
 ) -> Optimizer:
     """Build Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101).
 
+    Args:
+      lr: learning rate.
+      betas: decay rates of the averages of the gradient and of its square.
+      eps: added to the denominator.
+      weight_decay: coefficient of the weight decay.
+      amsgrad: divide by the largest average of squares so far.
+      maximize: maximize the loss.
+
     Raises:
       ValueError: a setting outside its range.
     """
@@ -58,6 +75,13 @@ def Adamax(
     maximize: bool = False,
 ) -> Optimizer:
     """Build Adamax, Adam with the infinity norm (Kingma and Ba, arXiv:1412.6980), with coupled weight decay.
+
+    Args:
+      lr: learning rate.
+      betas: decay rates of the average of the gradient and of its infinity norm.
+      eps: added to the norm.
+      weight_decay: coefficient of the weight decay.
+      maximize: maximize the loss.
 
     Raises:
       ValueError: a setting outside its range.
@@ -119,6 +143,14 @@ def RAdam(
     maximize: bool = False,
 ) -> Optimizer:
     """Build RAdam, rectified Adam (Liu et al., arXiv:1908.03265).
+
+    Args:
+      lr: learning rate.
+      betas: decay rates of the averages of the gradient and of its square.
+      eps: added to the denominator.
+      weight_decay: coefficient of the weight decay.
+      decoupled_weight_decay: decay the parameters directly, as AdamW does, instead of through the gradient.
+      maximize: maximize the loss.
 
     Raises:
       ValueError: a setting outside its range.

@@ -17,6 +17,11 @@ def Lion(
 ) -> Optimizer:
     """Build Lion, the sign of an interpolated momentum (Chen et al., arXiv:2302.06675), with decoupled weight decay.
 
+    Args:
+      lr: learning rate.
+      betas: decay rates of the interpolation whose sign is the update, and of the momentum.
+      weight_decay: coefficient of the weight decay.
+
     Raises:
       ValueError: a setting outside its range.
     """

@@ -30,6 +30,15 @@ def RMSprop(
     The learning rate is applied after the momentum, so that a schedule takes effect at once; `optax.rmsprop` applies it
     before.
 
+    Args:
+      lr: learning rate.
+      alpha: decay rate of the average of squares.
+      eps: added to the denominator.
+      weight_decay: coefficient of the weight decay.
+      momentum: decay rate of the momentum; 0 for none.
+      centered: divide by the standard deviation instead of the root mean square.
+      maximize: maximize the loss.
+
     Raises:
       ValueError: a setting outside its range.
     """

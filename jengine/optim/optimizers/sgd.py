@@ -26,6 +26,14 @@ def SGD(
 ) -> Optimizer:
     """Build SGD with coupled weight decay. Without momentum it has no state.
 
+    Args:
+      lr: learning rate.
+      momentum: decay rate of the momentum; 0 for none.
+      dampening: reduces the contribution of the gradient to the momentum.
+      weight_decay: coefficient of the weight decay.
+      nesterov: use Nesterov momentum.
+      maximize: maximize the loss.
+
     Raises:
       ValueError: a negative setting, or nesterov without momentum or with dampening.
     """

@@ -21,6 +21,11 @@ class CosineAnnealingRule(Rule):
     """Anneal along half a cosine from the value at `begin` to the minimum in `T_max` steps, then back up.
 
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017, without the restarts.
+
+    Attributes:
+      T_max: number of steps to the minimum; all steps of the schedule by default.
+      eta_min: the minimum; 0 by default.
+      eta_min_ratio: the minimum as a fraction of the initial value, instead of `eta_min`.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("T_max",)
@@ -61,6 +66,12 @@ class CosineRestartRule(Rule):
     """Anneal along half a cosine in each period, from its weight times the initial value.
 
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017.
+
+    Attributes:
+      periods: number of steps of each period.
+      restart_weights: factor of the initial value at the start of each period.
+      eta_min: value at the end of a period.
+      eta_min_ratio: this value as a fraction of the initial one, instead of `eta_min`.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("periods",)
@@ -111,6 +122,15 @@ class OneCycleRule(Rule):
 
     The rule sets the values, the initial ones too, so it does not chain with schedulers that run at the same time.
     Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates", 2018.
+
+    Attributes:
+      eta_max: the largest value, one number or one for each parameter group.
+      total_steps: number of steps of the cycle; all steps of the schedule by default.
+      pct_start: fraction of the cycle in which the value increases.
+      anneal_strategy: shape of the increase and of the decay.
+      div_factor: `eta_max` divided by the start value.
+      final_div_factor: start value divided by the last one.
+      three_phase: decay to the start value first, as fast as the increase, and then to the last one.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("total_steps",)

@@ -29,6 +29,9 @@ class OptaxRule(Rule):
 
     The schedule may also be a function of the step, `schedule=optax.cosine_decay_schedule(0.1, 1000)`. A schedule of
     schedules (`join_schedules`) takes a list of such dicts and functions.
+
+    Attributes:
+      schedule: a function from the step to the value, or the name of one in optax as `type`, with its arguments.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None

@@ -18,10 +18,21 @@ _THRESHOLD_RULES = ("rel", "abs")
 
 @dataclasses.dataclass(frozen=True)
 class PlateauSettings(Settings):
-    """Hold the settings of the reduction on a plateau.
+    """Multiply the value by `factor` when a metric of the validation stops improving.
 
     `patience` and `cooldown` count validations. `min_value` is one number or one per group; the optimizer's own
     settings use the last one.
+
+    Attributes:
+      monitor: name of the metric.
+      rule: whether a smaller or a larger metric is better.
+      factor: factor of a reduction.
+      patience: number of validations in a row without an improvement that are tolerated.
+      threshold: smallest change that counts as an improvement.
+      threshold_rule: whether `threshold` is relative to the best metric or absolute.
+      cooldown: number of validations after a reduction that are not counted.
+      min_value: lower bound, one number or one for each parameter group.
+      eps: smallest reduction; smaller ones are not applied.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None

@@ -101,7 +101,11 @@ def sorted_milestones(name: str, value: Sequence[float]) -> tuple[float, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class ConstantRule(Rule):
-    """Multiply the value by `factor` until the last step, which restores it."""
+    """Multiply the value by `factor` until the last step, which restores it.
+
+    Attributes:
+      factor: multiplies the initial value.
+    """
 
     factor: Fraction = 1.0 / 3
 
@@ -122,7 +126,12 @@ class ConstantRule(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class LinearRule(Rule):
-    """Multiply the value by a factor that changes linearly from `start_factor` to `end_factor` at the last step."""
+    """Multiply the value by a factor that changes linearly from `start_factor` to `end_factor` at the last step.
+
+    Attributes:
+      start_factor: multiplies the initial value at the first step.
+      end_factor: multiplies it at the last step.
+    """
 
     start_factor: Fraction = 1.0 / 3
     end_factor: Fraction = 1.0
@@ -148,7 +157,12 @@ class LinearRule(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class StepRule(Rule):
-    """Multiply the value by `gamma` every `step_size` steps."""
+    """Multiply the value by `gamma` every `step_size` steps.
+
+    Attributes:
+      step_size: number of steps between two changes.
+      gamma: factor of each change.
+    """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("step_size",)
     step_size: Positive
@@ -162,7 +176,12 @@ class StepRule(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class MultiStepRule(Rule):
-    """Multiply the value by `gamma` at each milestone, counted from `begin`; a repeated milestone counts twice."""
+    """Multiply the value by `gamma` at each milestone, counted from `begin`; a repeated milestone counts twice.
+
+    Attributes:
+      milestones: the steps that change the value, in any order.
+      gamma: factor of each change.
+    """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("milestones",)
     milestones: Sequence[NonNegative]
@@ -179,7 +198,11 @@ class MultiStepRule(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class ExponentialRule(Rule):
-    """Multiply the value by `gamma` at every step but the first."""
+    """Multiply the value by `gamma` at every step but the first.
+
+    Attributes:
+      gamma: factor of each step.
+    """
 
     gamma: Finite
 
@@ -191,7 +214,12 @@ class ExponentialRule(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class PolyRule(Rule):
-    """Decay the value as a power of the remaining steps, to `eta_min` at the last step."""
+    """Decay the value as a power of the remaining steps, to `eta_min` at the last step.
+
+    Attributes:
+      eta_min: value at the last step.
+      power: exponent of the remaining fraction of the steps.
+    """
 
     eta_min: Finite = 0.0
     power: Finite = 1.0
@@ -215,7 +243,11 @@ class PolyRule(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class PolyRatioRule(PolyRule):
-    """Decay like `PolyRule`, to a minimum that may be a fraction of each initial value (MMSegmentation)."""
+    """Decay like `PolyRule`, to a minimum that may be a fraction of each initial value (MMSegmentation).
+
+    Attributes:
+      eta_min_ratio: value at the last step as a fraction of the initial one; replaces `eta_min`.
+    """
 
     eta_min_ratio: Finite | None = None
 

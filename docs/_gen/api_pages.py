@@ -1,0 +1,40 @@
+"""Write the API pages: the public names of each package, documented by their docstrings."""
+
+import importlib
+import inspect
+import types
+from collections.abc import Iterator
+
+from jengine.registry import HOOKS, OPTIM_WRAPPER_CONSTRUCTORS, OPTIMIZERS, PARAM_SCHEDULERS
+
+# Their entries are called by configs alone, and are described in the pages of the registries.
+_REGISTRIES = (HOOKS, OPTIMIZERS, OPTIM_WRAPPER_CONSTRUCTORS, PARAM_SCHEDULERS)
+PACKAGES = (
+    "jengine.runner", "jengine.hooks", "jengine.model", "jengine.data", "jengine.optim", "jengine.optim.schedules",
+    "jengine.optim.transforms", "jengine.train", "jengine.evaluation", "jengine.averaging", "jengine.checkpoint",
+    "jengine.logging", "jengine.visualization", "jengine.sharding", "jengine.distributed", "jengine.config",
+    "jengine.registry", "jengine.annotations", "jengine.paths", "jengine.errors", "jengine.contrib.selfsup",
+    "jengine.contrib.segmentation", "jengine.contrib.imix",
+)  # fmt: skip
+
+
+def write_page(name: str) -> str:
+    """Return the page of a package or module as Markdown."""
+    module = importlib.import_module(name)
+    lines = [f"# {name}", "", (module.__doc__ or "").strip(), ""]
+    registered = {entry for registry in _REGISTRIES for entry in map(registry.get, registry)}
+    for public in _list_public_names(module):
+        if getattr(module, public) not in registered:
+            lines += [f"::: {name}.{public}", ""]
+    return "\n".join(lines)
+
+
+def _list_public_names(module: types.ModuleType) -> Iterator[str]:
+    """Yield the documented classes and functions that a package exports, or that a module defines."""
+    is_package = hasattr(module, "__path__")
+    for name, value in sorted(vars(module).items(), key=lambda item: item[0].lower()):
+        defined_in = getattr(value, "__module__", "")
+        if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue
+        if value.__doc__ and defined_in.startswith("jengine.") and (is_package or defined_in == module.__name__):
+            yield name

@@ -1,0 +1,379 @@
+"""Run the code blocks of all pages, build the parts of configs in them, and parse their commands."""
+
+import pathlib
+import re
+import shlex
+import tomllib
+from types import SimpleNamespace
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from jengine import Runner, checkpoint, config, paths
+from jengine.averaging import AVERAGES
+from jengine.cli.main import build_parser
+from jengine.data import ArrayDataset, build_dataloader
+from jengine.evaluation import build_evaluator
+from jengine.logging import MessageHub
+from jengine.model import CrossEntropy, FunctionalModel, LinenModel, NnxModel, SmallCNN
+from jengine.optim import build_optim_wrapper
+from jengine.optim.schedules import build_param_schedulers
+from jengine.registry import (
+    HOOKS,
+    LOG_PROCESSORS,
+    LOOPS,
+    METRICS,
+    MODELS,
+    PARAM_SCHEDULERS,
+    STRATEGIES,
+    VISBACKENDS,
+    VISUALIZERS,
+)
+from jengine.runner.check import train_loop_config
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+# Pages whose code has tests of its own: in tests/test_docs.py, tests/hooks, tests/optim and tests/sharding.
+ELSEWHERE = ("devices.md", "finetuning.md", "hooks.md", "imix.md", "optim.md", "optim_tutorial.md", "predict.md")
+
+
+def blocks_of(page, language):
+    return [m[1] for m in re.finditer(rf"^```{language}\n(.*?)^```", PAGES[page], flags=re.DOTALL | re.MULTILINE)]
+
+
+@pytest.fixture
+def run_page(tmp_path, monkeypatch):
+    """Return a function that runs the blocks of a page in an empty directory and returns their names.
+
+    `names` are those that the page takes for granted; `before` has further ones for a block, by its first line.
+    """
+    monkeypatch.chdir(tmp_path)
+    for registry in (AVERAGES, HOOKS, LOOPS, METRICS, MODELS, PARAM_SCHEDULERS, VISBACKENDS, VISUALIZERS):
+        assert "" not in registry  # the first look-up imports the entries
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))  # removes those of the page afterwards
+
+    def run(page, names=None, before=None, skipped=()):
+        names = {"__name__": f"docs.{page.removesuffix('.md')}", "config": SimpleNamespace(), **(names or {})}
+        for block in blocks_of(page, "python"):
+            if block in skipped or re.match(r"import (haiku|equinox)\b", block):
+                continue  # tests/runner/test_haiku_and_equinox.py runs them where these libraries are installed
+            names.update((before or {}).get(block.split("\n")[0], {}))
+            exec(compile(block, page, "exec"), names)
+        return names
+
+    return run
+
+
+def build_sections(names):
+    """Build the sections of a config among `names`; return the objects by name."""
+    wrapper = build_optim_wrapper({"w": jnp.zeros(2)}, dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9)))
+    length = dict(max_epochs=100, max_iters=10_000, epoch_length=100)
+    builders = {
+        "model": MODELS.build,
+        "custom_hooks": lambda hooks: [build_hook(**hook) for hook in hooks],
+        "default_hooks": lambda hooks: [build_hook(**hook) for hook in hooks.values() if hook],
+        "optim_wrapper": lambda cfg: build_optim_wrapper({"predictor": {"w": jnp.zeros(2)}}, cfg),
+        "param_scheduler": lambda cfg: build_param_schedulers(cfg, wrapper, **length),
+        "train_dataloader": lambda cfg: build_dataloader(cfg, train=True),
+        "val_dataloader": lambda cfg: build_dataloader(cfg, train=False),
+        "train_cfg": lambda cfg: LOOPS.check(train_loop_config(cfg), runner=None, dataloader=None),
+        "val_evaluator": build_evaluator,
+        "visualizer": lambda cfg: VISUALIZERS.build({"type": "Visualizer", **cfg}, save_dir="images"),
+        "log_processor": LOG_PROCESSORS.build,
+        "parallel": STRATEGIES.build,
+    }
+    return {name: build(names[name]) for name, build in builders.items() if name in names}
+
+
+def build_hook(priority=None, **cfg):
+    return HOOKS.build(cfg)
+
+
+def class_names(objects):
+    return [type(value).__name__ for value in objects]
+
+
+def small_config(path="configs/digits_cnn.py"):
+    """Return a config of the repository, shortened to two iterations of a small network."""
+    cfg = config.resolve(config.load_config(ROOT / path))
+    cfg["model"]["module"].update(widths=(4,), dropout=0.0)
+    cfg["train_dataloader"]["num_batch_per_epoch"] = 2
+    cfg.update(train_cfg=dict(max_epochs=1), param_scheduler=None, visualizer=None, work_dir="work_dirs/digits")
+    return cfg
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a run of two iterations on the digits, with a checkpoint."""
+    runner = Runner.from_cfg({**small_config(), "work_dir": str(tmp_path_factory.mktemp("digits"))})
+    runner.train()
+    return runner
+
+
+def test_every_page_with_code_has_a_test():
+    pages = {page for page in PAGES if blocks_of(page, "python")}
+    own = re.findall(r'run_page\(\s*"(\w+\.md)"', pathlib.Path(__file__).read_text())
+    assert pages == {*own, *ELSEWHERE}
+
+
+def test_languages_of_blocks_are_those_that_are_tested():
+    languages = {language for text in PAGES.values() for language in re.findall(r"^```(\w+)$", text, flags=re.M)}
+    assert languages <= {"python", "bash", "text", "py"}
+    for page in PAGES:
+        for block in blocks_of(page, "py"):  # code of other libraries, which are not installed
+            compile(block, page, "exec")
+
+
+def test_figures_of_the_comparison_are_those_measured():
+    measured = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| ([\d.]+) \| ([\d.]+) \| ([-+][\d.]+) \|$", PAGES["comparison.md"], flags=re.M)
+    assert len(rows) >= 4
+    for row in rows:
+        assert re.search(r"\s+".join(map(re.escape, row)), measured), row
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "bash")])
+def test_commands_of_a_page_exist(page):
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for line in "".join(blocks_of(page, "bash")).splitlines():
+        words = shlex.split(line, comments=True)
+        if "jengine" in words and "install" not in words:
+            _, rest = build_parser().parse_known_args(words[words.index("jengine") + 1 :])
+            assert all(argument.startswith("--config.") for argument in rest), line
+        elif words[:1] == ["make"]:
+            assert words[1] in targets, line
+        elif words[:1] == ["python"] and words[1] != "-m":
+            assert (ROOT / words[1]).exists(), line
+        elif words[:2] == ["pip", "install"]:
+            assert set(re.findall(r"\w+", "".join(re.findall(r"\[(.*)\]", line)))) <= set(extras), line
+        else:
+            assert words[:3] in ([], ["python", "-m", "build"]), line
+
+
+def test_checkpoints_page(run_page, capsys):
+    def arrays(**shapes):
+        return {name: {"kernel": np.ones(shape, np.float32)} for name, shape in shapes.items()}
+
+    stored = arrays(encoder=(8, 64), stem=(3, 8), last=(64, 64), head=(64, 10))
+    statistics = {"batch_stats": {"bn": {"mean": np.zeros(8, np.float32), "var": np.ones(8, np.float32)}}}
+    meta = {"meta": {"epoch": 5, "iter": 100}}
+    saver = checkpoint.Checkpointer("work_dirs/digits")
+    saver.save("work_dirs/digits/epoch_5", {"params": stored, "model_state": statistics}, meta)
+    saver.close()
+    target = {**arrays(backbone=(8, 64), stem=(3, 8), last=(64, 64), head=(64, 100)), "neck": {"bias": np.zeros(4)}}
+    (export,) = [block for block in blocks_of("checkpoints.md", "python") if "export_params" in block]
+    before = {export.split("\n")[0]: dict(params=stored, model_state=statistics)}
+    names = run_page("checkpoints.md", dict(params=target), before)
+    assert names["ckpt"].meta["meta"]["epoch"] == 5
+    jax.tree.map(np.testing.assert_array_equal, names["params"], stored)
+    (hook,) = build_sections(names)["default_hooks"]
+    assert [metric[:2] for metric in hook.monitored_metrics()] == [("save_best", "acc")]
+    assert checkpoint.load("work_dirs/mine").meta["meta"]["iter"] == 100
+    printed = capsys.readouterr().out.splitlines()
+    assert "\n".join(printed[:3]) in PAGES["checkpoints.md"]  # the table below the block
+
+
+def test_coming_from_page(run_page):
+    names = run_page("coming_from.md")
+    (*_, (_, _, metrics)) = names["runner"].validations
+    assert metrics["accuracy/top1"] >= 0.8
+    assert names["accuracy"] >= 0.8  # of the loop in plain JAX
+    assert names["runner"].epoch < 20
+    assert checkpoint.find_latest("work_dirs/task")
+
+
+def test_config_page(run_page, tmp_path, monkeypatch):
+    first, _, inherited, in_mmengines_style = blocks_of("config.md", "python")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "mnist.py").write_text(first)
+    (tmp_path / "configs" / "mnist_lion.py").write_text(inherited)
+    base = (
+        "train_dataloader = dict(batch_size=32)\noptim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1, momentum=0.9))"
+    )
+    (tmp_path / "configs" / "mnist_base.py").write_text(base)
+    (tmp_path / "configs" / "mnist_adamw.py").write_text(in_mmengines_style)
+    monkeypatch.syspath_prepend(tmp_path / "configs")
+    names = run_page("config.md", skipped=[in_mmengines_style])
+    assert names["cfg"].optim_wrapper.optimizer.lr == 3e-4
+    assert names["cfg"].custom_hooks[0]["momentum"] == 1e-3
+    lion = config.load_config("configs/mnist_lion.py")
+    assert config.resolve(lion)["optim_wrapper"]["optimizer"] == dict(type="Lion", lr=1e-4)
+    adamw = config.resolve(config.load_config("configs/mnist_adamw.py"))
+    assert adamw["optim_wrapper"]["optimizer"] == dict(type="AdamW", lr=1e-3)
+    assert (adamw["train_dataloader"]["batch_size"], adamw["work_dir"]) == (64, "runs/mnist_adamw")
+
+
+def test_data_page(run_page):
+    names = run_page("data.md")
+    built = build_sections(names)
+    assert built["val_dataloader"].batch_size == 64
+    assert len(names["loader"]) == 45  # 1,438 digits of the training split in batches of 32
+    assert names["batch"]["image"].shape == (32, 8, 8, 1)
+
+
+def test_ema_page(run_page):
+    names = run_page("ema.md")
+    (hook,) = build_sections(vars(names["config"]))["custom_hooks"]
+    assert type(hook).__name__ == "EarlyStoppingHook"
+    assert float(names["HalfLife"](updates=1).weight(0)) == 0.5
+    assert int(names["state"].steps) == 1
+
+
+def test_evaluation_page(run_page):
+    names = run_page("evaluation.md")
+    metric = METRICS.build("MeanAbsoluteError")
+    batch = {"target": jnp.array([1.0, 5.0, 9.0]), "mask": jnp.array([True, True, False])}
+    assert metric.compute(metric.update(metric.init(), jnp.array([2.0, 2.0, 0.0]), batch)) == {"mean": 2.0}
+    assert build_sections(names)["val_evaluator"].names == ("accuracy/top1", "accuracy/top5")
+
+
+def test_logging_page(run_page, monkeypatch):
+    names = run_page("logging.md")
+    assert names["line"].endswith("lr: 1.0000e-01  eta: 0:00:30  time: 0.0500  data_time: 0.0100  loss: 4.5000")
+    loss = MessageHub.get_instance("demo").get_scalar("train/loss")
+    assert float(loss.statistics("span")) == 9.0
+    LOG_PROCESSORS.build(dict(type="LogProcessor", custom_cfg=names["custom_cfg"]))
+
+
+def test_model_page(run_page, trained):
+    class Linear(nnx.Module):
+        def __init__(self, rngs):
+            self.linear = nnx.Linear(64, 10, rngs=rngs)
+
+        def __call__(self, image):
+            return self.linear(image.reshape(len(image), -1))
+
+    adapters = dict(
+        LinenModel=LinenModel, NnxModel=NnxModel, FunctionalModel=FunctionalModel, CrossEntropy=CrossEntropy
+    )
+    functions = dict(init=lambda: {"w": jnp.zeros(())}, loss=lambda params, batch: params["w"] * batch["image"].mean())
+    sown = blocks_of("model.md", "python")[4].split("\n")[0]
+    before = {
+        blocks_of("model.md", "python")[3].split("\n")[0].rstrip(): dict(module=Linear),
+        sown: dict(linen_module=SmallCNN(), nnx_module=Linear),
+        "import equinox as eqx": dict(network=None),
+        "from jengine.model import FunctionalModel, autocast": dict(
+            network=lambda params, image: params["w"] * image, **functions
+        ),
+    }
+    before["FunctionalModel(init, loss, predict=None)"] = functions
+    images = np.zeros((2, 8, 8, 1), np.float32)
+    names = dict(adapters, module=SmallCNN(), loss=CrossEntropy(), nn=nn, runner=trained, images=images, paths=paths)
+    names = run_page("model.md", names, before)
+    assert names["logits"].shape == (2, 10)
+    batch = dict(image=np.full((2, 3), 2.0, np.float32), target=np.zeros((2, 3), np.float32))
+    losses, _ = names["model"].loss({"w": jnp.float32(3)}, {}, batch, rng=jax.random.key(0), hyperparams={})
+    assert float(jnp.mean(jax.tree.leaves(losses)[0])) == 36.0  # (3 * 2 - 0)^2
+
+
+def test_more_hooks_page(run_page):
+    def augment(batch, rng):
+        return batch
+
+    names = run_page("more_hooks.md", dict(erase=augment, blur=augment, shift=lambda sample: sample))
+    names.update(fit=lambda outputs, batch: outputs, extra=lambda outputs, batch: batch)
+    assert names["loss"](1.0, 4.0, {"loss_lambda": 0.5}) == {"loss_fit": 1.0, "loss_extra": 2.0}
+    built = build_sections(vars(names["config"]))
+    assert class_names([built["model"], *built["custom_hooks"]]) == ["LinenModel", "PrepareTTAHook"]
+    image = np.arange(4.0).reshape(1, 2, 2, 1)
+    flipped = names["FlipTTA"](LinenModel(SmallCNN(), CrossEntropy())).augment({"image": image})[1]["image"]
+    np.testing.assert_array_equal(flipped[0, :, :, 0], [[1, 0], [3, 2]])
+
+
+def test_pretrained_page(run_page, trained, tmp_path):
+    params = dict(trained.state.params)
+    checkpoint.export_params(params, tmp_path / "vit.safetensors")
+    rename = blocks_of("pretrained.md", "python")[1]
+    names = run_page("pretrained.md", dict(params=params), {"from jengine import checkpoint": dict(rename=[])})
+    assert set(names["load_from"]) == {"path", "rename", "exclude"}
+    assert re.sub(*re.findall(r'r"(.*?)"', rename), "blocks.3.mlp.fc1.weight") == "layers_3.fc1.weight"
+    np.testing.assert_array_equal(names["params"]["conv0_0"]["kernel"], params["conv0_0"]["kernel"])
+
+
+def test_runner_page(run_page):
+    first = blocks_of("runner.md", "python")[0].split("\n")[0]
+    model = FunctionalModel(lambda: {"w": jnp.zeros(2)}, lambda params, batch: (batch["x"] @ params["w"] - 1) ** 2)
+    data = ArrayDataset(dict(x=np.ones((8, 2), np.float32)))
+    own = dict(
+        model=model,
+        work_dir="work_dirs/own",
+        dataloader=dict(batch_size=4, dataset=data),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+    )
+    names = dict(Runner=Runner, load_config=small_config, data=dict(image=np.zeros((3, 8, 8, 1), np.float32)))
+    names = run_page("runner.md", names, {first: own})
+    assert int(names["state"].step) == 2
+    assert names["arrays"].shape == (3, 10)
+    assert set(names["metrics"]) == {"accuracy/top1", "loss"}
+
+
+def test_schedules_page(run_page, capsys):
+    names = run_page("schedules.md", dict(optax=optax))
+    printed = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
+    assert printed == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    assert names["differences"] == []
+    # the last one is an optax schedule; the list before it is the first example
+    source = blocks_of("schedules.md", "python")
+    for block in (source[0], source[3].split("\n")[0]):
+        parts = {"optax": optax}
+        exec(block, parts)
+        build_sections(parts)
+    for line in [source[2], *source[3].splitlines()[1:]]:
+        build_sections({"param_scheduler": eval(line.replace("\n", " "), {"optax": optax})})
+
+
+def test_segmentation_page(run_page):
+    names = run_page("segmentation.md")
+    built = build_sections(vars(names["config"]))
+    assert class_names([built["visualizer"], *built["default_hooks"]]) == ["LocalVisualizer", "SegVisualizationHook"]
+    assert list(pathlib.Path("work_dirs/images").rglob("*.png"))
+
+
+def test_selfsup_page(run_page):
+    names = run_page("selfsup.md")
+    assert float(names["runner"].hyperparams["loss_lambda"]) == 0.5
+    assert names["runner"].programs.update.traces == 1
+    features = jnp.eye(64)[:2]
+    names.update(encode=lambda params, batch: features, compare=lambda features, labels: features.sum())
+    losses, state = names["loss"]({}, names["model_state"], {"index": jnp.array([0, 3])})
+    assert float(losses["loss"]) == 2.0
+    np.testing.assert_allclose(np.asarray(state["bank"].features)[0], features[0], atol=1e-6)
+    image_module = pytest.importorskip("PIL.Image")
+    assert image_module.open("work_dirs/masks/vis_data/vis_image/first_1.png").size == (64, 32)
+
+
+def test_parts_of_configs_on_the_selfsup_page():
+    hooks = []
+    for block in blocks_of("selfsup.md", "python"):
+        if "custom_hooks = [" in block:
+            parts = {}
+            exec(block, parts)
+            hooks += class_names(build_sections(parts)["custom_hooks"])
+    assert hooks == ["SimSiamHook", "SwAVHook", "DeepClusterHook"]
+
+
+def test_speed_page(run_page, trained, tmp_path):
+    runner = Runner.from_cfg({**small_config(), "work_dir": str(tmp_path / "speed")})
+    names = run_page("speed.md", dict(runner=runner))
+    assert runner.iter == 2
+    build_sections(names)
+
+
+def test_start_page(run_page, tmp_path):
+    names = run_page("start.md")
+    cfg = config.resolve(names["get_config"]())
+    runner = Runner.from_cfg({**cfg, "work_dir": str(tmp_path / "start")})
+    assert runner.is_training_configured
+    assert cfg["train_cfg"]["max_epochs"] == 20
+
+
+def test_visualization_page(run_page):
+    names = run_page("visualization.md")
+    assert [(row["step"], row["loss"]) for row in names["rows"]] == [(10, 0.5)]
+    assert "ClassVisualizer" in VISUALIZERS
