@@ -246,7 +246,8 @@ def check_arguments(entry: Callable[..., Any], arguments: Mapping[str, Any], sup
 
 def is_built_in(entry: Callable[..., Any]) -> bool:
     """Return whether jengine ships `entry`; functions of optax keep the name of their module."""
-    return entry.__module__.partition(".")[0] in ("jengine", "optax")
+    module = entry.__module__ or ""  # None for what `exec` defines
+    return module.partition(".")[0] in ("jengine", "optax")
 
 
 def find_registered(name: str) -> list[Callable[..., Any]]:

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
+from jengine.errors import MissingPackageError
+
 SAFETENSORS_DTYPES: dict[str, DTypeLike] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
@@ -25,7 +27,7 @@ _BFLOAT16 = np.dtype("V2")  # what NumPy stores for an array of ml_dtypes' bfloa
 def check_safetensors_installed() -> None:
     """Raise ImportError if the package safetensors is missing."""
     if importlib.util.find_spec("safetensors") is None:
-        raise ImportError("safetensors files require the package safetensors: pip install 'jengine[safetensors]'")
+        raise MissingPackageError("safetensors files require safetensors: pip install 'jengine[safetensors]'")
 
 
 def list_safetensors(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:

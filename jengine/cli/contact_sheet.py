@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from jengine.errors import MissingPackageError
+
 _SIDE = 128  # of an image on the sheet, at most, in pixels
 _MARGIN, _LINE = 4, 14
 _WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
@@ -22,7 +24,7 @@ def import_pillow() -> Any:
         import PIL.Image
         import PIL.ImageDraw
     except ImportError as error:
-        raise ImportError("--sheet requires Pillow: pip install 'jengine[draw]'") from error
+        raise MissingPackageError("--sheet requires Pillow: pip install 'jengine[draw]'") from error
     return PIL
 
 

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jengine.errors import MissingPackageError
+
 _WIDTH, _HEIGHT = 72, 10
 
 
@@ -57,7 +59,7 @@ def _save_png(curves: Mapping[str, Sequence[float]], path: str) -> None:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError("--png requires matplotlib: pip install 'jengine[plot]'") from error
+        raise MissingPackageError("--png requires matplotlib: pip install 'jengine[plot]'") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

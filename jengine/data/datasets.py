@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jengine.data.collate import count_examples
+from jengine.errors import MissingPackageError
 from jengine.registry import DATASETS
 
 
@@ -60,7 +61,7 @@ class Digits(ArrayDataset):
         try:
             from sklearn.datasets import load_digits
         except ImportError as error:
-            raise ImportError("Digits requires scikit-learn: pip install 'jengine[examples]'") from error
+            raise MissingPackageError("Digits requires scikit-learn: pip install 'jengine[examples]'") from error
         images, labels = load_digits(return_X_y=True)
         order = np.random.RandomState(0).permutation(len(labels))
         held_out = len(labels) // 5

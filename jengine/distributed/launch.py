@@ -11,7 +11,7 @@ from jengine.distributed.coordinator_proxy import CoordinatorProxy
 from jengine.distributed.jax_internals import detect_cluster
 from jengine.distributed.processes import get_processes
 from jengine.distributed.rendezvous import wait_for_all
-from jengine.errors import ConfigError, closest
+from jengine.errors import ConfigError, MissingPackageError, closest
 
 LAUNCHERS = ("none", "auto", "slurm", "mpi", "kubernetes", "tpu")
 
@@ -189,7 +189,7 @@ def _check_kubernetes(environ: Mapping[str, str]) -> None:
     try:
         import kubernetes  # noqa: F401
     except ImportError as error:
-        raise ImportError("--launcher kubernetes requires its client: pip install 'jengine[kubernetes]'") from error
+        raise MissingPackageError("the launcher requires kubernetes: pip install 'jengine[kubernetes]'") from error
 
 
 def _check_arguments(given: Mapping[str, Any]) -> None:

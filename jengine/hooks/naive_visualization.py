@@ -9,6 +9,7 @@ import numpy as np
 
 from jengine.annotations import Count
 from jengine.data.masking import get_mask
+from jengine.errors import MissingPackageError
 from jengine.hooks.hook import Hook
 from jengine.hooks.local_examples import fetch_local_examples
 from jengine.hooks.runner_protocol import Runner
@@ -147,7 +148,7 @@ def _resize_image(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("NaiveVisualizationHook resizes images with Pillow: pip install 'jengine[draw]'") from error
+        raise MissingPackageError("NaiveVisualizationHook requires Pillow: pip install 'jengine[draw]'") from error
     height, width = size
     picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
     resized = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine.data.collate import count_examples
-from jengine.errors import ConfigError
+from jengine.errors import ConfigError, MissingPackageError
 from jengine.runner.loaded_model import LoadedModel
 
 PyTree = Any
@@ -112,4 +112,4 @@ def _fill_unused(inputs: PyTree, shapes: PyTree) -> PyTree:
 
 def _check_installed() -> None:
     if importlib.util.find_spec("flatbuffers") is None:
-        raise ImportError("jax.export files require the package flatbuffers: pip install 'jengine[export]'")
+        raise MissingPackageError("jax.export files require the package flatbuffers: pip install 'jengine[export]'")

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jengine.errors import MissingPackageError
+
 _REAL_KINDS = "biufV"  # V: bfloat16 and other ml_dtypes
 
 
@@ -104,7 +106,7 @@ def encode_png(image: np.ndarray) -> bytes:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("writing images requires Pillow: pip install 'jengine[draw]'") from error
+        raise MissingPackageError("writing images requires Pillow: pip install 'jengine[draw]'") from error
     buffer = io.BytesIO()
     Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).save(buffer, format="PNG")
     return buffer.getvalue()

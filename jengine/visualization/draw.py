@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from jengine.errors import MissingPackageError
+
 Color = tuple[int, int, int]
 
 
@@ -172,7 +174,7 @@ def import_pillow() -> tuple[Any, Any, Any]:
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
-        raise ImportError("drawing requires Pillow: pip install 'jengine[draw]'") from error
+        raise MissingPackageError("drawing requires Pillow: pip install 'jengine[draw]'") from error
     return Image, ImageDraw, ImageFont
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jengine.errors import MissingPackageError
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
 from jengine.visualization.convert import Histogram, encode_png, to_number
@@ -156,5 +157,5 @@ def _import_client() -> Any:
     try:
         from mlflow.tracking import MlflowClient
     except ImportError as error:
-        raise ImportError("MLflowVisBackend requires mlflow: pip install 'jengine[mlflow]'") from error
+        raise MissingPackageError("MLflowVisBackend requires mlflow: pip install 'jengine[mlflow]'") from error
     return MlflowClient

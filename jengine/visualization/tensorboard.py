@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jengine.errors import MissingPackageError
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
 from jengine.visualization.convert import Histogram, encode_png, to_number
@@ -42,7 +43,7 @@ class TensorboardVisBackend(BaseVisBackend):
                 from tensorboard.summary.writer.event_file_writer import EventFileWriter
             except ImportError as error:
                 message = "TensorboardVisBackend requires tensorboard: pip install 'jengine[tensorboard]'"
-                raise ImportError(message) from error
+                raise MissingPackageError(message) from error
             self._writer = EventFileWriter(str(self.save_dir), flush_secs=_FLUSH_SECONDS)
         return self._writer
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jengine.errors import MissingPackageError
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
 from jengine.visualization.convert import Histogram, encode_png, to_plain
@@ -140,5 +141,5 @@ def _import_wandb() -> Any:
     try:
         import wandb
     except ImportError as error:
-        raise ImportError("WandbVisBackend requires wandb: pip install 'jengine[wandb]'") from error
+        raise MissingPackageError("WandbVisBackend requires wandb: pip install 'jengine[wandb]'") from error
     return wandb

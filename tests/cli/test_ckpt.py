@@ -236,7 +236,7 @@ def test_export_errors_are_one_line_and_exit_code_2(run, tmp_path, capsys, monke
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["ckpt", "export", str(tmp_path / "plain"), file]) == 2
     assert capsys.readouterr().err == (
-        "jengine: ImportError: safetensors files require the package safetensors: pip install 'jengine[safetensors]'\n"
+        "jengine: MissingPackageError: safetensors files require safetensors: pip install 'jengine[safetensors]'\n"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from jengine.cli.report.page_data import build_page_data
 from jengine.cli.report.run_files import find_runs, name_runs, read_run
+from jengine.errors import MissingPackageError
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
@@ -67,5 +68,5 @@ def compressed_plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise ImportError("jengine report requires plotly: pip install 'jengine[report]'") from error
+        raise MissingPackageError("jengine report requires plotly: pip install 'jengine[report]'") from error
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

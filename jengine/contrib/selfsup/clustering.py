@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.annotations import Count, Fraction, Positive
-from jengine.errors import ConfigError, closest
+from jengine.errors import ConfigError, MissingPackageError, closest
 from jengine.registry import check_arguments
 
 
@@ -46,7 +46,7 @@ class Kmeans:
         try:
             from sklearn.cluster import KMeans
         except ImportError as error:
-            raise ImportError("Kmeans clusters with scikit-learn: pip install 'jengine[examples]'") from error
+            raise MissingPackageError("Kmeans requires scikit-learn: pip install 'jengine[examples]'") from error
         if len(features) < self.k:
             raise ConfigError(f"Kmeans: `k` must be at most the number of samples, {len(features)}, got {self.k}")
         features = _whiten(features, self.pca_dim, seed, "Kmeans")
@@ -99,7 +99,7 @@ class PIC:
         try:
             from sklearn.neighbors import NearestNeighbors
         except ImportError as error:
-            raise ImportError("PIC finds neighbors with scikit-learn: pip install 'jengine[examples]'") from error
+            raise MissingPackageError("PIC requires scikit-learn: pip install 'jengine[examples]'") from error
         if len(features) <= self.nnn:
             raise ConfigError(f"PIC: `nnn` must be below the number of samples, {len(features)}, got {self.nnn}")
         features = _whiten(features, self.pca_dim, seed, "PIC")

@@ -107,7 +107,10 @@ def test_oscar_and_uniter_have_one_group_with_decay_and_one_without(constructor)
 def test_the_groups_of_the_head_come_first_in_uniter_vqa():
     params = {"uniter": {"dense": DENSE, "LayerNorm_0": NORM}, "vqa_output": {"layers_0": DENSE, "norm": NORM}}
     cfg = dict(weight_decay=0.01, lr_mul=10.0, key_named_param="vqa_output")
-    types = {"uniter.LayerNorm_0": "LayerNorm", "vqa_output.norm": "LayerNorm"}
+    types = {
+        "uniter.dense": "Dense", "uniter.LayerNorm_0": "LayerNorm",
+        "vqa_output.layers_0": "Dense", "vqa_output.norm": "LayerNorm",
+    }  # fmt: skip
     groups = build("UniterVQAOptimizerConstructor", params, cfg, types).param_groups
     assert [(group["lr"], group["weight_decay"], group.paths) for group in groups] == [
         (1e-2, 0.01, ["vqa_output.layers_0.kernel"]),

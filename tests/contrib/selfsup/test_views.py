@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jengine.contrib.selfsup import compare_features, extract_features, knn_accuracy, projection_accuracy, random_view
-from jengine.data import DataLoader
+from jengine.data import ArrayDataset, DataLoader
 from jengine.model import FunctionalModel
 
 NO_CHANGE = dict(shift=0, rotate=0, scale=0, contrast=0, noise=0)
@@ -89,5 +89,6 @@ def test_the_accuracy_of_projections_is_a_mean_over_matrices():
 
 
 def test_comparing_features_requires_a_trained_runner():
-    with pytest.raises(ValueError, match="`runner` must be trained"):
-        compare_features(types.SimpleNamespace(state=None), train=None, test=None)
+    data = ArrayDataset(dict(image=np.zeros((2, 4, 4, 1), np.float32), label=np.arange(2)))
+    with pytest.raises(ValueError, match=r"`runner` must have a state, got one without; call runner.train\(\) first"):
+        compare_features(types.SimpleNamespace(state=None, strategy=None), train=data, test=data)
