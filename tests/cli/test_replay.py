@@ -42,7 +42,7 @@ def test_the_command_in_the_error_finds_the_operation(tmp_path, monkeypatch, cap
     # 2.5, then 2.5 - 4 / 2.5 = 0.9, then 0.9 - 4 / 0.9 < 0, whose logarithm is NaN
     assert main(["train", "falling.py"]) == 1
     error = capsys.readouterr().err
-    assert re.search("FloatingPointError: .*jengine replay CONFIG .*/work_dirs/falling/numerics_iter_3.dump", error)
+    assert re.search("(?s)FloatingPointError: .*jengine replay CONFIG .*/work_dirs/falling/numerics_iter_3.dump", error)
     assert main(["replay", "falling.py", "work_dirs/falling/numerics_iter_3.dump"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("the step of iteration 3:\n  loss: nan\n")
