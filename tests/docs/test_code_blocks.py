@@ -24,6 +24,7 @@ from jengine.model import CrossEntropy, FunctionalModel, LinenModel, NnxModel, S
 from jengine.optim import build_optim_wrapper
 from jengine.optim.schedules import build_param_schedulers
 from jengine.registry import (
+    DATASETS,
     HOOKS,
     LOG_PROCESSORS,
     LOOPS,
@@ -231,6 +232,14 @@ def test_evaluation_page(run_page):
     batch = {"target": jnp.array([1.0, 5.0, 9.0]), "mask": jnp.array([True, True, False])}
     assert metric.compute(metric.update(metric.init(), jnp.array([2.0, 2.0, 0.0]), batch)) == {"mean": 2.0}
     assert build_sections(names)["val_evaluator"].names == ("accuracy/top1", "accuracy/top5")
+
+
+def test_scale_page(run_page, tmp_path):
+    names = run_page("scale.md", dict(config=config.load_config(f"{ROOT / 'configs' / 'lm.py'}:tiny")))
+    dataset = config.resolve(names["config"])["train_dataloader"]["dataset"]
+    np.save(tmp_path / "tokens.npy", np.arange(5000, dtype=np.uint16))
+    windows = DATASETS.build({**dataset, "tokens": str(tmp_path / "tokens.npy")})
+    assert windows[1]["targets"].tolist() == list(range(2049, 4097))
 
 
 def test_logging_page(run_page, monkeypatch):
