@@ -202,20 +202,18 @@ def check_accumulation(optim_wrapper: Any, module_types: Mapping[str, str]) -> s
     )
 
 
-def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
+def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int, logger: logging.Logger) -> None:
     """Scale every learning rate by the linear rule: the actual batch size over that of the config's learning rates.
 
     Args:
       optim_wrapper: its groups are scaled, including the group of base settings.
       auto_scale_lr: None, or `dict(enable=bool, base_batch_size=int)`.
       batch_size: examples per iteration over all devices.
-
-    Returns:
-      The factor.
+      logger: logs the factor.
     """
     enable, base = read_auto_scale_lr(auto_scale_lr)
     if not enable:
-        return 1.0
+        return
     factor = batch_size / base
     for wrapper in _list_wrappers(optim_wrapper):
         for group in [*wrapper.param_groups, wrapper.base_param_settings]:
@@ -223,7 +221,8 @@ def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int) -> float:
                 if "lr" not in group:
                     raise ConfigError("`auto_scale_lr.enable` must be False for an optimizer without `lr`, got True")
                 group["lr"] = group["lr"] * factor
-    return factor
+    if factor != 1.0:
+        logger.info(f"Learning rates are scaled by {factor:g} for a batch size of {batch_size}.")
 
 
 def _list_wrappers(optim_wrapper: Any) -> list[Any]:

@@ -1,7 +1,6 @@
-"""End a run between two iterations on a signal, and all its processes together; share its identity."""
+"""End a run between two iterations on a signal, and all its processes together."""
 
 import contextlib
-import dataclasses
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,11 +9,8 @@ from typing import Any
 
 from jengine.distributed import ShutdownConsensus
 from jengine.distributed.processes import Processes, SingleProcess
-from jengine.runner.workdir import Identity
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts.
-_SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from")
 
 
 class Interrupts:
@@ -92,12 +88,6 @@ class Interrupts:
 def default_resume_command(path: str | None) -> str:
     """Return how to continue a run: from the checkpoint `path`, or from the newest of its work dir."""
     return f"Runner(..., resume={path or True!r})"
-
-
-def broadcast_identity(identity: Identity, processes: SingleProcess | Processes) -> Identity:
-    """Return the identity of the run with the fields that can differ between hosts taken from process 0."""
-    fields = {name: getattr(identity, name) for name in _SHARED_FIELDS}
-    return dataclasses.replace(identity, **processes.all_gather("the name of the run", fields)[0])
 
 
 @contextlib.contextmanager

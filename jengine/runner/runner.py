@@ -10,7 +10,7 @@ import jax
 from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
 from jengine.config import resolve
-from jengine.distributed import ShutdownConsensus, assert_equal_across_processes, get_processes
+from jengine.distributed import ShutdownConsensus, get_processes
 from jengine.errors import config_path
 from jengine.hooks import Hook, Priority
 from jengine.hooks.runner_protocol import MaybeNone
@@ -24,7 +24,7 @@ from jengine.runner.failures import check_consistent, close, closing
 from jengine.runner.hook_list import HookList
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.initial_state import StateInitializer
-from jengine.runner.interrupts import Interrupts, abort_all_on_error, broadcast_identity, default_resume_command
+from jengine.runner.interrupts import Interrupts, abort_all_on_error, default_resume_command
 from jengine.runner.load_from import remove_in_memory
 from jengine.runner.predict import Predictor, open_batches
 from jengine.runner.programs import TrainPrograms
@@ -33,7 +33,7 @@ from jengine.runner.resume_optimizer import optimizer_settings
 from jengine.runner.resume_policy import parse_resume_policy
 from jengine.runner.session import record_session
 from jengine.runner.trained_module import trained_module
-from jengine.runner.workdir import CheckpointDirectories, identify
+from jengine.runner.workdir import CheckpointDirectories, agree_on_identity
 from jengine.sharding import DispatchLimiter
 from jengine.train import TrainState
 from jengine.train.scanned_step import ChunkMetrics
@@ -134,7 +134,15 @@ class Runner:
         self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
         self.cfg_text, self._unwritable = report.format_config_file(self.cfg, work_dir)
 
-        self._set_identity(work_dir, load_from, resume, randomness, experiment_name)
+        self.processes = get_processes()
+        identity = agree_on_identity(
+            self.processes, self.cfg, work_dir, load_from=load_from, resume=resume, randomness=randomness,
+            experiment_name=experiment_name, resume_policy=self.resume_policy,
+        )  # fmt: skip
+        self.work_dir, self.log_dir, self.timestamp = identity.work_dir, identity.log_dir, identity.timestamp
+        self.experiment_name, self.seed, self.run_id = identity.experiment_name, identity.seed, identity.run_id
+        self.configured_seed = identity.configured_seed
+        self._load_from, self._resume_from = identity.load_from, identity.resume_from
 
         use_compilation_cache()
         self.phase_timer = PhaseTimer()
@@ -170,28 +178,6 @@ class Runner:
         self._first_iter = 0
         self.resume_command = default_resume_command
         self._failure = ""  # the point at which training stopped with an error
-
-    def _set_identity(
-        self,
-        work_dir: str | os.PathLike[str],
-        load_from: Any,
-        resume: Any,
-        randomness: Mapping[str, Any] | None,
-        experiment_name: str | None,
-    ) -> None:
-        """Set the name, seed and directories of the run, which all its processes share."""
-        self.processes = get_processes()
-        assert_equal_across_processes(
-            self.processes, {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "config": self.cfg}
-        )
-        identity = identify(
-            work_dir, load_from, resume, randomness, experiment_name, self.resume_policy, self.is_main_process
-        )
-        identity = broadcast_identity(identity, self.processes)
-        self.work_dir, self.log_dir, self.timestamp = identity.work_dir, identity.log_dir, identity.timestamp
-        self.experiment_name, self.seed, self.run_id = identity.experiment_name, identity.seed, identity.run_id
-        self.configured_seed = identity.configured_seed
-        self._load_from, self._resume_from = identity.load_from, identity.resume_from
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> "Runner":
@@ -330,14 +316,9 @@ class Runner:
 
     def save_checkpoint(
         self,
-        out_dir: str | None = None,
-        filename: str = "checkpoint",
-        save_optimizer: bool = True,
-        save_param_scheduler: bool = True,
-        meta: Mapping[str, Any] | None = None,
-        by_epoch: bool = True,
-        **options: Any,
-    ) -> str:
+        out_dir: str | None = None, filename: str = "checkpoint", save_optimizer: bool = True,
+        save_param_scheduler: bool = True, meta: Mapping[str, Any] | None = None, by_epoch: bool = True, **options: Any,
+    ) -> str:  # fmt: skip
         """Write a checkpoint in the background and return its path.
 
         Args:
@@ -460,9 +441,7 @@ class Runner:
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
             batch_size = (loader.batch_size or 1) * self.processes.count
-            factor = build.scale_lr(wrapper, self._sections["auto_scale_lr"], batch_size)
-            if factor != 1.0:
-                self.logger.info(f"Learning rates are scaled by {factor:g} for a batch size of {batch_size}.")
+            build.scale_lr(wrapper, self._sections["auto_scale_lr"], batch_size, self.logger)
             self._group_table = wrapper.group_table()  # before a warm-up changes the hyperparameters
             if warning := build.check_accumulation(wrapper, self.model.module_types):
                 self.logger.warning(warning)

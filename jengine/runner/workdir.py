@@ -9,14 +9,19 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from jengine.config import check_keys
+from jengine.distributed import assert_equal_across_processes
+from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook
 from jengine.runner.load_from import LoadFrom, parse_load_from
 from jengine.runner.resume_policy import ResumePolicy, choose_seed
 
+# Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts.
+_SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from")
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 
 
@@ -45,6 +50,23 @@ class Identity:
     configured_seed: int | None
     load_from: LoadFrom | None
     resume_from: str | None
+
+
+def agree_on_identity(
+    processes: SingleProcess | Processes, cfg: Mapping[str, Any], work_dir: Any, **arguments: Any
+) -> Identity:
+    """Determine the identity of a run, which all its processes share.
+
+    Args:
+      processes: those of the run.
+      cfg: the config, which must be the same on all.
+      work_dir: the work dir, which must be the same on all.
+      **arguments: of `identify`.
+    """
+    assert_equal_across_processes(processes, {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "config": cfg})
+    identity = identify(work_dir, checksums=jax.process_index() == 0, **arguments)
+    fields = {name: getattr(identity, name) for name in _SHARED_FIELDS}
+    return dataclasses.replace(identity, **processes.all_gather("the name of the run", fields)[0])
 
 
 def identify(
