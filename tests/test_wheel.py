@@ -70,6 +70,9 @@ def test_the_installed_wheel_trains_the_demo_in_an_empty_directory(site, tmp_pat
         "--config.train_cfg.val_interval=1",
     ]
     done = _run(*command, *changes, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(site)})
-    assert "There is no configs/digits_cnn.py in this directory: using the one that jengine ships." in done.stderr
+    assert (
+        "configs/digits_cnn.py does not exist in this directory; using the config of this name that jengine ships."
+        in done.stderr
+    )
     assert "accuracy/top1: " in done.stdout + done.stderr
     assert (tmp_path / "work_dirs" / "digits_cnn" / "last_checkpoint").is_file()

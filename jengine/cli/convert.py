@@ -28,12 +28,12 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Convert a config, and print a table of what happened to its keys.
 
     Raises:
-      FileNotFoundError: there is no such file. ConfigError: it is not a config of MMEngine or iMIX, or the output
+      FileNotFoundError: the config does not exist. ConfigError: it is not a config of MMEngine or iMIX, or the output
         exists.
     """
     path = pathlib.Path(args.mmengine_config)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no config file {str(path)!r}")
+        raise FileNotFoundError(f"the config file {str(path)!r} does not exist")
     if args.out and pathlib.Path(args.out).exists():
         raise ConfigError(f"`--out` must be a new file, got {args.out!r}, which exists")
     text, table = convert_file(path)

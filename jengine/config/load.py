@@ -33,14 +33,14 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
 
     Args:
       path: the file. `path.py:argument` passes the string `argument` to `get_config`. `configs/NAME.py` is also found
-        among the configs that jengine ships if there is no such file.
+        among the configs that jengine ships if it does not exist.
       overrides: such as `optim_wrapper.optimizer.lr=0.1`; see `apply_overrides`.
 
     Returns:
       A new ConfigDict; its references stay references, and its keys may have dots.
 
     Raises:
-      FileNotFoundError: no such file; the message names similar ones.
+      FileNotFoundError: it does not exist; the message names similar ones.
       ConfigError: not a Python file, no `get_config`, a `get_config` that does not return a config or does not take
         the argument, an invalid override, or a ConfigDict with a dot in a key, which ml_collections does not support.
         Other errors in the file keep their type and get a note.
@@ -48,10 +48,10 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     name, colon, argument = os.fspath(path).partition(".py:")
     file = pathlib.Path(f"{name}.py" if colon else name).expanduser()
     if not file.exists() and (shipped := list_shipped().get(file)) is not None:
-        logger.warning("There is no %s in this directory: using the one that jengine ships.", file)
+        logger.warning("%s does not exist in this directory; using the config of this name that jengine ships.", file)
         file = shipped
     if not file.is_file():
-        raise FileNotFoundError(f"there is no config file {str(file)!r}{_files_like(file)}")
+        raise FileNotFoundError(f"the config file {str(file)!r} does not exist{_files_like(file)}")
     if file.suffix != ".py":
         raise ConfigError(f"a config must be a Python file, got {str(file)!r}")
     file = file.resolve()

@@ -33,8 +33,10 @@ class ProgressHook(Hook):
         self._next_redraw = 0.0
         self._progress: Any = None
         self._task: Any = None
-        self._filter: _PeriodicLines | None = None
+        self._filter = _PeriodicLines(clock)
         self._handlers: list[logging.Handler] = []
+        self._show_losses = _LossHandler(self._show)
+        self._logger: logging.Logger | None = None
 
     def before_train(self, runner: Runner) -> None:
         """Draw the bar."""
@@ -55,10 +57,12 @@ class ProgressHook(Hook):
         self._progress.start()
         total = runner.max_iters if math.isfinite(runner.max_iters) else None
         self._task = self._progress.add_task("training", total=total, completed=runner.iter, loss="")
-        self._filter = _PeriodicLines(self._clock, self._show)
+        self._filter = _PeriodicLines(self._clock)
         self._handlers = terminal_handlers(runner.logger)
         for handler in self._handlers:
             handler.addFilter(self._filter)
+        self._logger = runner.logger
+        self._logger.addHandler(self._show_losses)
 
     def _show(self, scalars: Mapping[str, Any]) -> None:
         """Show the loss of a log line in the bar."""
@@ -92,25 +96,38 @@ class ProgressHook(Hook):
         if self._progress is not None:
             self._progress.stop()
         for handler in self._handlers:
-            handler.removeFilter(self._filter)  # type: ignore[arg-type]
+            handler.removeFilter(self._filter)
         self._handlers = []
+        if self._logger is not None:
+            self._logger.removeHandler(self._show_losses)
+            self._logger = None
+
+
+class _LossHandler(logging.Handler):
+    """Pass the scalars of each periodic log line to `show`."""
+
+    def __init__(self, show: Callable[[Mapping[str, Any]], None]) -> None:
+        super().__init__()
+        self._show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show the scalars of a periodic line."""
+        if (scalars := getattr(record, "periodic", None)) is not None:
+            self._show(scalars)
 
 
 class _PeriodicLines(logging.Filter):
-    """Pass one log line of training a minute; `show` receives the scalars of all."""
+    """Pass one periodic log line a minute, and all other lines."""
 
-    def __init__(self, clock: Callable[[], float], show: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
         self._clock = clock
-        self._show = show
         self._last = clock()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to print the record."""
-        scalars: Mapping[str, Any] | None = getattr(record, "periodic", None)
-        if scalars is None:
+        if getattr(record, "periodic", None) is None:
             return True
-        self._show(scalars)
         if self._clock() - self._last < _LINE_SECONDS:
             return False
         self._last = self._clock()

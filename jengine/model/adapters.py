@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jengine.errors import config_path
 from jengine.model.model import Losses, PyTree
 from jengine.registry import MODELS, check_arguments
 from jengine.selection import Selector, select
@@ -47,7 +48,11 @@ def build_module(module: Any, **extra: Any) -> Any:
     """Build a network from its config, including nested configs; return anything but a config unchanged."""
     if not hasattr(module, "items"):
         return module
-    arguments = {k: build_module(v) if hasattr(v, "items") and "type" in v else v for k, v in module.items()}
+    arguments = dict(module)
+    for name, value in module.items():
+        if hasattr(value, "items") and "type" in value:
+            with config_path(name):
+                arguments[name] = build_module(value)
     module_type = arguments.pop("type", None)
     if module_type is None:
         raise TypeError(f"the config of a module must have a 'type', got only the keys {sorted(arguments)}")

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from jengine.errors import config_path
 from jengine.model.adapters import build_loss, build_module, call_loss, select_inputs, train_arguments
 from jengine.model.autocast import autocast
 from jengine.model.model import Losses, Model, PyTree
@@ -51,7 +52,8 @@ class LinenModel(Model):
         sown_losses: Sequence[str] | Mapping[str, float] | None = None,
         sown_predictions: Sequence[str] = (),
     ) -> None:
-        self.module = build_module(module)
+        with config_path("module"):
+            self.module = build_module(module)
         self._loss = build_loss(loss)
         self._inputs = inputs
         self._rngs = tuple(rngs)

@@ -30,6 +30,7 @@ from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any
 
+_NO_REPORT = contextlib.nullcontext()
 _CHECKED_BATCHES = 10  # the number of training batches whose labels are checked on the host
 _SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
 
@@ -205,7 +206,7 @@ class TrainPrograms:
 
 def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[None]:
     """Surround a call of a compiled step: if it is the first and takes long, report that it compiles."""
-    return report_if_slow(f"compiling {step.name}") if step.shapes is None else contextlib.nullcontext()
+    return report_if_slow(f"compiling {step.name}") if step.shapes is None else _NO_REPORT
 
 
 def _with_hyperparams_vector(step: Callable[..., Any]) -> Callable[..., Any]:

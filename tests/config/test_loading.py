@@ -153,7 +153,7 @@ def test_an_override_does_not_change_a_list_of_an_imported_module(write):
 
 def test_a_missing_file_is_an_error_with_the_closest_existing_one(write):
     path = write("configs/resnet50.py", "def get_config():\n    return {}")
-    with pytest.raises(FileNotFoundError, match=r"resnet5\.py'; did you mean '.*configs/resnet50\.py'"):
+    with pytest.raises(FileNotFoundError, match=r"resnet5\.py' does not exist; did you mean '.*configs/resnet50\.py'"):
         load_config(path.with_name("resnet5.py"))
     with pytest.raises(FileNotFoundError, match=r"did you mean '.*configs/resnet50\.py'"):
         load_config(path.parent.parent / "config" / "resnet50.py")

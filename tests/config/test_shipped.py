@@ -15,7 +15,9 @@ def test_a_config_that_jengine_ships_loads_in_an_empty_directory(tmp_path, monke
     cfg = load_config("configs/digits_cnn.py", ["train_cfg.max_epochs=3"])
     assert cfg.train_cfg.max_epochs == 3
     assert resolve(cfg) == resolve(load_config(CONFIGS / "digits_cnn.py", ["train_cfg.max_epochs=3"]))
-    assert caplog.messages == ["There is no configs/digits_cnn.py in this directory: using the one that jengine ships."]
+    assert caplog.messages == [
+        "configs/digits_cnn.py does not exist in this directory; using the config of this name that jengine ships."
+    ]
 
 
 def test_a_file_of_the_user_comes_before_the_one_that_jengine_ships(write, tmp_path, monkeypatch, caplog):

@@ -50,7 +50,7 @@ def find_runs(path: pathlib.Path) -> list[pathlib.Path]:
       path: a log directory; a work dir, for its newest run; or a directory of work dirs, for the newest run of each.
 
     Raises:
-      FileNotFoundError: there is no run.
+      FileNotFoundError: the directory has no run.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"WORK_DIR must be a directory, got {path}, which does not exist")
@@ -117,7 +117,7 @@ def _find_status(log_dir: pathlib.Path, record: Mapping[str, Any]) -> str:
 
 
 def _read_json(path: pathlib.Path, notes: list[str]) -> dict[str, Any]:
-    """Return the object in a file; {} if there is no file, or with a note if it cannot be read."""
+    """Return the object in a file; {} if it does not exist, or cannot be read, which is noted."""
     if not path.is_file():
         return {}
     try:
