@@ -24,6 +24,23 @@ class MissingPackageError(ConfigError, ImportError):
     """Signal that optional packages are not installed."""
 
 
+@contextlib.contextmanager
+def require_extra(extra: str, need: str) -> Iterator[None]:
+    """Import optional packages in the body.
+
+    Args:
+      extra: the extra of jengine that installs them.
+      need: what requires which package, for the error: 'drawing requires Pillow'.
+
+    Raises:
+      MissingPackageError: one of them is not installed; the message has the command that installs the extra.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingPackageError(f"{need}: pip install 'jengine[{extra}]'") from error
+
+
 class UnknownNameError(KeyError):
     """Signal an unknown name. Unlike a plain KeyError, it prints its message instead of the message's repr."""
 

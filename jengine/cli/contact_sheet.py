@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jengine.errors import MissingPackageError
+from jengine.errors import require_extra
 
 _SIDE = 128  # of an image on the sheet, at most, in pixels
 _MARGIN, _LINE = 4, 14
@@ -20,11 +20,9 @@ def import_pillow() -> Any:
     Raises:
       ImportError: it is not installed.
     """
-    try:
+    with require_extra("draw", "--sheet requires Pillow"):
         import PIL.Image
         import PIL.ImageDraw
-    except ImportError as error:
-        raise MissingPackageError("--sheet requires Pillow: pip install 'jengine[draw]'") from error
     return PIL
 
 

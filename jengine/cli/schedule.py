@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jengine.errors import MissingPackageError
+from jengine.errors import require_extra
 
 _WIDTH, _HEIGHT = 72, 10
 
@@ -56,10 +56,8 @@ def plot(values: Sequence[float], name: str, width: int = _WIDTH, height: int = 
 
 
 def _save_png(curves: Mapping[str, Sequence[float]], path: str) -> None:
-    try:
+    with require_extra("plot", "--png requires matplotlib"):
         import matplotlib
-    except ImportError as error:
-        raise MissingPackageError("--png requires matplotlib: pip install 'jengine[plot]'") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jengine.data.collate import count_examples
-from jengine.errors import MissingPackageError
+from jengine.errors import require_extra
 from jengine.registry import DATASETS
 
 
@@ -58,10 +58,8 @@ class Digits(ArrayDataset):
     """
 
     def __init__(self, split: Literal["train", "test"] = "train", flat: bool = False) -> None:
-        try:
+        with require_extra("examples", "Digits requires scikit-learn"):
             from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise MissingPackageError("Digits requires scikit-learn: pip install 'jengine[examples]'") from error
         images, labels = load_digits(return_X_y=True)
         order = np.random.RandomState(0).permutation(len(labels))
         held_out = len(labels) // 5

@@ -11,7 +11,7 @@ from jengine.distributed.coordinator_proxy import CoordinatorProxy
 from jengine.distributed.jax_internals import detect_cluster
 from jengine.distributed.processes import get_processes
 from jengine.distributed.rendezvous import wait_for_all
-from jengine.errors import ConfigError, MissingPackageError, closest
+from jengine.errors import ConfigError, closest, require_extra
 
 LAUNCHERS = ("none", "auto", "slurm", "mpi", "kubernetes", "tpu")
 
@@ -186,10 +186,8 @@ def _check_kubernetes(environ: Mapping[str, str]) -> None:
         raise ConfigError(
             "--launcher kubernetes: the environment must have KUBERNETES_SERVICE_HOST; start inside a pod"
         )
-    try:
+    with require_extra("kubernetes", "the launcher requires kubernetes"):
         import kubernetes  # noqa: F401
-    except ImportError as error:
-        raise MissingPackageError("the launcher requires kubernetes: pip install 'jengine[kubernetes]'") from error
 
 
 def _check_arguments(given: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jengine.annotations import Count
 from jengine.data.masking import get_mask
-from jengine.errors import MissingPackageError
+from jengine.errors import require_extra
 from jengine.hooks.hook import Hook
 from jengine.hooks.local_examples import fetch_local_examples
 from jengine.hooks.runner_protocol import Runner
@@ -145,10 +145,8 @@ def _restore_size(array: np.ndarray, sample: Any) -> np.ndarray:
 
 
 def _resize_image(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    try:
+    with require_extra("draw", "NaiveVisualizationHook requires Pillow"):
         from PIL import Image
-    except ImportError as error:
-        raise MissingPackageError("NaiveVisualizationHook requires Pillow: pip install 'jengine[draw]'") from error
     height, width = size
     picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
     resized = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))

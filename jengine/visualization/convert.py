@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jengine.errors import MissingPackageError
+from jengine.errors import require_extra
 
 _REAL_KINDS = "biufV"  # V: bfloat16 and other ml_dtypes
 
@@ -103,10 +103,8 @@ def encode_png(image: np.ndarray) -> bytes:
         raise ValueError(
             f"`image` must have shape [height, width, channels] with 1, 3 or 4 channels, got {array.shape}"
         )
-    try:
+    with require_extra("draw", "writing images requires Pillow"):
         from PIL import Image
-    except ImportError as error:
-        raise MissingPackageError("writing images requires Pillow: pip install 'jengine[draw]'") from error
     buffer = io.BytesIO()
     Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array).save(buffer, format="PNG")
     return buffer.getvalue()

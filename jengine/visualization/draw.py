@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jengine.errors import MissingPackageError
+from jengine.errors import require_extra
 
 Color = tuple[int, int, int]
 
@@ -171,10 +171,8 @@ def import_pillow() -> tuple[Any, Any, Any]:
     Raises:
       ImportError: Pillow is not installed.
     """
-    try:
+    with require_extra("draw", "drawing requires Pillow"):
         from PIL import Image, ImageDraw, ImageFont
-    except ImportError as error:
-        raise MissingPackageError("drawing requires Pillow: pip install 'jengine[draw]'") from error
     return Image, ImageDraw, ImageFont
 
 

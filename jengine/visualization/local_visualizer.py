@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jengine.annotations import Count, Fraction
-from jengine.errors import MissingPackageError, UnknownNameError, closest
+from jengine.errors import UnknownNameError, closest, require_extra
 from jengine.logging import print_log
 from jengine.registry import VISUALIZERS
 from jengine.visualization import draw
@@ -240,10 +240,8 @@ def show_image(image: np.ndarray, title: str, wait_time: float = 0.0) -> bool:
     """
     if not has_display():
         return False
-    try:
+    with require_extra("draw", "showing images requires Pillow"):
         from PIL import Image, ImageShow
-    except ImportError as error:
-        raise MissingPackageError("showing images requires Pillow: pip install 'jengine[draw]'") from error
     if not ImageShow.show(Image.fromarray(image), title):
         return False
     time.sleep(wait_time)

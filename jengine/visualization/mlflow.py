@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jengine.errors import MissingPackageError
+from jengine.errors import require_extra
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
 from jengine.visualization.convert import Histogram, encode_png, to_number
@@ -154,8 +154,6 @@ def _make_client(uri: str) -> Any:
 
 
 def _import_client() -> Any:
-    try:
+    with require_extra("mlflow", "MLflowVisBackend requires mlflow"):
         from mlflow.tracking import MlflowClient
-    except ImportError as error:
-        raise MissingPackageError("MLflowVisBackend requires mlflow: pip install 'jengine[mlflow]'") from error
     return MlflowClient

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jengine.errors import MissingPackageError
+from jengine.errors import require_extra
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
 from jengine.visualization.convert import Histogram, encode_png, to_number
@@ -39,11 +39,8 @@ class TensorboardVisBackend(BaseVisBackend):
           ImportError: tensorboard is not installed.
         """
         if self._writer is None:
-            try:
+            with require_extra("tensorboard", "TensorboardVisBackend requires tensorboard"):
                 from tensorboard.summary.writer.event_file_writer import EventFileWriter
-            except ImportError as error:
-                message = "TensorboardVisBackend requires tensorboard: pip install 'jengine[tensorboard]'"
-                raise MissingPackageError(message) from error
             self._writer = EventFileWriter(str(self.save_dir), flush_secs=_FLUSH_SECONDS)
         return self._writer
 

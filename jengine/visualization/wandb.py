@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jengine.errors import MissingPackageError
+from jengine.errors import require_extra
 from jengine.registry import VISBACKENDS
 from jengine.visualization.backend import BaseVisBackend
 from jengine.visualization.convert import Histogram, encode_png, to_plain
@@ -138,8 +138,6 @@ class WandbVisBackend(BaseVisBackend):
 
 
 def _import_wandb() -> Any:
-    try:
+    with require_extra("wandb", "WandbVisBackend requires wandb"):
         import wandb
-    except ImportError as error:
-        raise MissingPackageError("WandbVisBackend requires wandb: pip install 'jengine[wandb]'") from error
     return wandb

@@ -13,7 +13,7 @@ from typing import Any
 
 from jengine.cli.report.page_data import build_page_data
 from jengine.cli.report.run_files import find_runs, name_runs, read_run
-from jengine.errors import MissingPackageError
+from jengine.errors import require_extra
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
@@ -65,8 +65,6 @@ def compressed_plotly() -> str:
     Raises:
       ImportError: plotly is not installed.
     """
-    try:
+    with require_extra("report", "jengine report requires plotly"):
         from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise MissingPackageError("jengine report requires plotly: pip install 'jengine[report]'") from error
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

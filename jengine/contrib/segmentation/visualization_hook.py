@@ -12,7 +12,7 @@ import numpy as np
 
 from jengine.annotations import Count, NonNegative
 from jengine.data.masking import get_mask
-from jengine.errors import ConfigError, MissingPackageError
+from jengine.errors import ConfigError, require_extra
 from jengine.hooks.hook import Hook
 from jengine.hooks.local_examples import fetch_local_examples
 from jengine.hooks.runner_protocol import Runner
@@ -129,9 +129,7 @@ class SegVisualizationHook(Hook):
 
 def _read_file(path: str | os.PathLike[str]) -> tuple[str, np.ndarray]:
     """Return the name of an image file and its pixels, uint8[H, W, 3]."""
-    try:
+    with require_extra("draw", "reading images requires Pillow"):
         from PIL import Image
-    except ImportError as error:
-        raise MissingPackageError("reading images needs Pillow: pip install 'jengine[draw]'") from error
     with Image.open(path) as image:
         return os.path.basename(path), np.asarray(image.convert("RGB"))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.annotations import Count, Fraction, Positive
-from jengine.errors import ConfigError, MissingPackageError, closest
+from jengine.errors import ConfigError, closest, require_extra
 from jengine.registry import check_arguments
 
 
@@ -43,10 +43,8 @@ class Kmeans:
           ValueError: fewer samples than clusters, or fewer features than principal components.
           ImportError: scikit-learn is not installed.
         """
-        try:
+        with require_extra("examples", "Kmeans requires scikit-learn"):
             from sklearn.cluster import KMeans
-        except ImportError as error:
-            raise MissingPackageError("Kmeans requires scikit-learn: pip install 'jengine[examples]'") from error
         if len(features) < self.k:
             raise ConfigError(f"Kmeans: `k` must be at most the number of samples, {len(features)}, got {self.k}")
         features = _whiten(features, self.pca_dim, seed, "Kmeans")
@@ -96,10 +94,8 @@ class PIC:
           ValueError: fewer than `nnn` other samples, or fewer features than principal components.
           ImportError: scikit-learn is not installed.
         """
-        try:
+        with require_extra("examples", "PIC requires scikit-learn"):
             from sklearn.neighbors import NearestNeighbors
-        except ImportError as error:
-            raise MissingPackageError("PIC requires scikit-learn: pip install 'jengine[examples]'") from error
         if len(features) <= self.nnn:
             raise ConfigError(f"PIC: `nnn` must be below the number of samples, {len(features)}, got {self.nnn}")
         features = _whiten(features, self.pca_dim, seed, "PIC")

@@ -10,7 +10,7 @@ import numpy as np
 from jengine.contrib.selfsup.model_entries import drop_replica_axis
 from jengine.data import DataLoader, build_dataloader
 from jengine.data.masking import get_mask
-from jengine.errors import ArgumentError, ConfigError, MissingPackageError, config_path
+from jengine.errors import ArgumentError, ConfigError, config_path, require_extra
 from jengine.hooks.runner_protocol import Runner
 
 PyTree = Any
@@ -119,10 +119,8 @@ def knn_accuracy(
     Raises:
       ImportError: scikit-learn is not installed.
     """
-    try:
+    with require_extra("examples", "knn_accuracy requires scikit-learn"):
         from sklearn.neighbors import KNeighborsClassifier
-    except ImportError as error:
-        raise MissingPackageError("knn_accuracy uses scikit-learn: pip install 'jengine[examples]'") from error
     return float(KNeighborsClassifier(k).fit(features, labels).score(test_features, test_labels))
 
 
