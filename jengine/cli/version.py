@@ -2,13 +2,10 @@
 
 import argparse
 import collections
-import importlib.metadata
 import platform
 from typing import Any
 
 import jengine
-
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 class VersionAction(argparse.Action):
@@ -25,19 +22,21 @@ class VersionAction(argparse.Action):
 
 def describe_versions() -> str:
     """Return the versions of jengine, Python and the libraries, and the devices, a line each."""
+    from jengine.runner.versions import package_versions
+
     versions = [("jengine", jengine.__version__), ("python", f"{platform.python_version()} on {platform.platform()}")]
-    versions += [(package, importlib.metadata.version(package)) for package in _PACKAGES]
+    versions += package_versions().items()
     return "\n".join(f"{name} {version}" for name, version in [*versions, ("devices:", _describe_devices())])
 
 
 def _describe_devices() -> str:
     import jax
 
+    from jengine.runner.versions import describe_device
+
     try:
         devices = jax.local_devices()
     except RuntimeError as error:  # JAX_PLATFORMS names a platform that is not here, or a driver is missing
         return f"none ({error})"
-    counts = collections.Counter(
-        d.platform if d.device_kind == d.platform else f"{d.platform} ({d.device_kind})" for d in devices
-    )
+    counts = collections.Counter(map(describe_device, devices))
     return ", ".join(f"{count} x {kind}" for kind, count in counts.items())

@@ -14,9 +14,10 @@ from jengine.runner.failures import recreate_work_dir
 from jengine.runner.load_from import LoadFrom
 from jengine.runner.resume_data import collect_position, restore_position
 from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
-from jengine.runner.run_record import package_versions, update_record
+from jengine.runner.run_record import update_record
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.speed import wait_for_device
+from jengine.runner.versions import package_versions
 from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
 from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks

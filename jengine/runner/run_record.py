@@ -1,7 +1,5 @@
 """Write `run.json` to the log directory: what a report on a run requires in addition to its scalars."""
 
-import functools
-import importlib.metadata
 import json
 import math
 import pathlib
@@ -15,15 +13,9 @@ import jax
 from jengine.checkpoint.manifest import write_synced
 from jengine.paths import flatten
 from jengine.runner.runner_protocol import Runner
+from jengine.runner.versions import describe_device, package_versions
 
 FILE = "run.json"
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-
-
-@functools.cache
-def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that the results of a run depend on."""
-    return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
 def start_record(runner: Runner, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -46,7 +38,7 @@ def start_record(runner: Runner, columns: Sequence[str], rows: Sequence[Sequence
         status="training",
         first_iter=runner.iter,
         versions={"jengine": __version__, "python": platform.python_version(), **package_versions()},
-        devices=f"{len(devices)} x {devices[0].platform} ({devices[0].device_kind})",
+        devices=f"{len(devices)} x {describe_device(devices[0])}",
         processes=runner.processes.count,
     )
     record = dict(

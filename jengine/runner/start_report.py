@@ -11,6 +11,7 @@ from jengine.logging import format_table, shorten_rows
 from jengine.paths import flatten
 from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import Runner
+from jengine.runner.versions import describe_device
 
 GroupTable = tuple[Sequence[str], Sequence[Sequence[str]]]
 """The columns and rows of a table of parameter groups."""
@@ -123,8 +124,7 @@ def _cut(cell: str) -> str:
 
 
 def _describe_devices(runner: Runner) -> str:
-    device = jax.local_devices()[0]
-    kind = device.platform if device.device_kind == device.platform else f"{device.platform} ({device.device_kind})"
+    kind = describe_device(jax.local_devices()[0])
     mesh_shape = runner.strategy.mesh_shape
     mesh = f", mesh {dict(mesh_shape)}" if mesh_shape else ""
     processes = f", {runner.processes.count} processes" if runner.processes.count > 1 else ""

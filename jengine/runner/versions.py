@@ -1,0 +1,19 @@
+"""Describe the packages and devices that the results of a run depend on."""
+
+import functools
+import importlib.metadata
+
+import jax
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+@functools.cache
+def package_versions() -> dict[str, str]:
+    """Return the versions of the installed packages by name."""
+    return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def describe_device(device: jax.Device) -> str:
+    """Return the platform of a device and its kind: 'cpu', 'tpu (TPU v5 lite)'."""
+    return device.platform if device.device_kind == device.platform else f"{device.platform} ({device.device_kind})"
