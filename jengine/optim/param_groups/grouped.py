@@ -51,7 +51,8 @@ class GroupedOptimizer:
         plain = (bool, int, float, str, tuple, type(None))
         self._watched = [name for name, value in optimizer.defaults.items() if isinstance(value, plain)]
         self._dtype: Any = np.float32
-        self._dynamic = {name for groups in self._chains for name in self._dynamic_in(groups)}
+        self._dynamic_by_chain = [self._dynamic_in(groups) for groups in self._chains]
+        self._dynamic = set().union(*self._dynamic_by_chain)
         self._last_values: dict[str, list[Any]] = {}  # of each setting in the groups, when it was last read
         self._arrays: dict[str, np.ndarray] = {}  # the hyperparameters, made from `_last_values`
         self._layouts: dict[Any, GroupLayout] = {}  # by structure of the tree
@@ -122,7 +123,7 @@ class GroupedOptimizer:
         for index, groups in enumerate(self._chains):
             first = self._initial[groups[0]]
             settings = dict(first)
-            for name in self._dynamic_in(groups):
+            for name in self._dynamic_by_chain[index]:
                 if name in per_parameter:
                     value = per_parameter[name]
                     settings[name] = layout.select(value, groups) if len(self._chains) > 1 else value
@@ -240,9 +241,9 @@ class GroupedOptimizer:
                         f"got {group[name]!r}; set it in the config"
                     )
             return
-        for groups in self._chains:
+        for groups, dynamic in zip(self._chains, self._dynamic_by_chain, strict=True):
             values = [self.param_groups[group][name] for group in groups]
-            if name not in self._dynamic_in(groups) and any(values):
+            if name not in dynamic and any(values):
                 raise ValueError(
                     f"{optimizer}: {name} must stay 0, because the chain was built without it, "
                     f"got {max(values, key=abs)}; start from a {name} above 0"
