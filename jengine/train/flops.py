@@ -95,8 +95,7 @@ def _repetitions(eqn: Any) -> int:
     if eqn.primitive.name == "scan":
         return int(eqn.params["length"])
     if eqn.primitive.name == "shard_map":
-        name = "newly_manual_axes" if "newly_manual_axes" in eqn.params else "manual_axes"  # as in JAX 0.10.1
-        return math.prod(eqn.params["mesh"].shape[axis] for axis in eqn.params[name])
+        return math.prod(eqn.params["mesh"].shape[axis] for axis in eqn.params["newly_manual_axes"])
     return 1
 
 
