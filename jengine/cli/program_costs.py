@@ -65,7 +65,7 @@ def _compile_programs(runner: Any, chip: Chip | None, training_only: bool) -> Pl
     # The compiler uses one core for a program, and is not Python.
     with concurrent.futures.ThreadPoolExecutor(_COMPILED_AT_ONCE) as pool:
         compiled = {
-            name: pool.submit(_compile, program, arguments, strategy.mesh.size, chip)
+            name: pool.submit(compile_program, program, arguments, strategy.mesh.size, chip)
             for name, (program, arguments) in traced.items()
         }
         programs = {name: future.result() for name, future in compiled.items()}
@@ -145,8 +145,15 @@ def _global_batch(strategy: Any, example: PyTree, steps: int | None = None) -> P
     return jax.tree.map(scale, example)
 
 
-def _compile(traced: Any, arguments: Mapping[str, PyTree], devices: int, chip: Chip | None) -> Plan:
-    """Compile a program and return its costs on a device; without memory if the compiler cannot fit it."""
+def compile_program(traced: Any, arguments: Mapping[str, PyTree], devices: int, chip: Chip | None) -> Plan:
+    """Compile a program and return its costs on a device; without memory if the compiler cannot fit it.
+
+    Args:
+      traced: `jax.jit(f).trace(...)`.
+      arguments: its `state`, `variables` and `batch`, if it has them, whose memory is listed by kind.
+      devices: number of devices.
+      chip: the figures of the devices; None for CPUs, for which no time is estimated.
+    """
     import jax
 
     from jengine.sharding import find_collectives
