@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -164,6 +165,22 @@ def test_a_chunk_with_accumulation_and_the_guard_exchanges_as_much_in_a_step_as_
             assert exchanged["reduce-scatter"]["size"] == 2 * UP  # not in each branch of the chunk
             assert exchanged["all-gather"]["size"] <= 2.01 * UP
             assert "all-reduce" not in exchanged
+
+
+@pytest.mark.parametrize("chips", ["v5e:2x4", *(pytest.param("h100:8", marks=chip.marks) for chip in CHIPS[1:])])
+def test_a_transformer_gathers_no_more_with_the_guard_than_without(chips):
+    sizes = dict(width=384, depth=6, heads=6, mlp_width=1024, vocab_size=6144)
+    overrides = [f"model.module.{name}={value}" for name, value in sizes.items()]
+    overrides += ["optim_wrapper.accumulative_counts=2", "train_cfg.steps_per_call=4"]
+    config, mesh = f"{CONFIGS / 'lm.py'}:tiny", dict(data=2, fsdp=4, tensor=1)
+    plain = _plan(config, chips, *overrides, mesh=mesh)
+    guarded = _plan(config, chips, *overrides, "custom_hooks=[{'type': 'NumericsGuardHook'}]", mesh=mesh)
+    assert sum(math.prod(parameter["shape"]) for parameter in plain["parameters"]) == pytest.approx(15e6, rel=0.05)
+    for name in ("update", "accumulate", "chunk"):
+        before, after = (_collectives(plan["programs"][name]) for plan in (plain, guarded))
+        assert before.keys() == after.keys() >= {"all-gather", "reduce-scatter"}
+        for kind in before:
+            assert after[kind]["size"] <= 1.05 * before[kind]["size"]
 
 
 def test_the_formula_of_the_page_about_scale_has_the_memory_of_a_chip(memory_per_chip):
