@@ -20,6 +20,7 @@ from jengine import Runner
 from jengine.cli.program_costs import measure_program
 from jengine.cli.topologies import parse_topology
 from jengine.config import resolve
+from jengine.errors import ArgumentError
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
@@ -99,7 +100,7 @@ class JaxOnChips:
 
 
 def get_config(name: str) -> dict[str, Any]:
-    """Return the arguments of the Runner that an example builds first."""
+    """Return the arguments of the Runner that an example builds first; the second of finetune_vit is a config."""
     example = load_example(name)
     example.Runner = StoppingRunner  # type: ignore[attr-defined]
     (arguments,) = run_until_reached(example)
@@ -132,7 +133,7 @@ def run_until_reached(example: types.ModuleType) -> tuple[Any, ...]:
         example.main()
     except Reached as reached:
         return reached.args
-    raise AssertionError(f"{example.__name__} does not reach the call at which it must end")
+    raise ArgumentError(f"`main` of {example.__name__} must build a Runner, or call a step that donates its arguments")
 
 
 if __name__ == "__main__":
