@@ -32,7 +32,7 @@ pytest: $(VENV)/.installed
 	$(PYTEST) -m "not full_optimization"
 	$(PYTEST) -m full_optimization
 
-# Compiles every config for TPUs and GPUs, with XLA's compilers for them, in an environment of its own.
+# Compiles every config and example for TPUs and GPUs, with XLA's compilers for them, in an environment of its own.
 test-chips:
 	$(MAKE) pytest-chips VENV=$(VENV)-chips EXTRAS=dev,tpu-compiler,gpu-compiler
 

@@ -149,7 +149,6 @@ def _compile(traced: Any, arguments: Mapping[str, PyTree], devices: int, chip: C
     """Compile a program and return its costs on a device; without memory if the compiler cannot fit it."""
     import jax
 
-    from jengine.sharding import find_collectives
     from jengine.train.flops import count_flops
 
     flops = {kind: count / devices for kind, count in count_flops(traced.jaxpr).items()}
@@ -161,29 +160,42 @@ def _compile(traced: Any, arguments: Mapping[str, PyTree], devices: int, chip: C
             raise
         return {"fits": False, "error": str(error).strip().splitlines()[0], "flops": sum(flops.values())}
     seconds = time.monotonic() - start
+    plan = measure_program(compiled, arguments)
+    plan.update(
+        fits=None if chip is None else plan["total_memory"] <= chip.memory,
+        flops=sum(flops.values()),
+        compiler_options=options,
+        compile_seconds=seconds,
+    )
+    if chip is not None:
+        plan.update(_estimate_time(flops, plan, chip))
+    return plan
+
+
+def measure_program(compiled: Any, arguments: Mapping[str, PyTree]) -> Plan:
+    """Return what a compiled program takes on a device, and what it contains.
+
+    Args:
+      compiled: `jax.jit(f).lower(...).compile()`.
+      arguments: its `state`, `variables` and `batch`, if it has them, whose memory is listed by kind.
+    """
+    from jengine.sharding import find_collectives
+
     text = compiled.as_text()
     memory = _measure_memory(compiled, arguments)
-    collectives = _sum_collectives(find_collectives(text))
     costs = compiled.cost_analysis() or {}
     costs = costs[0] if isinstance(costs, list) else costs
-    total = sum(memory.values())
-    plan = {
+    return {
         "memory": memory,
-        "total_memory": total,
-        "fits": None if chip is None else total <= chip.memory,
-        "flops": sum(flops.values()),
+        "total_memory": sum(memory.values()),
         "compiler_flops": _positive(costs.get("flops")),
+        "compiler_seconds": _positive(costs.get("optimal_seconds")),
         "bytes_accessed": _positive(costs.get("bytes accessed")),
-        "collectives": collectives,
+        "collectives": _sum_collectives(find_collectives(text)),
         "donated_bytes": compiled.memory_analysis().alias_size_in_bytes,
         "has_float64": _FLOAT64.search(text) is not None,
         "host_callbacks": len(_HOST_CALLBACK.findall(text)),
-        "compiler_options": options,
-        "compile_seconds": seconds,
     }
-    if chip is not None:
-        plan.update(_estimate_time(flops, plan, _positive(costs.get("optimal_seconds")), chip))
-    return plan
 
 
 def _compile_lowered(lowered: Any) -> tuple[Any, dict[str, bool]]:
@@ -236,7 +248,7 @@ def _sum_collectives(collectives: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _estimate_time(flops: Mapping[str, float], plan: Plan, compiler_seconds: float | None, chip: Chip) -> Plan:
+def _estimate_time(flops: Mapping[str, float], plan: Plan, chip: Chip) -> Plan:
     """Return the estimated seconds of a program: the compiler's, and a lower bound from the peaks of the chip."""
     from jengine.runner.peak_flops import get_peak_flops
 
@@ -248,9 +260,8 @@ def _estimate_time(flops: Mapping[str, float], plan: Plan, compiler_seconds: flo
         "links": sum(row["traffic"] for row in plan["collectives"]) / chip.links,
     }
     limited_by = max(limits, key=lambda name: limits[name])
-    seconds = max(limits[limited_by], compiler_seconds or 0.0)
+    seconds = max(limits[limited_by], plan["compiler_seconds"] or 0.0)
     return {
-        "compiler_seconds": compiler_seconds,
         "bound_seconds": limits[limited_by],
         "bound_by": limited_by,
         "seconds": seconds,

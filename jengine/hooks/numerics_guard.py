@@ -156,9 +156,7 @@ class NumericsGuardHook(Hook):
             raise ConfigError("NumericsGuardHook: spike_factor must be None in a run with several optimizers")
         self._axis = None if isinstance(wrapper, Mapping) else wrapper.axis_name
         self._recent.clear()
-        dropped = self._get_state(runner).dropped
-        # a plan, which compiles the step and does not run it, has only the shapes of the state
-        self._num_reported = 0 if isinstance(dropped, jax.ShapeDtypeStruct) else int(dropped)
+        self._num_reported = 0 if runner.state.is_abstract else int(self._get_state(runner).dropped)
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None

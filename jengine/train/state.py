@@ -39,6 +39,11 @@ class TrainState(struct.PyTreeNode):
         """The key of the run, key<fry>[]."""
         return jax.random.wrap_key_data(self.rng)
 
+    @property
+    def is_abstract(self) -> bool:
+        """Whether the leaves are `jax.ShapeDtypeStruct`s: a plan compiles the step and has no values."""
+        return isinstance(self.step, jax.ShapeDtypeStruct)
+
 
 def create_train_state(
     params: PyTree,

@@ -1,7 +1,9 @@
-"""Compile the configs with XLA's compilers for TPUs and GPUs, on a machine without either."""
+"""Compile the configs and examples with XLA's compilers for TPUs and GPUs, on a machine without either."""
 
 import importlib.util
 import json
+import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -17,7 +19,15 @@ pytestmark = pytest.mark.chips
 pytest.importorskip("libtpu")
 _HAS_GPU_COMPILER = importlib.util.find_spec("jax_cuda12_plugin") is not None
 
-CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
+EXAMPLE_PROGRAMS = pathlib.Path(__file__).parent / "example_programs.py"
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+LOOPS = [name for name in EXAMPLES if name.endswith("_loop")]  # without a Runner
+RUNS = [
+    *(pytest.param(str(path), id=path.stem) for path in sorted(CONFIGS.glob("*.py"))),
+    *(pytest.param(f"{EXAMPLE_PROGRAMS}:{name}", id=f"example-{name}") for name in EXAMPLES if name not in LOOPS),
+]
 CHIPS = [
     "v5e:2x2",
     pytest.param("h100:2", marks=pytest.mark.skipif(not _HAS_GPU_COMPILER, reason="requires jengine[gpu-compiler]")),
@@ -76,20 +86,51 @@ def _collectives(program):
     return {row["kind"]: row for row in program["collectives"] if row["size"] > 1024}  # without the losses
 
 
+def _check_program(program):
+    assert program["fits"] is True
+    assert not program["has_float64"]
+    assert program["host_callbacks"] == 0
+
+
+def _check_donation(program, state):
+    """Check that all of the state reuses its memory, and only metrics and a few scalars take more."""
+    assert program["donated_bytes"] >= state - 100  # the random key is not written
+    scalars = 16 * 512  # on a TPU each takes 512 bytes
+    assert program["memory"]["outputs that reuse no input"] < max(state / 10, scalars)
+
+
 @pytest.mark.parametrize("chips", CHIPS)
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.py")), ids=lambda path: path.stem)
-def test_every_config_compiles_for_chips(path, chips):
-    plan = _plan(path, chips)
+@pytest.mark.parametrize("config", RUNS)
+def test_every_config_and_example_compiles_for_chips(config, chips):
+    plan = _plan(config, chips)
     assert plan["fits"] is True
-    has_validation = "val_cfg" in load_config(str(path))
+    has_validation = load_config(config).get("val_cfg") is not None
     assert {"init", "update", *(["evaluation"] if has_validation else [])} <= plan["programs"].keys()
     for program in plan["programs"].values():
-        assert not program["has_float64"]
-        assert program["host_callbacks"] == 0
+        _check_program(program)
         assert program["compile_seconds"] > 0
-    memory = plan["programs"]["update"]["memory"]
-    state = sum(memory[kind] for kind in ("parameters", "optimizer state", "state of model and hooks"))
-    assert memory["outputs that reuse no input"] < state / 10  # the state is donated; metrics are not
+    update = plan["programs"]["update"]
+    if config.endswith(":imix_debug"):
+        assert update["donated_bytes"] == 0  # so that JAX can run a step with NaN again to find their origin
+    else:
+        kinds = ("parameters", "optimizer state", "state of model and hooks")
+        _check_donation(update, sum(update["memory"][kind] for kind in kinds))
+
+
+@pytest.mark.parametrize("chips", CHIPS)
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_step_of_every_example_with_a_loop_of_its_own_compiles_for_chips(name, chips):
+    command = [sys.executable, str(EXAMPLE_PROGRAMS), name, chips]
+    environment = {**os.environ, **parse_topology(chips).environment}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    program = json.loads(result.stdout)
+    _check_program(program)
+    _check_donation(program, program["state_bytes"])
+    gradients = 0 if name == "own_loop" else (64 * 128 + 128 * 10) * 4  # own_loop has one device
+    sizes = {row["kind"]: row["size"] for row in program["collectives"]}
+    assert sizes.keys() == ({"all-reduce"} if gradients else set())
+    assert gradients <= sizes.get("all-reduce", 0) <= 1.01 * gradients
 
 
 @pytest.mark.parametrize("chips", CHIPS)
@@ -124,6 +165,22 @@ def test_a_chunk_with_accumulation_and_the_guard_exchanges_as_much_in_a_step_as_
             assert exchanged["reduce-scatter"]["size"] == 2 * UP  # not in each branch of the chunk
             assert exchanged["all-gather"]["size"] <= 2.01 * UP
             assert "all-reduce" not in exchanged
+
+
+@pytest.mark.parametrize("chips", ["v5e:2x4", *(pytest.param("h100:8", marks=chip.marks) for chip in CHIPS[1:])])
+def test_a_transformer_gathers_no_more_with_the_guard_than_without(chips):
+    sizes = dict(width=384, depth=6, heads=6, mlp_width=1024, vocab_size=6144)
+    overrides = [f"model.module.{name}={value}" for name, value in sizes.items()]
+    overrides += ["optim_wrapper.accumulative_counts=2", "train_cfg.steps_per_call=4"]
+    config, mesh = f"{CONFIGS / 'lm.py'}:tiny", dict(data=2, fsdp=4, tensor=1)
+    plain = _plan(config, chips, *overrides, mesh=mesh)
+    guarded = _plan(config, chips, *overrides, "custom_hooks=[{'type': 'NumericsGuardHook'}]", mesh=mesh)
+    assert sum(math.prod(parameter["shape"]) for parameter in plain["parameters"]) == pytest.approx(15e6, rel=0.05)
+    for name in ("update", "accumulate", "chunk"):
+        before, after = (_collectives(plan["programs"][name]) for plan in (plain, guarded))
+        assert before.keys() == after.keys() >= {"all-gather", "reduce-scatter"}
+        for kind in before:
+            assert after[kind]["size"] <= 1.05 * before[kind]["size"]
 
 
 def test_the_formula_of_the_page_about_scale_has_the_memory_of_a_chip(memory_per_chip):

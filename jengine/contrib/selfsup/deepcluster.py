@@ -98,6 +98,8 @@ class DeepClusterHook(Hook):
 
     def before_train(self, runner: Runner) -> None:
         """Cluster, or load the labels that the run was trained on before a restart."""
+        if runner.state.is_abstract:
+            return
         if self._clustered is not None:
             path = self._path(runner, self._clustered)
             if os.path.exists(path):

@@ -363,3 +363,16 @@ def test_a_model_without_features_is_rejected(tmp_path):
     model.predict = lambda params, model_state, batch: {"logits": batch["x"]}
     with pytest.raises(AssertionError, match=r"predict must return a dict with 'features', got \['logits'\]"):
         make_runner(tmp_path, model=model).train()
+
+
+def test_a_plan_does_not_cluster(tmp_path):
+    runner = make_runner(tmp_path)
+    before = np.array([runner.train_dataloader.dataset[i]["pseudo_label"] for i in range(24)])
+    runner.prepare_training(abstract=True)
+    assert runner.state.is_abstract
+    runner.call_hook("before_run")
+    runner.call_hook("before_train")
+    labels = np.array([runner.train_dataloader.dataset[i]["pseudo_label"] for i in range(24)])
+    np.testing.assert_array_equal(labels, before)
+    assert not list(tmp_path.glob("cluster_epoch_*"))
+    runner.close()
