@@ -1,11 +1,14 @@
-"""Ten examples for grain's worker processes, which import this module: it imports no other."""
+"""Examples for grain's worker processes, which import this module: it imports no other."""
 
 
 class Ids:
-    """Hold ten examples with access by index, as grain reads them."""
+    """Hold examples with access by index, as grain reads them."""
+
+    def __init__(self, count=10):
+        self.count = count
 
     def __len__(self):
-        return 10
+        return self.count
 
     def __getitem__(self, index):
         return {"id": index}

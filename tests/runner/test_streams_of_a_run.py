@@ -9,19 +9,26 @@ from jengine.errors import ConfigError
 from .grain_ids import Ids
 from .stream_cases import read_log, train, train_with_restart
 
+# To shuffle few indices takes grain a millisecond for each, and without this it reads 500 elements ahead.
+READ_AHEAD = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+
 
 def map_dataset():
     return grain.MapDataset.source(Ids()).shuffle(seed=1).batch(2)
 
 
+def endless_map_dataset():
+    return grain.MapDataset.source(Ids(1000)).shuffle(seed=1)[:10].batch(2).repeat()
+
+
 def iter_dataset():
-    return grain.MapDataset.source(Ids()).shuffle(seed=1).repeat().to_iter_dataset().batch(3)
+    return grain.MapDataset.source(Ids()).shuffle(seed=1).repeat().to_iter_dataset(READ_AHEAD).batch(3)
 
 
 def grain_loader(num_epochs=None, workers=0):
     sampler = grain.samplers.IndexSampler(10, shuffle=True, seed=0, num_epochs=num_epochs)
-    batch = grain.transforms.Batch(2)
-    return grain.DataLoader(data_source=Ids(), sampler=sampler, operations=[batch], worker_count=workers)
+    arguments = dict(operations=[grain.transforms.Batch(2)], worker_count=workers, read_options=READ_AHEAD)
+    return grain.DataLoader(data_source=Ids(), sampler=sampler, **arguments)
 
 
 def batches():
@@ -36,7 +43,7 @@ def examples():
 
 SOURCES = [
     map_dataset,
-    lambda: map_dataset().repeat(),
+    endless_map_dataset,
     iter_dataset,
     lambda: iter(iter_dataset()),
     grain_loader,
