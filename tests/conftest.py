@@ -1,5 +1,6 @@
 """Set up eight simulated CPU devices, quick compilation and a compilation cache shared by all processes."""
 
+import gc
 import importlib.metadata
 import logging
 import os
@@ -28,7 +29,15 @@ def pytest_configure(config):
     if config.option.markexpr != "full_optimization":
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
         if importlib.metadata.version("jaxlib").startswith("0.10."):  # XLA aborts on unknown flags
-            os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+            # one part per program: each part costs as much to set up as most of them take to compile
+            os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+        os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # no test reads the lines of operations in a program
+
+
+def pytest_collection_finish(session):
+    """Collect garbage rarely: imported modules never are, and JAX's caches of traces keep most other objects alive."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)
