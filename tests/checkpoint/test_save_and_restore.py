@@ -166,7 +166,7 @@ def test_another_process_reads_a_checkpoint_without_config_or_devices(checkpoint
         "print(float(found.params['head'][1][0]), found.params['backbone']['bias'].dtype, found.meta['meta']['iter'],"
         " type(found.state['step']).__name__)"
     )
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    env = {**os.environ, "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"}
     result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=env, capture_output=True, text=True)
     assert result.stdout == "-2.0 bfloat16 3 ndarray\n", result.stderr
     assert result.stderr == ""

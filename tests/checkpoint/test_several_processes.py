@@ -47,7 +47,7 @@ def address():
 
 
 def test_two_processes_write_one_checkpoint_and_read_their_parts_back(tmp_path, address):
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    env = {**os.environ, "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"}
     commands = [[sys.executable, "-c", WORKER, str(process), address, str(tmp_path)] for process in (0, 1)]
     workers = [
         subprocess.Popen(c, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands

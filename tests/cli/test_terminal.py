@@ -20,7 +20,9 @@ class Terminal:
 
     def __init__(self, *arguments, cwd):
         master, slave = pty.openpty()
-        env = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+        changes = {"COLUMNS": "80", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+        changes |= {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}  # long runs are faster with optimizations
+        env = {**os.environ, **changes}
         command = [sys.executable, "-m", "jengine", *arguments]
         self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=env)
         os.close(slave)
