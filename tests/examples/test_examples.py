@@ -22,8 +22,8 @@ EXAMPLES = {
     "simsiam": dict(max_epochs=4),
     "densecl": dict(max_iters=30),
     "swav": dict(max_epochs=20),
-    "deepcluster": dict(),  # all 50 epochs
-    "odc": dict(),  # all 40 epochs
+    "deepcluster": dict(max_epochs=20),
+    "odc": dict(max_epochs=20),
     "many_hooks": dict(max_epochs=6, target_accuracy=0.3),
     "imix_debug": dict(total_epochs=2),
     "shard_map_loop": dict(steps=60),
@@ -129,7 +129,7 @@ def test_the_densecl_example_turns_on_the_dense_loss_without_recompilation(tmp_p
 
 @pytest.fixture
 def train_beyond_projections(tmp_path):
-    """Run an example; the worst of the seeds 0 to 4 reached 0.9833 (swav), 0.9889 (deepcluster) and 0.9833 (odc)."""
+    """Run an example; the worst of the seeds 0 to 4 reached 0.9833 (swav), 0.9694 (deepcluster) and 0.9721 (odc)."""
 
     def run(name):
         runner, learned, random = load_example(name).main(work_dir=tmp_path, **EXAMPLES[name])
@@ -152,7 +152,7 @@ def test_the_swav_example_beats_random_projections_with_its_queue_in_use(train_b
 def test_the_deepcluster_example_beats_random_projections_with_its_clusters(train_beyond_projections, tmp_path):
     runner = train_beyond_projections("deepcluster")
     epochs = {int(path.stem.split("_")[-1]) for path in tmp_path.glob("cluster_epoch_*.npy")}
-    assert epochs == {0, 10, 20, 30, 40, 50}
+    assert epochs == {0, 4, 8, 12, 16, 20}
     assert set(runner.train_dataloader.dataset.pseudo_labels) == set(range(40))
 
 
