@@ -9,7 +9,7 @@ from jengine.errors import ConfigError
 from .grain_ids import Ids
 from .stream_cases import read_log, train, train_with_restart
 
-# To shuffle few indices takes grain a millisecond for each, and without this it reads 500 elements ahead.
+# By default grain reads 500 elements ahead; with ten examples the index of each takes it a millisecond to shuffle.
 READ_AHEAD = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
 
 
@@ -17,7 +17,7 @@ def map_dataset():
     return grain.MapDataset.source(Ids()).shuffle(seed=1).batch(2)
 
 
-def endless_map_dataset():
+def endless_map_dataset():  # ten of many examples, whose indices are shuffled faster than those of ten
     return grain.MapDataset.source(Ids(1000)).shuffle(seed=1)[:10].batch(2).repeat()
 
 
