@@ -53,9 +53,12 @@ def reset_event_file_counter(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def restored_log_level():
-    """Restore the level of the logger, which each run sets, so that no test depends on those before it."""
+def restored_logger():
+    """Restore what each run sets on the logger, so that no test depends on those before it.
+
+    Runs turn off its propagation to the root logger, where `caplog` of pytest 8 listens.
+    """
     logger = logging.getLogger("jengine")
-    level = logger.level
+    level, logger.propagate = logger.level, True
     yield
     logger.setLevel(level)
