@@ -53,12 +53,19 @@ def reset_event_file_counter(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def restored_logger():
-    """Restore what each run sets on the logger, so that no test depends on those before it.
-
-    Runs turn off its propagation to the root logger, where `caplog` of pytest 8 listens.
-    """
+def restored_log_level():
+    """Restore the level of the logger, which each run sets, so that no test depends on those before it."""
     logger = logging.getLogger("jengine")
-    level, logger.propagate = logger.level, True
+    level = logger.level
     yield
     logger.setLevel(level)
+
+
+@pytest.fixture
+def caplog(caplog, monkeypatch):
+    """Capture the records of runs too, whose logger does not propagate them to the root logger."""
+    logger = logging.getLogger("jengine")
+    monkeypatch.setattr(logger, "propagate", False)
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
