@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.data.collate import is_flat
 from jengine.data.host_entries import select_arrays
 
 _SHAPE_DTYPE = operator.attrgetter("shape", "dtype")
@@ -96,8 +95,5 @@ def _no_position() -> None:
 
 def _signature(batch: Any) -> Any:
     """Return what the batches of one chunk must have in common: the structure, the shapes and the dtypes."""
-    arrays = select_arrays(batch)
-    if is_flat(arrays):
-        return {name: (array.shape, array.dtype) for name, array in arrays.items()}
-    leaves, treedef = jax.tree.flatten(arrays)
+    leaves, treedef = jax.tree.flatten(select_arrays(batch))
     return treedef, [_SHAPE_DTYPE(leaf if hasattr(leaf, "dtype") else np.asarray(leaf)) for leaf in leaves]
