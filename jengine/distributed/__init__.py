@@ -1,4 +1,4 @@
-"""Start the processes of a run, detect failures among them, and end them together."""
+"""Connect the processes of a run through JAX's runtime, and end them together."""
 
 from jengine.distributed.failures import ProcessError as ProcessError
 from jengine.distributed.gather import all_gather_objects as all_gather_objects
@@ -8,4 +8,3 @@ from jengine.distributed.launch import launch as launch
 from jengine.distributed.processes import ProcessMismatchError as ProcessMismatchError
 from jengine.distributed.processes import assert_equal_across_processes as assert_equal_across_processes
 from jengine.distributed.processes import get_processes as get_processes
-from jengine.distributed.shutdown_consensus import ShutdownConsensus as ShutdownConsensus

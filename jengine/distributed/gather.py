@@ -1,18 +1,14 @@
 """Select the examples of one process from global arrays, and gather lists from all processes."""
 
-import base64
-import json
+import pickle
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jengine.distributed.processes import Processes, SingleProcess
 
 PyTree = Any
-
-_CHUNK_SIZE = 2**20  # characters; the coordination service allows four times as many
 
 
 def process_local_batch(tree: PyTree, batch: PyTree) -> PyTree:
@@ -55,77 +51,23 @@ def process_local_batch(tree: PyTree, batch: PyTree) -> PyTree:
 def all_gather_objects(values: list[Any], name: str, processes: SingleProcess | Processes) -> list[Any]:
     """Return the lists of all processes joined into one, in the order of the processes; all of them must call it.
 
-    The values are sent by the host, because devices may still be busy, as JSON with the bytes of arrays.
-
     Args:
-      values: None, bools, numbers, strings, bytes, NumPy arrays and scalars, and lists, tuples and dicts of these. They
-        arrive as the same types and bits; JAX arrays arrive as NumPy arrays.
+      values: objects that can be pickled; they arrive as the same types and bits, JAX arrays as NumPy arrays.
       name: the metric or hook that they belong to, for errors.
       processes: the processes of the run; a single one gets `values` itself.
 
     Raises:
-      TypeError: a value of another type, named with its position.
+      TypeError: a value that cannot be pickled, named with its position.
     """
     if processes.count == 1:
         return values
-    text = json.dumps([_encode(value, f"{name}: results[{i}]") for i, value in enumerate(values)])
-    chunks = [text[i : i + _CHUNK_SIZE] for i in range(0, len(text), _CHUNK_SIZE)]
-    most = max(processes.all_gather("the size of the results", len(chunks)))
-    gathered = [processes.all_gather("the results", "".join(chunks[i : i + 1])) for i in range(most)]
-    texts = ["".join(parts) for parts in zip(*gathered, strict=True)]
-    return [_decode(value) for text in texts for value in json.loads(text)]
-
-
-def _encode(value: Any, where: str) -> Any:
-    """Return `value` in JSON's types; what JSON lacks as `{type: ...}`."""
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, np.ndarray | np.generic | jax.Array) and _is_plain(value.dtype):
-        array = np.asarray(value)
-        array = array.astype(array.dtype.newbyteorder("="))
-        kind = "scalar" if isinstance(value, np.generic) else "array"
-        # The names of the dtypes of strings do not build them, nor do the codes of bfloat16 and its like.
-        dtype = array.dtype.str if array.dtype.kind in "USmM" else array.dtype.name
-        return {kind: [dtype, array.shape, _text(array.tobytes())]}
-    if type(value) is bytes:
-        return {"bytes": _text(value)}
-    if type(value) in (list, tuple):
-        items = [_encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
-        return items if type(value) is list else {"tuple": items}
-    if type(value) is dict:
-        return {"dict": [[_encode(k, f"{where} key"), _encode(v, f"{where}[{k!r}]")] for k, v in value.items()]}
-    kind = f"an array of {value.dtype}" if hasattr(value, "dtype") else type(value).__qualname__
-    raise TypeError(
-        f"{where} must be None, a bool, a number, a string, bytes, a NumPy array, or a list, tuple or dict of these, "
-        f"to be sent to other processes, got {kind}"
-    )
-
-
-def _decode(value: Any) -> Any:
-    """Return the value that `_encode` was given."""
-    if isinstance(value, list):
-        return [_decode(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "bytes":
-        return base64.b64decode(content)
-    if kind == "tuple":
-        return tuple(map(_decode, content))
-    if kind == "dict":
-        return {_decode(k): _decode(v) for k, v in content}
-    dtype, shape, data = content
-    array: Any = np.ndarray(shape, jnp.dtype(dtype), bytearray(base64.b64decode(data)))
-    return array[()] if kind == "scalar" else array
-
-
-def _is_plain(dtype: Any) -> bool:
-    """Return whether the bytes of an array are its values: no Python objects, fields or PRNG keys."""
-    return isinstance(dtype, np.dtype) and not dtype.hasobject and dtype.names is None and dtype.subdtype is None
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+    values = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, values)
+    for i, value in enumerate(values):
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            raise TypeError(f"{name}: results[{i}] must be an object that can be pickled, got {value!r}") from error
+    return [value for part in processes.all_gather(name, values) for value in part]
 
 
 def _spans(array: jax.Array) -> list[tuple[int, int]]:

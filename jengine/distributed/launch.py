@@ -7,10 +7,7 @@ from typing import Any
 
 import jax
 
-from jengine.distributed.coordinator_proxy import CoordinatorProxy
-from jengine.distributed.jax_internals import detect_cluster
 from jengine.distributed.processes import get_processes
-from jengine.distributed.rendezvous import wait_for_all
 from jengine.errors import ConfigError, closest, require_extra
 
 LAUNCHERS = ("none", "auto", "slurm", "mpi", "kubernetes", "tpu")
@@ -22,8 +19,6 @@ _MPI = (
     ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
 )
 _METHODS = {"slurm": "slurm", "kubernetes": "k8s"}
-# Seconds after which JAX ends a run without an explanation; later than our own timeouts, which have one.
-_JAX_HEARTBEAT_TIMEOUT = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +46,9 @@ def launch(
     num_processes: int | None = None,
     process_id: int | None = None,
     timeout: float = 300.0,
+    heartbeat_timeout: int = 30,
 ) -> None:
-    """Connect this process to the others of its run, unless it is the only one.
+    """Connect this process to the others of its run with `jax.distributed.initialize`, unless it is the only one.
 
     Call it first: it is too late once JAX has used a device.
 
@@ -63,54 +59,34 @@ def launch(
       num_processes: number of processes, if the launcher does not provide it.
       process_id: index of this process, from 0, if the launcher does not provide it.
       timeout: seconds to wait for the others to connect.
+      heartbeat_timeout: seconds without a heartbeat after which JAX counts a process as gone, and ends the others.
 
     Raises:
-      ConfigError: an unknown launcher, incomplete settings, an environment that does not belong to the launcher, or
-        processes with different settings.
-      ProcessError: processes that did not arrive in time; the message names them.
+      ConfigError: an unknown launcher, incomplete settings, or an environment that does not belong to the launcher.
       RuntimeError: a device has been used, or the processes are already connected.
     """
     settings = find_settings(launcher, os.environ, coordinator, num_processes, process_id)
     if settings is None:
         return
-    coordinator, num_processes, process_id, local_device_ids = _complete(settings, launcher, timeout)
-    wait_for_all(coordinator, num_processes, process_id, timeout)
-    proxy = CoordinatorProxy(coordinator) if process_id else None  # process 0 runs the service itself
     try:
         jax.distributed.initialize(
-            coordinator_address=coordinator if proxy is None else proxy.address,
-            num_processes=num_processes,
-            process_id=process_id,
-            local_device_ids=local_device_ids,
-            cluster_detection_method="deactivate",
+            coordinator_address=settings.coordinator,
+            num_processes=settings.num_processes,
+            process_id=settings.process_id,
+            local_device_ids=settings.local_device_ids,
+            cluster_detection_method=settings.method,
             initialization_timeout=int(timeout),
-            heartbeat_timeout_seconds=min(_JAX_HEARTBEAT_TIMEOUT, int(timeout)),
+            heartbeat_timeout_seconds=heartbeat_timeout,
             shutdown_timeout_seconds=int(timeout),
         )
-    except BaseException:
-        if proxy is not None:
-            proxy.close()
-        raise
-    processes = get_processes()
-    if proxy is not None and processes.failure_detector is not None:
-        proxy.watch(processes.failure_detector.handle_lost_service)
-
-
-def _complete(settings: LaunchSettings, launcher: str, timeout: float) -> tuple[str, int, int, Sequence[int] | None]:
-    """Return all settings but the method, with None replaced by what JAX detects."""
-    coordinator = settings.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    num_processes, process_id = settings.num_processes, settings.process_id
-    local_device_ids = settings.local_device_ids
-    if settings.method != "deactivate":
-        coordinator, num_processes, process_id, local_device_ids = detect_cluster(
-            coordinator, num_processes, process_id, local_device_ids, settings.method, int(timeout)
-        )
-    if coordinator is None or num_processes is None or process_id is None:
+    except ValueError as error:
+        if "should be defined" not in str(error) and "must be defined" not in str(error):
+            raise
         raise ConfigError(
             f"--launcher {launcher}: JAX cannot detect the other processes from the environment; "
             "give --coordinator HOST:PORT, --num-processes N and --process-id I"
-        )
-    return coordinator, num_processes, process_id, local_device_ids
+        ) from error
+    get_processes()  # watch for failures of the others from now on
 
 
 def find_settings(

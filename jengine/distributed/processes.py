@@ -1,26 +1,22 @@
-"""Exchange small values between the processes of a run on the host.
+"""Exchange small values between the processes of a run, with JAX's collectives."""
 
-Everything goes through the key-value store of JAX's coordination service and uses no device, so it works before the
-first compilation and costs the devices nothing.
-"""
-
-import atexit
-import contextlib
 import functools
+import hashlib
+import importlib
 import json
-import sys
-import time
+import pickle
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
-from jengine.distributed.failures import FailureDetector, ProcessError
-from jengine.distributed.jax_internals import get_client
-from jengine.distributed.key_value_store import KeyValueStore
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jengine.distributed.failures import FailureWatch, ProcessError
 from jengine.errors import ConfigError
 
-TIMEOUT = 300.0  # seconds; covers the delay between the fastest and the slowest start of a process
-_POLL = 1.0  # seconds of waiting between two checks for failures of others
+_CHUNK_SIZE = 2**20  # bytes; each device holds one chunk of every process
+_MIN_SIZE = 2**10  # bytes; few sizes mean few programs
 _MISSING = "nothing"
 
 
@@ -32,151 +28,114 @@ class SingleProcess:
     """Stand in for `Processes` in a run of one process."""
 
     index, count = 0, 1
-    failure_detector: FailureDetector | None = None
     failing = False
 
-    def all_gather(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
+    def all_gather(self, name: str, value: Any) -> list[Any]:
         """Return the values of all processes."""
         return [value]
+
+    def reached_sync_point(self) -> bool:
+        """Return False: there is no other process that could have received a signal."""
+        return False
 
     def fail(self, error: BaseException) -> None:
         """Do nothing: there is no other process."""
 
 
 class Processes:
-    """Connect a process to the others of the run.
+    """Exchange values with the other processes of the run.
+
+    All processes call the methods in the same order, from their main threads.
 
     Args:
-      store: the client of the coordination service.
+      watch: watches for failures of the others.
       index: index of this process.
       count: number of processes.
-      timeout: seconds after which a process that has not arrived counts as missing.
-      failure_detector: detects failures of the others; created by default.
     """
 
-    def __init__(
-        self,
-        store: KeyValueStore,
-        index: int,
-        count: int,
-        timeout: float = TIMEOUT,
-        failure_detector: FailureDetector | None = None,
-    ) -> None:
-        self.index, self.count, self.timeout = index, count, timeout
-        self.failure_detector = FailureDetector(store, index, count) if failure_detector is None else failure_detector
-        self._store = store
-        self._round = self._consensus_count = 0
-
-    def all_gather(self, name: str, value: Any, timeout: float | None = None) -> list[Any]:
-        """Return the values of all processes in order; every process waits for every other.
-
-        All processes must call it, in the same order.
-
-        Args:
-          name: subject of the exchange, for errors.
-          value: anything that JSON can hold.
-          timeout: seconds; `self.timeout` by default.
-
-        Returns:
-          The values, by process.
-
-        Raises:
-          ProcessError: a process did not arrive in time, or has failed; the message names it.
-        """
-        self._round += 1
-        prefix = f"jengine/all_gather/{self._round}"
-        self._store.key_value_set(f"{prefix}/{self.index}", json.dumps(value))
-        timeout = self.timeout if timeout is None else timeout
-        deadline = time.monotonic() + timeout
-        values = [json.loads(self._wait(prefix, process, name, timeout, deadline)) for process in range(self.count)]
-        # All processes that have arrived here have read the previous round and left the one before it.
-        with contextlib.suppress(Exception):
-            self._store.key_value_delete(f"jengine/all_gather/{self._round - 2}/{self.index}")
-        return values
-
-    def fail(self, error: BaseException) -> None:
-        """Report that this process ends with an error, so that the others end too.
-
-        Raises:
-          ProcessError: `error` was caused by another process, which the message names.
-        """
-        if not isinstance(error, ProcessError | ProcessMismatchError):
-            self.failure_detector.diagnose(error)
-            self.failure_detector.report(error)
+    def __init__(self, watch: FailureWatch, index: int, count: int) -> None:
+        self.index, self.count = index, count
+        self._watch = watch
+        self._rounds = 0
 
     @property
     def failing(self) -> bool:
         """True if this process is about to end with an error, so it must not wait for others."""
-        return self.failure_detector.exiting
+        return self._watch.failing
 
-    def next_consensus_id(self) -> int:
-        """Return the number of the next `ShutdownConsensus`, which is the same on all processes."""
-        self._consensus_count += 1
-        return self._consensus_count
-
-    def create_timeout_error(self, prefix: str, name: str, timeout: float | None = None) -> ProcessError:
-        """Return the error of a wait that took too long.
+    def all_gather(self, name: str, value: Any) -> list[Any]:
+        """Return the values of all processes in order; every process waits for every other.
 
         Args:
-          prefix: path in the store below which every process should have set a value.
-          name: subject of the wait.
-          timeout: its seconds; `self.timeout` by default.
-        """
-        arrived = {int(key.rsplit("/", 1)[1]) for key, _ in self._store.key_value_dir_get(prefix)}
-        missing = [process for process in range(self.count) if process not in arrived]
-        return self.failure_detector.create_error(
-            f"{', '.join(map(self.failure_detector.describe, missing))} did not reach {name!r} within "
-            f"{self.timeout if timeout is None else timeout:g} s; {len(arrived)} of {self.count} processes did",
-            missing,
-        )
+          name: subject of the exchange, which must be the same on all processes.
+          value: any object that can be pickled.
 
-    def _wait(self, prefix: str, process: int, name: str, timeout: float, deadline: float) -> str:
-        """Return the text that `process` sets below `prefix`."""
-        while True:
-            remaining = max(deadline - time.monotonic(), 0.01)
-            try:
-                milliseconds = int(1000 * min(remaining, _POLL)) or 1
-                return self._store.blocking_key_value_get(f"{prefix}/{process}", milliseconds)
-            except Exception as error:
-                if "DEADLINE_EXCEEDED" not in str(error):
-                    raise self.failure_detector.create_error(
-                        f"process 0, on which the others depend, is gone: {error}", [0]
-                    ) from error
-            self.failure_detector.raise_failure()
-            if time.monotonic() >= deadline:
-                raise self.create_timeout_error(prefix, name, timeout)
+        Raises:
+          ProcessError: the processes exchange different things.
+        """
+        gathered = [pickle.loads(data) for data in _all_gather_bytes(pickle.dumps((name, value)))]
+        for process, (other, _) in enumerate(gathered):
+            if other != gathered[0][0]:
+                raise ProcessError(
+                    f"all processes must exchange the same values, got {gathered[0][0]!r} on process 0 and {other!r} "
+                    f"on process {process}: they have taken different ways through the run"
+                )
+        return [item for _, item in gathered]
+
+    def reached_sync_point(self) -> bool:
+        """Return whether all processes end at this round of the loop, because one of them received SIGTERM.
+
+        JAX's preemption service agrees on the round in the background; see
+        `jax.experimental.multihost_utils.reached_preemption_sync_point`.
+        """
+        self._rounds += 1
+        return multihost_utils.reached_preemption_sync_point(self._rounds)
+
+    def fail(self, error: BaseException) -> None:
+        """Report that this process ends with an error, so that the others end too."""
+        if not isinstance(error, ProcessError | ProcessMismatchError):  # those are raised on all processes
+            self._watch.fail(error)
 
 
 def get_processes() -> SingleProcess | Processes:
     """Return the processes of this run; the same object at each call."""
-    client = get_client()
-    if client is None or client.num_processes == 1:
+    if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return SingleProcess()
-    return _processes(client.store, client.process_id, client.num_processes)
+    return _connect(_get_client())
 
 
 @functools.cache
-def _processes(store: Any, index: int, count: int) -> Processes:
-    processes = Processes(store, index, count)
-    processes.failure_detector.start()
-    _exit_after_uncaught_error(processes.failure_detector)
-    atexit.register(processes.failure_detector.stop)
-    return processes
+def _connect(client: Any) -> Processes:
+    watch = FailureWatch(client, jax.process_index())
+    watch.start()
+    return Processes(watch, jax.process_index(), jax.process_count())
 
 
-def _exit_after_uncaught_error(failure_detector: FailureDetector) -> None:
-    """End the process as soon as an uncaught error is printed, even if threads still wait for other processes."""
-    print_error = sys.excepthook
+def _get_client() -> Any:
+    """Return the client of the coordination service, which JAX has no public access to; Orbax and flax use it too."""
+    try:
+        return importlib.import_module("jax._src.distributed").global_state.client
+    except (ImportError, AttributeError) as error:
+        raise ImportError(
+            f"jengine needs `jax._src.distributed.global_state.client` to run several processes, but JAX "
+            f"{jax.__version__} does not have it; install another JAX release, or update {__name__}"
+        ) from error
 
-    def print_and_exit(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        print_error(kind, error, traceback)
-        failure_detector.stop()
 
-    sys.excepthook = print_and_exit
+def _all_gather_bytes(data: bytes) -> list[bytes]:
+    """Return the bytes of all processes, in chunks through the devices."""
+    sizes = multihost_utils.process_allgather(np.array(len(data), np.int32))
+    longest = int(sizes.max())
+    size = min(_CHUNK_SIZE, max(_MIN_SIZE, 1 << (longest - 1).bit_length()))
+    padded = np.frombuffer(data.ljust(-(-longest // size) * size, b"\0"), np.uint8)
+    chunks = [multihost_utils.process_allgather(padded[i : i + size]) for i in range(0, len(padded), size)]
+    return [row[:count].tobytes() for row, count in zip(np.concatenate(chunks, axis=1), sizes, strict=True)]
 
 
 def assert_equal_across_processes(processes: SingleProcess | Processes, values: Mapping[str, Any]) -> None:
     """Check that all processes have the same values, for instance the same config.
+
+    The processes compare hashes, and exchange the values only to name a difference.
 
     Args:
       processes: the processes of the run.
@@ -185,7 +144,13 @@ def assert_equal_across_processes(processes: SingleProcess | Processes, values: 
     Raises:
       ProcessMismatchError: on every process, with the path of the first difference in `values`.
     """
-    gathered = processes.all_gather("the start", _to_json(values))
+    if processes.count == 1:
+        return
+    plain = _to_json(values)
+    text = json.dumps(plain, sort_keys=True)
+    if len(set(processes.all_gather("a hash", hashlib.sha256(text.encode()).hexdigest()))) == 1:
+        return
+    gathered = processes.all_gather("the values that differ", plain)
     for process, other in enumerate(gathered):
         difference = first_difference(gathered[0], other)
         if difference is not None:

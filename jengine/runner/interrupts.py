@@ -1,13 +1,13 @@
 """End a run between two iterations on a signal, and all its processes together."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from jengine.distributed import ShutdownConsensus
 from jengine.distributed.processes import Processes, SingleProcess
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -19,33 +19,35 @@ class Interrupts:
     The first signal is recorded, so that the current iteration finishes and can be saved; a second one of the
     same kind acts at once. Outside the main thread, where Python does not allow handlers, signals act as usual.
 
+    In a run of several processes SIGTERM belongs to JAX's preemption service, which `jax.distributed.initialize` starts
+    and which agrees on the iteration at which all processes end; other signals are passed on to it as SIGTERM.
+
     Args:
-      consensus: determines the iteration at which all processes end when one of them receives a signal.
+      processes: the processes of the run.
 
     Attributes:
       signum: the signal that this process received; None for none.
       agreed: whether all processes end here, after a signal.
     """
 
-    def __init__(self, consensus: ShutdownConsensus) -> None:
+    def __init__(self, processes: SingleProcess | Processes) -> None:
         self.signum: int | None = None
         self.agreed = False
         self._waiting = False
-        self._consensus = consensus
+        self._processes = processes
         self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
         self.signum, self.agreed = None, False
-        self._consensus.__enter__()
         if threading.current_thread() is threading.main_thread():
-            self._previous_handlers = {signum: signal.signal(signum, self._record) for signum in _SIGNALS}
+            signals = [signum for signum in _SIGNALS if self._processes.count == 1 or signum != signal.SIGTERM]
+            self._previous_handlers = {signum: signal.signal(signum, self._record) for signum in signals}
         return self
 
     def __exit__(self, *error: Any) -> None:
         for signum, handler in self._previous_handlers.items():
             signal.signal(signum, handler)
         self._previous_handlers = {}
-        self._consensus.__exit__(*error)
 
     def start_waiting(self) -> None:
         """Let a signal end the run at once from now on: the loop waits for data, perhaps forever.
@@ -55,7 +57,7 @@ class Interrupts:
         Raises:
           KeyboardInterrupt, SystemExit: as `check`, for a signal that was received just before.
         """
-        self._waiting = not self._consensus.is_shared
+        self._waiting = self._processes.count == 1
         if self._waiting and self.signum is not None:
             self.check()
 
@@ -68,19 +70,23 @@ class Interrupts:
 
         Raises:
           KeyboardInterrupt: after SIGINT. SystemExit: after SIGTERM, with exit code 143.
-          ProcessError: another process has failed.
         """
-        signum = self._consensus.check(self.signum)
-        if signum is None:
+        if self._processes.count > 1:
+            if not self._processes.reached_sync_point():
+                return
+            self.signum = self.signum or signal.SIGTERM
+        if self.signum is None:
             return
         self.agreed = True
-        if signum == signal.SIGINT:
+        if self.signum == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + signum)
+        raise SystemExit(128 + self.signum)
 
     def _record(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
         signal.signal(signum, self._previous_handlers[signum])
+        if self._processes.count > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
         if self._waiting:
             self.check()
 
@@ -92,11 +98,7 @@ def default_resume_command(path: str | None) -> str:
 
 @contextlib.contextmanager
 def abort_all_on_error(processes: SingleProcess | Processes, interrupts: Interrupts) -> Iterator[None]:
-    """End all processes on an error inside, unless all have agreed to end here.
-
-    Raises:
-      ProcessError: the error was caused by another process, which the message names.
-    """
+    """End all processes on an error inside, unless all have agreed to end here."""
     try:
         yield
     except BaseException as error:

@@ -10,7 +10,7 @@ import jax
 from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
 from jengine.config import resolve
-from jengine.distributed import ShutdownConsensus, get_processes
+from jengine.distributed import get_processes
 from jengine.errors import config_path
 from jengine.hooks import Hook, Priority
 from jengine.hooks.runner_protocol import MaybeNone
@@ -146,7 +146,7 @@ class Runner:
 
         use_compilation_cache()
         self.phase_timer = PhaseTimer()
-        self.interrupts = Interrupts(ShutdownConsensus(self.processes))
+        self.interrupts = Interrupts(self.processes)
         self.strategy = build.build_strategy(parallel)
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
         self.model = build.build_model(model, precision)

@@ -57,7 +57,7 @@ def run_cases(folder, names, devices, count=2):
 def one_device_each(tmp_path_factory):
     """Results of all cases, by two processes with one device each; the last case ends with an error."""
     return run_cases(
-        tmp_path_factory.mktemp("one"), ["replicas", "sharded", "guarded", "stream", "swav", "odc", "failing"], 1
+        tmp_path_factory.mktemp("one"), ["nothing", "replicas", "sharded", "guarded", "stream", "swav", "odc", "failing"], 1
     )
 
 
@@ -78,6 +78,20 @@ def assert_all_close(found, expected, names):
     assert names
     for name in names:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_values_of_any_size_and_type_arrive_as_they_are_and_differences_are_named(one_device_each):
+    for found in one_device_each.load("nothing"):
+        assert found["lengths"].tolist() == [0, 2**21]
+        assert found["dtype"].tolist() == ["bfloat16", "ndarray", "float32"]
+        assert found["bytes"].tolist() == [0]
+        assert found["numbers"].tolist() == [[0, 2.0**80], [1, 2.0**80]]
+        assert str(found["unsendable"]).startswith("TypeError: Recall: results[1] must be an object that can be pickled")
+        assert "got 'numbers 0' on process 0 and 'numbers 1' on process 1" in str(found["order"])
+        assert str(found["mismatch"]).startswith(
+            "ProcessMismatchError: `lr[1]` must be the same on all processes, got 0.10000000149011612 on process 0 and "
+            "1.100000023841858 on process 1"
+        )
 
 
 def test_replicas_train_alike_with_separate_statistics(results, tmp_path):

@@ -46,7 +46,7 @@ class ActionHook(Hook):
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         if runner.max_iters > 100:  # slow enough for the action to take effect before the end
             time.sleep(0.01)
-        if (jax.process_index(), runner.iter) == (self.process, self.iteration):
+        if runner.iter == self.iteration and self.process in (jax.process_index(), -1):
             self.action()
 
 
@@ -62,6 +62,7 @@ class StopTrainingHook(Hook):
 
 
 def raise_error():
+    print("fails at", time.time(), flush=True)
     raise KeyError("colour")
 
 
@@ -72,6 +73,8 @@ def kill():
 
 ACTIONS = dict(
     terminate=lambda: os.kill(os.getpid(), signal.SIGTERM),
+    terminate_twice=lambda: [os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)],
+    interrupt=lambda: os.kill(os.getpid(), signal.SIGINT),
     kill=kill,
     fail=raise_error,
 )
@@ -81,7 +84,7 @@ def main(work_dir, *settings):
     options = dict(setting.split("=") for setting in settings)
     index, count = int(options.get("index", 0)), int(options.get("count", 1))
     if count > 1:
-        launch("none", options["address"], count, index, timeout=20)
+        launch("none", options["address"], count, index, timeout=60, heartbeat_timeout=10)
     hooks = []
     if "action" in options:
         hooks = [ActionHook(int(options["process"]), int(options["iteration"]), ACTIONS[options["action"]])]

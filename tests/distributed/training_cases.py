@@ -15,7 +15,7 @@ from jax.experimental.multihost_utils import process_allgather
 
 from jengine.contrib.selfsup import PseudoLabelDataset
 from jengine.data import ArrayDataset
-from jengine.distributed import launch
+from jengine.distributed import all_gather_objects, assert_equal_across_processes, get_processes, launch
 from jengine.hooks import Hook
 from jengine.model import LinenModel
 from jengine.runner import Runner
@@ -224,6 +224,33 @@ def train_odc(work_dir, devices):
     state = runner.train()
     bank = state.model_state["bank"]
     return {"labels": np.asarray(bank.labels), "features": np.asarray(bank.features), **flatten("params", state.params)}
+
+
+def train_nothing(work_dir, devices):
+    """Exchange values between the processes, and return them and the errors of exchanges that are refused."""
+    processes = get_processes()
+    index = processes.index
+    values = [(index, "x" * 2**21 * index), jnp.arange(3, dtype=jnp.bfloat16), np.float32(0.1), {"a": {3: b"\x00"}}]
+    first, array, scalar, _, second, *_, other = all_gather_objects(values, "Recall", processes)
+
+    def refusal(function, *args):
+        try:
+            function(*args)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing was refused"
+
+    config = {"config": {"hooks": [1, {"type": dict}], "nan": float("nan"), "object": object()}}
+    assert_equal_across_processes(processes, config)
+    return {
+        "lengths": np.array([len(first[1]), len(second[1])]),
+        "dtype": np.array([str(array.dtype), type(array).__name__, str(scalar.dtype)]),
+        "bytes": np.array(list(other["a"][3])),
+        "numbers": np.array(processes.all_gather("numbers", [index, 2**80])).astype(float),
+        "unsendable": np.array(refusal(all_gather_objects, [0, lambda: 0], "Recall", processes)),
+        "order": np.array(refusal(processes.all_gather, f"numbers {index}", 1)),
+        "mismatch": np.array(refusal(assert_equal_across_processes, processes, {"lr": [0.1, np.float32(0.1 + index)]})),
+    }
 
 
 def flatten(name, tree):
