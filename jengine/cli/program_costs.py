@@ -138,7 +138,7 @@ def _global_batch(strategy: Any, example: PyTree, steps: int | None = None) -> P
     sharding = strategy.batch_sharding(chunked=steps is not None)
 
     def scale(x: Any) -> Any:
-        shape = (*leading, x.shape[0] * strategy.num_processes, *x.shape[1:])
+        shape = (*leading, x.shape[0] * strategy.data_shard.count, *x.shape[1:])
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 

@@ -187,5 +187,10 @@ def _to_json(value: Any) -> Any:
         return [_to_json(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, np.generic):
+        return _to_json(value.item())
+    if isinstance(value, np.ndarray | jax.Array):
+        array = np.asarray(value)
+        return f"{array.dtype}{list(array.shape)} with the hash {hashlib.sha256(array.tobytes()).hexdigest()[:12]}"
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"<{named.__module__}.{named.__qualname__}>"

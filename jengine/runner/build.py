@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from jengine.annotations import Count
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook
@@ -71,9 +73,14 @@ def build_strategy(parallel: Any) -> Any:
         if parallel is None:
             return default_strategy()
         parallel = as_config(parallel)
-        if hasattr(parallel, "items"):
-            return STRATEGIES.build(parallel)
-        return _require(parallel, "compile_train_step", "parallel")
+        strategy = STRATEGIES.build(parallel) if hasattr(parallel, "items") else parallel
+        _require(strategy, "compile_train_step", "parallel")
+        if jax.process_count() > 1 and not strategy.mesh_shape:
+            raise ConfigError(
+                f"must have a mesh over the devices of all {jax.process_count()} processes, such as Pjit's, "
+                f"got {type(strategy).__name__}, with which each process would train alone"
+            )
+        return strategy
 
 
 def _require(built: Any, method: str, argument: str) -> Any:

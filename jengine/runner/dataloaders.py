@@ -1,13 +1,20 @@
 """Build the dataloaders of a run, each at its first use."""
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
+import numpy as np
+
 from jengine.data import BatchCheck, DataLoader, IterableLoader, build_dataloader, list_host_entries, select_arrays
-from jengine.distributed import assert_equal_across_processes
+from jengine.distributed import ProcessMismatchError, assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import UnknownNameError, config_path
+from jengine.sharding import DataShard
+
+PyTree = Any
 
 
 class DataLoaders:
@@ -16,13 +23,17 @@ class DataLoaders:
     Args:
       sections: configs, loaders, or iterables of batches under '<mode>_dataloader'; None for none.
       seed: of the samplers.
-      processes: share the data.
+      processes: those of the run.
+      shard: the part of the data that this process reads.
     """
 
-    def __init__(self, sections: Mapping[str, Any], seed: int, processes: SingleProcess | Processes) -> None:
+    def __init__(
+        self, sections: Mapping[str, Any], seed: int, processes: SingleProcess | Processes, shard: DataShard
+    ) -> None:
         self._sections = sections
         self._seed = seed
         self._processes = processes
+        self._shard = shard
         self._loaders: dict[str, DataLoader | IterableLoader] = {}
         self._host_entries: dict[str, dict[str, str]] = {}  # of the examples
 
@@ -35,8 +46,8 @@ class DataLoaders:
                     self._sections[name],
                     train=mode == "train",
                     seed=self._seed,
-                    process_index=self._processes.index,
-                    process_count=self._processes.count,
+                    process_index=self._shard.index,
+                    process_count=self._shard.count,
                 )
             assert_equal_across_processes(self._processes, {name: {"batches": self._loaders[mode].length}})
         return self._loaders.get(mode)
@@ -51,9 +62,30 @@ class DataLoaders:
         assert loader is not None
         with config_path(f"{mode}_dataloader"):
             batch = BatchCheck(f"{mode}_dataloader")(loader.example())
+            self._check_readers(mode, batch)
             self._host_entries[mode] = list_host_entries(batch)
         with self.note_host_entries(mode):
             return function(select_arrays(batch), *args)
+
+    def _check_readers(self, mode: str, batch: PyTree) -> None:
+        """Check that processes whose devices hold the same rows have the same first batch.
+
+        Raises:
+          ProcessMismatchError: on every process.
+        """
+        if self._shard.count == self._processes.count:
+            return
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(select_arrays(batch))]
+        digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
+        gathered = self._processes.all_gather(f"the first batch of {mode}_dataloader", (self._shard.index, digest))
+        for process, (shard, other) in enumerate(gathered):
+            first = next(i for i, (index, _) in enumerate(gathered) if index == shard)
+            if other != gathered[first][1]:
+                raise ProcessMismatchError(
+                    f"`{mode}_dataloader` must yield the same examples on processes {first} and {process}, because "
+                    "their devices hold the same rows of a batch, got different first batches; divide the data by "
+                    "`runner.strategy.data_shard`, and draw random numbers from its index, not from the process index"
+                )
 
     @contextlib.contextmanager
     def note_host_entries(self, mode: str) -> Iterator[None]:

@@ -1,7 +1,6 @@
 """Define the loops of validation and test."""
 
 import contextlib
-import functools
 import itertools
 from typing import Any
 
@@ -116,7 +115,13 @@ class EvalLoop:
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
                 runner.interrupts.check()
         self._label_checks.stop()  # the next evaluation has the same data
-        return self.evaluator.evaluate(sums, functools.partial(all_gather_objects, processes=runner.processes))
+        return self.evaluator.evaluate(sums, self._gather_results)
+
+    def _gather_results(self, values: list[Any], name: str) -> list[Any]:
+        """Return the results of all processes; of those that read the same examples, only the first contributes."""
+        processes = self.runner.processes
+        is_first = self.runner.strategy.data_shard.readers[0] == processes.index
+        return all_gather_objects(values if is_first else [], name, processes)
 
     def _put_batch(self, batch: PyTree) -> PyTree:
         """Check a host batch, and place its arrays on their device."""

@@ -111,7 +111,7 @@ class LoadedModel:
           A pytree of NumPy arrays with leading axis B.
         """
         size = self.batch_size or max(count_examples(batch), 1)
-        batches = iterate_batches(batch, size, processes=SingleProcess())
+        batches = iterate_batches(batch, size)
         limiter = DispatchLimiter(self._strategy.max_in_flight)
         return self._predictor.predict(*self.load(batch), batches, limiter)
 

@@ -22,13 +22,14 @@ from jengine.evaluation.metric import drop_padding
 from jengine.model import Model
 from jengine.registry import DATASETS
 from jengine.runner.runner_protocol import Runner
-from jengine.sharding import DispatchLimiter, Strategy
+from jengine.sharding import DataShard, DispatchLimiter, Strategy
 
 PyTree = Any
 # A host batch with leading axis B, and the position of each example in the data, int32[B]; -1 for padding.
 PositionedBatch = tuple[PyTree, np.ndarray]
 
 _DEFAULT_BATCH_SIZE = 128
+_ALL_DATA = DataShard()
 
 
 class Predictor:
@@ -37,7 +38,7 @@ class Predictor:
     Args:
       model: predicts.
       strategy: places batches and compiles.
-      processes: share the data; each gets the predictions of all.
+      processes: those of the run; each gets the predictions of all.
     """
 
     def __init__(self, model: Model, strategy: Strategy, processes: SingleProcess | Processes) -> None:
@@ -96,7 +97,7 @@ def open_batches(runner: Runner, data: Any, batch_size: int | None) -> tuple[PyT
       ConfigError: there is no batch.
     """
     multiple = runner.strategy.batch_multiple
-    batches = iterate_batches(data, batch_size, multiple=multiple, seed=runner.seed, processes=runner.processes)
+    batches = iterate_batches(data, batch_size, multiple=multiple, seed=runner.seed, shard=runner.strategy.data_shard)
     for first in batches:
         return first[0], itertools.chain([first], batches)
     raise ConfigError("`data` must have at least one batch, got none")
@@ -109,7 +110,7 @@ def iterate_batches(
     *,
     multiple: int = 1,
     seed: int = 0,
-    processes: SingleProcess | Processes,
+    shard: DataShard = _ALL_DATA,
 ) -> Iterator[PositionedBatch]:
     """Return the host batches of `data`, all of the size of the first, with smaller ones padded.
 
@@ -118,7 +119,7 @@ def iterate_batches(
       batch_size: examples per batch on this process, of arrays and datasets; by default 128, or fewer for fewer data.
       multiple: a number that divides every batch of arrays, datasets and foreign iterables.
       seed: of the samplers.
-      processes: share the data.
+      shard: the part of the data that this process reads.
 
     Raises:
       ValueError: `batch_size` for data in batches, no example, or a batch larger than the first. TypeError: data of
@@ -130,17 +131,15 @@ def iterate_batches(
         total = len(data) if _is_dataset(data) else count_examples(data)
         if total == 0:
             raise ValueError("`data` must have at least one example, got none")
-        share = -(-total // processes.count)
+        share = -(-total // shard.count)
         size = _round_up(min(share, _DEFAULT_BATCH_SIZE), multiple) if batch_size is None else batch_size
         if _is_arrays(data):
-            return _slice_arrays(data, size, processes)
+            return _slice_arrays(data, size, shard)
         data = dict(dataset=data, batch_size=size)
     elif batch_size is not None:
         raise ValueError(f"`batch_size` must be None for data that are in batches already, got {batch_size}")
     if _is_config(data):
-        data = build_dataloader(
-            data, train=False, seed=seed, process_index=processes.index, process_count=processes.count
-        )
+        data = build_dataloader(data, train=False, seed=seed, process_index=shard.index, process_count=shard.count)
     if callable(data) and not hasattr(data, "__iter__"):
         data = data()
     if not hasattr(data, "__iter__"):
@@ -148,7 +147,7 @@ def iterate_batches(
             "`data` must be arrays, a dataset, a dataloader, its config, or an iterable of batches, "
             f"got {type(data).__name__}"
         )
-    return _add_positions(data, isinstance(data, DataLoader | IterableLoader), multiple, processes)
+    return _add_positions(data, isinstance(data, DataLoader | IterableLoader), multiple, shard)
 
 
 def _is_config(data: Any) -> bool:
@@ -169,21 +168,21 @@ def _is_dataset(data: Any) -> bool:
     return hasattr(data, "__getitems__") or (hasattr(data, "__getitem__") and not hasattr(data, "__iter__"))
 
 
-def _slice_arrays(arrays: PyTree, size: int, processes: SingleProcess | Processes) -> Iterator[PositionedBatch]:
-    """Yield batches of this process: of P processes, p takes the p-th, (p + P)-th ... example."""
+def _slice_arrays(arrays: PyTree, size: int, shard: DataShard) -> Iterator[PositionedBatch]:
+    """Yield batches of one of S shards: s has the s-th, (s + S)-th ... example."""
     arrays = jax.tree.map(np.asarray, arrays)
     total = count_examples(arrays)
-    for start in range(0, total, size * processes.count):
-        positions = start + processes.index + processes.count * np.arange(size, dtype=np.int32)
+    for start in range(0, total, size * shard.count):
+        positions = start + shard.index + shard.count * np.arange(size, dtype=np.int32)
         rows = np.minimum(positions, total - 1)  # padding repeats the last example
         batch = jax.tree.map(lambda leaf, rows=rows: leaf[rows], arrays)
         yield batch, np.where(positions < total, positions, -1)
 
 
 def _add_positions(
-    batches: Iterable[PyTree], is_loader: bool, multiple: int, processes: SingleProcess | Processes
+    batches: Iterable[PyTree], is_loader: bool, multiple: int, shard: DataShard
 ) -> Iterator[PositionedBatch]:
-    """Yield batches with positions, as if the processes took the examples in turn; those of a loader are padded."""
+    """Yield batches with positions, as if the shards took the examples in turn; those of a loader are padded."""
     size = 0
     for i, raw in enumerate(batches):
         batch = select_arrays(to_numpy(raw))
@@ -197,7 +196,7 @@ def _add_positions(
             if not 0 < count <= size:
                 raise ValueError(f"batches must have 1 to {size} examples, as the first one, got {count} in batch {i}")
             batch, is_real = pad_examples(batch, size) if count < size else batch, np.arange(size) < count
-        positions = (i * size + np.arange(size)) * processes.count + processes.index
+        positions = (i * size + np.arange(size)) * shard.count + shard.index
         yield batch, np.where(is_real, positions, -1).astype(np.int32)
 
 

@@ -22,8 +22,11 @@ def collect_position(runner: Runner, meta: Mapping[str, Any]) -> dict[str, Any] 
     if loop is None or loop.position is None:
         return None
     is_epoch_end = loop.by_epoch and meta["epoch"] > loop.epoch
+    shard = runner.strategy.data_shard
+    gathered = runner.processes.all_gather("the position in the data", (shard.index, encode(loop.position)))
+    positions = dict(reversed(gathered))  # the processes that read a shard have the same position in it
     return {
-        "positions": runner.processes.all_gather("the position in the data", encode(loop.position)),
+        "positions": [positions[index] for index in range(shard.count)],
         "inner_iter": 0 if is_epoch_end else meta["iter"] - loop.epoch_start,
         "batch_size": loader.batch_size,
         "dataset_size": loader.dataset_size,
@@ -57,7 +60,7 @@ def warn_if_inexact(runner: Runner) -> None:
 def restore_position(runner: Runner, saved: Mapping[str, Any] | None) -> None:
     """Continue at the position of a checkpoint, after `iter` and `epoch` of the loop have been restored.
 
-    Another batch size or number of processes continues at the same example if the data have access by index, or
+    Another batch size or number of data shards continues at the same example if the data have access by index, or
     yield examples; otherwise, and with another dataset, the pass starts again. What is repeated or dropped is logged.
 
     Raises:
@@ -69,13 +72,14 @@ def restore_position(runner: Runner, saved: Mapping[str, Any] | None) -> None:
             loop.epoch_start = loop.epoch * loop.epoch_length
         return
     positions = [decode(position) for position in saved["positions"]]
-    count, index = runner.processes.count, runner.processes.index
+    shard = runner.strategy.data_shard
+    count, index = shard.count, shard.index
     changes = [
         f"{name} {new} ({old} in the checkpoint)"
         for name, old, new in (
             ("batch size", saved["batch_size"], loader.batch_size),
             ("dataset of", saved["dataset_size"], loader.dataset_size),
-            ("processes:", len(positions), count),
+            ("data shards:", len(positions), count),
         )
         if old != new
     ]

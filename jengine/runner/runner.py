@@ -172,7 +172,7 @@ class Runner:
         self.programs: TrainPrograms | MaybeNone = None
         self.hyperparams = Hyperparams()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
-        self._loaders = DataLoaders(self._sections, self.seed, self.processes)
+        self._loaders = DataLoaders(self._sections, self.seed, self.processes, self.strategy.data_shard)
         self.checkpointer = Checkpointer(self.work_dir, self.run_id)
         self._is_loaded = False  # from the checkpoint to resume or to load
         self._first_iter = 0
@@ -440,7 +440,7 @@ class Runner:
             self.train_loop = build.build_train_loop(self, self._sections["train_cfg"], loader)
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
-            batch_size = (loader.batch_size or 1) * self.processes.count
+            batch_size = (loader.batch_size or 1) * self.strategy.data_shard.count
             build.scale_lr(wrapper, self._sections["auto_scale_lr"], batch_size, self.logger)
             self._group_table = wrapper.group_table()  # before a warm-up changes the hyperparameters
             if warning := build.check_accumulation(wrapper, self.model.module_types):

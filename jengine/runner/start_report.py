@@ -12,6 +12,7 @@ from jengine.paths import flatten
 from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.versions import describe_device
+from jengine.sharding import DataShard
 
 GroupTable = tuple[Sequence[str], Sequence[Sequence[str]]]
 """The columns and rows of a table of parameter groups."""
@@ -140,8 +141,15 @@ def _describe_data(runner: Runner) -> list[str]:
     for name, loader in loaders.items():
         batches = "length unknown" if loader.length is None else f"{loader.length:,} batches"
         size = f" of {loader.batch_size}" if loader.batch_size else ""
+        if loader.batch_size and runner.processes.count > 1:
+            size += _describe_global_batch(loader.batch_size, runner.strategy.data_shard)
         lines.append(f"{name + ':':<11} {loader.kind}, {batches}{size}")
     return lines
+
+
+def _describe_global_batch(batch_size: int, shard: DataShard) -> str:
+    readers = f"; each {len(shard.readers)} processes read the same" if len(shard.readers) > 1 else ""
+    return f" per process, {batch_size * shard.count} in all{readers}"
 
 
 def _shorten_path(path: str) -> str:

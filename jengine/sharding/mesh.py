@@ -1,17 +1,29 @@
 """Build the mesh of devices, and check that a batch can be divided over it."""
 
+import collections
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jengine.errors import ConfigError, closest
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
+
+
+class DataShard(NamedTuple):
+    """Identify the rows of each global batch that a process supplies: those that its devices hold.
+
+    Processes whose devices hold the same rows, for instance along `tensor`, read the same examples.
+    """
+
+    index: int = 0
+    count: int = 1
+    readers: tuple[int, ...] = (0,)  # the processes that read this shard, in order
 
 
 def build_mesh(mesh: Mesh | Mapping[str, int] | None = None, devices: int | Sequence[Any] | None = None) -> Mesh:
@@ -74,6 +86,34 @@ def batch_axes(mesh: Mesh) -> tuple[str, ...]:
 def batch_parts(mesh: Mesh) -> int:
     """Return the number of shards of the batch."""
     return math.prod(mesh.shape[name] for name in batch_axes(mesh))
+
+
+def find_data_shard(mesh: Mesh, process: int) -> DataShard:
+    """Return the rows that a process must supply, from the sharding of the batch.
+
+    Args:
+      mesh: the mesh of all processes.
+      process: index of the process.
+
+    Raises:
+      ConfigError: the process has no device in the mesh, or the rows of two processes overlap in part.
+    """
+    parts = batch_parts(mesh)
+    sharding = NamedSharding(mesh, PartitionSpec(batch_axes(mesh)))
+    parts_by_process = collections.defaultdict(set)
+    for device, (index,) in sharding.devices_indices_map((parts,)).items():
+        parts_by_process[device.process_index].add(index.start or 0)
+    if process not in parts_by_process:
+        raise ConfigError(f"the mesh must have devices of every process, got none of process {process}")
+    shards = sorted({tuple(sorted(held)) for held in parts_by_process.values()})
+    if len(shards[0]) * len(shards) != parts or len(set().union(*shards)) != parts:
+        raise ConfigError(
+            f"the mesh {dict(mesh.shape)} must give any two processes the same parts of a batch or none in common, got "
+            f"{shards}; change the sizes of the axes, or the order of the devices"
+        )
+    own = tuple(sorted(parts_by_process[process]))
+    readers = sorted(other for other, held in parts_by_process.items() if held == set(own))
+    return DataShard(shards.index(own), len(shards), tuple(readers))
 
 
 def check_batch(batch: Any, parts: int) -> None:

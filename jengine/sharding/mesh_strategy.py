@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jengine import paths
 from jengine.logging import format_table
 from jengine.model import get_model
-from jengine.sharding.mesh import batch_axes, batch_parts, check_batch
+from jengine.sharding.mesh import DataShard, batch_axes, batch_parts, check_batch, find_data_shard
 from jengine.sharding.placement import COLUMNS, Axis, Placement, placement_table
 from jengine.sharding.strategy import jit_init
 
@@ -51,12 +51,12 @@ class MeshStrategy:
     @property
     def batch_multiple(self) -> int:
         """The number of devices of this process over which a batch is divided."""
-        return max(batch_parts(self.mesh) // self.num_processes, 1)
+        return batch_parts(self.mesh) // self.data_shard.count
 
-    @property
-    def num_processes(self) -> int:
-        """The number of processes to which the devices belong."""
-        return len({device.process_index for device in self.mesh.devices.flat})
+    @functools.cached_property
+    def data_shard(self) -> DataShard:
+        """The rows of each global batch that this process supplies."""
+        return find_data_shard(self.mesh, jax.process_index())
 
     @property
     def mesh_shape(self) -> Mapping[str, int]:
@@ -112,7 +112,7 @@ class MeshStrategy:
         """Start the transfer of a host batch to the devices, each of which gets its examples.
 
         Args:
-          batch: the share of this process, real[B, ...].
+          batch: the rows of this process, real[B, ...]; see `DataShard`.
           chunked: whether `batch` is the stacked batches of a chunk, real[K, B, ...].
 
         Raises:

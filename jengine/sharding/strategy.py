@@ -9,6 +9,7 @@ import jax
 
 from jengine.annotations import Index
 from jengine.registry import STRATEGIES
+from jengine.sharding.mesh import DataShard
 
 PyTree = Any
 
@@ -39,6 +40,10 @@ class Strategy(Protocol):
     @property
     def batch_multiple(self) -> int:
         """The number that must divide the batch of this process."""
+
+    @property
+    def data_shard(self) -> DataShard:
+        """The rows of each global batch that this process supplies."""
 
     def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
         """Start the transfer of a host batch to the devices.
@@ -93,6 +98,7 @@ class SingleDevice:
     Attributes:
       axis_name, replicas: None: the step has no mapped axis.
       batch_multiple: 1: a batch is not divided.
+      data_shard: all rows.
       mesh_shape: empty: there is no mesh.
       max_in_flight: see `Strategy`.
     """
@@ -100,6 +106,7 @@ class SingleDevice:
     axis_name: str | None = None
     replicas: int | None = None
     batch_multiple = 1
+    data_shard = DataShard()
     mesh_shape: Mapping[str, int] = types.MappingProxyType({})
 
     def __init__(self, device: Index = 0) -> None:

@@ -57,14 +57,16 @@ def run_cases(folder, names, devices, count=2):
 def one_device_each(tmp_path_factory):
     """Results of all cases, by two processes with one device each; the last case ends with an error."""
     return run_cases(
-        tmp_path_factory.mktemp("one"), ["nothing", "replicas", "sharded", "guarded", "stream", "swav", "odc", "failing"], 1
+        tmp_path_factory.mktemp("one"),
+        ["nothing", "replicas", "sharded", "tensor", "guarded", "stream", "swav", "odc", "failing"],
+        1,
     )
 
 
 @pytest.fixture(scope="module")
 def two_devices_each(tmp_path_factory):
     """Results of the cases that depend on the layout of devices and processes, with two devices each."""
-    results = run_cases(tmp_path_factory.mktemp("two"), ["replicas", "sharded"], 2)
+    results = run_cases(tmp_path_factory.mktemp("two"), ["replicas", "sharded", "tensor"], 2)
     assert results.exit_codes == [0, 0], results.outputs
     return results
 
@@ -86,7 +88,9 @@ def test_values_of_any_size_and_type_arrive_as_they_are_and_differences_are_name
         assert found["dtype"].tolist() == ["bfloat16", "ndarray", "float32"]
         assert found["bytes"].tolist() == [0]
         assert found["numbers"].tolist() == [[0, 2.0**80], [1, 2.0**80]]
-        assert str(found["unsendable"]).startswith("TypeError: Recall: results[1] must be an object that can be pickled")
+        assert str(found["unsendable"]).startswith(
+            "TypeError: Recall: results[1] must be an object that can be pickled"
+        )
         assert "got 'numbers 0' on process 0 and 'numbers 1' on process 1" in str(found["order"])
         assert str(found["mismatch"]).startswith(
             "ProcessMismatchError: `lr[1]` must be the same on all processes, got 0.10000000149011612 on process 0 and "
@@ -108,6 +112,14 @@ def test_replicas_train_alike_with_separate_statistics(results, tmp_path):
         np.testing.assert_allclose(np.concatenate([first[when], second[when]]), expected[when], rtol=1e-5, atol=1e-6)
     assert np.abs(first[within][0] - second[within][0]).max() > 1e-3  # each has seen its own examples
     np.testing.assert_allclose(first[after][0], second[after][-1], rtol=1e-6)  # and the mean after the epoch
+
+
+def test_processes_that_share_rows_read_the_same_examples(results, tmp_path):
+    expected = training_cases.train_tensor(tmp_path, 1)
+    assert expected["examples"] == 13
+    for found in results.load("tensor"):
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-6, err_msg=name)
 
 
 def test_one_process_resumes_the_replicas_of_two(results, tmp_path):
@@ -169,7 +181,7 @@ def test_one_process_starts_the_pass_again_in_a_stream_that_two_have_read(one_de
         )
         runner.train()
     (line,) = [record.message for record in caplog.records if "The data differ" in record.message]
-    assert "processes: 1 (2 in the checkpoint): 32 examples of pass 1 over the data are repeated" in line
+    assert "data shards: 1 (2 in the checkpoint): 32 examples of pass 1 over the data are repeated" in line
     assert runner.iter == 6
 
 

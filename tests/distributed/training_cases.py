@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import Mesh
 
 from jengine.contrib.selfsup import PseudoLabelDataset
 from jengine.data import ArrayDataset
 from jengine.distributed import all_gather_objects, assert_equal_across_processes, get_processes, launch
+from jengine.evaluation import HostMetric
 from jengine.hooks import Hook
 from jengine.model import LinenModel
 from jengine.runner import Runner
@@ -179,6 +181,50 @@ def mask_remote_entries(array):
     for shard in array.addressable_shards:
         local[shard.index] = shard.data
     return local
+
+
+def train_tensor(work_dir, devices):
+    """Train with `tensor` across the processes, which hold the same rows, and with partial and padded batches."""
+    mesh = dict(data=1, fsdp=devices // 2, tensor=2)
+    seen = []
+
+    class Seen(HostMetric):
+        def process(self, data_batch, data_samples):
+            self.results += data_batch["y"][:, 0].tolist()
+
+        def compute_metrics(self, results):
+            seen.extend(results)
+            return {"examples": len(results)}
+
+    devices_in_turn = np.array(jax.devices()).reshape(jax.process_count(), -1).T.ravel()
+    loader = dict(sampler=dict(type="DefaultSampler", shuffle=True), drop_last=False)
+    runner = Runner(
+        model=LinenModel(Net(), squared_error, inputs="x"),
+        work_dir=work_dir,
+        train_dataloader=dict(loader, batch_size=8, dataset=ArrayDataset(dict(x=X[:44], y=Y[:44]))),
+        train_cfg=dict(max_epochs=3),
+        optim_wrapper=dict(
+            optimizer=dict(type="SGD", lr=0.05, momentum=0.9), clip_grad=dict(max_norm=1.0), accumulative_counts=2
+        ),
+        val_dataloader=dict(batch_size=8, dataset=ArrayDataset(dict(x=X[:13], y=Y[:13]))),
+        val_cfg=dict(),
+        val_evaluator=[dict(type="MeanLoss", loss=squared_error), Seen()],
+        default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=3), logger=None),
+        parallel=dict(
+            type="Pjit",
+            mesh=Mesh(devices_in_turn.reshape(1, -1, 2), tuple(mesh)),
+            rules=[("up.kernel", (None, "tensor")), ("down.kernel", ("tensor", None))],
+            fsdp_min_size=1,
+        )
+        if jax.process_count() > 1
+        else None,
+    )
+    state = runner.train()
+    validation = {name: value for _, _, metrics in runner.validations for name, value in metrics.items()}
+    return {
+        **flatten("params", gather(state.params)), **validation, "seen": np.sort(np.float32(seen[-13:])),
+        "predictions": runner.predict(dict(x=X[:13]), batch_size=8),
+    }  # fmt: skip
 
 
 def train_guarded(work_dir, devices, nans=(33,), steps_per_call=1, **settings):

@@ -11,6 +11,7 @@ from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.runner.resume_data import restore_position
 from jengine.runner.resume_policy import ResumePolicy
+from jengine.sharding import DataShard
 
 from .stream_cases import RecordIds, read_log, train
 
@@ -201,7 +202,7 @@ def restore(saved, data, index, count, policy="closest"):
         epoch_length=len(loader), max_iters=len(loader),
     )  # fmt: skip
     runner = types.SimpleNamespace(
-        train_loop=loop, train_dataloader=loader, processes=types.SimpleNamespace(index=index, count=count),
+        train_loop=loop, train_dataloader=loader, strategy=types.SimpleNamespace(data_shard=DataShard(index, count)),
         resume_policy=ResumePolicy(data=policy), logger=Messages(),
     )  # fmt: skip
     restore_position(runner, saved)
@@ -259,5 +260,5 @@ def test_each_process_continues_at_its_own_position():
 
 def test_another_number_of_processes_is_an_error_if_the_position_must_be_exact():
     _, saved = train_on_processes(loader(64, 4), 2, num_batches=2)
-    with pytest.raises(ConfigError, match=r"got processes: 4 \(2 in the checkpoint\)"):
+    with pytest.raises(ConfigError, match=r"got data shards: 4 \(2 in the checkpoint\)"):
         restore(saved, loader(64, 4), 0, 4, policy="exact")
