@@ -229,7 +229,7 @@ def test_another_number_of_processes_continues_at_the_same_example(old, new):
         batches, loop, (message,) = restore(saved, data, index, new)
         batches.load_state_dict(loop.position)
         rest += flat(batch["id"].tolist() for batch in batches)
-        assert f"processes: {new} ({old} in the checkpoint): the run continues at the same example" in message
+        assert f"data shards: {new} ({old} in the checkpoint): the run continues at the same example" in message
         assert f"an epoch has {16 // new} iterations instead of {16 // old}" in message
     assert sorted(before + rest) == list(range(64))
 
