@@ -17,6 +17,7 @@ import numpy as np
 from jengine.paths import dotted, flatten, map_with_path, unwrap
 
 _SMALL = 2**22  # bytes; up to this size a state is written as NumPy arrays, which Orbax handles faster
+_WAIT = 86_400  # seconds; a process that is gone ends the wait earlier: JAX detects it by its heartbeats
 _ALIGNMENT = 64  # bytes; JAX can use NumPy memory with this alignment without copying it
 
 
@@ -189,7 +190,10 @@ class BackgroundWriter:
             # Given the processes, Orbax synchronizes them on the host. By default it runs a collective on the devices;
             # from a second thread, its order among the collectives of the steps would differ between processes.
             options = ocp.options.MultiprocessingOptions(active_processes=process_indices())
-            self._orbax = ocp.AsyncCheckpointer(_make_handler(options), multiprocessing_options=options)
+            waits = ocp.options.AsyncOptions(timeout_secs=_WAIT)
+            self._orbax = ocp.AsyncCheckpointer(
+                _make_handler(options), multiprocessing_options=options, async_options=waits
+            )
         self._orbax.save(directory, args=ocp.args.PyTreeSave(state))
         finish: Callable[[], None] = self._orbax.wait_until_finished
         return finish
@@ -203,6 +207,14 @@ class BackgroundWriter:
 def process_indices() -> set[int] | None:
     """Return the indices of all processes for Orbax's options, None for a single process."""
     return set(range(jax.process_count())) if jax.process_count() > 1 else None
+
+
+def wait_for_processes(name: str, suffix: str) -> None:
+    """Wait, in any thread, until all processes have reached this point of a save."""
+    from orbax.checkpoint import multihost
+
+    key = multihost.unique_barrier_key(name, suffix=suffix)
+    multihost.sync_global_processes(key, timeout=_WAIT, processes=process_indices())
 
 
 def write_from_process(directory: Path, state: Any) -> None:

@@ -10,14 +10,16 @@ from typing import Any
 import jax
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.layout import INCOMING, OUTGOING, STATE, encode_meta, write_pointer
+from jengine.checkpoint.layout import INCOMING, OUTGOING, encode_meta, write_pointer
 from jengine.checkpoint.manifest import (
     META,
+    STATE,
     claim,
     has_manifest,
     read_manifest,
     remove,
     seal,
+    seal_part,
     sync,
     validate_checkpoint,
 )
@@ -34,7 +36,8 @@ class Checkpointer:
     older checkpoints. Each step is on disk before the next begins, so that a complete checkpoint is left whenever the
     process is killed or the power fails. Directories without a manifest are never replaced or removed.
 
-    With several processes, all of them call every method. Each writes its own arrays; the first one does the rest.
+    With several processes, all of them call every method. Each writes, hashes and syncs its own arrays; the first one
+    does the rest.
 
     Args:
       work_dir: the directory of the text file `last_checkpoint`.
@@ -161,8 +164,12 @@ class Checkpointer:
     ) -> None:
         """Finish writing the arrays, then complete and rename the checkpoint; runs in the background thread."""
         finish_write()
+        incoming = path.with_name(path.name + INCOMING)
+        if jax.process_count() > 1:
+            arrays.wait_for_processes("jengine:written", path.name)  # the first process merges indices of the others
+            seal_part(incoming, jax.process_index(), checksums=checksums)
+            arrays.wait_for_processes("jengine:sealed", path.name)
         if _is_primary():
-            incoming = path.with_name(path.name + INCOMING)
             (incoming / META).write_text(meta)
             seal(incoming, run=self._run, is_latest=latest, iteration=iteration, checksums=checksums)
             outgoing = path.with_name(path.name + OUTGOING)
@@ -176,10 +183,7 @@ class Checkpointer:
             remove(outgoing)
             self._evict(path.parent, evict)
         if jax.process_count() > 1:
-            from orbax.checkpoint import multihost
-
-            key = multihost.unique_barrier_key("jengine:commit", suffix=path.name)
-            multihost.sync_global_processes(key, processes=arrays.process_indices())
+            arrays.wait_for_processes("jengine:committed", path.name)
 
     def _is_own(self, path: Path) -> bool:
         manifest = read_manifest(path)

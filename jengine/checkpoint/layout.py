@@ -7,6 +7,7 @@
         state/              the arrays, in Orbax's format
         meta.json           everything else: `meta` (iter, epoch, seed, config), schedules, hook states, message hub
         manifest.json       completed last: the size and SHA-256 of every other file
+        manifest.3.json     of several processes: the same for the files that process 3 wrote
 
 A checkpoint is written to `epoch_5.incoming` and renamed once its manifest is complete. To remove it, it is renamed to
 `epoch_5.outgoing` first. So a directory with a checkpoint's final name is complete whenever the process is killed, and
@@ -22,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.manifest import MANIFEST, META, read_manifest, validate_checkpoint, write_synced
+from jengine.checkpoint.manifest import MANIFEST, META, STATE, read_manifest, validate_checkpoint, write_synced
 
-STATE = "state"
 POINTER = "last_checkpoint"
 CURRENT_RUN = "current_run"
 INCOMING = ".incoming"

@@ -1,5 +1,9 @@
 """Seal a checkpoint with a manifest, and verify it: the size and SHA-256 of each file, all of it synced to disk.
 
+Of several processes, each hashes and syncs the files that it wrote, and lists them in its part of the manifest,
+`manifest.3.json`; the manifest has the size and SHA-256 of the parts and of all other files. Verification is shared in
+the same way.
+
 A directory belongs to jengine only if it has a manifest. A save claims its directory with an incomplete manifest before
 anything else is written, so that an interrupted save is recognized, and a directory of the user is never touched.
 """
@@ -7,14 +11,19 @@ anything else is written, so that an interrupted save is recognized, and a direc
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 MANIFEST = "manifest.json"
 META = "meta.json"
+STATE = "state"
 _FORMAT = 2
+_PART = re.compile(r"manifest\.(\d+)\.json")
+Files = Mapping[str, tuple[int, str | None]]
 
 
 class Manifest(NamedTuple):
@@ -32,7 +41,7 @@ class Manifest(NamedTuple):
     is_complete: bool = False
     is_latest: bool = False
     iteration: int | None = None
-    files: Mapping[str, tuple[int, str | None]] = {}
+    files: Files = types.MappingProxyType({})
 
 
 def claim(directory: Path, run: str) -> None:
@@ -54,14 +63,28 @@ def seal(directory: Path, *, run: str, is_latest: bool, iteration: int | None, c
       run, is_latest, iteration: see `Manifest`.
       checksums: whether to compute the SHA-256 of each file, about a second per gigabyte.
     """
-    files = {}
-    for path in _files(directory):
-        sync(path)
-        files[str(path.relative_to(directory))] = (path.stat().st_size, _sha256(path) if checksums else None)
-    for path in [p for p in directory.rglob("*") if p.is_dir()]:
+    listed = [name for path in directory.glob("manifest.*.json") for name in _read_part(path)]
+    names = set(map(str, (path.relative_to(directory) for path in _files(directory)))) - set(listed)
+    files = _sync_files(directory, names, checksums)
+    for path in [directory / STATE, *(directory / STATE).glob("*/")]:
         sync(path)
     _write(directory, Manifest(run, True, is_latest, iteration, files))
     sync(directory)
+
+
+def seal_part(directory: Path, process: int, *, checksums: bool = True) -> None:
+    """Sync the files that a process wrote to disk, and list them in its part of the manifest; before `seal`.
+
+    Args:
+      directory: the checkpoint.
+      process: index of the process.
+      checksums: as for `seal`.
+    """
+    own = directory / STATE / f"ocdbt.process_{process}"  # where Orbax writes the files of this process
+    files = _sync_files(directory, [str(path.relative_to(directory)) for path in _files(own)], checksums)
+    for path in own.rglob("*/"):
+        sync(path)
+    write_synced(directory / f"manifest.{process}.json", json.dumps({"files": files}))
 
 
 def read_manifest(directory: Path) -> Manifest | None:
@@ -77,12 +100,13 @@ def has_manifest(directory: Path) -> bool:
     return not directory.is_symlink() and (directory / MANIFEST).is_file()
 
 
-def validate_checkpoint(directory: Path, *, checksums: bool = False) -> str | None:
+def validate_checkpoint(directory: Path, *, checksums: bool = False, share: tuple[int, int] = (0, 1)) -> str | None:
     """Return the reason why `directory` is not a complete checkpoint, or None if it is one.
 
     Args:
       directory: any path.
       checksums: whether to compare the SHA-256 of each file, and the iterations of manifest and meta.
+      share: index of this process and number of processes that verify the files of several processes together.
     """
     if not directory.exists():
         return "it does not exist"
@@ -94,14 +118,13 @@ def validate_checkpoint(directory: Path, *, checksums: bool = False) -> str | No
         return f"{MANIFEST} is unreadable ({error})"
     if not manifest.is_complete:
         return "its save was never finished"
-    for name, (size, digest) in manifest.files.items():
-        path = directory / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if (actual := path.stat().st_size) != size:
-            return f"{name} must have {size} bytes, got {actual}"
-        if checksums and digest is not None and _sha256(path) != digest:
-            return f"{name} is damaged (its SHA-256 is not that of the manifest)"
+    problem = _validate_files(directory, manifest.files, checksums)
+    for name in manifest.files if problem is None else ():
+        part = _PART.fullmatch(name)
+        if problem is None and part is not None and int(part[1]) % share[1] == share[0]:
+            problem = _validate_files(directory, _read_part(directory / name), checksums)
+    if problem is not None:
+        return problem
     if checksums and (problem := _validate_meta(directory, manifest)) is not None:
         return problem
     return None
@@ -124,6 +147,29 @@ def remove(directory: Path) -> None:
             path.unlink()
     (directory / MANIFEST).unlink()
     directory.rmdir()
+
+
+def _validate_files(directory: Path, files: Files, checksums: bool) -> str | None:
+    for name, (size, digest) in files.items():
+        path = directory / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (actual := path.stat().st_size) != size:
+            return f"{name} must have {size} bytes, got {actual}"
+        if (checksums or _PART.fullmatch(name)) and digest is not None and _sha256(path) != digest:
+            return f"{name} is damaged (its SHA-256 is not that of the manifest)"
+    return None
+
+
+def _sync_files(directory: Path, names: Iterable[str], checksums: bool) -> dict[str, tuple[int, str | None]]:
+    """Sync files to disk and return their sizes and SHA-256, by name."""
+    files = {}
+    for name in sorted(names):
+        path = directory / name
+        sync(path)
+        has_digest = checksums or _PART.fullmatch(name)
+        files[name] = (path.stat().st_size, _sha256(path) if has_digest else None)
+    return files
 
 
 def _is_empty(directory: Path) -> bool:
@@ -172,15 +218,31 @@ def _read(directory: Path) -> Manifest:
         raise ValueError(f"its format must be {_FORMAT}, got {found!r}")
     if stored.pop("sha256", None) != _digest(stored):
         raise ValueError("its SHA-256 is not that of its content")
+    files = _parse_files(stored)
+    try:
+        return Manifest(stored["run"], stored["complete"], stored["latest"], stored["iter"], files)
+    except KeyError as error:
+        raise ValueError(f"it has another structure: {error!r}") from error
+
+
+def _read_part(path: Path) -> Files:
+    """Return the files in a process's part of the manifest.
+
+    Raises:
+      ValueError: the part is not readable.
+    """
+    return _parse_files(json.loads(path.read_text()))
+
+
+def _parse_files(stored: Any) -> Files:
     try:
         files = {str(name): (int(size), digest) for name, (size, digest) in stored["files"].items()}
-        manifest = Manifest(stored["run"], stored["complete"], stored["latest"], stored["iter"], files)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"it has another structure: {error!r}") from error
     for name in files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"files must be inside the checkpoint, got {name!r}")
-    return manifest
+    return files
 
 
 def _write(directory: Path, manifest: Manifest) -> None:

@@ -1,9 +1,12 @@
+import json
 import os
 import socket
 import subprocess
 import sys
 
 import pytest
+
+from jengine.checkpoint.manifest import validate_checkpoint
 
 WORKER = """
 import sys
@@ -64,3 +67,20 @@ def test_two_processes_write_one_checkpoint_and_read_their_parts_back(tmp_path, 
     ], outputs
     assert sorted(os.listdir(tmp_path)) == ["epoch_2", "last_checkpoint"]
     assert (tmp_path / "last_checkpoint").read_text() == str(tmp_path / "epoch_2")
+    assert_files_are_verified_in_parts(tmp_path / "epoch_2")
+
+
+def assert_files_are_verified_in_parts(path):
+    """Each process has listed the files that it wrote, and verifies a share of these lists."""
+    listed = {name: json.loads((path / name).read_text())["files"] for name in ("manifest.0.json", "manifest.1.json")}
+    top = json.loads((path / "manifest.json").read_text())["files"]
+    assert all(name.startswith("state/ocdbt.process_1/") for name in listed["manifest.1.json"])
+    on_disk = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+    assert sorted([*top, *listed["manifest.0.json"], *listed["manifest.1.json"], "manifest.json"]) == sorted(on_disk)
+    data = path / next(name for name in listed["manifest.1.json"] if "/d/" in name)
+    data.write_bytes(data.read_bytes()[:-1] + b"?")
+    problem = f"{data.relative_to(path)} is damaged (its SHA-256 is not that of the manifest)"
+    found = [validate_checkpoint(path, checksums=True, share=share) for share in [(0, 1), (0, 2), (1, 2), (4, 5)]]
+    assert found == [problem, None, problem, None]
+    (path / "manifest.1.json").write_text((path / "manifest.1.json").read_text().replace("1", "2"))
+    assert validate_checkpoint(path) == "manifest.1.json is damaged (its SHA-256 is not that of the manifest)"
