@@ -1,7 +1,9 @@
 """Connect this process to the others of its run, as its launcher describes them, before any device is used."""
 
 import dataclasses
+import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ import jax
 from jengine.distributed.processes import get_processes
 from jengine.errors import ConfigError, closest, require_extra
 
+_PATIENCE = 10.0  # seconds
 LAUNCHERS = ("none", "auto", "slurm", "mpi", "kubernetes", "tpu")
 
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
@@ -68,6 +71,9 @@ def launch(
     settings = find_settings(launcher, os.environ, coordinator, num_processes, process_id)
     if settings is None:
         return
+    waiting = threading.Timer(_PATIENCE, _report_waiting, [settings, timeout])
+    waiting.daemon = True
+    waiting.start()
     try:
         jax.distributed.initialize(
             coordinator_address=settings.coordinator,
@@ -86,7 +92,19 @@ def launch(
             f"--launcher {launcher}: JAX cannot detect the other processes from the environment; "
             "give --coordinator HOST:PORT, --num-processes N and --process-id I"
         ) from error
+    finally:
+        waiting.cancel()
     get_processes()  # watch for failures of the others from now on
+
+
+def _report_waiting(settings: LaunchSettings, timeout: float) -> None:
+    """Log what JAX does not: for whom this process waits; after the timeout it ends with a message without names."""
+    own = "This process" if settings.process_id is None else f"Process {settings.process_id}"
+    at = f" of {settings.num_processes} at {settings.coordinator}" if settings.coordinator else ""
+    logging.getLogger("jengine").warning(
+        f"{own} has waited {_PATIENCE:g} s for the other processes{at}, and waits up to {timeout:g} s: all must be "
+        "started with the same coordinator and number of processes, each with an index of its own"
+    )
 
 
 def find_settings(
