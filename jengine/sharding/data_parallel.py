@@ -67,6 +67,11 @@ class DataParallel(MeshStrategy):
         sizes = dict(built.shape)
         if AXIS not in sizes:
             raise ConfigError(f"DataParallel: the mesh must have the axis 'data', got the axes {tuple(sizes)}")
+        if sizes[AXIS] == 1 < built.size:  # XLA cannot partition a program whose mapped axes all have the size 1
+            raise ConfigError(
+                f"DataParallel: the mesh must have several replicas along 'data', got {sizes}; for one replica over "
+                "several devices use Pjit, which computes the same"
+            )
         if impl == "pmap" and sizes[AXIS] < built.size:
             raise ConfigError(
                 f"DataParallel: a pmap must have one device per replica, got the mesh {sizes}; use impl='shard_map'"
