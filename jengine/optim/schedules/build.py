@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from jengine.annotations import check_values
 from jengine.errors import ConfigError, config_path
 from jengine.optim.schedules.annealing import OneCycleRule
 from jengine.optim.schedules.from_optax import OptaxRule
@@ -129,6 +130,8 @@ def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
             f"such as an optax schedule, got {type(cfg).__name__}: {cfg!r}"
         )
     arguments = {key: value for key, value in cfg.items() if key != "_delete_"}
+    read_here = {name: arguments[name] for name in ("by_epoch", "convert_to_iter_based") if name in arguments}
+    check_values("", _read_units, read_here)
     converted = arguments.pop("convert_to_iter_based", False)
     entry: Any = arguments.get("type")
     if isinstance(entry, str):
@@ -137,7 +140,7 @@ def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
     if entry is None:
         return [PARAM_SCHEDULERS.build(arguments, optimizer=wrapper)]  # raises the error for a missing type
     del arguments["type"]
-    by_epoch = bool(arguments.get("by_epoch", _default(entry, "by_epoch", True)))
+    by_epoch = arguments.get("by_epoch", _default(entry, "by_epoch", True))
     follows_validations = getattr(entry, "need_val_args", False)
     if by_epoch and not run.by_epoch_loop and not converted and not follows_validations:
         raise ConfigError(
@@ -147,11 +150,15 @@ def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
         )
     has_end = "end" in arguments
     if not has_end:
-        arguments["end"] = _default_end(entry, arguments, run, by_epoch, bool(converted), follows_validations)
-    scheduler = _construct(entry, wrapper, arguments, run, bool(converted))
+        arguments["end"] = _default_end(entry, arguments, run, by_epoch, converted, follows_validations)
+    scheduler = _construct(entry, wrapper, arguments, run, converted)
     scheduler.ends_with_run = not has_end and arguments["end"] != INF
     _check_total_steps(scheduler, run)
     return [scheduler]
+
+
+def _read_units(by_epoch: bool = True, convert_to_iter_based: bool = False) -> None:
+    """Annotate the arguments that are read before the scheduler checks its own."""
 
 
 def _construct(

@@ -186,6 +186,15 @@ def test_unknown_optimizer_names_are_rejected(make_wrapper):
         ({"type": "StepLR"}, TypeError, "needs the argument 'step_size'", "[1]"),
         ({"step_size": 1}, TypeError, "must have a 'type'", "[1]"),
         ("StepLR", TypeError, "StepLR needs the argument 'step_size'", "[1]"),
+        (
+            {"type": "StepLR", "step_size": 1, "convert_to_iter_based": "no"},
+            TypeError,
+            r"`param_scheduler\[1\]\.convert_to_iter_based` must be True or False, got 'no'",
+            "[1]",
+        ),
+        ({"type": "StepLR", "step_size": 1, "convert_to_iter_based": 0.5}, TypeError, "True or False, got 0.5", "[1]"),
+        ({"type": "StepLR", "step_size": 1, "by_epoch": "False"}, TypeError, "True or False, got 'False'", "[1]"),
+        ({"type": "StepLR", "step_size": 1, "by_epoch": 0}, TypeError, "True or False, got 0", "[1]"),
     ],
 )  # fmt: skip
 def test_bad_input_is_rejected_with_its_path(cfg, error, message, path, make_wrapper):
