@@ -9,6 +9,7 @@ import collections.abc
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import numbers
 import types
@@ -58,6 +59,16 @@ class Range:
         if low is None:
             return f"of at most {high:g}" if self.lt is None else f"below {high:g}"
         return f"in {'[' if self.gt is None else '('}{low:g}, {high:g}{']' if self.lt is None else ')'}"
+
+
+class Ascending:
+    """Limit a list of pairs: their first items increase. `Annotated[Sequence[tuple[int, int]], Ascending()]`."""
+
+    def __contains__(self, pairs: Any) -> bool:
+        return all(first[0] < second[0] for first, second in itertools.pairwise(pairs))
+
+    def __str__(self) -> str:
+        return "in ascending order without duplicates"
 
 
 class Checker(Protocol):
@@ -204,7 +215,7 @@ def _find_mismatch(annotation: Any, value: Any) -> _Mismatch | None:
         inner = _find_mismatch(args[0], value)
         if inner is not None:
             return inner if inner.keys else inner._replace(annotation=annotation)
-        fits = all(value in bound for bound in args[1:] if isinstance(bound, Range))
+        fits = all(value in bound for bound in args[1:] if isinstance(bound, Range | Ascending))
         return None if fits else _Mismatch((), annotation, value, is_type=False)
     if origin in (typing.Union, types.UnionType):
         return _find_in_union(annotation, args, value)
@@ -313,7 +324,9 @@ def describe(annotation: Any) -> str:
     """Return what fits an annotation, in words: 'an integer of at least 1'."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        return " ".join([describe(args[0]), *(str(bound) for bound in args[1:] if isinstance(bound, Range))])
+        return " ".join(
+            [describe(args[0]), *(str(bound) for bound in args[1:] if isinstance(bound, Range | Ascending))]
+        )
     if origin in (typing.Union, types.UnionType):
         names = list(dict.fromkeys(describe(alternative) for alternative in args))
         return " or ".join(names)

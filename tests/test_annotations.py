@@ -12,7 +12,7 @@ import ml_collections
 import numpy as np
 import pytest
 
-from jengine.annotations import Count, CountOrNever, Decay, NonNegative, Range, check_values, checked
+from jengine.annotations import Ascending, Count, CountOrNever, Decay, NonNegative, Range, check_values, checked
 from jengine.errors import ConfigError, config_path
 from jengine.registry import HOOKS
 
@@ -43,6 +43,7 @@ def check(annotation, value):
         (collections.abc.Mapping[str, Count], ml_collections.ConfigDict({"a": 1})),
         (tuple[int, ...], [1, 2]),
         (list[int], (1, 2)),
+        (Annotated[collections.abc.Sequence[tuple[int, int]], Ascending()] | None, [(1, 9), [3, 2]]),
         (dict, ml_collections.ConfigDict()),
         (type[Exception], ValueError),
         ("NameOfATypeCheckerAlone", object()),

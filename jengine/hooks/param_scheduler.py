@@ -20,6 +20,7 @@ class ParamSchedulerHook(Hook):
     """
 
     priority = "LOW"
+    is_single = True
     runs_ahead = True
 
     def after_train_iter(
