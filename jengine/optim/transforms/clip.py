@@ -123,5 +123,5 @@ def clipping_parts(clip_grad: ClipByNorm | ClipByValue | None) -> list[tuple[str
     if clip_grad is None:
         return []
     if isinstance(clip_grad, ClipByNorm):
-        return [("clip_by_norm", clip_by_norm(*clip_grad))]
+        return [("clip_by_norm", clip_by_norm(clip_grad.max_norm, float(clip_grad.norm_type)))]
     return [("clip", optax.clip(clip_grad.clip_value))]
