@@ -9,6 +9,7 @@ import collections.abc
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import numbers
 import types
@@ -58,6 +59,16 @@ class Range:
         if low is None:
             return f"of at most {high:g}" if self.lt is None else f"below {high:g}"
         return f"in {'[' if self.gt is None else '('}{low:g}, {high:g}{']' if self.lt is None else ')'}"
+
+
+class Ascending:
+    """Limit a list of pairs: their first items increase. `Annotated[Sequence[tuple[int, int]], Ascending()]`."""
+
+    def __contains__(self, pairs: Any) -> bool:
+        return all(first[0] < second[0] for first, second in itertools.pairwise(pairs))
+
+    def __str__(self) -> str:
+        return "in ascending order without duplicates"
 
 
 class Checker(Protocol):
@@ -110,7 +121,7 @@ def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, 
 
     Args:
       owner: replaces the path in messages outside a config: `CheckpointHook.interval`.
-      entry: a class or function. Annotations that cannot be resolved are not checked.
+      entry: a class or function. An annotation that cannot be resolved is not checked; the others are.
       arguments: by name.
 
     Raises:
@@ -145,15 +156,35 @@ def checked(entry: T, owner: str | None = None) -> T:
 
 @functools.lru_cache(maxsize=1024)
 def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a class or function, annotations resolved where they can be; some built-ins have none.
+    """Return the parameters of a class or function; each annotation that is text is resolved if it can be.
 
     Raises:
       TypeError, ValueError: `entry` has no signature, as some built-ins.
     """
+    parameters = inspect.signature(entry).parameters
+    if all(not isinstance(parameter.annotation, str) for parameter in parameters.values()):
+        return parameters
+    names = _global_names(entry)
+    return {name: p.replace(annotation=_resolve(p.annotation, names)) for name, p in parameters.items()}
+
+
+def _global_names(entry: Callable[..., Any]) -> dict[str, Any]:
+    """Return the names that the annotations of a class or function may use: those of the module that defines it."""
+    function: Any = entry.func if isinstance(entry, functools.partial) else entry
+    if isinstance(function, type):  # as `inspect.signature`: the first of the two that the classes define
+        own = (vars(base).get(name) for base in function.__mro__ for name in ("__new__", "__init__"))
+        function = next((method for method in own if isinstance(method, types.FunctionType)), function)
+    elif not inspect.isroutine(function):
+        function = type(function).__call__
+    return getattr(inspect.unwrap(function), "__globals__", {})
+
+
+def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
+    """Return the value of an annotation that is text; the text itself, which fits every value, if it has none."""
     try:
-        return inspect.signature(entry, eval_str=True).parameters
-    except Exception:  # an annotation may name what only type checkers import, or be any expression
-        return inspect.signature(entry).parameters
+        return eval(annotation, names) if isinstance(annotation, str) else annotation
+    except Exception:  # it may name what only type checkers import, or be any expression
+        return annotation
 
 
 _wrapped: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()  # functions that check already
@@ -184,7 +215,7 @@ def _find_mismatch(annotation: Any, value: Any) -> _Mismatch | None:
         inner = _find_mismatch(args[0], value)
         if inner is not None:
             return inner if inner.keys else inner._replace(annotation=annotation)
-        fits = all(value in bound for bound in args[1:] if isinstance(bound, Range))
+        fits = all(value in bound for bound in args[1:] if isinstance(bound, Range | Ascending))
         return None if fits else _Mismatch((), annotation, value, is_type=False)
     if origin in (typing.Union, types.UnionType):
         return _find_in_union(annotation, args, value)
@@ -293,7 +324,9 @@ def describe(annotation: Any) -> str:
     """Return what fits an annotation, in words: 'an integer of at least 1'."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        return " ".join([describe(args[0]), *(str(bound) for bound in args[1:] if isinstance(bound, Range))])
+        return " ".join(
+            [describe(args[0]), *(str(bound) for bound in args[1:] if isinstance(bound, Range | Ascending))]
+        )
     if origin in (typing.Union, types.UnionType):
         names = list(dict.fromkeys(describe(alternative) for alternative in args))
         return " or ".join(names)

@@ -12,8 +12,9 @@ import ml_collections
 import numpy as np
 import pytest
 
-from jengine.annotations import Count, CountOrNever, Decay, NonNegative, Range, check_values, checked
+from jengine.annotations import Ascending, Count, CountOrNever, Decay, NonNegative, Range, check_values, checked
 from jengine.errors import ConfigError, config_path
+from jengine.registry import HOOKS
 
 
 def check(annotation, value):
@@ -42,6 +43,7 @@ def check(annotation, value):
         (collections.abc.Mapping[str, Count], ml_collections.ConfigDict({"a": 1})),
         (tuple[int, ...], [1, 2]),
         (list[int], (1, 2)),
+        (Annotated[collections.abc.Sequence[tuple[int, int]], Ascending()] | None, [(1, 9), [3, 2]]),
         (dict, ml_collections.ConfigDict()),
         (type[Exception], ValueError),
         ("NameOfATypeCheckerAlone", object()),
@@ -96,6 +98,50 @@ def test_a_default_fits_whatever_its_annotation_is():
         return x
 
     assert entry() is entry(None) is None
+
+
+def test_an_annotation_that_cannot_be_resolved_does_not_switch_off_the_others(tmp_path, monkeypatch):
+    (tmp_path / "users_hooks.py").write_text(
+        """from __future__ import annotations
+import dataclasses
+from typing import TYPE_CHECKING
+from jengine.annotations import Count
+from jengine.hooks import Hook
+from jengine.registry import HOOKS
+if TYPE_CHECKING:
+    from somewhere import Thing
+
+@HOOKS.register_module()
+class HookOfAUser(Hook):
+    def __init__(self, thing: Thing | None = None, interval: Count = 1, log: bool = False, *more: Thing.Part):
+        self.interval = interval
+
+class Derived(HookOfAUser):
+    pass
+
+@dataclasses.dataclass
+class Record:
+    thing: Thing
+    interval: Count
+
+class Callable:
+    def __call__(self, thing: Thing, interval: Count):
+        pass
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import users_hooks
+
+    for entry in (users_hooks.HookOfAUser, users_hooks.Derived, users_hooks.Record, users_hooks.Callable()):
+        check_values("Entry", entry, {"thing": object(), "interval": 2})
+        with pytest.raises(TypeError, match=r"`Entry\.interval` must be an integer of at least 1, got 'minus one'"):
+            check_values("Entry", entry, {"thing": object(), "interval": "minus one"})
+    for cfg in (dict(type="HookOfAUser"), dict(type="users_hooks.Derived")):
+        assert HOOKS.build({**cfg, "thing": 3}).interval == 1
+        with pytest.raises(TypeError, match="interval` must be an integer of at least 1, got 'minus one'"):
+            HOOKS.build({**cfg, "interval": "minus one"})
+        with pytest.raises(TypeError, match="log` must be True or False, got 'no'"):
+            HOOKS.build({**cfg, "log": "no"})
 
 
 def test_calls_of_a_checked_class_are_checked_and_those_of_its_subclasses():

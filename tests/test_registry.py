@@ -4,6 +4,8 @@ import types
 
 import pytest
 
+import jengine.registry
+from jengine.annotations import check_values, parameters_of
 from jengine.errors import UnknownNameError, closest, config_path, current_config_path
 from jengine.registry import HOOKS, Registry
 
@@ -178,6 +180,27 @@ def test_check_reports_what_build_would_without_building():
     assert built == []
     assert registry.build("Drill", power=3) is not None
     assert built == [3]
+
+
+def test_every_registered_bool_takes_a_bool_only():
+    registries = {value for value in vars(jengine.registry).values() if isinstance(value, Registry)}
+    entries = {registry.get(name) for registry in registries for name in registry}
+    arguments = [(entry, *item) for entry in entries for item in parameters_of(entry).items()]
+    bools = [
+        (entry, name)
+        for entry, name, p in arguments  # a mask of optax, which may be True, is a tree
+        if p.annotation is bool or (isinstance(p.default, bool) and entry.__module__.startswith("jengine"))
+    ]
+    assert len(bools) > 100
+    accepted = []
+    for entry, name in bools:
+        for value in ("no", "False", 0.5, 2, 0):
+            try:
+                check_values(entry.__name__, entry, {name: value})
+            except TypeError:
+                continue
+            accepted.append((entry.__name__, name, value))
+    assert accepted == []
 
 
 def test_a_class_is_registered_without_a_decorator_and_under_several_names():

@@ -134,7 +134,7 @@ class CosineEMA(Average):
       TypeError: if `interval` or `total_steps` is not an integer.
     """
 
-    momentum: float = 0.004
+    momentum: Weight = 0.004
     end_momentum: Decay = 0.0
     total_steps: Count | None = None
     interval: Count = 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jengine.annotations import checked
 from jengine.checkpoint import arrays
 from jengine.checkpoint.layout import STATE, CorruptCheckpointError, find_checkpoint, read_meta
 from jengine.checkpoint.report import CheckpointMismatchError, LoadReport, compare
@@ -123,6 +124,7 @@ def restore(
     return _read_matched(directory, target, expected, report), read_meta(directory)
 
 
+@checked
 def load_params(
     path: str | os.PathLike[str],
     target: Any,

@@ -155,11 +155,14 @@ def import_custom(cfg: dict[str, Any]) -> None:
     names = [listed] if isinstance(listed, str) else listed
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"`custom_imports` must be dict(imports=[names of modules]), got {custom!r}")
+    allows_failure = custom.get("allow_failed_imports", False)
+    if not isinstance(allows_failure, bool):
+        raise TypeError(f"`custom_imports.allow_failed_imports` must be True or False, got {allows_failure!r}")
     for name in names:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            if not custom.get("allow_failed_imports", False):
+            if not allows_failure:
                 raise
             _LOGGER.warning("The module %s of `custom_imports` cannot be imported: %s", name, error)
 

@@ -23,12 +23,13 @@ def merge(base: C, override: Any) -> C:
       A new config of the type of `base`.
 
     Raises:
-      TypeError: an argument is not a config, or a dict would merge with a value that is not a dict.
+      TypeError: an argument is not a config, a dict would merge with a value that is not a dict, or `_delete_` is not
+        a bool.
     """
     changes = resolve(override)
     if not is_mapping(base):
         raise TypeError(f"a config must be a ConfigDict or a dict, got {type(base).__name__}: {base!r}")
-    if changes.get("_delete_"):
+    if replaces(changes):
         replacement = remove_delete_keys(changes)
         return replacement if isinstance(base, dict) else to_config_dict(replacement)
     result = copy_containers(base)
@@ -42,7 +43,7 @@ def merge_into(base: Any, changes: dict[str, Any]) -> None:
         if key == "_delete_":
             continue
         old = get_value(base, key)
-        if not isinstance(value, dict) or value.get("_delete_") or old is None:
+        if not isinstance(value, dict) or replaces(value) or old is None:
             assign(base, key, remove_delete_keys(value))
         elif is_mapping(old):
             merge_into(old, value)
@@ -51,6 +52,18 @@ def merge_into(base: Any, changes: dict[str, Any]) -> None:
                 f"{key!r} must be a dict in the base config to merge with a dict, got {type(old).__name__}; "
                 "add `_delete_=True` to the new dict to replace the value"
             )
+
+
+def replaces(value: dict[str, Any]) -> bool:
+    """Return whether a dict replaces that of the base config, by its key `_delete_`.
+
+    Raises:
+      TypeError: the key is not a bool.
+    """
+    flag = value.get("_delete_", False)
+    if not isinstance(flag, bool):
+        raise TypeError(f"`_delete_` must be True or False, got {flag!r}")
+    return flag
 
 
 def remove_delete_keys(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from jengine.config.containers import assign, get_value, is_mapping, to_config_dict
-from jengine.config.merge import merge_into, remove_delete_keys
+from jengine.config.merge import merge_into, remove_delete_keys, replaces
 from jengine.errors import ConfigError, closest
 
 _PART = re.compile(
@@ -101,7 +101,7 @@ def _set_value(node: Any, parts: list[str | int], value: Any, path: str) -> Any:
         node.set(to_config_dict(new) if isinstance(new, dict) else new, type_safe=False)
         return node
     if not parts:
-        if is_mapping(node) and isinstance(value, dict) and not value.get("_delete_"):
+        if is_mapping(node) and isinstance(value, dict) and not replaces(value):
             merge_into(node, value)
             return node
         return remove_delete_keys(value)

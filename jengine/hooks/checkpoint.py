@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jengine.annotations import Count, CountOrNever, Index
 from jengine.checkpoint import infer_rule, pick_metric, publish
+from jengine.checkpoint.layout import INCOMING, OUTGOING
 from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
 from jengine.errors import ArgumentError, ConfigError
 from jengine.hooks.hook import Hook
@@ -153,10 +154,25 @@ class CheckpointHook(Hook):
         self._evicting = []
         self._update_hub(runner)
         runner.logger.info(f"Checkpoints will be saved to {self._directory}.")
-        if self.by_epoch and self.interval != -1 and not runner.train_loop.by_epoch:
+        self._warn_of_interval(runner)
+
+    def _warn_of_interval(self, runner: Runner) -> None:
+        """Warn if the interval has no effect, in a loop without epochs or because the run is shorter."""
+        if self.interval == -1:
+            return
+        if self.by_epoch and not runner.train_loop.by_epoch:
+            what = "only the end will be saved" if self.save_last else "no regular checkpoint will be saved"
             runner.logger.warning(
-                "CheckpointHook counts epochs but the train loop counts iterations: only the end will be saved; "
+                f"CheckpointHook counts epochs but the train loop counts iterations: {what}; "
                 "set by_epoch=False and an interval in iterations"
+            )
+            return
+        end, unit = (runner.max_epochs, "epochs") if self.by_epoch else (runner.max_iters, "iterations")
+        first = self.save_begin or self.interval
+        if first > end and not (self.save_last or self._rules or self._auto_rule):
+            runner.logger.warning(
+                f"CheckpointHook saves nothing in this run of {end} {unit}: the first checkpoint would be after "
+                f"{first}, save_last is False, and there is no save_best."
             )
 
     def after_train_epoch(self, runner: Runner) -> None:
@@ -412,6 +428,11 @@ def _check_destination(
         )
     if out_dir is not None and "://" in str(out_dir):
         raise ConfigError(f"CheckpointHook: out_dir must be a directory of a file system, got {str(out_dir)!r}")
+    if filename_tmpl is not None and filename_tmpl.endswith((INCOMING, OUTGOING)):
+        raise ConfigError(
+            f"CheckpointHook: filename_tmpl must not end in {INCOMING!r} or {OUTGOING!r}, the names of checkpoints "
+            f"that are being written or removed, got {filename_tmpl!r}"
+        )
     if filename_tmpl is not None and (filename_tmpl.count("{}") != 1 or os.sep in filename_tmpl):
         raise ValueError(
             f"CheckpointHook: filename_tmpl must be a file name with one {{}} for the number, like 'epoch_{{}}', "

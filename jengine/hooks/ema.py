@@ -61,6 +61,7 @@ class EMAHook(Hook):
     """
 
     priority = "NORMAL"
+    is_single = True  # evaluation uses one average
 
     def __init__(
         self,
@@ -126,14 +127,7 @@ class EMAHook(Hook):
     # --- On the host. ---
 
     def before_run(self, runner: Runner) -> None:
-        """Check that there is one average, and warn if neither evaluation is enabled.
-
-        Raises:
-          ConfigError: the run has more than one EMAHook.
-        """
-        count = sum(isinstance(hook, EMAHook) for hook in runner.hooks)
-        if count > 1:
-            raise ConfigError(f"a run must have at most one EMAHook, got {count}; evaluation uses a single average")
+        """Warn if neither evaluation is enabled."""
         if not (self.evaluate_on_ema or self.evaluate_on_origin):
             runner.logger.warning(
                 "EMAHook: evaluate_on_ema and evaluate_on_origin are both False; the raw parameters are evaluated"
@@ -143,7 +137,7 @@ class EMAHook(Hook):
         """Set the first iteration to average, and the length of the run for averages that depend on it.
 
         Raises:
-          ArgumentError: averaging would begin after the end of training.
+          ArgumentError: averaging would begin after the end of training, or the average would never move.
         """
         for name, begin, end in (
             ("begin_iter", self.begin_iter, runner.max_iters),
@@ -159,6 +153,12 @@ class EMAHook(Hook):
         if self.count_by == "update" and not isinstance(wrapper, Mapping):  # several optimizers do not accumulate
             iters_per_update = wrapper.accumulative_counts
         if math.isfinite(runner.max_iters):
+            updates = (runner.max_iters - max(self._first_iter, 1) + 1) // iters_per_update
+            if 1 < updates <= self.average.interval:
+                raise ArgumentError(
+                    f"`EMAHook.interval` must be below {updates}, the number of updates in the run, got "
+                    f"{self.average.interval}: the average would stay at the first weights"
+                )
             self.average = self.average.with_total_steps(math.ceil(runner.max_iters / iters_per_update))
 
     def eval_variables(self, runner: Runner, variables: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:

@@ -45,6 +45,7 @@ class Hook:
       priority: order among the hooks of a stage, unless overridden at registration.
       update_on_skipped_steps: whether the traced state is updated at skipped steps (`StepContext.apply_update`).
       runs_ahead: whether `before_train_iter` and `after_train_iter` use neither the state nor metrics.
+      is_single: whether a run has at most one hook of the class and of those derived from it.
       draws_samples: whether the hook calls `runner.visualizer.add_datasample`; the visualizer is then checked before
         training.
     """
@@ -52,6 +53,7 @@ class Hook:
     priority: int | str | Priority = "NORMAL"
     update_on_skipped_steps: ClassVar[bool] = False
     runs_ahead: ClassVar[bool] = False
+    is_single: ClassVar[bool] = False
     draws_samples: bool = False
 
     stages: ClassVar[tuple[str, ...]] = (

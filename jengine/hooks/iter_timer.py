@@ -29,6 +29,7 @@ class IterTimerHook(Hook):
     """
 
     priority = "NORMAL"
+    is_single = True
 
     def __init__(self, block: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
         self._block = block

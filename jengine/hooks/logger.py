@@ -44,6 +44,7 @@ class LoggerHook(Hook):
     """
 
     priority = "BELOW_NORMAL"
+    is_single = True
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ class ParamSchedulerHook(Hook):
     """
 
     priority = "LOW"
+    is_single = True
     runs_ahead = True
 
     def after_train_iter(
@@ -28,13 +29,21 @@ class ParamSchedulerHook(Hook):
         """Step the schedulers that count iterations."""
         for scheduler in _list_schedulers(runner):
             if not scheduler.by_epoch:
-                scheduler.step()
+                try:
+                    scheduler.step()
+                except ConfigError:  # an illegal value, which no iteration uses if this was the last one
+                    if runner.iter + 1 < runner.max_iters:
+                        raise
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Step the schedulers that count epochs."""
         for scheduler in _list_schedulers(runner):
             if scheduler.by_epoch:
-                scheduler.step()
+                try:
+                    scheduler.step()
+                except ConfigError:
+                    if runner.epoch + 1 < runner.max_epochs:
+                        raise
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """Pass the metrics to the schedulers that follow one."""

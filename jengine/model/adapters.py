@@ -57,6 +57,8 @@ def build_module(module: Any, **extra: Any) -> Any:
     if module_type is None:
         raise TypeError(f"the config of a module must have a 'type', got only the keys {sorted(arguments)}")
     entry = MODELS.get(module_type) if isinstance(module_type, str) else module_type
+    if not callable(entry):
+        raise TypeError(f"the type of a module must be a name or a class, got {entry!r}")
     arguments.update(extra)
     check_arguments(entry, arguments)
     return entry(**arguments)

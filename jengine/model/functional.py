@@ -6,8 +6,10 @@ from typing import Any
 
 import jax
 
+from jengine.errors import ConfigError
 from jengine.model.adapters import to_loss_dict
 from jengine.model.model import Losses, Model, PyTree
+from jengine.paths import closest_paths, flatten
 from jengine.registry import MODELS
 
 _INIT_ARGUMENTS = ("rng", "batch")
@@ -34,9 +36,13 @@ class FunctionalModel(Model):
         by the name of the optimizer (see `OptimWrapperDict`).
       predict: function of any of `params, model_state, batch`; returns the predictions. Only validation and test
         require it.
+      module_types: the class of each module by its dotted path in the parameters, such as `{"block.bn": "BatchNorm"}`,
+        for the rules of `paramwise_cfg`; modules that are not in it have none. Without it, names and shapes tell norms
+        and convolutions.
 
     Raises:
       TypeError: if an argument is not a function, or a function requires something else.
+      ConfigError: from `init`, `module_types` has a path without parameters.
 
     Examples:
       >>> model = FunctionalModel(
@@ -51,6 +57,7 @@ class FunctionalModel(Model):
         init: Callable[..., Any],
         loss: Callable[..., Any] | Mapping[str, Callable[..., Any]],
         predict: Callable[..., Any] | None = None,
+        module_types: Mapping[str, str] | None = None,
     ) -> None:
         losses = dict(loss) if isinstance(loss, Mapping) else {"": loss}
         self._init = _NamedArguments("init", init, _INIT_ARGUMENTS, _INIT_ARGUMENTS, optional=True)
@@ -61,12 +68,21 @@ class FunctionalModel(Model):
         self._predict = None
         if predict is not None:
             self._predict = _NamedArguments("predict", predict, _PREDICT_ARGUMENTS, _MAIN_ARGUMENTS)
+        self.module_types = dict(module_types or {})
         self._has_state = any(fn.accepts("model_state") for fn in self._losses.values())
 
     def init(self, rng: jax.Array, batch: PyTree) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)`; the state is {} if `loss` has no argument `model_state`."""
         variables = self._init(rng=rng, batch=batch)
-        return _check_pair("init", "params", variables) if self._has_state else (variables, {})
+        params, model_state = _check_pair("init", "params", variables) if self._has_state else (variables, {})
+        leaves = flatten(params) if self.module_types else {}
+        for module in self.module_types:
+            if not any(path == module or path.startswith(f"{module}.") for path in leaves):
+                raise ConfigError(
+                    f"FunctionalModel: `module_types` must be paths of modules, got {module!r}"
+                    f"{closest_paths(module, leaves)}"
+                )
+        return params, model_state
 
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]

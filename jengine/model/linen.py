@@ -54,6 +54,8 @@ class LinenModel(Model):
     ) -> None:
         with config_path("module"):
             self.module = build_module(module)
+        if isinstance(self.module, type) or not callable(getattr(self.module, "init", None)):
+            raise TypeError(f"LinenModel: `module` must be a Linen module or its config, got {self.module!r}")
         self._loss = build_loss(loss)
         self._inputs = inputs
         self._rngs = tuple(rngs)

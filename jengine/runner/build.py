@@ -3,13 +3,13 @@
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jengine.annotations import Count
-from jengine.errors import ConfigError, config_path
+from jengine.errors import ConfigError, config_path, did_you_mean
 from jengine.hooks import Hook
 from jengine.logging import AsyncWriter, MessageHub, build_logger
 from jengine.model import CastModel, Model, get_precision
@@ -98,7 +98,7 @@ def register_default_hooks(hook_list: HookList, hooks: Any = None) -> None:
       hooks: configs or hooks by name; each replaces the default hook of its name or is added, and None removes it.
 
     Raises:
-      TypeError: no dict. ValueError: None for a name that is not a default hook.
+      TypeError: no dict. ValueError: None for a name that is not a default hook. ConfigError: a misspelled name.
     """
     if hooks is not None and not hasattr(hooks, "items"):
         raise TypeError(f"default_hooks must be a dict of hooks by name, got {type(hooks).__name__}")
@@ -107,11 +107,19 @@ def register_default_hooks(hook_list: HookList, hooks: Any = None) -> None:
     for name, hook in {**missing, **dict((hooks or {}).items())}.items():
         with config_path("default_hooks", name):
             if hook is not None:
+                _check_hook_name(name, known)
                 hook_list.register(hook, name=name)
             elif name not in known:
                 raise ValueError(f"a default hook to remove must be one of {', '.join(known)}, got {name!r}")
             else:
                 hook_list.remove(name)
+
+
+def _check_hook_name(name: str, known: Sequence[str]) -> None:
+    """Raise ConfigError for the misspelled name of a default hook; `logger_of_mine` is another name."""
+    hint = "" if any(str(name).startswith(other) for other in known) else did_you_mean(str(name), known, cutoff=0.8)
+    if hint:
+        raise ConfigError(f"`default_hooks` must have other names for further hooks, got {name!r}{hint}")
 
 
 def register_custom_hooks(hook_list: HookList, hooks: Any = None) -> None:

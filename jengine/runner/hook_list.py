@@ -47,7 +47,8 @@ class HookList:
           name: the hook replaces the one that was registered under this name.
 
         Raises:
-          TypeError: not a hook or its config. ConfigError: both a priority and a level.
+          TypeError: not a hook or its config. ConfigError: both a priority and a level, or a second hook of a class
+            with `is_single`.
         """
         hook = as_config(hook)
         if not isinstance(hook, Hook) and hasattr(hook, "items"):
@@ -62,12 +63,22 @@ class HookList:
             self._check(hook)
         if name is not None:
             self.remove(name)
+        self._check_single(hook)
+        if name is not None:
             self._named[name] = hook
         index = sum(other <= value for other, _ in self._hooks)
         self._hooks.insert(index, (value, hook))
         self._listeners.clear()
         self._ahead.clear()
         return hook
+
+    def _check_single(self, hook: Hook) -> None:
+        kind = next((kind for kind in reversed(type(hook).__mro__) if getattr(kind, "is_single", False)), None)
+        if kind is None or not hook.is_single or not any(isinstance(other, kind) for other in self):
+            return
+        default = next((name for name, other in self._named.items() if isinstance(other, kind)), None)
+        hint = f"; change the default one with default_hooks=dict({default}=...)" if default else ""
+        raise ConfigError(f"a run must have at most one {kind.__name__}, got a second{hint}")
 
     def remove(self, name: str) -> None:
         """Remove the hook that was registered under `name`, if there is one."""

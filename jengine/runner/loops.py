@@ -4,9 +4,9 @@ import bisect
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
-from jengine.annotations import Count, Index
+from jengine.annotations import Ascending, Count, Index
 from jengine.data import BatchCheck, BatchStream, put_arrays
 from jengine.errors import ConfigError
 from jengine.registry import LOOPS
@@ -15,6 +15,7 @@ from jengine.runner.runner_protocol import Runner
 from jengine.train import check_on_recompile
 
 PyTree = Any
+Intervals = Annotated[Sequence[tuple[Index, Count]], Ascending()]  # (milestone, interval)
 
 
 class TrainLoop:
@@ -25,7 +26,8 @@ class TrainLoop:
       dataloader: yields host batches.
       val_begin: first epoch (or iteration) after which a validation may run; 0 also validates before training.
       val_interval: epochs (or iterations) between validations.
-      dynamic_intervals: `(milestone, interval)` pairs; from a milestone on its interval replaces `val_interval`.
+      dynamic_intervals: `(milestone, interval)` pairs with ascending milestones; from a milestone on its interval
+        replaces `val_interval`.
       phases: with several optimizers, the order and the number of their updates in one iteration:
         `[('disc', 2), ('gen', 1)]`.
       steps_per_call: iterations in a chunk, one call of the compiled step. If a hook acts between them, at the end of
@@ -62,7 +64,7 @@ class TrainLoop:
         dataloader: Any,
         val_begin: int,
         val_interval: int,
-        dynamic_intervals: Sequence[tuple[int, int]] | None,
+        dynamic_intervals: Intervals | None,
         phases: Sequence[tuple[str, int]] | None,
         on_recompile: str | None,
         steps_per_call: int,
@@ -81,9 +83,8 @@ class TrainLoop:
         self.epoch = 0
         self.epoch_start = 0
         self.position: Any = None
-        milestones = sorted(dynamic_intervals or [])
-        self._milestones = [0, *(milestone for milestone, _ in milestones)]
-        self._intervals = [val_interval, *(interval for _, interval in milestones)]
+        self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]
+        self._intervals = [val_interval, *(interval for _, interval in dynamic_intervals or ())]
         self._put: Callable[[PyTree], PyTree] = self._put_batch
 
     @property
@@ -249,6 +250,11 @@ class TrainLoop:
         A checkpoint is written before the validation after the same iteration, so a resumed run must validate first.
         """
         runner = self.runner
+        if runner.val_loop is not None and self.val_begin > end:
+            unit = "epochs" if self.by_epoch else "iterations"
+            runner.logger.warning(
+                f"The training loop never validates: train_cfg.val_begin={self.val_begin} is beyond its {end} {unit}."
+            )
         if runner.validations and runner.validations[-1][:2] == (self.epoch, self.iter):
             return
         if self.iter > 0 and at_boundary:
@@ -279,7 +285,7 @@ class EpochBasedTrainLoop(TrainLoop):
         max_epochs: Count,
         val_begin: Index = 1,
         val_interval: Count = 1,
-        dynamic_intervals: Sequence[tuple[Index, Count]] | None = None,
+        dynamic_intervals: Intervals | None = None,
         phases: Sequence[tuple[str, Count]] | None = None,
         on_recompile: Literal["warn", "raise"] | None = None,
         steps_per_call: Count = 1,
@@ -371,7 +377,7 @@ class IterBasedTrainLoop(TrainLoop):
         max_iters: Count,
         val_begin: Index = 1,
         val_interval: Count = 1000,
-        dynamic_intervals: Sequence[tuple[Index, Count]] | None = None,
+        dynamic_intervals: Intervals | None = None,
         phases: Sequence[tuple[str, Count]] | None = None,
         on_recompile: Literal["warn", "raise"] | None = None,
         steps_per_call: Count = 1,

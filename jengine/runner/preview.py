@@ -64,6 +64,8 @@ def _record_curves(
         for name, wrapper in wrappers.items():
             for key, value in _select_hyperparams(wrapper.param_groups[0]).items():
                 curves.setdefault(f"{name}.{key}" if name else key, []).append(value)
+        if iteration == max_iters:
+            break
         for scheduler in by_iter:
             scheduler.step()
         if epoch_length is not None and iteration % epoch_length == 0:

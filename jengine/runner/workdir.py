@@ -90,6 +90,8 @@ def identify(
     """
     from jengine import checkpoint
 
+    if not os.fspath(work_dir).strip():
+        raise ConfigError(f"`work_dir` must be the path of a directory, got {os.fspath(work_dir)!r}")
     work_dir = os.path.abspath(os.fspath(work_dir))
     _check_work_dir(work_dir)
     resume_path = None

@@ -165,6 +165,7 @@ def test_averages_run_under_scan_vmap_and_shard_map():
             ArgumentError,
             r"momentum` must be a number in \(0, 1\), got 1.0",
         ),
+        (lambda: CosineEMA(momentum=1.5), ArgumentError, r"momentum` must be a number in \(0, 1\), got 1.5"),
         (lambda: CosineEMA(end_momentum=1.0), ArgumentError, r"end_momentum` must be a number in \[0, 1\), got 1.0"),
         (
             lambda: CosineEMA(total_steps=0),

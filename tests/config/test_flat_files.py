@@ -91,6 +91,10 @@ def test_custom_imports_register_classes(write):
     assert HOOKS.build(dict(type="FlatHook")).priority == "NORMAL"
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         load(write("b.py", "custom_imports = dict(imports='no_such_module')\nwork_dir = 'w'"))
+    with pytest.raises(TypeError, match="`custom_imports.allow_failed_imports` must be True or False, got 'no'"):
+        load(
+            write("c.py", "custom_imports = dict(imports='no_such_module', allow_failed_imports='no')\nwork_dir = 'w'")
+        )
 
 
 def test_variables_that_change_nothing_are_named_once(write, caplog):

@@ -30,6 +30,15 @@ def test_delete_replaces_a_dict_and_is_removed(kind):
     assert merge(BASE, {"new": {"_delete_": True, "a": 1}})["new"] == {"a": 1}
 
 
+@pytest.mark.parametrize("flag", ["no", "False", 0.5, 0, None])
+def test_delete_takes_a_bool(flag):
+    override = {"optim_wrapper": {"optimizer": {"_delete_": flag, "type": "AdamW"}}}
+    with pytest.raises(TypeError, match=f"`_delete_` must be True or False, got {flag!r}"):
+        merge(BASE, override)
+    with pytest.raises(TypeError, match=f"`_delete_` must be True or False, got {flag!r}"):
+        merge(BASE, {"_delete_": flag})
+
+
 def test_the_result_shares_no_container_with_the_base():
     result = merge(BASE, {})
     result["custom_hooks"][0]["type"] = "changed"

@@ -406,6 +406,7 @@ def test_an_unknown_metric_is_an_error_that_lists_the_known_ones():
         ({"keep_best": 2}, ValueError, "keep_best needs save_best"),
         ({"filename_tmpl": "epoch"}, ValueError, "one {} for the number, like 'epoch_{}', got 'epoch'"),
         ({"filename_tmpl": "a/{}"}, ValueError, "file name"),
+        ({"filename_tmpl": "{}.incoming"}, ValueError, "filename_tmpl must not end in '.incoming' or '.outgoing'"),
         ({"save_best": ["acc", "acc"]}, AssertionError, "must have different metrics"),
         ({"save_best": ["auto", "acc"]}, AssertionError, "must have 'auto' alone or metrics"),
         ({"save_best": 3}, TypeError, "save_best` must be a string or a list or None, got 3"),

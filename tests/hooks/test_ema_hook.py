@@ -194,10 +194,14 @@ def test_without_training_nothing_is_swapped():
     assert bundle == {"state": {"params": {"w": 1.0}, "hook_state": {}}}
 
 
-def test_a_second_average_is_refused():
-    runner = types.SimpleNamespace(hooks=[EMAHook(), EMAHook()])
-    with pytest.raises(ValueError, match="at most one EMAHook"):
-        runner.hooks[0].before_run(runner)
+def test_an_interval_beyond_the_run_is_refused():
+    EMAHook(interval=11).before_train(fake_runner())
+    EMAHook(interval=100).before_train(fake_runner(max_iters=1))  # the average is the weights after the iteration
+    for hook in (EMAHook(interval=12), EMAHook(interval=8, begin_iter=5), EMAHook(interval=4, begin_epoch=3)):
+        with pytest.raises(
+            ValueError, match=r"`EMAHook.interval` must be below \d+, .*the average would stay at the first"
+        ):
+            hook.before_train(fake_runner())
 
 
 def test_disabling_both_evaluations_logs_a_warning(caplog):

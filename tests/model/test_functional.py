@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine.errors import ConfigError
 from jengine.model import FunctionalModel
+from jengine.optim import build_optim_wrapper
 
 BATCH = {"x": jnp.array([1.0, 3.0])}
 
@@ -85,3 +87,16 @@ def test_ambiguous_arguments_of_init_and_predict_raise():
         FunctionalModel(empty, lambda p, b: 0, lambda p: 0)
     with pytest.raises(TypeError, match="`FunctionalModel.loss.gen` must be a function, got 3"):
         FunctionalModel(empty, {"gen": 3})
+
+
+def test_module_types_say_what_a_norm_is():
+    params = {"a": {"w": jnp.ones(2), "b": jnp.ones(2)}, "c": {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}}
+    model = FunctionalModel(lambda: params, lambda p, b: 0.0, module_types={"a": "BatchNorm"})
+    shapes, _ = model.init(jax.random.key(0), None)
+    cfg = dict(optimizer=dict(type="SGD", lr=1.0, weight_decay=1.0), paramwise_cfg=dict(norm_decay_mult=0.0))
+    wrapper = build_optim_wrapper(shapes, cfg, module_types=model.module_types)
+    decays = {path: entry["weight_decay"] for path, entry in wrapper.param_settings.items()}
+    assert decays == {"a.w": 0.0, "a.b": 0.0, "c.w": 1.0, "c.b": 1.0}
+    model = FunctionalModel(lambda: params, lambda p, b: 0.0, module_types={"aa": "BatchNorm"})
+    with pytest.raises(ConfigError, match="`module_types` must be paths of modules, got 'aa'; closest: a"):
+        model.init(jax.random.key(0), None)

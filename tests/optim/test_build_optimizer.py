@@ -49,6 +49,13 @@ def test_multi_steps_of_optax_updates_in_every_second_call():
         (3, TypeError, "an optimizer must be a dict with a 'type', an Optimizer or an optax .*, got int: 3"),
         (dict(type="SGDD", lr=0.1), KeyError, "did you mean 'SGD'"),
         (dict(type="SGD", lr=0.1, fuse=True), TypeError, "SGD has no argument 'fuse'"),
+        (dict(type="SGD", lr=0.1, momentum=1.5), ValueError, r"momentum` must be a number in \[0, 1\], got 1.5"),
+        (dict(type="RMSprop", alpha=1.5), ValueError, r"alpha` must be a number in \[0, 1\], got 1.5"),
+        (dict(type="Lamb", max_grad_norm=0), ValueError, "max_grad_norm` must be a number above 0 or None, got 0"),
+        (dict(type="adamw", learning_rate=0.1, b1=2), ValueError, r"b1` must be a number in \[0, 1\), got 2"),
+        (dict(type="adamw", learning_rate=0.1, eps=-1), ValueError, "eps` must be a number of at least 0, got -1"),
+        (dict(type="sgd", learning_rate=0.1, momentum=1.5), ValueError, r"momentum` must be a number in \[0, 1\]"),
+        (dict(type="adamw", learning_rate=0.1, eps=True), TypeError, "eps` must be a number of at least 0, got True"),
     ],
 )
 def test_invalid_optimizer_is_rejected_with_its_config_path(cfg, error, message):

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine.errors import ConfigError
 from jengine.optim import SGD, AmpOptimWrapper, OptimWrapper
 
 GRADS = {"w": jnp.asarray((3.0, -4.0))}
@@ -26,6 +27,7 @@ def step(clip_grad):
         # |g|_3 = (27 + 64) ** (1/3) = 4.497941
         ({"type": "norm", "max_norm": 4.497941445275415, "norm_type": 3}, (-3.0, 4.0), 4.497941445),
         ({"max_norm": 10}, (-3.0, 4.0), 5.0),
+        ({"max_norm": float("inf")}, (-3.0, 4.0), 5.0),
     ],
 )
 def test_clip_by_norm(clip_grad, delta, norm):
@@ -64,8 +66,14 @@ def test_norm_is_over_all_parameters_and_computed_after_unscaling():
         ({"type": "foo", "max_norm": 1}, ValueError, "'norm' or 'value', got 'foo'"),
         ({"max_norm": 1, "clip_value": 1}, ValueError, "got both"),
         ({"max_nrom": 1}, ValueError, "no 'max_nrom'; did you mean 'max_norm'"),
-        ({"max_norm": -1}, ValueError, "max_norm` must be a number of at least 0, got -1"),
-        ({"max_norm": 1, "norm_type": 0}, ValueError, "norm_type"),
+        ({"max_norm": -1}, ValueError, "`clip_grad.max_norm` must be a number above 0, got -1"),
+        ({"max_norm": 0}, ValueError, "max_norm` must be a number above 0, got 0"),  # it would stop training
+        ({"clip_value": 0.0}, ValueError, "clip_value` must be a number above 0, got 0.0"),
+        ({"max_norm": True}, TypeError, "max_norm` must be a number above 0, got True"),
+        ({"norm_type": 2}, TypeError, "max_norm` must be a number above 0, got None"),
+        ({"max_norm": 1, "norm_type": 0}, ValueError, "norm_type` must be a number above 0 or 'inf', got 0"),
+        ({"max_norm": 1, "norm_type": "two"}, ConfigError, "norm_type` must be a number above 0 or 'inf', got 'two'"),
+        ({"max_norm": 1, "error_if_nonfinite": 0}, ValueError, "error_if_nonfinite` must be False, got 0"),
         ({"max_norm": 1, "error_if_nonfinite": True}, ValueError, "CheckInvalidLossHook"),
         (1.0, TypeError, "clip_grad` must be a dict or None, got 1.0"),
     ],

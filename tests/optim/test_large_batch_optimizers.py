@@ -67,7 +67,7 @@ def test_lars_exclude_gives_momentum_sgd_with_decay():
     ("settings", "message"),
     [
         ({"lr": -0.1}, "lr` must be a number of at least 0, got -0.1"),
-        ({"lr": 1, "momentum": -1}, "momentum` must be a number of at least 0"),
+        ({"lr": 1, "momentum": -1}, r"momentum` must be a number in \[0, 1\]"),
         ({"lr": 1, "momentum": 0.9, "nesterov": True, "dampening": 0.5}, "nesterov must have momentum above 0"),
     ],
 )

@@ -54,6 +54,10 @@ def log_lines(caplog):
     return [m for m in caplog.messages if m.startswith("paramwise_options")]
 
 
+def warnings(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
 def test_norm_decay_mult_applies_only_to_norms_and_is_logged(caplog):
     with caplog.at_level(logging.DEBUG, "jengine"):
         wrapper = build(TOY, {"norm_decay_mult": 0}, lr=0.01, weight_decay=1e-4)
@@ -136,6 +140,55 @@ def test_rms_norm_is_not_a_norm_and_grouped_conv1d_not_depthwise():
     for known in (types, None):
         actual = settings(build(params, cfg, known, weight_decay=1.0))
         assert actual == {"rms.scale": (1, 0.3), "c1d.kernel": (1, 1), "c1d.bias": (1, 0.5)}
+
+
+NORMS_BY_NAME = {
+    "bn": {"weight": ones(2), "bias": ones(2)},  # PyTorch's names
+    "bn_gamma": {"gamma": ones(2), "beta": ones(2)},
+    "encoder": {"ln_1": {"g": ones(2), "b": ones(2)}, "LayerNorm_0": {"w": ones(2)}},
+    "norms": [{"weight": ones(2)}, {"weight": ones(2)}],
+    "3": {"weight": ones(2), "bias": ones(2)},  # of a torch.nn.Sequential
+    "haiku": {"scale": ones(2), "offset": ones(2)},
+    "bn1_scale": ones(2),
+    "block": {"gn_beta": ones(2), "kernel": ones(2, 2)},
+}
+NO_NORMS = {
+    "linear": {"weight": ones(2, 2), "bias": ones(2)},
+    "gamma": ones(2),  # of a layer scale
+    "block": {"gamma": ones(2), "kernel": ones(2, 2)},
+    "rms_norm": {"weight": ones(2)},  # as in MMEngine
+    "lnear": {"w": ones(2)},
+    "prelu": {"weight": ones(2)},
+    "norm_proj": {"weight": ones(2, 2), "bias": ones(2)},
+}
+
+
+def test_names_and_shapes_tell_the_norms_of_a_bare_tree(caplog):
+    decays = settings(build(NORMS_BY_NAME, {"norm_decay_mult": 0.0}, weight_decay=1.0))
+    assert [path for path, (_, decay) in decays.items() if decay != 0] == ["block.kernel"]
+    assert warnings(caplog) == []
+    decays = settings(build(NO_NORMS, {"norm_decay_mult": 0.0}, weight_decay=1.0))
+    assert [path for path, (_, decay) in decays.items() if decay != 1] == []
+    assert "norm_decay_mult matches no parameter; without `module_types` names and shapes tell the kind" in caplog.text
+
+
+def test_a_rule_that_matches_no_parameter_is_reported(caplog):
+    params = {"fc": {"kernel": ones(2, 2), "b": ones(2)}}
+    rules = {"bias_lr_mult": 2, "bias_decay_mult": 0, "dwconv_decay_mult": 0, "flat_decay_mult": 0}
+    wrapper = build(params, rules, {"fc": "Dense"}, weight_decay=1.0)
+    assert warnings(caplog) == [
+        f"paramwise_cfg: {rule} matches no parameter"
+        for rule in ("bias_decay_mult", "dwconv_decay_mult", "bias_lr_mult")
+    ]
+    assert [row[1] for row in wrapper.group_table()[1] if row[0] == "none"] == [
+        f"{rule} (matches nothing)" for rule in ("bias_decay_mult", "dwconv_decay_mult", "bias_lr_mult")
+    ]
+    with pytest.raises(ConfigError, match="norm_decay_mult matches no parameter"):
+        build(params, {"norm_decay_mult": 0, "strict": True}, {"fc": "Dense"}, weight_decay=1.0)
+    # a rule that another one overrides everywhere matches, as in the usual three rules of a vision transformer
+    caplog.clear()
+    build(TOY, {"norm_decay_mult": 0, "bias_decay_mult": 0, "flat_decay_mult": 0}, weight_decay=1.0)
+    assert warnings(caplog) == []
 
 
 def test_module_types_of_a_flax_model_take_precedence_over_names():
@@ -247,6 +300,8 @@ def test_custom_keys_may_be_a_list_of_pairs():
 
 def test_flat_decay_alone_works_without_weight_decay():
     assert set(settings(build(TOY, {"flat_decay_mult": 0.0})).values()) == {(1.0, 0.0)}
+    with pytest.raises(ValueError, match=r"`optimizer\.weight_decay` must be set for flat_decay_mult"):
+        build(TOY, {"flat_decay_mult": 0.0}, type="AdamW")  # whose default decay would stay as it is
 
 
 def test_multipliers_outside_custom_keys_are_warned_about(caplog):

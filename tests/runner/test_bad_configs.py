@@ -16,6 +16,7 @@ import pytest
 from jengine import registry
 from jengine.annotations import Range, parameters_of
 from jengine.data import ArrayDataset
+from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.runner import Runner
@@ -299,6 +300,15 @@ def test_bad_configs_are_refused_before_anything_is_touched(tmp_path):
     ("changes", "message"),
     [
         (dict(custom_hooks=[dict(type="CheckInvalidLossHook", interval=0)]), "`custom_hooks[0].interval` must be an integer of at least 1, got 0"),
+        (dict(train_cfg=dict(max_epochs=9, dynamic_intervals=[(5, 2), (3, 1)])), "`train_cfg.dynamic_intervals` must be a list in ascending order without duplicates or None, got [(5, 2), (3, 1)]"),
+        (dict(train_cfg=dict(max_epochs=9, dynamic_intervals=[(5, 2), (5, 1)])), "must be a list in ascending order without duplicates"),
+        (dict(model=dict(type="LinenModel", module=dict(type=5), loss=dict(type="CrossEntropy"))), "the type of a module must be a name or a class, got 5"),
+        (dict(model=dict(type="LinenModel", module=5, loss=dict(type="CrossEntropy"))), "`module` must be a Linen module or its config, got 5"),
+        (dict(default_hooks=dict(loggger=dict(type="LoggerHook"))), "`default_hooks` must have other names for further hooks, got 'loggger'; did you mean 'logger'?"),
+        (dict(custom_hooks=[dict(type="LoggerHook", interval=5)]), "a run must have at most one LoggerHook, got a second; change the default one with default_hooks=dict(logger=...)"),
+        (dict(custom_hooks=[dict(type="ParamSchedulerHook")]), "at most one ParamSchedulerHook"),
+        (dict(custom_hooks=[dict(type="EMAHook"), dict(type="EMAHook")]), "a run must have at most one EMAHook, got a second"),
+        (dict(optim_wrapper=dict(constructor=5, optimizer=dict(type="SGD", lr=0.1))), "constructor must be a name or a class, got 5"),
         (dict(train_cfg=dict(max_epochs=2, dynamic_intervals=[(1, 0)])), "`train_cfg.dynamic_intervals[0][1]` must be an integer of at least 1, got 0"),
         (dict(train_cfg=dict(max_iters=9)), "`train_cfg.by_epoch` must be False with max_iters, got True"),
         (dict(val_cfg=5), "`val_cfg` must be a dict or a loop with a method `run`, got 5"),
@@ -313,6 +323,22 @@ def test_messages_give_path_expectation_and_value(changes, message, tmp_path):
     with pytest.raises((TypeError, ValueError)) as error:
         Runner(**config(tmp_path, **changes))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("work_dir", ["", " "])
+def test_a_work_dir_without_a_name_is_refused(work_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="`work_dir` must be the path of a directory"):
+        Runner(**config(work_dir))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hooks_with_names_like_those_of_default_hooks_are_added(tmp_path):
+    hook = dict(type="CheckpointHook", out_dir=str(tmp_path / "other"))
+    runner = Runner(
+        **config(tmp_path / "run", default_hooks=dict(checkpoint_best=hook, memory=dict(type="EmptyCacheHook")))
+    )
+    assert len(runner.hooks) == 8
 
 
 def test_names_of_types_stand_for_configs(tmp_path):

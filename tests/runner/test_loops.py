@@ -52,6 +52,27 @@ def test_validations_run_at_the_same_times_as_in_mmengine(make_runner, train_cfg
     ] == expected
 
 
+@pytest.mark.parametrize(
+    ("train_cfg", "where"),
+    [
+        (dict(max_epochs=2, val_begin=3), "val_begin=3 is beyond its 2 epochs"),
+        (dict(by_epoch=False, max_iters=8, val_begin=9), "val_begin=9 is beyond its 8 iterations"),
+    ],
+)
+def test_what_lies_beyond_the_end_of_a_run_is_named_before_it(make_runner, caplog, train_cfg, where):
+    hook = dict(type="CheckpointHook", interval=9, by_epoch=train_cfg.get("by_epoch", True), save_last=False)
+    runner = make_runner(train_cfg=train_cfg, default_hooks=dict(checkpoint=hook))
+    runner.train()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    length = where.split("its ")[1]
+    assert warnings[:2] == [
+        f"CheckpointHook saves nothing in this run of {length}: the first checkpoint would be after 9, save_last is "
+        "False, and there is no save_best.",
+        f"The training loop never validates: train_cfg.{where}.",
+    ]
+    assert runner.validations == []
+
+
 def test_the_epoch_loop_counts_batches_within_the_epoch(make_runner):
     watch, runner = run(make_runner, max_epochs=2)
     assert watch.iters == [(i // 4, i % 4, i) for i in range(8)]

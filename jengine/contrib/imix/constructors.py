@@ -74,6 +74,7 @@ class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
             "dwconv_decay_mult": module.is_depthwise_conv(),
             "bias_decay_mult": name == "bias",
         }
+        self.matched.update(patterns, (rule for rule, applies in rules.items() if applies))
         rule = next((rule for rule, applies in rules.items() if applies), None)
         if rule is not None and self.base_wd is not None and cfg.get(rule) is not None:
             settings["weight_decay"] = self.base_wd * cfg[rule]
@@ -331,7 +332,7 @@ def _is_group_or_layer_norm(module: Module) -> bool:
     if module.type is not None:
         return module.type.startswith(("GroupNorm", "LayerNorm"))
     name = module.path.rpartition(".")[2].lower()
-    return module.is_norm() and "batchnorm" not in name and not re.fullmatch(r"bn_?\d*", name)
+    return module.is_norm() and "batchnorm" not in name and not re.search(r"(?<![a-z])bn(?![a-z])", name)
 
 
 def _read_names(file: str | os.PathLike[str]) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jengine.annotations import check_values, parameters_of
 from jengine.config import check_keys
 from jengine.contrib.imix.optimizer import Fp16OptimizerHook, OptimizerHook
 from jengine.errors import ArgumentError, ConfigError, config_path
@@ -43,6 +44,7 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("model", "work_dir", "train_data", "optimizer"):
         if cfg.get(name) is None:
             raise ConfigError(f"a config in iMIX's style must have the key {name!r}, got none")
+    check_values("", _switches, {name: cfg[name] for name in parameters_of(_switches) if name in cfg})
     has_test = cfg.get("test_data") is not None and cfg.get("is_run_eval", True)
     optimizer = _optimizer_hook(cfg)
     schedules = {name: _schedule(name, cfg) for name in ("lr_config", "momentum_config")}
@@ -61,6 +63,12 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
         randomness=dict(seed=cfg.get("seed", 0)),
     )
     return {**arguments, **_evaluation(cfg["test_data"])} if has_test else arguments
+
+
+def _switches(
+    is_run_eval: bool = True, is_lr_accumulation: bool = True, fp16: bool | Mapping[str, Any] | None = None
+) -> None:
+    """Annotate the keys that are read here."""
 
 
 def _optimizer_hook(cfg: Mapping[str, Any]) -> dict[str, Any]:

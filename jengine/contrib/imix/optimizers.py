@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.annotations import CountOrNever, Decay, NonNegative
+from jengine.annotations import CountOrNever, Decay, NonNegative, Positive
 from jengine.errors import ConfigError, closest
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.adam import init_moments
@@ -63,7 +63,7 @@ def BertAdam1(
     betas: tuple[Decay, Decay] = (0.9, 0.999),
     eps: NonNegative = 1e-6,
     weight_decay: NonNegative = 0.01,
-    max_grad_norm: NonNegative = 1.0,
+    max_grad_norm: Positive = 1.0,
 ) -> Optimizer:
     """Build `BertAdam` without a schedule, which clips the gradient of each tensor to the norm `max_grad_norm`.
 

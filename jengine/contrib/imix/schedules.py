@@ -63,7 +63,7 @@ class WarmupMultiStepRule(FactorRule):
     """
 
     milestones: Sequence[NonNegative]
-    gamma: Finite = 0.1
+    gamma: NonNegative = 0.1
     warmup_factor: NonNegative = 0.001
     warmup_iters: Index = 1000
     warmup_method: Literal["constant", "linear"] = "linear"
@@ -112,7 +112,7 @@ class PythiaRule(FactorRule):
     """
 
     lr_steps: Sequence[NonNegative]
-    lr_ratio: Finite
+    lr_ratio: NonNegative
     warmup_iterations: Index = 0
     warmup_factor: NonNegative = 0.0
     use_warmup: bool = True
@@ -154,7 +154,7 @@ class WarmupLinearNonZeroRule(FactorRule):
     t_total: Count
     warmup_iterations: Index = 0
     use_warmup: bool = False
-    min_lr: Finite = 1e-5
+    min_lr: NonNegative = 1e-5
 
     def factor(self, t: int) -> float:
         """Return the factor before it is limited by `min_lr`."""
@@ -298,8 +298,8 @@ class WarmupPolynomialRule(_WarmupDecayRule):
       power: exponent of the remaining fraction.
     """
 
-    lr_end: Finite = 1e-7
-    power: Finite = 1.0
+    lr_end: NonNegative = 1e-7
+    power: NonNegative = 1.0
 
     def decay(self, fraction: float) -> float:
         """Return the power of the remaining fraction."""

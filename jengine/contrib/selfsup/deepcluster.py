@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.annotations import Count, Finite
+from jengine.annotations import Count, NonNegative
 from jengine.contrib.selfsup.clustering import build_clustering, class_weights, describe_clusters
 from jengine.contrib.selfsup.features import Extractor
 from jengine.contrib.selfsup.memory_bank import fill_bank
@@ -64,7 +64,7 @@ class DeepClusterHook(Hook):
         clustering: Mapping[str, Any],
         unif_sampling: bool,
         reweight: bool,
-        reweight_pow: Finite,
+        reweight_pow: NonNegative,
         init_memory: bool = False,
         initial: bool = True,
         interval: Count = 1,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.annotations import checked
 from jengine.contrib.selfsup.model_entries import drop_replica_axis
 from jengine.data import DataLoader, build_dataloader
 from jengine.data.masking import get_mask
@@ -17,6 +18,7 @@ PyTree = Any
 _AVERAGE = {"type": "AvgPool2d", "output_size": 1}
 
 
+@checked
 class FeatureExtractor:
     """Run a model over a loader in inference mode and collect its features on the host.
 
@@ -55,6 +57,7 @@ class FeatureExtractor:
         return np.concatenate(features)
 
 
+@checked
 class Extractor:
     """Extract the features of a dataset with the model of a run.
 

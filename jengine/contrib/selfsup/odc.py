@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.annotations import Count, Finite, Index
+from jengine.annotations import Count, Index, NonNegative
 from jengine.contrib.selfsup.clustering import class_weights, describe_clusters
 from jengine.contrib.selfsup.memory_bank import MemoryBank, count_labels, deal_with_small_clusters, update_centroids
 from jengine.contrib.selfsup.model_entries import (
@@ -56,7 +56,7 @@ class ODCHook(Hook):
         deal_with_small_clusters_interval: Count,
         evaluate_interval: Count,
         reweight: bool,
-        reweight_pow: Finite,
+        reweight_pow: NonNegative,
         dist_mode: bool = True,
         min_cluster: Index = 20,
     ) -> None:

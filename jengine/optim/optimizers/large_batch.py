@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.annotations import Decay, Finite, NonNegative
+from jengine.annotations import Decay, Fraction, NonNegative, Positive
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.adam import init_moments, scale_by_adam
 from jengine.optim.optimizers.common import Parts, Tree
@@ -20,9 +20,9 @@ from jengine.registry import OPTIMIZERS
 @OPTIMIZERS.register_module()
 def LARS(
     lr: NonNegative,
-    momentum: NonNegative = 0.0,
+    momentum: Fraction = 0.0,
     weight_decay: NonNegative = 0.0,
-    dampening: Finite = 0.0,
+    dampening: Fraction = 0.0,
     eta: NonNegative = 0.001,
     nesterov: bool = False,
     eps: NonNegative = 1e-8,
@@ -74,7 +74,7 @@ def Lamb(
     eps: NonNegative = 1e-6,
     weight_decay: NonNegative = 0.01,
     grad_averaging: bool = True,
-    max_grad_norm: NonNegative | None = 1.0,
+    max_grad_norm: Positive | None = 1.0,
     trust_clip: bool = False,
     always_adapt: bool = False,
 ) -> Optimizer:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jengine import paths
-from jengine.annotations import Finite, NonNegative, Range
+from jengine.annotations import Finite, Fraction, NonNegative, Range
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -21,7 +21,7 @@ _ADJUSTMENTS = (None, "original", "match_rms_adamw")
 def Muon(
     lr: NonNegative = 1e-3,
     weight_decay: NonNegative = 0.1,
-    momentum: NonNegative = 0.95,
+    momentum: Fraction = 0.95,
     nesterov: bool = True,
     ns_coefficients: tuple[Finite, Finite, Finite] = (3.4445, -4.775, 2.0315),
     eps: NonNegative = 1e-7,

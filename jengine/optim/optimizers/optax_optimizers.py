@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from jengine.annotations import NonNegative, check_values
+from jengine.annotations import Decay, Fraction, NonNegative, check_values
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.registry import OPTIMIZERS
@@ -75,8 +75,9 @@ def from_factory(factory: Factory) -> Callable[..., Optimizer]:
             lr = settings.pop("learning_rate")
             if callable(lr):
                 raise TypeError(f"{name}: learning_rate must be a number, got a schedule; put it into param_scheduler")
-            check_values(name, _check_rate, {"learning_rate": lr})
             settings = {"lr": lr, **settings}
+        numbers = {key: value for key, value in bound.arguments.items() if not callable(value)}  # else a schedule
+        check_values(name, _ranges, numbers)
         hyperparams = tuple(k for k, v in settings.items() if isinstance(v, float) or (k == "lr" and v is not None))
 
         def parts(**arguments: Any) -> Parts:
@@ -89,8 +90,19 @@ def from_factory(factory: Factory) -> Callable[..., Optimizer]:
     return build
 
 
-def _check_rate(learning_rate: NonNegative | None = None) -> None:
-    """Have the annotation of the learning rate that this module allows: optax takes schedules too, and any number."""
+def _ranges(
+    learning_rate: NonNegative | None,
+    weight_decay: NonNegative | None,
+    momentum: Fraction | None,
+    b1: Decay,
+    b2: Decay,
+    b3: Decay,
+    betas: tuple[Decay, Decay],
+    rho: Fraction,
+    eps: NonNegative,
+    eps_root: NonNegative,
+) -> None:
+    """Annotate the arguments that mean the same in all optimizers of optax, which takes any number."""
 
 
 def _set_hyperparams(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.annotations import NonNegative, Range
+from jengine.annotations import Fraction, NonNegative, Range
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -18,10 +18,10 @@ from jengine.registry import OPTIMIZERS
 @OPTIMIZERS.register_module()
 def RMSprop(
     lr: NonNegative = 1e-2,
-    alpha: NonNegative = 0.99,
+    alpha: Fraction = 0.99,
     eps: NonNegative = 1e-8,
     weight_decay: NonNegative = 0.0,
-    momentum: NonNegative = 0.0,
+    momentum: Fraction = 0.0,
     centered: bool = False,
     maximize: bool = False,
 ) -> Optimizer:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.annotations import Finite, NonNegative
+from jengine.annotations import Fraction, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Tree
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -18,8 +18,8 @@ from jengine.registry import OPTIMIZERS
 @OPTIMIZERS.register_module()
 def SGD(
     lr: NonNegative = 1e-3,
-    momentum: NonNegative = 0.0,
-    dampening: Finite = 0.0,
+    momentum: Fraction = 0.0,
+    dampening: Fraction = 0.0,
     weight_decay: NonNegative = 0.0,
     nesterov: bool = False,
     maximize: bool = False,
@@ -53,9 +53,9 @@ def SGD(
 @OPTIMIZERS.register_module()
 def ASGD(
     lr: NonNegative = 1e-2,
-    lambd: Finite = 1e-4,
-    alpha: Finite = 0.75,
-    t0: Finite = 1e6,
+    lambd: NonNegative = 1e-4,
+    alpha: NonNegative = 0.75,
+    t0: NonNegative = 1e6,
     weight_decay: NonNegative = 0.0,
     maximize: bool = False,
 ) -> Optimizer:

@@ -9,13 +9,15 @@ from jengine.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.model.model import Model
 from jengine.optim.optimizers.build import build_optimizer, reject_trailing_comma
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree
+from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree, names_norm
 from jengine.optim.param_groups.paramwise_cfg import check_custom_fields, check_rules, parse_custom_keys
 from jengine.optim.wrapper import OptimWrapper
 from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
 
 logger = logging.getLogger("jengine")
 
+DECAY_RULES = ("bias_decay_mult", "norm_decay_mult", "dwconv_decay_mult", "flat_decay_mult")
+_RULES = (*DECAY_RULES, "bias_lr_mult", "dcn_offset_lr_mult")
 _MAX_WARNINGS = 3  # of keys that match no parameter
 _NOT_SETTINGS = ("lr_mult", "decay_mult", "requires_grad")
 
@@ -46,7 +48,7 @@ class DefaultOptimWrapperConstructor:
     Attributes:
       base_lr: the optimizer's learning rate.
       base_wd: the optimizer's weight decay, None if it is not in the config.
-      matched, unmatched: custom keys that matched a parameter, and those that did not.
+      matched, unmatched: custom keys and rules that matched a parameter, and those that did not.
       custom_fields: additional legal fields of a custom key, for derived classes.
 
     Raises:
@@ -96,7 +98,7 @@ class DefaultOptimWrapperConstructor:
         self.read_optimizer()
         groups: list[dict[str, Any]] = []
         self.add_params(groups, module_tree(params, types))
-        self.report_unmatched(params)
+        self.report_unmatched(params, types, () if self._overrides_rules() else _RULES)
         return self.wrap(params, merge_equal(groups))
 
     def read_optimizer(self) -> None:
@@ -104,11 +106,14 @@ class DefaultOptimWrapperConstructor:
 
         Raises:
           ConfigError: a field of a custom key that the optimizer's groups do not have, or an illegal value; or a
-            multiplier for an optimizer without a learning rate.
+            multiplier for an optimizer without a learning rate. ValueError: a decay multiplier of the default decay.
         """
         optimizer = build_optimizer(self.optimizer_cfg)
         if self.base_lr is None:
             self.base_lr = optimizer.defaults.get("lr")
+        has_default_decay = self.base_wd is None and bool(optimizer.defaults.get("weight_decay"))
+        if has_default_decay and self.paramwise_cfg.get("flat_decay_mult") is not None:
+            raise ValueError("`optimizer.weight_decay` must be set for flat_decay_mult, got none")
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
         rules = [name for name in ("bias_lr_mult", "dcn_offset_lr_mult") if self.paramwise_cfg.get(name) is not None]
         rules += [f"custom_keys[{key!r}].lr_mult" for key, rule in custom_keys.items() if "lr_mult" in rule]
@@ -197,27 +202,27 @@ class DefaultOptimWrapperConstructor:
         """
         cfg = self.paramwise_cfg
         is_bias = name == "bias"
+        is_norm = module.is_norm() or (module.type is None and parameter.ndim == 1 and names_norm(name))
         settings: dict[str, Any] = {}
         patterns: list[str] = []
-        if is_bias and not module.is_norm() and not is_dcn_module and cfg.get("bias_lr_mult") is not None:
-            settings["lr"] = self.base_lr * cfg["bias_lr_mult"]
-            patterns.append("bias_lr_mult")
-        in_offset = is_dcn_module and "conv_offset" in module.path and module.is_conv()
-        if in_offset and cfg.get("dcn_offset_lr_mult") is not None:
-            settings["lr"] = self.base_lr * cfg["dcn_offset_lr_mult"]
-            patterns = ["dcn_offset_lr_mult"]
-        if self.base_wd is not None:
-            rules = {
-                "norm_decay_mult": module.is_norm(),
-                "bias_decay_mult": is_bias and not is_dcn_module,
-                "dwconv_decay_mult": module.is_depthwise_conv(),
-                "flat_decay_mult": parameter.ndim == 1 and not is_dcn_module,
-            }
-            for key, applies in rules.items():
-                if applies and cfg.get(key) is not None:
-                    settings["weight_decay"] = self.base_wd * cfg[key]
-                    patterns.append(key)
-                    break
+        rules = {
+            "bias_lr_mult": is_bias and not is_norm and not is_dcn_module,
+            "dcn_offset_lr_mult": is_dcn_module and "conv_offset" in module.path and module.is_conv(),
+            "norm_decay_mult": is_norm,
+            "bias_decay_mult": is_bias and not is_dcn_module,
+            "dwconv_decay_mult": module.is_depthwise_conv(),
+            "flat_decay_mult": parameter.ndim == 1 and not is_dcn_module,
+        }
+        applying = [key for key, applies in rules.items() if applies and cfg.get(key) is not None]
+        self.matched.update(applying)
+        for key in ("bias_lr_mult", "dcn_offset_lr_mult"):
+            if key in applying:
+                settings["lr"] = self.base_lr * cfg[key]
+                patterns = [key]
+        decay = next((key for key in applying if key.endswith("decay_mult")), None)
+        if decay is not None and self.base_wd is not None:
+            settings["weight_decay"] = self.base_wd * cfg[decay]
+            patterns.append(decay)
         return {**settings, "patterns": tuple(patterns)} if settings else {}
 
     def _settings(self, name: str, parameter: Parameter, module: Module, is_dcn_module: bool) -> dict[str, Any]:
@@ -248,25 +253,37 @@ class DefaultOptimWrapperConstructor:
             check_rules(cfg)
         if "custom_keys" in cfg:
             cfg["custom_keys"] = parse_custom_keys(cfg["custom_keys"])
-        decays = [k for k in ("bias_decay_mult", "norm_decay_mult", "dwconv_decay_mult") if cfg.get(k) is not None]
+        decays = [k for k in DECAY_RULES if k != "flat_decay_mult" and cfg.get(k) is not None]
         decays += [f"custom_keys[{k!r}].decay_mult" for k, rule in cfg.get("custom_keys", {}).items()
                    if "decay_mult" in rule]  # fmt: skip
         if decays and self.base_wd is None:
             raise ValueError(f"`optimizer.weight_decay` must be set for {decays[0]}, got none")
 
-    def report_unmatched(self, params: Any) -> None:
-        """Warn of custom keys that match no parameter; with `strict` raise a ConfigError."""
+    def report_unmatched(self, params: Any, types: Mapping[str, str], rules: Sequence[str] = _RULES) -> None:
+        """Warn of custom keys and rules that match no parameter; with `strict` raise a ConfigError.
+
+        Args:
+          params: the parameters.
+          types: dotted module path -> class name, empty if unknown.
+          rules: the rules other than custom keys that are applied.
+        """
         leaves = paths.flatten(params)
         names = {alias for path in leaves for alias in paths.path_aliases(path)}
+        unmatched: dict[str, str] = {}
         for key in self.paramwise_cfg.get("custom_keys", {}):
             if key not in self.matched and not any(key in name for name in names):
-                text = f"custom_keys: {key!r} matches no parameter{paths.closest_paths(key, leaves)}"
-                if self.paramwise_cfg.get("strict"):
-                    raise ConfigError(text)
-                logger.log(logging.WARNING if len(self.unmatched) < _MAX_WARNINGS else logging.DEBUG, text)
-                self.unmatched.append(key)
-        if (more := len(self.unmatched) - _MAX_WARNINGS) > 0:
+                unmatched[key] = f"custom_keys: {key!r} matches no parameter{paths.closest_paths(key, leaves)}"
+        for key in rules:
+            if self.paramwise_cfg.get(key) is not None and key not in self.matched:
+                hint = "" if types else "; without `module_types` names and shapes tell the kind of a module"
+                unmatched[key] = f"paramwise_cfg: {key} matches no parameter{hint}"
+        if unmatched and self.paramwise_cfg.get("strict"):
+            raise ConfigError(next(iter(unmatched.values())))
+        for number, text in enumerate(unmatched.values()):
+            logger.log(logging.WARNING if number < _MAX_WARNINGS else logging.DEBUG, text)
+        if (more := len(unmatched) - _MAX_WARNINGS) > 0:
             logger.warning(f"custom_keys: {more} more match no parameter; the log file has all of them")
+        self.unmatched += unmatched
 
 
 def find_overridden_rules(custom: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[str, ...]:

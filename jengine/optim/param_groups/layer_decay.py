@@ -10,7 +10,12 @@ from jengine import paths
 from jengine.errors import ArgumentError, ConfigError, closest
 from jengine.optim.optimizers.build import build_optimizer
 from jengine.optim.param_groups import layer_depth
-from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor, find_overridden_rules, format_pattern
+from jengine.optim.param_groups.constructor import (
+    DECAY_RULES,
+    DefaultOptimWrapperConstructor,
+    find_overridden_rules,
+    format_pattern,
+)
 from jengine.optim.param_groups.layer_depth import STEM, LayerPattern
 from jengine.optim.param_groups.modules import Module, Parameter, get_params, module_tree
 from jengine.optim.param_groups.paramwise_cfg import check_value
@@ -113,7 +118,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         is_strict = bool(self.paramwise_cfg.get("strict_upstream"))
         decays = [self._upstream_decay(p) if is_strict else self._parameter_decay(p) for p in trained]
         check_layers(trained, layer_id, expected, layers - (1 if self.model_type == "mixmim" else 2))
-        self.report_unmatched(params)
+        self.report_unmatched(params, types, () if is_strict else DECAY_RULES)
         groups = layer_groups(
             decays, layer_id, lambda layer: self.decay_rate ** (layers - layer - 1), self.base_lr, collapse=is_strict
         )

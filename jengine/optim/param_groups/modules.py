@@ -1,6 +1,7 @@
 """Find the parameters of a model and the types of the modules that own them."""
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,6 +10,10 @@ from jengine import paths
 from jengine.model.model import Model
 from jengine.model.nnx_state import list_module_types
 
+# Names of a bare pytree that tell a norm: of the module, or of the one-dimensional leaves that it has.
+_NORM_NAME = re.compile(r"norm|(?<![a-z])(bn|ln|gn)(?![a-z])", re.IGNORECASE)
+_RMS_NAME = re.compile(r"(?<!no)rms", re.IGNORECASE)  # but `norms`
+_NORM_LEAVES = ({"scale"}, {"scale", "bias"}, {"scale", "offset"}, {"weight", "bias"}, {"gamma", "beta"})
 _NORMS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm", "GroupNorm", "LayerNorm")
 
 
@@ -67,9 +72,9 @@ class Module:
         if self.type is not None:
             return any(self.type.startswith(norm) for norm in _NORMS)
         leaves = self.parameters
-        if "scale" not in leaves or any(p.ndim != 1 for p in leaves.values()):
+        if not leaves or any(p.ndim != 1 for p in leaves.values()) or _RMS_NAME.search(_last_name(self.path)):
             return False
-        return set(leaves) <= {"scale", "bias"} and "rms" not in self.path.rpartition(".")[2].lower()
+        return names_norm(_last_name(self.path)) or set(leaves) in _NORM_LEAVES
 
     def is_conv(self) -> bool:
         """Return whether it is a two-dimensional convolution."""
@@ -85,6 +90,11 @@ class Module:
     def is_deformable_conv(self) -> bool:
         """Return whether it is a deformable convolution, by its class name."""
         return self.type is not None and "DeformConv" in self.type
+
+
+def names_norm(name: str) -> bool:
+    """Return whether the name of a module or parameter of a bare pytree is that of a norm: `bn1`, `ln_scale`."""
+    return _NORM_NAME.search(name) is not None and not _RMS_NAME.search(name)
 
 
 def module_tree(params: Any, module_types: Mapping[str, str] | None = None) -> Module:
@@ -151,6 +161,11 @@ def get_params(source: Any, module_types: Mapping[str, str] | None = None) -> tu
                 f"got {type(leaf).__name__}{hint}"
             )
     return source, module_types or {}
+
+
+def _last_name(path: str) -> str:
+    """Return the last part of a path that is not an index: 'norms' of 'layers.norms.0'."""
+    return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
 
 
 def _iterate_paths(tree: Any, prefix: str = "") -> Iterator[str]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from jengine.annotations import Finite, Fraction, Positive
+from jengine.annotations import Fraction, NonNegative, Positive
 from jengine.errors import ArgumentError, ConfigError
 from jengine.optim.schedules.rules import Affine, Rule, StepFunction
 
@@ -30,8 +30,8 @@ class CosineAnnealingRule(Rule):
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("T_max",)
     T_max: Positive | None = None
-    eta_min: Finite | None = None
-    eta_min_ratio: Finite | None = dataclasses.field(default=None, kw_only=True)
+    eta_min: NonNegative | None = None
+    eta_min_ratio: NonNegative | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.eta_min is not None and self.eta_min_ratio is not None:
@@ -76,9 +76,9 @@ class CosineRestartRule(Rule):
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("periods",)
     periods: Sequence[Positive]
-    restart_weights: Sequence[Finite] = (1,)
-    eta_min: Finite | None = None
-    eta_min_ratio: Finite | None = None
+    restart_weights: Sequence[NonNegative] = (1,)
+    eta_min: NonNegative | None = None
+    eta_min_ratio: NonNegative | None = None
 
     def __post_init__(self) -> None:
         if (self.eta_min is None) == (self.eta_min_ratio is None):
@@ -134,7 +134,7 @@ class OneCycleRule(Rule):
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("total_steps",)
-    eta_max: Finite | Sequence[Finite]
+    eta_max: NonNegative | Sequence[NonNegative]
     total_steps: Positive | None = None
     pct_start: Fraction = 0.3
     anneal_strategy: Literal["cos", "linear"] = "cos"

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from jengine import annotations
 from jengine.errors import ConfigError, config_path
 from jengine.optim.schedules.annealing import OneCycleRule
 from jengine.optim.schedules.from_optax import OptaxRule
+from jengine.optim.schedules.replay import check_values
 from jengine.optim.schedules.rules import INF
-from jengine.optim.schedules.scheduler import ParamScheduler
+from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
 from jengine.registry import PARAM_SCHEDULERS, as_config, check_arguments
-
-Schedulers = list[ParamScheduler] | dict[str, list[ParamScheduler]]
 
 
 def build_param_schedulers(
@@ -43,9 +43,13 @@ def build_param_schedulers(
       A list; for several optimizers a dict of lists. With `cfg` None they are empty.
 
     Raises:
-      ConfigError, KeyError, TypeError: an entry of the config is illegal; the message contains its path.
+      ConfigError, KeyError, TypeError: an entry of the config is illegal; the message contains its path. ConfigError: a
+        value of the run is outside its range, such as a negative learning rate.
     """
-    return _build(cfg, wrapper, _RunLength(max_epochs, max_iters, epoch_length, by_epoch_loop))
+    built = _build(cfg, wrapper, _RunLength(max_epochs, max_iters, epoch_length, by_epoch_loop))
+    with config_path("param_scheduler"):
+        check_values(built, iters=max_iters, epochs=max_epochs if by_epoch_loop else None, epoch_length=epoch_length)
+    return built
 
 
 def check_param_schedulers(
@@ -55,9 +59,13 @@ def check_param_schedulers(
 
     What depends on that length is checked by `build_param_schedulers` alone. The result cannot be stepped.
     """
-    return flatten_schedulers(
+    built = flatten_schedulers(
         _build(cfg, wrapper, _RunLength(max_epochs, max_iters, None, by_epoch_loop, is_open=True))
     )
+    if all(scheduler.epoch_length is None for scheduler in built):  # the steps of the others are unknown
+        with config_path("param_scheduler"):
+            check_values(list(built), iters=max_iters, epochs=max_epochs, epoch_length=None)
+    return built
 
 
 def _build(cfg: Any, wrapper: Any, run: "_RunLength") -> Schedulers:
@@ -129,6 +137,8 @@ def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
             f"such as an optax schedule, got {type(cfg).__name__}: {cfg!r}"
         )
     arguments = {key: value for key, value in cfg.items() if key != "_delete_"}
+    read_here = {name: arguments[name] for name in ("by_epoch", "convert_to_iter_based") if name in arguments}
+    annotations.check_values("", _read_units, read_here)
     converted = arguments.pop("convert_to_iter_based", False)
     entry: Any = arguments.get("type")
     if isinstance(entry, str):
@@ -137,7 +147,7 @@ def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
     if entry is None:
         return [PARAM_SCHEDULERS.build(arguments, optimizer=wrapper)]  # raises the error for a missing type
     del arguments["type"]
-    by_epoch = bool(arguments.get("by_epoch", _default(entry, "by_epoch", True)))
+    by_epoch = arguments.get("by_epoch", _default(entry, "by_epoch", True))
     follows_validations = getattr(entry, "need_val_args", False)
     if by_epoch and not run.by_epoch_loop and not converted and not follows_validations:
         raise ConfigError(
@@ -147,11 +157,15 @@ def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
         )
     has_end = "end" in arguments
     if not has_end:
-        arguments["end"] = _default_end(entry, arguments, run, by_epoch, bool(converted), follows_validations)
-    scheduler = _construct(entry, wrapper, arguments, run, bool(converted))
+        arguments["end"] = _default_end(entry, arguments, run, by_epoch, converted, follows_validations)
+    scheduler = _construct(entry, wrapper, arguments, run, converted)
     scheduler.ends_with_run = not has_end and arguments["end"] != INF
     _check_total_steps(scheduler, run)
     return [scheduler]
+
+
+def _read_units(by_epoch: bool = True, convert_to_iter_based: bool = False) -> None:
+    """Annotate the arguments that are read before the scheduler checks its own."""
 
 
 def _construct(
@@ -239,10 +253,3 @@ def _default(entry: Any, name: str, fallback: Any) -> Any:
 
 def _is_mapping(value: Any) -> bool:
     return isinstance(value, Mapping) or (hasattr(value, "items") and hasattr(value, "keys"))
-
-
-def flatten_schedulers(schedulers: Schedulers | None) -> Sequence[ParamScheduler]:
-    """Return all schedulers of a run in one list, for one or several optimizers."""
-    if schedulers is None:
-        return []
-    return [s for group in schedulers.values() for s in group] if isinstance(schedulers, dict) else schedulers

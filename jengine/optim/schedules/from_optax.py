@@ -61,6 +61,11 @@ class OptaxRule(Rule):
         """Return the settings; a function, which cannot be saved, is replaced by its name and some values."""
         return {"schedule": self._description}
 
+    def max_checked(self) -> int:
+        """Return a small number if JAX cannot trace the schedule: each value is a call of a user's function."""
+        traced = _trace(make_schedule(self.schedule), _has_function(self.schedule))
+        return 100 if traced is None else super().max_checked()
+
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
         """Return the rule of a `state_dict`; this rule if the state describes a function."""
         return self if is_function(state["schedule"]) else type(self)(state["schedule"])

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from jengine.annotations import Decay, Finite, Index, NonNegative
+from jengine.annotations import Decay, Index, NonNegative
 from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.optim.schedules.rules import Settings
 from jengine.optim.schedules.scheduler import ParamScheduler, default_group
@@ -40,10 +40,10 @@ class PlateauSettings(Settings):
     rule: Literal["less", "greater"] = "less"
     factor: Decay = 0.1
     patience: Index = 10
-    threshold: Finite = 1e-4
+    threshold: NonNegative = 1e-4
     threshold_rule: Literal["rel", "abs"] = "rel"
     cooldown: Index = 0
-    min_value: Finite | Sequence[Finite] = 0.0
+    min_value: NonNegative | Sequence[NonNegative] = 0.0
     eps: NonNegative = 1e-8
 
     def is_better(self, metric: float, best: float) -> bool:

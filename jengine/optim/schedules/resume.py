@@ -1,13 +1,10 @@
-"""Save and load the state of all schedulers of a run, and replay the schedules of a changed config."""
+"""Save and load the state of all schedulers of a run."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from jengine.errors import ConfigError, closest, config_path
-from jengine.optim.schedules.build import Schedulers, flatten_schedulers
 from jengine.optim.schedules.from_optax import is_function
-from jengine.optim.schedules.plateau import PlateauScheduler
-from jengine.optim.schedules.scheduler import ParamScheduler
+from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
 
 _CHOICES = ("checkpoint", "config")
 
@@ -115,61 +112,6 @@ def reset_initial_values(schedulers: Schedulers) -> None:
     """Record the current values of the groups as the initial ones, from which `replay_schedulers` starts."""
     for scheduler in flatten_schedulers(schedulers):
         scheduler.reset_initial_values()
-
-
-def replay_schedulers(
-    schedulers: Schedulers,
-    *,
-    iters: int,
-    epochs: int = 0,
-    epoch_length: int | None = None,
-    converted_iters: int | None = None,
-) -> None:
-    """Set every value that the settings of `schedulers` give after `iters` iterations and `epochs` epochs.
-
-    Repeats all steps from the initial values in the order of a training run, including the recorded reductions of
-    plateau schedules.
-
-    Args:
-      schedulers: the built schedulers.
-      iters: completed iterations.
-      epochs: completed epochs.
-      epoch_length: iterations in an epoch; if unknown, all iterations come before all epochs.
-      converted_iters: completed iterations for schedules that are converted from epochs, if they differ from `iters`
-        because an epoch had another length before.
-    """
-    chain = flatten_schedulers(schedulers)
-    converted_iters = iters if converted_iters is None else converted_iters
-    counts = {s: iters if s.epoch_length is None else converted_iters for s in chain if not s.by_epoch}
-    by_epoch = [scheduler for scheduler in chain if scheduler.by_epoch]
-    for scheduler in chain:
-        scheduler.rewind()
-    for scheduler in chain:
-        scheduler.step()
-    _repeat_reductions(by_epoch, 0)
-    epochs_done = 0
-    for iteration in range(1, max(iters, converted_iters) + 1):
-        for scheduler, count in counts.items():
-            if iteration <= count:
-                scheduler.step()
-        if epoch_length is not None and iteration % epoch_length == 0 and epochs_done < epochs:
-            epochs_done += 1
-            _step_epoch(by_epoch, epochs_done)
-    for epoch in range(epochs_done + 1, epochs + 1):
-        _step_epoch(by_epoch, epoch)
-
-
-def _step_epoch(schedulers: Sequence[ParamScheduler], epoch: int) -> None:
-    for scheduler in schedulers:
-        scheduler.step()
-    _repeat_reductions(schedulers, epoch)
-
-
-def _repeat_reductions(schedulers: Sequence[ParamScheduler], epoch: int) -> None:
-    for scheduler in schedulers:
-        if isinstance(scheduler, PlateauScheduler):
-            for _ in range(scheduler.reductions.count(epoch)):
-                scheduler.reduce()
 
 
 def _pair_chains(schedulers: Schedulers, state: Any) -> list[tuple[str, list[ParamScheduler], list[Any]]]:

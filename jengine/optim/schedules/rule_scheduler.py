@@ -28,7 +28,11 @@ class RuleScheduler(ParamScheduler):
     settings: Rule
 
     def step(self) -> None:
-        """Count an iteration or epoch; from `begin` to `end`, set the next value of every scheduled group."""
+        """Count an iteration or epoch; from `begin` to `end`, set the next value of every scheduled group.
+
+        Raises:
+          ConfigError: a value is negative, infinite or NaN, or a momentum above 1; the group keeps the last one.
+        """
         # A run calls this once per iteration and schedule, between two compiled steps: keep the common path short.
         self.global_step = now = self.global_step + 1
         if not self.begin <= now < self.end:
@@ -39,14 +43,18 @@ class RuleScheduler(ParamScheduler):
             return
         a, b, c = change
         name, special = self.param_name, t <= self._special_until
+        lowest, highest = self._lowest, self._highest
         groups = self._groups()
         for index, initial, target in self._scheduled:
             group = groups[index]
             value = group[name]
             if special or type(value) is Frozen:
                 self._apply_special(group, t, change, initial, target)
-            else:
-                group[name] = a * value + b * target + c * initial
+                continue
+            value = a * value + b * target + c * initial
+            if not lowest <= value <= highest:  # also NaN
+                raise self._value_error(value)
+            group[name] = value
         if self.verbose:
             self._log_values()
 
@@ -99,4 +107,6 @@ class RuleScheduler(ParamScheduler):
             value = initial  # the hidden value was lost in a checkpoint that stores plain numbers
         a, b, c = change
         value = max(a * value + b * target + c * initial, self._min_value)
+        if not self._lowest <= value <= self._highest:
+            raise self._value_error(value)
         self._write(group, Frozen(value) if t < self._frozen_steps or (is_frozen and not is_restored) else value)

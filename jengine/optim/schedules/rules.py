@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from jengine.annotations import Finite, Fraction, NonNegative, Positive
+from jengine.annotations import Fraction, NonNegative, Positive
 from jengine.errors import ConfigError
 
 Affine = tuple[float, float, float]  # (a, b, c): the weights of the current value, the target and the initial value
@@ -36,6 +36,10 @@ class Settings:
     def state_dict(self) -> dict[str, Any]:
         """Return the settings by name, as JSON-serializable values."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    def max_checked(self) -> int:
+        """Return the number of steps whose values may be computed before training."""
+        return 2**31
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
         """Return an object with the settings of a `state_dict`; other entries of `state` are ignored."""
@@ -166,7 +170,7 @@ class StepRule(Rule):
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("step_size",)
     step_size: Positive
-    gamma: Finite = 0.1
+    gamma: NonNegative = 0.1
 
     def bind(self, num_steps: int) -> StepFunction:
         """Return the changes at the positive multiples of `step_size`."""
@@ -185,7 +189,7 @@ class MultiStepRule(Rule):
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("milestones",)
     milestones: Sequence[NonNegative]
-    gamma: Finite = 0.1
+    gamma: NonNegative = 0.1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "milestones", sorted_milestones("milestones", self.milestones))
@@ -204,7 +208,7 @@ class ExponentialRule(Rule):
       gamma: factor of each step.
     """
 
-    gamma: Finite
+    gamma: NonNegative
 
     def bind(self, num_steps: int) -> StepFunction:
         """Return the same change for each step."""
@@ -221,8 +225,8 @@ class PolyRule(Rule):
       power: exponent of the remaining fraction of the steps.
     """
 
-    eta_min: Finite = 0.0
-    power: Finite = 1.0
+    eta_min: NonNegative = 0.0
+    power: NonNegative = 1.0
 
     def bind(self, num_steps: int) -> StepFunction:
         """Return the ratio of each distance to `eta_min` to the previous distance."""
@@ -249,7 +253,7 @@ class PolyRatioRule(PolyRule):
       eta_min_ratio: value at the last step as a fraction of the initial one; replaces `eta_min`.
     """
 
-    eta_min_ratio: Finite | None = None
+    eta_min_ratio: NonNegative | None = None
 
     def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
         """Return `eta_min_ratio` times each initial value; `eta_min` if there is no ratio."""

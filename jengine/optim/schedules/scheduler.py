@@ -6,7 +6,7 @@ step receives them as inputs, so that a schedule costs no device work and no rec
 
 import logging
 import numbers
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
@@ -14,6 +14,9 @@ from jengine.optim.schedules.rules import INF, scale_epochs
 
 Group = MutableMapping[str, Any]  # a parameter group: host numbers by name
 _LOGGER = logging.getLogger("jengine")
+_MAX = 3.4028235e38  # of float32, the dtype of hyperparameters on the device
+_ROUNDING = 1e-12
+_RANGES = {"lr": (-_ROUNDING, _MAX), "weight_decay": (-_ROUNDING, _MAX), "momentum": (-_ROUNDING, 1 + _ROUNDING)}
 
 
 class Groups(Protocol):
@@ -87,6 +90,7 @@ class ParamScheduler:
         self.verbose = verbose
         self.ends_with_run = False
         self.epoch_length: int | None = None
+        self._lowest, self._highest = _RANGES.get(param_name, (-_MAX, _MAX))
         default = default_group(optimizer)
         is_separate = not any(group is default for group in optimizer.param_groups)
         self._default_group = default if is_separate else None
@@ -126,6 +130,22 @@ class ParamScheduler:
     def step(self) -> None:
         """Count an iteration or epoch; from `begin` to `end`, set the next value of every scheduled group."""
         raise NotImplementedError
+
+    @property
+    def num_groups(self) -> int:
+        """The number of groups that it changes."""
+        return len(self._scheduled)
+
+    def snapshot(self) -> Callable[[], None]:
+        """Return a function that restores the scheduler and the values of the groups as they are now."""
+        own, groups = dict(vars(self)), [(group, dict(group)) for group in self._groups()]
+
+        def restore() -> None:
+            vars(self).update(own)
+            for group, values in groups:
+                group.update(values)
+
+        return restore
 
     def get_last_value(self) -> list[float]:
         """Return the current value of each group that has it."""
@@ -230,6 +250,14 @@ class ParamScheduler:
         if self.mirrors_betas and "betas" in group:
             group["betas"] = (value, *group["betas"][1:])
 
+    def _value_error(self, value: float) -> ConfigError:
+        """Return the error for a value outside the range of the hyperparameter."""
+        legal = "finite"
+        if self.param_name in _RANGES:
+            legal = "from 0 to 1" if self.param_name == "momentum" else "finite and at least 0"
+        when = f"{'epoch' if self.by_epoch else 'iteration'} {self.global_step + 1}"
+        return ConfigError(f"`{self.param_name}` must be {legal}, got {value:g} from {type(self).__name__} in {when}")
+
     def _record_initial_values(self, resumed: bool) -> list[float | None]:
         """Return the initial value of each group, None if it has no such value; the first scheduler records them."""
         key = f"initial_{self.param_name}"
@@ -280,6 +308,16 @@ class ParamScheduler:
     def _log_values(self) -> None:
         for index, value in enumerate(self.get_last_value()):
             _LOGGER.info("Adjusting %s of group %d to %.4e", self.param_name, index, value)
+
+
+Schedulers = list[ParamScheduler] | dict[str, list[ParamScheduler]]
+
+
+def flatten_schedulers(schedulers: Schedulers | None) -> Sequence[ParamScheduler]:
+    """Return all schedulers of a run in one list, for one or several optimizers."""
+    if schedulers is None:
+        return []
+    return [s for group in schedulers.values() for s in group] if isinstance(schedulers, dict) else schedulers
 
 
 def default_group(optimizer: Groups) -> Group | None:

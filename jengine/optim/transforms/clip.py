@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from numbers import Real
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.errors import ArgumentError, closest
+from jengine.annotations import Range, check_values
+from jengine.errors import ArgumentError, closest, config_path
 
 PyTree = Any
 
@@ -63,17 +63,20 @@ def global_norm(grads: PyTree, norm_type: float = 2.0) -> jax.Array:
     return sum(jnp.sum(jnp.abs(leaf) ** norm_type) for leaf in leaves) ** (1 / norm_type)
 
 
+Threshold = Annotated[float, Range(gt=0, le=math.inf)]  # with inf the norm is only logged
+
+
 class ClipByNorm(NamedTuple):
     """Configure clipping by norm: scale all gradients so that their global norm is at most `max_norm`."""
 
-    max_norm: float
-    norm_type: float = 2.0
+    max_norm: Threshold
+    norm_type: Threshold | Literal["inf"] = 2.0
 
 
 class ClipByValue(NamedTuple):
     """Configure clipping by value: clamp every element to [-clip_value, clip_value]."""
 
-    clip_value: float
+    clip_value: Threshold
 
 
 def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue | None:
@@ -84,8 +87,9 @@ def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue |
         for no clipping. It is not modified.
 
     Raises:
-      ArgumentError: an empty dict, or only a type. TypeError: not a dict.
-      ValueError: an unknown type or key, keys of both types, or a value outside its range.
+      ArgumentError: an empty dict, or only a type. TypeError: not a dict, or a value that is not a number.
+      ValueError: an unknown type or key, keys of both types, or a value outside its range. A threshold of 0 is one: it
+        would stop training.
     """
     if cfg is None:
         return None
@@ -99,20 +103,19 @@ def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue |
         raise ValueError(f"`clip_grad.type` must be 'norm' or 'value', got {kind!r}")
     if "clip_value" in keys and "max_norm" in keys:
         raise ValueError("`clip_grad` must have either max_norm or clip_value, got both")
-    if keys.pop("error_if_nonfinite", False):
+    if (error_if_nonfinite := keys.pop("error_if_nonfinite", False)) is not False:
         raise ValueError(
-            "`clip_grad.error_if_nonfinite` must be False, got True: a compiled step cannot raise; use "
-            "CheckInvalidLossHook instead"
+            f"`clip_grad.error_if_nonfinite` must be False, got {error_if_nonfinite!r}: a compiled step cannot raise; "
+            "use CheckInvalidLossHook instead"
         )
     for key in keys:
         if key not in _ARGUMENTS[kind]:
             raise ValueError(f"`clip_grad` of type {kind!r} has no {key!r}{closest(str(key), _ARGUMENTS[kind])}")
-    if kind == "value":
-        return ClipByValue(_parse_threshold("clip_value", keys.get("clip_value")))
-    norm_type = float(keys.get("norm_type", 2.0))
-    if not norm_type > 0:
-        raise ValueError(f"`clip_grad.norm_type` must be above 0 or 'inf', got {norm_type}")
-    return ClipByNorm(_parse_threshold("max_norm", keys.get("max_norm")), norm_type)
+    settings = ClipByValue if kind == "value" else ClipByNorm
+    numbers = {_ARGUMENTS[kind][0]: None, **keys}
+    with config_path("clip_grad"):
+        check_values("", settings, numbers)
+    return settings(**{name: float(value) for name, value in numbers.items()})
 
 
 def clipping_parts(clip_grad: ClipByNorm | ClipByValue | None) -> list[tuple[str, optax.GradientTransformation]]:
@@ -120,11 +123,5 @@ def clipping_parts(clip_grad: ClipByNorm | ClipByValue | None) -> list[tuple[str
     if clip_grad is None:
         return []
     if isinstance(clip_grad, ClipByNorm):
-        return [("clip_by_norm", clip_by_norm(*clip_grad))]
+        return [("clip_by_norm", clip_by_norm(clip_grad.max_norm, float(clip_grad.norm_type)))]
     return [("clip", optax.clip(clip_grad.clip_value))]
-
-
-def _parse_threshold(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
-        raise ValueError(f"`clip_grad.{name}` must be a number of at least 0, got {value!r}")
-    return float(value)

@@ -106,6 +106,12 @@ def test_custom_hooks_must_be_a_list():
         from_imix(make_config(custom_hooks=dict(type="TextLoggerHook")))
 
 
+@pytest.mark.parametrize("name", ["is_run_eval", "is_lr_accumulation", "fp16"])
+def test_a_switch_takes_a_bool(name):
+    with pytest.raises(TypeError, match=f"`{name}` must be True or False.*, got 'no'"):
+        from_imix(make_config(**{name: "no"}))
+
+
 def test_an_error_has_the_path_in_the_config():
     with pytest.raises(ConfigError) as caught:
         from_imix(make_config(optimizer_config=dict(grad_clip=dict(max_grad_l2_norm=1, mode="all"))))

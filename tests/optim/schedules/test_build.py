@@ -1,8 +1,12 @@
 """Test building schedulers from a config: defaults, conversion, several optimizers, errors."""
 
+import math
+import re
+
 import pytest
 
-from jengine.optim.schedules import INF, StepLR, build_param_schedulers, flatten_schedulers
+from jengine.optim.schedules import INF, StepLR, build_param_schedulers, check_param_schedulers, flatten_schedulers
+from jengine.registry import PARAM_SCHEDULERS
 
 EPOCHS = {"max_epochs": 4, "max_iters": 40, "epoch_length": 10}
 ITERS = {"max_epochs": 1, "max_iters": 45, "epoch_length": 10, "by_epoch_loop": False}
@@ -168,6 +172,12 @@ def test_unknown_optimizer_names_are_rejected(make_wrapper):
             "must have the same length, got 2 and 1",
             "[1]",
         ),
+        ({"type": "CosineAnnealingLR", "eta_min": -0.5}, ValueError, "eta_min` must be a number of at least 0", "[1]"),
+        ({"type": "CosineAnnealingLR", "eta_min_ratio": -1.5}, ValueError, "eta_min_ratio` must be .* at least 0", "[1]"),
+        ({"type": "PolyLR", "power": -1}, ValueError, "power` must be a number of at least 0", "[1]"),
+        ({"type": "StepLR", "step_size": 1, "gamma": -1}, ValueError, "gamma` must be a number of at least 0", "[1]"),
+        ({"type": "ReduceOnPlateauLR", "threshold": -1}, ValueError, "threshold` must be .* at least 0, got -1", "[1]"),
+        ({"type": "OneCycleLR", "eta_max": -1.0}, ValueError, "eta_max` must be a number of at least 0 or a list", "[1]"),
         ({"type": "OneCycleLR", "eta_max": 1.0, "total_steps": 3}, ValueError, "at least 4, .*, got 3", "[1]"),
         ({"type": "OneCycleLR", "eta_max": [1.0, 2.0]}, ValueError, "each of the 1 parameter groups, got 2", "[1]"),
         ({"type": "OneCycleLR", "eta_max": 1.0, "pct_start": 2}, ValueError, r"pct_start` must be a number in \[0, 1\]", "[1]"),
@@ -186,6 +196,15 @@ def test_unknown_optimizer_names_are_rejected(make_wrapper):
         ({"type": "StepLR"}, TypeError, "needs the argument 'step_size'", "[1]"),
         ({"step_size": 1}, TypeError, "must have a 'type'", "[1]"),
         ("StepLR", TypeError, "StepLR needs the argument 'step_size'", "[1]"),
+        (
+            {"type": "StepLR", "step_size": 1, "convert_to_iter_based": "no"},
+            TypeError,
+            r"`param_scheduler\[1\]\.convert_to_iter_based` must be True or False, got 'no'",
+            "[1]",
+        ),
+        ({"type": "StepLR", "step_size": 1, "convert_to_iter_based": 0.5}, TypeError, "True or False, got 0.5", "[1]"),
+        ({"type": "StepLR", "step_size": 1, "by_epoch": "False"}, TypeError, "True or False, got 'False'", "[1]"),
+        ({"type": "StepLR", "step_size": 1, "by_epoch": 0}, TypeError, "True or False, got 0", "[1]"),
     ],
 )  # fmt: skip
 def test_bad_input_is_rejected_with_its_path(cfg, error, message, path, make_wrapper):
@@ -193,6 +212,57 @@ def test_bad_input_is_rejected_with_its_path(cfg, error, message, path, make_wra
     with pytest.raises(error, match=message) as caught:
         build_param_schedulers([{"type": "ExponentialMomentum", "gamma": 1.0}, cfg], wrapper, **EPOCHS)
     assert f"`param_scheduler{path}`" in notes(caught)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        ({"type": "ExponentialLR", "gamma": 1e200}, "`lr` must be finite and at least 0, got 1e+200 from ExponentialLR in epoch 2"),
+        # float32 on the device ends at 3.4e38, and 1.26 ** 383 = 2.8e38
+        ({"type": "ExponentialLR", "gamma": 1.26, "by_epoch": False}, "from ExponentialLR in iteration 385"),
+        (lambda step: 1.0 - step / 200, "`lr` must be finite and at least 0, got -0.005 from OptaxLR in iteration 202"),
+        (lambda step: 1.0 if step < 90 else math.nan, "got nan from OptaxLR in iteration 91"),
+        ({"type": "CosineAnnealingMomentum", "eta_min": 2.0}, "`momentum` must be from 0 to 1, got 1.00504 from CosineAnnealingMomentum in epoch 9"),
+        ([{"type": "LinearLR", "start_factor": 0, "end": 3}, {"type": "ExponentialLR", "gamma": 1e200}], "in epoch 2"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_open", [False, True], ids=["with data", "without"])
+def test_an_illegal_value_anywhere_in_the_run_is_an_error_before_it(cfg, message, is_open, make_wrapper):
+    wrapper = make_wrapper(1.0, momentum=0.9)
+    run = {"max_epochs": 40, "max_iters": 400}
+    counts_epochs = not callable(cfg) and "iteration" not in message
+    if is_open:  # as in the constructor of the Runner
+        run |= {"max_iters": None} if counts_epochs else {"max_epochs": None}
+        build = lambda: check_param_schedulers(cfg, wrapper, by_epoch_loop=counts_epochs, **run)  # noqa: E731
+    else:
+        build = lambda: build_param_schedulers(cfg, wrapper, epoch_length=10, **run)  # noqa: E731
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        build()
+    assert "`param_scheduler`" in notes(error) or "`param_scheduler[" in notes(error)
+
+
+def test_the_values_of_a_run_are_checked_without_changing_them(make_wrapper, collect):
+    cfg = [{"type": "LinearLR", "start_factor": 0, "by_epoch": False, "end": 5}, {"type": "StepLR", "step_size": 1}]
+    checked, plain = make_wrapper(1.0), make_wrapper(1.0)
+    schedulers = build_param_schedulers(cfg, checked, **EPOCHS)
+    expected = [PARAM_SCHEDULERS.build({"end": end, **c}, optimizer=plain) for c, end in zip(cfg, (5, 4), strict=True)]
+    assert checked.param_groups == plain.param_groups
+    assert [(s.last_step, s.global_step) for s in schedulers] == [(s.last_step, s.global_step) for s in expected]
+    assert collect(checked, schedulers, 6) == collect(plain, expected, 6) != [1.0] * 6
+
+
+def test_a_long_run_is_checked_when_its_values_are_set(make_wrapper):
+    wrapper = make_wrapper(1.0)
+    run = {"max_epochs": None, "max_iters": 10**9, "epoch_length": None, "by_epoch_loop": False}
+    (scheduler,) = build_param_schedulers(lambda step: 1.0 - step / 150_000, wrapper, **run)
+    scheduler.global_step = scheduler.last_step = 149_999
+    scheduler.step()
+    assert wrapper.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-15)
+    with pytest.raises(
+        ValueError, match="`lr` must be finite and at least 0, got -6.66667e-06 from OptaxLR in iteration 150002"
+    ):
+        scheduler.step()
+    assert wrapper.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-15)
 
 
 def test_a_quadratic_warmup_requires_an_end(make_wrapper, build):
