@@ -100,6 +100,7 @@ def build_train_step(
     """
     traced_hooks = TracedHooks(hooks)
     all_phases = _build_phases(model, optim_wrapper, phases)
+    axis_name = all_phases[-1].optim_wrapper.axis_name
 
     def differentiate(
         state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool | jax.Array
@@ -114,6 +115,7 @@ def build_train_step(
             params=state.params,
             model_state=state.model_state,
             opt_state=state.opt_state,
+            axis_name=axis_name,
         )
         ctx, hook_state = traced_hooks.run("traced_batch", ctx, state.hook_state)
         for i, phase in enumerate(all_phases):
@@ -123,9 +125,8 @@ def build_train_step(
             ctx, hook_state = traced_hooks.run("traced_grads", ctx, hook_state)
             if i + 1 < len(all_phases):
                 ctx = _update(phase, ctx, model_state)
-        if ctx.apply_update is not None and (axis := all_phases[-1].optim_wrapper.axis_name) is not None:
-            # replicas must take the same branch
-            ctx = ctx.replace(apply_update=jax.lax.pmin(ctx.apply_update.astype(jnp.int32), axis) > 0)
+        if ctx.apply_update is not None and axis_name is not None:  # replicas must take the same branch
+            ctx = ctx.replace(apply_update=jax.lax.pmin(ctx.apply_update.astype(jnp.int32), axis_name) > 0)
         ctx = ctx.replace(metrics=OrderedDict(ctx.metrics))
         return Gradients(ctx, hook_state, model_state, rng)
 

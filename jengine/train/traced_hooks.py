@@ -29,6 +29,8 @@ class StepContext(struct.PyTreeNode):
         the step changes only `step` and the states of hooks with `update_on_skipped_steps`.
       is_updated: bool[] at `traced_update`, or None for True: whether an optimizer has changed the parameters. False
         where the gradients of all overflowed under a loss scale.
+      axis_name: the mapped axis of replicas, None without one. Gradients are those of one replica: what a hook decides
+        from them must be reduced over this axis, or the replicas will disagree.
     """
 
     step: jax.Array
@@ -44,6 +46,7 @@ class StepContext(struct.PyTreeNode):
     hook_state: PyTree = None
     apply_update: jax.Array | None = None
     is_updated: jax.Array | None = None
+    axis_name: str | None = struct.field(pytree_node=False, default=None)
 
 
 POINTS = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")
