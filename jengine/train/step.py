@@ -211,7 +211,10 @@ def _differentiate(
 def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepContext:
     """Apply the optimizer of the phase to the parameters."""
     name, wrapper = phase.name, phase.optim_wrapper
-    opt_state, hyperparams = (ctx.opt_state[name], ctx.hyperparams[name]) if name else (ctx.opt_state, ctx.hyperparams)
+    opt_state, hyperparams = ctx.opt_state, ctx.hyperparams
+    if name:  # hyperparameters of hooks, such as `frozen:PATTERN`, are those of all optimizers
+        shared = {key: value for key, value in hyperparams.items() if not isinstance(value, Mapping)}
+        opt_state, hyperparams = opt_state[name], {**hyperparams[name], **shared}
     loss = ctx.metrics[f"loss_{name}" if name else "loss"]
     value_fn = _build_value_fn(phase, ctx, old_model_state)  # for line searches
     params, new_opt_state = wrapper.apply_gradients(
