@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.data.masking import get_mask
+from jengine.optim.gradients import loss_names
 
 
 def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array, OrderedDict[str, jax.Array]]:
@@ -25,14 +26,12 @@ def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array,
       total as 'loss' first. JAX keeps the order of an OrderedDict, but sorts the keys of a dict.
 
     Raises:
-      ValueError: no entry has 'loss' in its name.
+      ValueError: see `loss_names`.
     """
     mask = get_mask(batch)
     reduced = {name: _reduce(value, mask) for name, value in losses.items()}
-    minimized = [value for name, value in reduced.items() if "loss" in name]
-    if not minimized:
-        raise ValueError(f"a loss must have 'loss' in its name, got {sorted(losses)}; there is nothing to minimize")
-    total = sum(minimized[1:], start=minimized[0])
+    first, *others = (reduced[name] for name in loss_names(losses))
+    total = sum(others, start=first)
     parts = {name: value for name, value in reduced.items() if name != "loss"}
     return total, OrderedDict({"loss": total, **parts})
 
