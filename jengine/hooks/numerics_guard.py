@@ -238,8 +238,8 @@ def _add_to_history(
     size = state.losses.shape[0]
     is_oldest = is_good & (jnp.arange(size) == state.seen % size)
     return state._replace(
-        losses=jnp.where(is_oldest, loss, state.losses),
-        norms=jnp.where(is_oldest, norm, state.norms),
+        losses=jnp.where(is_oldest, loss, state.losses).astype(jnp.float32),
+        norms=jnp.where(is_oldest, norm, state.norms).astype(jnp.float32),
         seen=state.seen + is_good,
     )
 
