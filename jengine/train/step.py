@@ -51,12 +51,14 @@ class TrainStep:
       finish: `(state, gradients) -> (state, metrics)`: update the parameters, or add the gradients.
       update: whether `finish` updates.
       constrain: see `build_train_step`.
+      hooks: the hooks whose traced points are part of the step.
     """
 
     differentiate: Callable[[TrainState, PyTree, Any, bool | jax.Array], Gradients]
     finish: Callable[[TrainState, Gradients], tuple[TrainState, Metrics]]
     update: bool
     constrain: Constrain
+    hooks: TracedHooks
 
     def __call__(self, state: TrainState, batch: PyTree, hyperparams: Any) -> tuple[TrainState, Metrics]:
         """Run one iteration."""
@@ -148,7 +150,7 @@ def build_train_step(
         metrics.move_to_end("loss", last=False)
         return constrain(_next_state(state, ctx, hook_state), ""), metrics
 
-    return TrainStep(differentiate, finish, update, constrain)
+    return TrainStep(differentiate, finish, update, constrain, traced_hooks)
 
 
 def _build_phases(model: Model, optim_wrapper: Any, phases: Sequence[tuple[str, int]] | None) -> list[Phase]:
