@@ -36,7 +36,7 @@ class ExponentialMovingAverage(Average):
 
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return `momentum`."""
-        return jnp.float32(self.momentum)
+        return jnp.asarray(self.momentum, float)
 
 
 @AVERAGES.register_module()
@@ -56,7 +56,7 @@ class StochasticWeightAverage(Average):
 
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return one over the number of values, including the new one."""
-        return 1.0 / (steps // self.interval + 1).astype(jnp.float32)
+        return 1.0 / (steps // self.interval + 1).astype(float)
 
 
 @AVERAGES.register_module()
@@ -83,8 +83,8 @@ class MomentumAnnealingEMA(Average):
 
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return a weight that decreases from 1 to `momentum`."""
-        gamma = jnp.float32(self.gamma)
-        return jnp.maximum(jnp.float32(self.momentum), gamma / (gamma + steps.astype(jnp.float32)))
+        gamma = jnp.asarray(self.gamma, float)
+        return jnp.maximum(jnp.asarray(self.momentum, float), gamma / (gamma + steps.astype(float)))
 
 
 @AVERAGES.register_module()
@@ -111,7 +111,7 @@ class ExpMomentumEMA(Average):
 
     def weight(self, steps: jax.Array) -> jax.Array:
         """Return a weight that decreases from nearly 1 to `momentum`."""
-        decay = jnp.exp(-(1 + steps).astype(jnp.float32) / self.gamma)
+        decay = jnp.exp(-(1 + steps).astype(float) / self.gamma)
         return (1 - self.momentum) * decay + self.momentum
 
 
@@ -154,7 +154,7 @@ class CosineEMA(Average):
         """
         if self.total_steps is None:
             raise ValueError("CosineEMA: total_steps must be set outside a Runner, got None")
-        progress = jnp.minimum(steps.astype(jnp.float32) / self.total_steps, 1.0)
+        progress = jnp.minimum(steps.astype(float) / self.total_steps, 1.0)
         return self.end_momentum - (self.end_momentum - self.momentum) * (jnp.cos(math.pi * progress) + 1) / 2
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine.evaluation.metric import BaseMetric, Mean, example_mask
+from jengine.model.autocast import at_least_float32
 from jengine.registry import METRICS, MODELS
 
 
@@ -85,8 +86,8 @@ def _sum_and_weight(loss: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
     if loss.ndim == 0:
         count = mask.sum()
         # A batch of padding has no mean: its loss may be NaN and must not affect the sum.
-        return jnp.where(count > 0, loss.astype(jnp.float32) * count, 0.0), count
+        return jnp.where(count > 0, at_least_float32(loss) * count, 0.0), count
     if loss.shape[0] != batch_size:
         raise ValueError(f"MeanLoss: the loss must be a scalar or have shape [{batch_size}, ...], got {loss.shape}")
-    per_example = loss.astype(jnp.float32).reshape(batch_size, -1).mean(axis=1)
+    per_example = at_least_float32(loss).reshape(batch_size, -1).mean(axis=1)
     return jnp.where(mask, per_example, 0.0).sum(), mask.sum()

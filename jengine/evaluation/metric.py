@@ -134,17 +134,17 @@ class Sum(NamedTuple):
     This sum is accurate to float32 precision for any batch size, and exact for integers up to 2**47.
     """
 
-    total: jax.Array  # float32[]
-    lost: jax.Array  # float32[], the rounding error of `total`
+    total: jax.Array  # float32[]; float64[] with `jax_enable_x64`
+    lost: jax.Array  # like `total`, the rounding error of `total`
 
     @classmethod
     def zero(cls) -> "Sum":
         """Return the empty sum."""
-        return cls(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+        return cls(jnp.zeros((), float), jnp.zeros((), float))
 
     def add(self, value: jax.Array) -> "Sum":
         """Return the sum with `value`, a scalar of any real dtype, added. Pure."""
-        value = jnp.asarray(value).astype(jnp.float32)
+        value = jnp.asarray(value).astype(self.total.dtype)
         total = self.total + value
         sum_is_larger = jnp.abs(self.total) >= jnp.abs(value)
         larger = jnp.where(sum_is_larger, self.total, value)

@@ -106,6 +106,7 @@ class LoggerHook(Hook):
             if inner % self.interval == 0 or (is_last and (not self.ignore_last or end <= self.interval)):
                 lines.append((completed - 1, inner - 1))
         if lines:
+            loop.check()
             with runner.phase_timer.phase("logging"):
                 runner.log_writer.submit(_write_lines, runner, _RunnerView(runner), lines)
 

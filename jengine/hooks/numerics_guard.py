@@ -80,7 +80,6 @@ class NumericsGuardHook(Hook):
         self.spike_factor = spike_factor
         self.window = window
         self.interval = interval
-        self._axis: str | None = None  # set by `before_train`, before the trace that freezes it
         self._recent: list[tuple[int, Any, Mapping[str, Any], bool]] = []  # iteration, batch, hyperparams, is_update
         self._num_reported = 0  # dropped steps that were logged
 
@@ -101,10 +100,10 @@ class NumericsGuardHook(Hook):
         """Check the loss and the gradients, before other hooks change them."""
         state: NumericsGuardState = ctx.hook_state
         scales = _loss_scales(ctx.opt_state)
-        squared_norm, leaf = self._check_gradients(ctx)
+        squared_norm, leaf = _check_gradients(ctx)
         norm = jnp.sqrt(squared_norm) / (scales[0] if len(scales) == 1 else 1.0)
-        losses = [self._mean(value) for name, value in ctx.metrics.items() if "loss" in name]
-        loss = self._mean(ctx.metrics["loss"]) if "loss" in ctx.metrics else losses[0]
+        losses = [_mean(value, ctx) for name, value in ctx.metrics.items() if "loss" in name]
+        loss = _mean(ctx.metrics["loss"], ctx) if "loss" in ctx.metrics else losses[0]
         failures = jnp.stack(
             [
                 jnp.any(~jnp.isfinite(jnp.stack(losses))),
@@ -124,19 +123,6 @@ class NumericsGuardHook(Hook):
         metrics = {**ctx.metrics, "dropped_steps": state.dropped.astype(jnp.float32)}
         return ctx.replace(hook_state=state, apply_update=apply_update, metrics=metrics)
 
-    def _check_gradients(self, ctx: StepContext) -> tuple[jax.Array, jax.Array]:
-        """Return the squared norm of the gradients, f32[], and the index of the first non-finite one, int32[]."""
-        positions = {path: position for position, path in enumerate(flatten(ctx.params))}
-        grads = flatten(ctx.grads)
-        squares = self._mean(jnp.stack([jnp.sum(jnp.square(g.astype(jnp.float32))) for g in grads.values()]))
-        bad = ~jnp.isfinite(squares)
-        first = jnp.asarray([positions[path] for path in grads], jnp.int32)[jnp.argmax(bad)]
-        return jnp.sum(squares), jnp.where(bad.any(), first, -1)
-
-    def _mean(self, value: jax.Array) -> jax.Array:
-        """Return the mean over replicas, so that all of them decide alike; not finite if any replica's value is not."""
-        return value if self._axis is None else jax.lax.pmean(value, self._axis)
-
     def _is_spike(self, value: jax.Array, history: jax.Array, seen: jax.Array) -> jax.Array:
         if self.spike_factor is None:
             return jnp.zeros((), bool)
@@ -146,15 +132,13 @@ class NumericsGuardHook(Hook):
     # --- On the host. ---
 
     def before_train(self, runner: Runner) -> None:
-        """Read the replica axis, and the number of steps dropped before a restart.
+        """Read the number of steps dropped before a restart.
 
         Raises:
           ConfigError: `spike_factor` with several optimizers.
         """
-        wrapper = runner.optim_wrapper
-        if isinstance(wrapper, Mapping) and self.spike_factor is not None:
+        if isinstance(runner.optim_wrapper, Mapping) and self.spike_factor is not None:
             raise ConfigError("NumericsGuardHook: spike_factor must be None in a run with several optimizers")
-        self._axis = None if isinstance(wrapper, Mapping) else wrapper.axis_name
         self._recent.clear()
         self._num_reported = 0 if runner.state.is_abstract else int(self._get_state(runner).dropped)
 
@@ -217,6 +201,21 @@ class NumericsGuardHook(Hook):
         return runner.state.hook_state[name]
 
 
+def _check_gradients(ctx: StepContext) -> tuple[jax.Array, jax.Array]:
+    """Return the squared norm of the gradients, f32[], and the index of the first non-finite one, int32[]."""
+    positions = {path: position for position, path in enumerate(flatten(ctx.params))}
+    grads = flatten(ctx.grads)
+    squares = _mean(jnp.stack([jnp.sum(jnp.square(g.astype(jnp.float32))) for g in grads.values()]), ctx)
+    bad = ~jnp.isfinite(squares)
+    first = jnp.asarray([positions[path] for path in grads], jnp.int32)[jnp.argmax(bad)]
+    return jnp.sum(squares), jnp.where(bad.any(), first, -1)
+
+
+def _mean(value: jax.Array, ctx: StepContext) -> jax.Array:
+    """Return the mean over replicas, so that all of them decide alike; not finite if any replica's value is not."""
+    return value if ctx.axis_name is None else jax.lax.pmean(value, ctx.axis_name)
+
+
 def _count_dropped(
     state: NumericsGuardState, step: jax.Array, drop: jax.Array, reason: jax.Array, leaf: jax.Array
 ) -> NumericsGuardState:
@@ -239,8 +238,8 @@ def _add_to_history(
     size = state.losses.shape[0]
     is_oldest = is_good & (jnp.arange(size) == state.seen % size)
     return state._replace(
-        losses=jnp.where(is_oldest, loss, state.losses),
-        norms=jnp.where(is_oldest, norm, state.norms),
+        losses=jnp.where(is_oldest, loss, state.losses).astype(jnp.float32),
+        norms=jnp.where(is_oldest, norm, state.norms).astype(jnp.float32),
         seen=state.seen + is_good,
     )
 

@@ -32,6 +32,9 @@ class TrainLoop(Protocol):
 
     stop_training: bool
 
+    def check(self) -> None:
+        """Check that training is still what its config and hooks describe; called at log lines."""
+
     @property
     def by_epoch(self) -> bool:
         """Return whether the loop counts in epochs."""

@@ -86,9 +86,15 @@ def compute_in(dtype: str, fn: Callable[[PyTree], Any], params: PyTree) -> Any:
     return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
 
-def cast_floating(tree: PyTree, dtype: str) -> PyTree:
+def cast_floating(tree: PyTree, dtype: Any) -> PyTree:
     """Return `tree` with its floating-point arrays cast to `dtype`; other leaves, including Python numbers, stay."""
     return jax.tree.map(lambda x: jnp.asarray(x).astype(dtype) if _is_floating(x) else x, tree)
+
+
+def at_least_float32(value: Any) -> jax.Array:
+    """Return an array or a number in float32, or in float64 if that is its dtype, for sums and means."""
+    array = jnp.asarray(value)
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import optax
 from jengine.annotations import Decay
 from jengine.data.masking import get_mask
 from jengine.model.adapters import build_loss, call_loss
+from jengine.model.autocast import at_least_float32
 from jengine.model.labels import require_class_indices
 from jengine.model.model import Losses, PyTree
 from jengine.registry import MODELS
@@ -71,7 +72,7 @@ class CrossEntropy:
         labels = jnp.asarray(labels).astype(jnp.int32)
         targets = jax.nn.one_hot(labels, num_classes, dtype=jnp.float32)
         targets = optax.smooth_labels(targets, self.label_smoothing)
-        losses = optax.softmax_cross_entropy(logits.astype(jnp.float32), targets)
+        losses = optax.softmax_cross_entropy(at_least_float32(logits), targets)
         losses = jnp.where((labels >= 0) & (labels < num_classes), losses, jnp.nan)
         if self.ignore_index is None:
             return {self.name: losses}
@@ -110,7 +111,7 @@ class MeanSquaredError:
                 f"`MeanSquaredError.target` must have the shape of the outputs {describe_array(outputs)}, got "
                 f"{self.target!r}, {describe_array(targets)}"
             )
-        error = jnp.square(outputs.astype(jnp.float32) - targets)
+        error = jnp.square(at_least_float32(outputs) - targets)
         return {self.name: error.reshape(error.shape[0], -1).mean(axis=1)}
 
 

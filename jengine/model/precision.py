@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jengine.errors import closest
 from jengine.model.autocast import cast_floating, compute_in
@@ -94,7 +95,7 @@ class CastModel(Model):
     def loss(
         self, params: PyTree, model_state: PyTree, batch: PyTree, *, rng: jax.Array, hyperparams: Mapping[str, Any]
     ) -> tuple[Losses, PyTree]:
-        """Return the losses in float32, and the new model state in its original dtypes."""
+        """Return the losses in at least float32, and the new model state in its original dtypes."""
         return self._loss(self.model.loss, params, model_state, batch, rng, hyperparams)
 
     def phase_loss(
@@ -133,4 +134,4 @@ class CastModel(Model):
 
         losses, new_state = compute_in(self.precision.compute, loss, params)
         new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
-        return cast_floating(losses, "float32"), new_state
+        return jax.tree.map(lambda x: cast_floating(x, jnp.result_type(x, jnp.float32)), losses), new_state

@@ -40,7 +40,8 @@ class SownValues:
         """Return the losses together with the sown ones.
 
         Values that are sown under one name, by any number of modules, are added up in one entry of that name, to which
-        `_loss` is appended if it does not contain 'loss'.
+        `_loss` is appended if it does not contain 'loss'. A loss called 'loss', the name of the total, becomes
+        'main_loss'.
 
         Args:
           losses: the losses by name.
@@ -71,6 +72,8 @@ class SownValues:
                 f"{self._owner}: the module sows losses that nothing uses ({', '.join(unused)}); name their collection "
                 "in `sown_losses`, or add an argument `sown` to the loss function; `sown_losses=()` ignores them"
             )
+        if entries and [name for name in losses if "loss" in name] == ["loss"]:  # a part, no longer the total
+            losses = {"main_loss" if name == "loss" else name: value for name, value in losses.items()}
         return {**losses, **entries}
 
     def add_predictions(self, outputs: PyTree, sown: Sown) -> PyTree:

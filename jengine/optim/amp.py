@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jengine.errors import closest
-from jengine.model.autocast import autocast, compute_in
+from jengine.model.autocast import at_least_float32, autocast, compute_in
 from jengine.optim.optimizers.common import Tree
 from jengine.optim.transforms import (
     AccumulateState,
@@ -139,7 +139,7 @@ class AmpOptimWrapper(OptimWrapper):
     def _scale_loss(self, loss: jax.Array, opt_state: OptState) -> jax.Array:
         if self.loss_scale is None:
             return loss
-        return loss.astype(jnp.float32) * get_field(opt_state, LossScaleState, "loss_scale")
+        return at_least_float32(loss) * get_field(opt_state, LossScaleState, "loss_scale")
 
     def _call_loss(self, loss_fn: Callable[..., Any], params: Tree, args: Any, kwargs: dict[str, Any]) -> Any:
         return compute_in(self.dtype, lambda params: loss_fn(params, *args, **kwargs), params)

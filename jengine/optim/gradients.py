@@ -49,11 +49,30 @@ def sum_losses(loss: Any) -> jax.Array:
     """Return the loss; for a dict the sum of the means of the entries whose names contain 'loss', as in MMEngine.
 
     Raises:
-      ValueError: a dict without such an entry.
+      ValueError: see `loss_names`.
     """
     if not isinstance(loss, Mapping):
         return loss
-    losses = [jnp.mean(value) for name, value in loss.items() if "loss" in name]
-    if not losses:
-        raise ValueError(f"a dict of losses must have a name that contains 'loss', got {sorted(loss)}")
-    return sum(losses[1:], start=losses[0])
+    first, *others = (jnp.mean(loss[name]) for name in loss_names(loss))
+    return sum(others, start=first)
+
+
+def loss_names(losses: Mapping[str, Any]) -> list[str]:
+    """Return the names of the entries that are minimized: those that contain 'loss'.
+
+    Raises:
+      ValueError: there is none; or 'loss' is one of several, which is usually their sum and would count twice.
+    """
+    names = [name for name in losses if "loss" in name]
+    if not names:
+        raise ValueError(f"a loss must have 'loss' in its name, got {sorted(losses)}; there is nothing to minimize")
+    if len(names) > 1 and "loss" in names:
+        parts = [name for name in names if name != "loss"]
+        renamed = [name.replace("_loss", "").replace("loss_", "").replace("loss", "part") for name in parts]
+        raise ValueError(
+            f"'loss' must be the only entry with 'loss' in its name, got {parts} too: all of them are added up, and a "
+            "total would count twice. If 'loss' is the total, rename the parts, which are then only logged "
+            f"({renamed}), or drop 'loss', and the sum of the parts is logged as 'loss'; if it is a part, rename it: "
+            "'main_loss'"
+        )
+    return names

@@ -228,10 +228,19 @@ class TrainLoop:
                 self._raise_no_batches(start["epoch"])
             loader.load_state_dict(loader.state_dict())
 
-    # --- Validations. ---
+    # --- Checks and validations. ---
+
+    def check(self) -> None:
+        """Check at log lines and validations that the hooks are still those that the compiled step was traced with.
+
+        Raises:
+          RuntimeError: an attribute that a traced method has read has changed.
+        """
+        self.runner.programs.check_hooks()
 
     def _validate_if_due(self, count: int, end: int) -> None:
         """Validate if it is due after `count` epochs or iterations."""
+        self.check()
         interval = self._get_interval(count + 1)
         in_turn = count >= max(self.val_begin, 1) and (count % interval == 0 or count == end)
         is_due = self.runner.val_loop is not None and in_turn

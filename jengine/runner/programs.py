@@ -83,6 +83,7 @@ class TrainPrograms:
         self._label_checks = LabelChecks(_CHECKED_BATCHES)
         update, accumulate = build_step(update=True), build_step(update=False)
         steps = (update, accumulate) if optim_wrapper.accumulates else (update,)
+        self._traced_hooks = [step.hooks for step in steps]
         scanned = build_scanned_step(
             *(dataclasses.replace(step, differentiate=_with_hyperparams_vector(step.differentiate)) for step in steps)
         )
@@ -161,6 +162,15 @@ class TrainPrograms:
         inputs = self._raveler.stack([hyperparams] * len(batches)), np.ones(len(batches), bool)
         batch = self._strategy.put_batch(stack_batches([select_arrays(batch) for batch in batches]), chunked=True)
         return _SLOW_IN_SCAN in str(program.trace(state, batch, inputs).jaxpr)
+
+    def check_hooks(self) -> None:
+        """Check that the hooks' attributes are those that the compiled steps have read.
+
+        Raises:
+          RuntimeError: an attribute has changed.
+        """
+        for hooks in self._traced_hooks:
+            hooks.check_unchanged()
 
     def flops(self) -> Flops:
         """Return the operations of an iteration over all devices, see `count_flops`; {} before the first iteration."""

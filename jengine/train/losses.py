@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.data.masking import get_mask
+from jengine.model.autocast import at_least_float32
+from jengine.optim.gradients import loss_names
 
 
 def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array, OrderedDict[str, jax.Array]]:
@@ -22,17 +24,16 @@ def total_loss(losses: Mapping[str, Any], batch: Any = None) -> tuple[jax.Array,
 
     Returns:
       The total, f32[], which is the sum of the entries with 'loss' in their name; and every entry as f32[], with the
-      total as 'loss' first. JAX keeps the order of an OrderedDict, but sorts the keys of a dict.
+      total as 'loss' first. A float64 loss is reduced in float64. JAX keeps the order of an OrderedDict, but sorts the
+      keys of a dict.
 
     Raises:
-      ValueError: no entry has 'loss' in its name.
+      ValueError: see `loss_names`.
     """
     mask = get_mask(batch)
     reduced = {name: _reduce(value, mask) for name, value in losses.items()}
-    minimized = [value for name, value in reduced.items() if "loss" in name]
-    if not minimized:
-        raise ValueError(f"a loss must have 'loss' in its name, got {sorted(losses)}; there is nothing to minimize")
-    total = sum(minimized[1:], start=minimized[0])
+    first, *others = (reduced[name] for name in loss_names(losses))
+    total = sum(others, start=first)
     parts = {name: value for name, value in reduced.items() if name != "loss"}
     return total, OrderedDict({"loss": total, **parts})
 
@@ -68,7 +69,7 @@ def loss_weight(losses: Mapping[str, Any], batch: Any = None) -> jax.Array | Non
         )
     if weights:
         _, weight = next(iter(weights.values()))
-        return jax.lax.stop_gradient(jnp.asarray(weight, jnp.float32))
+        return jax.lax.stop_gradient(at_least_float32(weight))
     mask = get_mask(batch)
     return None if mask is None else jnp.asarray(mask, jnp.float32).sum()
 
@@ -88,10 +89,10 @@ def _reduce(value: Any, mask: jax.Array | None) -> jax.Array:
     if isinstance(value, tuple):
         if len(value) != 2:
             raise ValueError(f"a loss given as a tuple must be (sum, weight), got {len(value)} entries")
-        return jnp.asarray(value[0], jnp.float32) / jnp.maximum(jnp.asarray(value[1], jnp.float32), 1e-12)
+        return at_least_float32(value[0]) / jnp.maximum(at_least_float32(value[1]), 1e-12)
     if isinstance(value, list):
         return sum((_reduce(v, mask) for v in value), start=jnp.zeros((), jnp.float32))
-    value = jnp.asarray(value, jnp.float32)
+    value = at_least_float32(value)
     if mask is None or value.ndim == 0 or value.shape[0] != mask.shape[0]:
         return value.mean()
     per_example = value.reshape(value.shape[0], -1).mean(axis=1)

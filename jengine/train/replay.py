@@ -108,7 +108,7 @@ def replay_step(
     hooks = [hook for hook in hooks if not hook.update_on_skipped_steps]
     wrappers = list(optim_wrapper.values()) if isinstance(optim_wrapper, Mapping) else [optim_wrapper]
     axis = wrappers[0].axis_name
-    step = build_train_step(model, optim_wrapper, [*hooks, _NonFiniteCounter(axis)], update=update, phases=phases)
+    step = build_train_step(model, optim_wrapper, [*hooks, _NonFiniteCounter()], update=update, phases=phases)
     _, metrics = compile_step(step)(jax.tree.map(jnp.copy, state), batch, hyperparams)
     values = {name: float(value) for name, value in metrics.items() if not name.startswith(_COUNT_PREFIX)}
     counts = {name.removeprefix(_COUNT_PREFIX): int(n) for name, n in metrics.items() if name.startswith(_COUNT_PREFIX)}
@@ -131,9 +131,6 @@ class _NonFiniteCounter:
 
     update_on_skipped_steps = False
 
-    def __init__(self, axis: str | None) -> None:
-        self._axis = axis
-
     def get_traced_points(self) -> list[str]:
         return ["traced_batch", "traced_grads"]
 
@@ -145,9 +142,10 @@ class _NonFiniteCounter:
 
     def _add_counts(self, ctx: StepContext, name: str, tree: PyTree) -> StepContext:
         counts = {f"{_COUNT_PREFIX}{path}": n for path, n in _count_non_finite(name, tree).items()}
-        if self._axis is not None:
-            counts = jax.lax.psum(counts, self._axis)
-        return ctx.replace(metrics={**ctx.metrics, **counts})
+        if ctx.axis_name is not None:
+            counts = jax.lax.psum(counts, ctx.axis_name)
+        # each of several optimizers has gradients of its own
+        return ctx.replace(metrics={**ctx.metrics, **{key: n + ctx.metrics.get(key, 0) for key, n in counts.items()}})
 
 
 def _count_non_finite(name: str, tree: PyTree) -> dict[str, jax.Array]:

@@ -51,12 +51,14 @@ class TrainStep:
       finish: `(state, gradients) -> (state, metrics)`: update the parameters, or add the gradients.
       update: whether `finish` updates.
       constrain: see `build_train_step`.
+      hooks: the hooks whose traced points are part of the step.
     """
 
     differentiate: Callable[[TrainState, PyTree, Any, bool | jax.Array], Gradients]
     finish: Callable[[TrainState, Gradients], tuple[TrainState, Metrics]]
     update: bool
     constrain: Constrain
+    hooks: TracedHooks
 
     def __call__(self, state: TrainState, batch: PyTree, hyperparams: Any) -> tuple[TrainState, Metrics]:
         """Run one iteration."""
@@ -100,6 +102,7 @@ def build_train_step(
     """
     traced_hooks = TracedHooks(hooks)
     all_phases = _build_phases(model, optim_wrapper, phases)
+    axis_name = all_phases[-1].optim_wrapper.axis_name
 
     def differentiate(
         state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool | jax.Array
@@ -114,6 +117,7 @@ def build_train_step(
             params=state.params,
             model_state=state.model_state,
             opt_state=state.opt_state,
+            axis_name=axis_name,
         )
         ctx, hook_state = traced_hooks.run("traced_batch", ctx, state.hook_state)
         for i, phase in enumerate(all_phases):
@@ -123,9 +127,8 @@ def build_train_step(
             ctx, hook_state = traced_hooks.run("traced_grads", ctx, hook_state)
             if i + 1 < len(all_phases):
                 ctx = _update(phase, ctx, model_state)
-        if ctx.apply_update is not None and (axis := all_phases[-1].optim_wrapper.axis_name) is not None:
-            # replicas must take the same branch
-            ctx = ctx.replace(apply_update=jax.lax.pmin(ctx.apply_update.astype(jnp.int32), axis) > 0)
+        if ctx.apply_update is not None and axis_name is not None:  # replicas must take the same branch
+            ctx = ctx.replace(apply_update=jax.lax.pmin(ctx.apply_update.astype(jnp.int32), axis_name) > 0)
         ctx = ctx.replace(metrics=OrderedDict(ctx.metrics))
         return Gradients(ctx, hook_state, model_state, rng)
 
@@ -147,7 +150,7 @@ def build_train_step(
         metrics.move_to_end("loss", last=False)
         return constrain(_next_state(state, ctx, hook_state), ""), metrics
 
-    return TrainStep(differentiate, finish, update, constrain)
+    return TrainStep(differentiate, finish, update, constrain, traced_hooks)
 
 
 def _build_phases(model: Model, optim_wrapper: Any, phases: Sequence[tuple[str, int]] | None) -> list[Phase]:
@@ -210,7 +213,10 @@ def _differentiate(
 def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepContext:
     """Apply the optimizer of the phase to the parameters."""
     name, wrapper = phase.name, phase.optim_wrapper
-    opt_state, hyperparams = (ctx.opt_state[name], ctx.hyperparams[name]) if name else (ctx.opt_state, ctx.hyperparams)
+    opt_state, hyperparams = ctx.opt_state, ctx.hyperparams
+    if name:  # hyperparameters of hooks, such as `frozen:PATTERN`, are those of all optimizers
+        shared = {key: value for key, value in hyperparams.items() if not isinstance(value, Mapping)}
+        opt_state, hyperparams = opt_state[name], {**hyperparams[name], **shared}
     loss = ctx.metrics[f"loss_{name}" if name else "loss"]
     value_fn = _build_value_fn(phase, ctx, old_model_state)  # for line searches
     params, new_opt_state = wrapper.apply_gradients(

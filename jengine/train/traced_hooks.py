@@ -7,6 +7,8 @@ from typing import Any
 import jax
 from flax import struct
 
+from jengine.train.traced_reads import check_reads, record_reads
+
 PyTree = Any
 
 
@@ -29,6 +31,8 @@ class StepContext(struct.PyTreeNode):
         the step changes only `step` and the states of hooks with `update_on_skipped_steps`.
       is_updated: bool[] at `traced_update`, or None for True: whether an optimizer has changed the parameters. False
         where the gradients of all overflowed under a loss scale.
+      axis_name: the mapped axis of replicas, None without one. Gradients are those of one replica: what a hook decides
+        from them must be reduced over this axis, or the replicas will disagree.
     """
 
     step: jax.Array
@@ -44,6 +48,7 @@ class StepContext(struct.PyTreeNode):
     hook_state: PyTree = None
     apply_update: jax.Array | None = None
     is_updated: jax.Array | None = None
+    axis_name: str | None = struct.field(pytree_node=False, default=None)
 
 
 POINTS = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")
@@ -57,6 +62,7 @@ class TracedHooks:
 
     def __init__(self, hooks: Sequence[Any]) -> None:
         self._hooks = hook_names([hook for hook in hooks if hook.get_traced_points() or _has_state(hook)])
+        self._reads: dict[str, dict[str, Any]] = {name: {} for name in self._hooks}  # attributes read while tracing
 
     def init(self, params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
         """Return the initial states of hooks that have a state, by name."""
@@ -85,7 +91,8 @@ class TracedHooks:
                 continue
             hook_ctx = ctx.replace(hook_state=states.get(name), rng=jax.random.fold_in(rng, zlib.crc32(name.encode())))
             try:
-                ctx = getattr(hook, point)(hook_ctx)
+                with record_reads(hook, self._reads[name]):
+                    ctx = getattr(hook, point)(hook_ctx)
             except Exception as error:
                 error.add_note(f"in {type(hook).__name__}.{point}, within the step")
                 raise
@@ -97,6 +104,11 @@ class TracedHooks:
             if name in states:
                 states = {**states, name: ctx.hook_state}
         return ctx.replace(rng=rng, hook_state=None), states
+
+    def check_unchanged(self) -> None:
+        """Check that no attribute that a traced point has read has changed since; see `check_reads`."""
+        for name, hook in self._hooks.items():
+            check_reads(hook, self._reads[name])
 
     def states_after_skip(self, before: Mapping[str, PyTree], after: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """Return the states after a skipped step: `after` for hooks with `update_on_skipped_steps`, else `before`."""

@@ -161,7 +161,7 @@ def test_scanned_layers_with_rematerialization_and_named_axes():
 
 def sum_losses(model, params, state):
     losses, new_state = model.loss(params, state, BATCH, rng=jax.random.key(0), hyperparams={})
-    return losses["loss"].sum() + losses["size_loss"][0].sum(), (losses, new_state)
+    return losses["main_loss"].sum() + losses["size_loss"][0].sum(), (losses, new_state)
 
 
 class Noisy(nn.Module):

@@ -237,7 +237,7 @@ def test_sown_values_are_added_to_the_losses_and_are_not_state(remat):
     params, state = model.init(jax.random.key(0), BATCH)
     losses, new_state = compute_loss(model, (params, state))
     assert state == new_state == {}
-    assert set(losses) == {"loss", "balance_loss", "divergence_loss"}
+    assert set(losses) == {"main_loss", "balance_loss", "divergence_loss"}
     np.testing.assert_allclose(losses["balance_loss"][0], 2 * BATCH["image"].mean(), atol=1e-6)
     np.testing.assert_allclose(losses["divergence_loss"][0], 0.1 * np.square(2 * BATCH["image"]).sum(-1), rtol=1e-5)
 

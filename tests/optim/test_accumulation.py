@@ -185,7 +185,7 @@ def test_backward_takes_a_dict_of_losses():
     assert sorted(actual) == ["accuracy", "loss_a", "loss_b"]
     new, _ = wrapper.step(params, state)
     assert float(new["w"]) == pytest.approx(1 - 0.1 * 6)
-    with pytest.raises(ValueError, match="must have a name that contains 'loss', got \\['accuracy'\\]"):
+    with pytest.raises(ValueError, match="a loss must have 'loss' in its name, got \\['accuracy'\\]"):
         wrapper.backward(lambda p, x: {"accuracy": p["w"]}, params, state, jnp.float32(2.0))
 
 

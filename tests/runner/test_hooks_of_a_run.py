@@ -1,3 +1,6 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jengine.hooks import Hook
@@ -47,6 +50,75 @@ def test_the_stages_of_saving_and_loading(make_runner, tmp_path):
     calls.clear()
     make_runner(work_dir=tmp_path / "second", custom_hooks=[make_recorder(calls)], load_from=tmp_path / "run").val()
     assert calls[:2] == ["before_run", "after_load_checkpoint"]
+
+
+class ScaleGradients(Hook):
+    """Scale the gradients by an attribute, which the iteration `at` changes."""
+
+    runs_ahead = True
+
+    def __init__(self, attribute, value, at):
+        self.scale, self.steps, self.unit, self.table, self.traces = 0.5, (1, "a"), jnp.float32(1), np.ones(2), 0
+        self.unread = 0
+        self.change = attribute, value, at
+
+    @property
+    def double(self):
+        return 2 * self.scale
+
+    def traced_grads(self, ctx):
+        self.traces += 1
+        scale = self.double * self.steps[0] * self.unit * self.table[0]
+        return ctx.replace(grads=jax.tree.map(lambda g: scale * g, ctx.grads))
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        attribute, value, at = self.change
+        self.unread += 1
+        if runner.iter == at:
+            if attribute == "table":
+                self.table[1] = value
+            else:
+                setattr(self, attribute, value)
+
+
+EVERY_THIRD = dict(logger=dict(type="LoggerHook", interval=3), checkpoint=None)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        (
+            "scale",
+            0.7,
+            r"`ScaleGradients.scale` must not change .* read, 0.5; got 0.7. Set runner.hyperparams\['scale'\]",
+        ),
+        ("steps", (2, "a"), r"read, \(1, 'a'\); got \(2, 'a'\)"),
+        ("unit", jnp.float32(2), r"`ScaleGradients.unit` must not change"),
+        ("table", 3.0, r"`ScaleGradients.table` must not change .* read, array\(\[1., 1.\]\); got array\(\[1., 3.\]\)"),
+    ],
+)
+def test_a_traced_attribute_that_changes_stops_the_run_at_the_next_log_line(make_runner, attribute, value, message):
+    runner = make_runner(custom_hooks=[ScaleGradients(attribute, value, at=4)], default_hooks=EVERY_THIRD)
+    with pytest.raises(RuntimeError, match=message):
+        runner.train()
+    assert runner.iter == 6  # log lines after three iterations of four in each epoch
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_a_traced_attribute_that_changes_stops_a_run_without_log_lines_before_its_validation(
+    make_runner, steps_per_call
+):
+    train_cfg = dict(by_epoch=False, max_iters=6, val_interval=6, steps_per_call=steps_per_call)
+    runner = make_runner(custom_hooks=[ScaleGradients("scale", 0.7, at=2)], train_cfg=train_cfg)
+    with pytest.raises(RuntimeError, match=r"`ScaleGradients.scale` must not change"):
+        runner.train()
+    assert (runner.iter, runner.validations) == (6, [])
+
+
+def test_attributes_that_the_trace_does_not_read_or_keeps_may_change(make_runner):
+    hook = ScaleGradients("scale", 0.5, at=3)  # the same value
+    make_runner(custom_hooks=[hook], default_hooks=EVERY_THIRD).train()
+    assert (hook.unread, hook.traces, type(hook)) == (8, 1, ScaleGradients)
 
 
 def test_an_unregistered_hook_is_not_called(make_runner):

@@ -104,7 +104,7 @@ def fake_logging_runner():
     def make(length):
         runner = types.SimpleNamespace(
             iter=0, epoch=0, max_iters=length, max_epochs=1, scalars=[], timestamp="t", experiment_name="e",
-            train_loop=types.SimpleNamespace(epoch_length=length, by_epoch=True),
+            train_loop=types.SimpleNamespace(epoch_length=length, by_epoch=True, check=lambda: None),
             logger=types.SimpleNamespace(info=lambda text, **_: None), phase_timer=PhaseTimer(), log_writer=AsyncWriter(),
             message_hub=MessageHub("fake"),
             log_processor=types.SimpleNamespace(get_log_after_iter=lambda *args: ({}, "")),

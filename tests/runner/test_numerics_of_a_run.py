@@ -180,6 +180,44 @@ def test_a_bad_batch_of_one_replica_is_dropped_by_all(make_runner, tmp_path, imp
     assert findings.non_finite["batch.x"] == 2  # both elements of one example, on either replica
 
 
+def two_optimizers(**changes):
+    """Return a model whose parts are trained by one optimizer each, and their wrappers."""
+    parts = {
+        name: lambda params, batch, name=name: jnp.square(batch["x"] @ params[name] - batch["y"])
+        for name in ("first", "second")
+    }
+    model = FunctionalModel(init=lambda: {name: jnp.zeros(2) for name in parts}, loss=parts)
+    wrapper = {name: dict(optimizer=dict(type="SGD", lr=0.1)) for name in parts}
+    return dict(model=model, optim_wrapper=wrapper, **changes)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+def test_a_guard_of_several_optimizers_counts_the_drops_of_any_replica(make_runner, tmp_path, steps_per_call):
+    x = np.ones((48, 2), np.float32)
+    x[[7, 11, 15]] = np.nan  # examples of the second replica only, in the iterations 1, 2 and 3
+    loader = dict(
+        batch_size=4,
+        dataset=ArrayDataset(dict(x=x, y=np.ones(48, np.float32))),
+        sampler=dict(type="DefaultSampler", shuffle=False),
+    )
+    base = dict(
+        train_dataloader=loader,
+        parallel=dict(type="DataParallel", devices=2),
+        train_cfg=dict(max_epochs=1, steps_per_call=steps_per_call),
+    )
+    limited = dict(type="NumericsGuardHook", max_in_row=3, interval=3)
+    with pytest.raises(FloatingPointError, match="iterations 1 to 3 were dropped: the loss is not finite"):
+        make_runner(tmp_path / "limited", **arguments(limited, **two_optimizers(**base))).train()
+    state = make_runner(tmp_path / "unlimited", **arguments(GUARD, **two_optimizers(**base))).train()
+    guard = state.hook_state["NumericsGuardHook"]
+    assert (int(guard.dropped), int(guard.in_row), int(guard.last)) == (3, 3, 3)
+    assert all(len({shard.data.item() for shard in leaf.addressable_shards}) == 1 for leaf in guard if leaf.ndim == 0)
+    # nine updates of 12: each of two equal weights w has the error 1 - 2 w, which an update multiplies by 0.6
+    error = 0.6**9
+    for name in ("first", "second"):
+        np.testing.assert_allclose(state.params[name], np.full(2, (1 - error) / 2), rtol=1e-5)
+
+
 def test_no_checkpoint_is_saved_after_the_limit_is_exceeded(make_runner, tmp_path):
     saving = dict(checkpoint=dict(type="CheckpointHook", interval=3, by_epoch=False), logger=None)
     hook = dict(type="NumericsGuardHook", max_in_row=3, interval=50)

@@ -321,6 +321,59 @@ def test_several_optimizers_act_in_their_phases(make_runner):
     assert runner.programs.update.traces == 1
 
 
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_a_frozen_pattern_freezes_in_each_phase(make_runner, steps_per_call):
+    class Freeze(Hook):
+        runs_ahead = True
+
+        def before_train(self, runner):
+            runner.hyperparams["frozen:gen"] = runner.hyperparams["frozen:disc.head"] = True
+
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            runner.hyperparams["frozen:gen"] = runner.iter < 2
+
+    runner = make_runner(
+        model=FunctionalModel(
+            init=lambda: {"gen": {"w": jnp.zeros(())}, "disc": {"w": jnp.zeros(()), "head": jnp.zeros(())}},
+            loss={
+                "gen": lambda params: -params["gen"]["w"],
+                "disc": lambda params: -params["disc"]["w"] - params["disc"]["head"],
+            },
+        ),
+        train_dataloader=batches(4),
+        train_cfg=dict(max_epochs=1, phases=[("disc", 2), ("gen", 1)], steps_per_call=steps_per_call),
+        optim_wrapper={name: dict(optimizer=dict(type="SGD", lr=1.0)) for name in ("gen", "disc")},
+        custom_hooks=[Freeze()],
+        **NO_VAL,
+    )
+    state = runner.train()
+    # in four iterations gen moves in two, and disc twice in each
+    assert jax.tree.map(float, state.params) == {"gen": {"w": 2.0}, "disc": {"w": 8.0, "head": 0.0}}
+
+
+@pytest.mark.parametrize("names", [[], ["head", "body"]])
+def test_a_frozen_pattern_that_matches_no_parameter_is_refused(make_runner, names):
+    class Freeze(Hook):
+        def before_train(self, runner):
+            runner.hyperparams["frozen:heads"] = 1.0
+
+    def loss(params):
+        return params["head"]["w"] + params["body"]["w"]
+
+    sgd = dict(optimizer=dict(type="SGD", lr=1.0))
+    runner = make_runner(
+        model=FunctionalModel(
+            init=lambda: {name: {"w": jnp.zeros(())} for name in ("head", "body")},
+            loss=dict.fromkeys(names, loss) if names else loss,
+        ),
+        optim_wrapper=dict.fromkeys(names, sgd) if names else sgd,
+        custom_hooks=[Freeze()],
+        **NO_VAL,
+    )
+    with pytest.raises(ValueError, match=r"hyperparams\['frozen:heads'\].*must .* part of a parameter path.*'head.w'"):
+        runner.train()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

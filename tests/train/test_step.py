@@ -6,6 +6,7 @@ import pytest
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.optim import OptimWrapper
+from jengine.optim.gradients import sum_losses
 from jengine.train import (
     RecompilationError,
     RecompilationGuard,
@@ -184,6 +185,16 @@ def test_the_total_is_the_sum_of_entries_with_loss_in_their_name(losses, batch, 
 def test_losses_without_a_loss_are_an_error():
     with pytest.raises(ValueError, match=r"a loss must have 'loss' in its name, got \['acc'\]"):
         total_loss({"acc": 1.0})
+
+
+@pytest.mark.parametrize("reduce", [total_loss, sum_losses])
+def test_a_total_among_its_parts_is_an_error_that_shows_both_ways_out(reduce):
+    recon, kl = jnp.float32(3.0), jnp.float32(1.0)
+    with pytest.raises(ValueError, match=r"'loss' must be the only entry .*\['recon_loss', 'kl_loss'\]") as caught:
+        reduce({"loss": recon + kl, "recon_loss": recon, "kl_loss": kl})
+    assert "rename the parts, which are then only logged (['recon', 'kl']), or drop 'loss'" in str(caught.value)
+    for losses in ({"loss": recon + kl, "recon": recon, "kl": kl}, {"recon_loss": recon, "kl_loss": kl}):
+        assert jax.tree.leaves(reduce(losses))[0] == 4.0
 
 
 def test_the_error_of_a_second_trace_names_the_change():

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from jengine import paths
+from jengine.errors import closest
 from jengine.optim.optimizers.common import Tree
 from jengine.optim.param_groups.param_group import GroupLayout
 
@@ -21,19 +22,24 @@ PREFIX = "frozen:"
 
 
 def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> list[Any] | None:
-    """Return for each leaf whether it is frozen, bool[], None if no pattern matches; None without any pattern."""
-    patterns = [name for name in hyperparams if name.startswith(PREFIX)]
-    if not patterns:
-        return None
-    flags: list[Any] = []
-    for path in layout.paths:
-        flag = None
-        for name in patterns:
-            if any(name.removeprefix(PREFIX) in alias for alias in paths.path_aliases(path)):
-                is_frozen = jnp.asarray(hyperparams[name]) != 0
-                flag = is_frozen if flag is None else flag | is_frozen
-        flags.append(flag)
-    return flags
+    """Return for each leaf whether it is frozen, bool[], None if no pattern matches; None without any pattern.
+
+    Raises:
+      ValueError: a pattern that is not part of any path.
+    """
+    names = [name for name in hyperparams if name.startswith(PREFIX)]
+    flags: list[Any] = [None] * len(layout.paths)
+    for name in names:
+        pattern, is_frozen = name.removeprefix(PREFIX), jnp.asarray(hyperparams[name]) != 0
+        matches = [any(pattern in alias for alias in paths.path_aliases(path)) for path in layout.paths]
+        if not any(matches):
+            raise ValueError(
+                f"hyperparams[{name!r}] must have a part of a parameter path after the colon, got {pattern!r}"
+                f"{closest(pattern, layout.paths)}"
+            )
+        for i in (i for i, is_match in enumerate(matches) if is_match):
+            flags[i] = is_frozen if flags[i] is None else flags[i] | is_frozen
+    return flags if names else None
 
 
 def skip_frozen(
@@ -83,7 +89,7 @@ def _zero_frozen(tree: Tree, flags: list[Any]) -> Tree:
     """Return `tree`, like the parameters with None for untrained leaves, with zeros for frozen leaves."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: x is None)
     treedef: Any = jax.tree.structure(tree, is_leaf=lambda x: x is None)
-    return treedef.unflatten([_where(flag, jnp.zeros_like(x), x) for x, flag in zip(leaves, flags, strict=True)])
+    return treedef.unflatten([_where(flag, 0, x) for x, flag in zip(leaves, flags, strict=True)])
 
 
 def _where(flag: Any, frozen: Any, trained: Any) -> Any:

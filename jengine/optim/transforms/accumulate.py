@@ -20,7 +20,9 @@ class AccumulateState(NamedTuple):
 
     accumulated_grads: PyTree  # float32, like the parameters: their sum, each times its weight
     num_accumulated: jax.Array  # int32[], iterations in accumulated_grads, which is invalid at 0
-    weight_sum: jax.Array  # float32[], sum of the weights; equal weights are 1 / replicas
+    weight_sum: (
+        jax.Array
+    )  # float32[] (float64[] for such gradients), sum of the weights; equal weights are 1 / replicas
     inner_state: Any
 
 
@@ -70,7 +72,8 @@ def accumulate_gradients(
     ) -> tuple[PyTree, AccumulateState]:  # fmt: skip
         share = _share(weight, axis_name)
         total = _add(state, _scale(grads, share))
-        weight_sum = jnp.where(state.num_accumulated == 0, 0, state.weight_sum) + (1 if share is None else share)
+        added = jnp.asarray(1 if share is None else share, state.weight_sum.dtype)
+        weight_sum = jnp.where(state.num_accumulated == 0, 0, state.weight_sum) + added
         count = state.num_accumulated + 1
 
         def accumulate() -> tuple[PyTree, AccumulateState]:
@@ -97,7 +100,8 @@ def accumulate_gradients(
 def init_accumulation(params: PyTree, inner_state: Any) -> AccumulateState:
     """Return the state of an empty window."""
     zeros = jax.tree.map(jnp.zeros_like, params)
-    return AccumulateState(zeros, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32), inner_state)
+    dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(params))
+    return AccumulateState(zeros, jnp.zeros((), jnp.int32), jnp.zeros((), dtype), inner_state)
 
 
 def sum_gradients(state: AccumulateState, axis_name: str | None = None) -> PyTree:

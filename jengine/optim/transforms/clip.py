@@ -19,7 +19,7 @@ _ARGUMENTS = {"norm": ("max_norm", "norm_type"), "value": ("clip_value",)}
 class ClipByNormState(NamedTuple):
     """Hold the norm for the log."""
 
-    grad_norm: jax.Array  # float32[], norm of the last gradients before clipping
+    grad_norm: jax.Array  # float32[], or float64[] for gradients in float64: norm of the last gradients before clipping
 
 
 def clip_by_norm(max_norm: float, norm_type: float = 2.0) -> optax.GradientTransformation:
@@ -33,13 +33,13 @@ def clip_by_norm(max_norm: float, norm_type: float = 2.0) -> optax.GradientTrans
     """
 
     def init(params: PyTree) -> ClipByNormState:
-        return ClipByNormState(jnp.zeros((), jnp.float32))
+        return ClipByNormState(jnp.zeros((), jnp.result_type(jnp.float32, *jax.tree.leaves(params))))
 
     def update(grads: PyTree, state: ClipByNormState, params: PyTree = None) -> tuple[PyTree, ClipByNormState]:
         norm = global_norm(grads, norm_type)
         factor = jnp.minimum(max_norm / (norm + 1e-6), 1.0)
         clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
-        return clipped, ClipByNormState(norm.astype(jnp.float32))
+        return clipped, ClipByNormState(norm.astype(state.grad_norm.dtype))
 
     return optax.GradientTransformation(init, update)
 

@@ -61,11 +61,10 @@ def dynamic_loss_scale(
 
     def update(grads: PyTree, state: LossScaleState, params: PyTree = None, **extra: Any) -> tuple[PyTree, Any]:
         finite = all_finite(grads)
-        inverse = 1 / state.loss_scale
 
         # unscaling inside the branch can be fused with the update; operands of a branch are written to memory
         def apply() -> tuple[PyTree, Any]:
-            unscaled = jax.tree.map(lambda g: g * inverse.astype(g.dtype), grads)
+            unscaled = jax.tree.map(lambda g: g * (1 / state.loss_scale.astype(g.dtype)), grads)
             inner_extra = {**extra, "grad": unscaled} if "grad" in extra else extra
             return inner.update(unscaled, state.inner_state, params, **inner_extra)
 
