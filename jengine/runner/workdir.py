@@ -91,7 +91,7 @@ def identify(
     from jengine import checkpoint
 
     work_dir = os.path.abspath(os.fspath(work_dir))
-    _check_work_dir(work_dir)
+    _check_directory("work_dir", work_dir)
     resume_path = None
     if resume is True:
         resume_path = checkpoint.find_latest(work_dir, checksums=checksums)
@@ -121,16 +121,22 @@ def identify(
     )
 
 
-def _check_work_dir(work_dir: str) -> None:
-    """Raise ConfigError unless files can be written to the work dir, which need not exist yet."""
-    directory = work_dir
+def _check_directory(name: str, path: str) -> None:
+    """Raise ConfigError unless a run can write its files to the directory, which need not exist yet."""
+    from jengine.checkpoint.layout import CURRENT_RUN, POINTER
+    from jengine.checkpoint.lock import LOCK
+
+    directory = path
     while not os.path.lexists(directory):
         directory = os.path.dirname(directory)
     if not os.path.isdir(directory):
-        kind = "the file" if directory == work_dir else f"{work_dir} below the file"
-        raise ConfigError(f"`work_dir` must be a directory, got {kind} {directory}")
+        kind = "the file" if directory == path else f"{path} below the file"
+        raise ConfigError(f"`{name}` must be a directory, got {kind} {directory}")
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise ConfigError(f"`work_dir` must be writable, got {work_dir}: no permission to write to {directory}")
+        raise ConfigError(f"`{name}` must be writable, got {path}: no permission to write to {directory}")
+    for file in (POINTER, CURRENT_RUN, LOCK, "config.py"):
+        if os.path.isdir(os.path.join(path, file)):
+            raise ConfigError(f"`{name}` must have no directory with the name of a file of the run, got {path}/{file}")
 
 
 def _new_timestamp(work_dir: str) -> str:
@@ -157,6 +163,9 @@ class CheckpointDirectories:
       work_dir: absolute path of the work dir.
       hooks: those that write checkpoints to other directories list these.
       run_id: the identifier of the run.
+
+    Raises:
+      ConfigError: one of them cannot be written, or has checkpoints of a run of another work dir.
     """
 
     def __init__(self, work_dir: str, hooks: Iterable[Hook], run_id: str) -> None:
@@ -167,15 +176,46 @@ class CheckpointDirectories:
         self._directories = list(dict.fromkeys([self._work_dir, *others]))
         self._run_id = run_id
         self._locks = [WorkDirLock(directory) for directory in self._directories]
+        self._check()
 
     def lock(self) -> None:
         """Lock all directories; on an error, call `unlock`.
 
         Raises:
-          WorkDirLockedError: another run has locked one of them.
+          WorkDirLockedError: another run has locked one of them. ConfigError: as the constructor.
         """
-        for lock in self._locks:
-            lock.acquire()
+        for directory, lock in zip(self._directories, self._locks, strict=True):
+            try:
+                lock.acquire()
+            except OSError as error:
+                raise ConfigError(f"`{self._name(directory)}` must be writable, got {directory}: {error}") from error
+        self._check()  # again: another run may have trained since
+
+    def _check(self) -> None:
+        for directory in self._directories:
+            _check_directory(self._name(directory), str(directory))
+            if directory != self._work_dir:
+                self._check_owner(directory)
+
+    def _name(self, directory: pathlib.Path) -> str:
+        return "work_dir" if directory == self._work_dir else "CheckpointHook.out_dir"
+
+    def _check_owner(self, directory: pathlib.Path) -> None:
+        """Raise ConfigError if a run of another work dir, with the same last name, has checkpoints in `directory`."""
+        from jengine.checkpoint import read_meta
+
+        for path in _list_others(directory, self._run_id):
+            try:
+                meta = read_meta(path).get("meta", {})
+            except (OSError, ValueError):  # incomplete or damaged
+                continue
+            owner = meta.get("work_dir", self._work_dir)
+            if os.path.realpath(owner) != os.path.realpath(self._work_dir):
+                raise ConfigError(
+                    f"`CheckpointHook.out_dir` must have checkpoints of one work dir in {directory}, got those of the "
+                    f"run {meta.get('experiment_name')} of {owner} besides this run of {self._work_dir}, which would "
+                    "move them away: use another out_dir, or a work_dir with another last name"
+                )
 
     def unlock(self) -> None:
         """Release the locks that this run has."""
@@ -198,16 +238,18 @@ class CheckpointDirectories:
         return [str(path) for path in moved if path is not None]
 
 
-def _move_others(directory: pathlib.Path, run_id: str) -> pathlib.Path | None:
-    """Move the checkpoints in `directory` that another run wrote, and return their new directory."""
+def _list_others(directory: pathlib.Path, run_id: str) -> list[pathlib.Path]:
+    """Return the checkpoints in `directory` that another run wrote."""
     from jengine.checkpoint import list_checkpoints
     from jengine.checkpoint.manifest import has_manifest, read_manifest
 
-    others = []
-    for path in filter(has_manifest, map(pathlib.Path, list_checkpoints(directory))):
-        manifest = read_manifest(path)
-        if manifest is None or manifest.run != run_id:
-            others.append(path)
+    paths = filter(has_manifest, map(pathlib.Path, list_checkpoints(directory)))
+    return [path for path in paths if (manifest := read_manifest(path)) is None or manifest.run != run_id]
+
+
+def _move_others(directory: pathlib.Path, run_id: str) -> pathlib.Path | None:
+    """Move the checkpoints in `directory` that another run wrote, and return their new directory."""
+    others = _list_others(directory, run_id)
     if not others:
         return None
     number = 1

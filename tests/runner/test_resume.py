@@ -10,6 +10,7 @@ import pytest
 
 from jengine import checkpoint
 from jengine.checkpoint.manifest import seal
+from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.paths import flatten
@@ -304,21 +305,74 @@ def test_resuming_elsewhere_leaves_the_checkpoints_of_the_other_run_complete(mak
 
 
 def test_two_runs_cannot_share_an_out_dir(make_runner, tmp_path):
+    def make_second(**changes):
+        return make_runner(
+            work_dir=tmp_path / "other" / "run", default_hooks=save_to(out_dir=tmp_path / "out"), **changes
+        )
+
     class SecondRun(Hook):
         """Train a second run with the same name and `out_dir` within the first one."""
 
         def before_train(self, runner):
             with pytest.raises(checkpoint.WorkDirLockedError, match=r"another run is training in .*out/run"):
-                make_runner(
-                    work_dir=tmp_path / "other" / "run", default_hooks=save_to(out_dir=tmp_path / "out")
-                ).train()
+                make_second().train()
 
-    runner = make_runner(default_hooks=save_to(out_dir=tmp_path / "out"), custom_hooks=[SecondRun()])
+    early = make_second()
+    runner = make_runner(
+        default_hooks=save_to(out_dir=tmp_path / "out"), custom_hooks=[SecondRun()], experiment_name="first"
+    )
     runner.train()
-    second = make_runner(work_dir=tmp_path / "other" / "run", default_hooks=save_to(out_dir=tmp_path / "out"))
-    second.train()
+    for start in (make_second, early.train):
+        with pytest.raises(
+            ConfigError, match="`CheckpointHook.out_dir` must have checkpoints of one work dir"
+        ) as error:
+            start()
+        assert f"the run {runner.experiment_name} of {tmp_path / 'run'}" in str(error.value)
+        assert f"this run of {tmp_path / 'other' / 'run'}" in str(error.value)
+    assert sorted(path.name for path in (tmp_path / "out" / "run").glob("e*")) == ["epoch_1", "epoch_2"]
+    make_second(resume=tmp_path / "out" / "run" / "epoch_2").train()  # the same run
+    make_runner(default_hooks=save_to(out_dir=tmp_path / "out")).train()  # another one of the same work dir
     assert sorted(path.name for path in (tmp_path / "out" / "run" / "earlier_1").iterdir()) == ["epoch_1", "epoch_2"]
-    assert checkpoint.find_latest(tmp_path / "run") is None  # they are not those of the second run
+
+
+@pytest.mark.parametrize("name", ["last_checkpoint", "current_run", "run.lock", "config.py"])
+def test_a_directory_in_the_place_of_a_file_of_the_run_is_refused_before_training(make_runner, tmp_path, name):
+    (tmp_path / "run" / name).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=f"no directory with the name of a file of the run, got .*/{name}"):
+        make_runner()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
+
+
+def test_more_iterations_than_the_step_can_count_are_refused_before_training(make_runner, tmp_path):
+    runner = make_runner(train_cfg=dict(by_epoch=False, max_iters=2**31))
+    with pytest.raises(ConfigError, match="`train_cfg` must have at most 2147483647 iterations, .* got 2147483648"):
+        runner.train()
+    assert runner.state is None
+
+    class Overflow(Hook):
+        def before_save_checkpoint(self, runner, checkpoint):
+            checkpoint["meta"]["iter"] = 2**32 + checkpoint["meta"]["iter"]
+
+    make_runner(default_hooks=save_to(), custom_hooks=[Overflow()], train_cfg=dict(max_epochs=1)).train()
+    endless = dict(by_epoch=False, max_iters=2**31 - 1)
+    with pytest.raises(ConfigError, match="`train_cfg.max_iters` must be at least 4294967300"):
+        make_runner(resume=True, train_cfg=endless).train()
+    with pytest.raises(ConfigError, match="got 4294967300 in `meta` and 4 in `state.step`"):
+        make_runner(resume=True, train_cfg=dict(max_epochs=5)).train()
+
+
+def test_an_out_dir_that_cannot_be_written_is_refused_before_training(make_runner, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        ConfigError, match="`CheckpointHook.out_dir` must be a directory, got .*/file/run below the file"
+    ):
+        make_runner(default_hooks=save_to(out_dir=tmp_path / "file"))
+    assert not (tmp_path / "run").exists()
+    runner = make_runner(default_hooks=save_to(out_dir="/proc/jengine"))
+    with pytest.raises(ConfigError, match="`CheckpointHook.out_dir` must be writable, got /proc/jengine/run"):
+        runner.train()
+    assert runner.iter == 0
+    assert not checkpoint.lock.is_locked(tmp_path / "run")
 
 
 def test_a_run_killed_while_it_moves_other_checkpoints_does_not_resume_from_the_rest(
