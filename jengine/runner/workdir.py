@@ -21,7 +21,7 @@ from jengine.runner.load_from import LoadFrom, parse_load_from
 from jengine.runner.resume_policy import ResumePolicy, choose_seed
 
 # Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts.
-_SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from")
+_SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from", "resume_note")
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 
 
@@ -39,6 +39,7 @@ class Identity:
       configured_seed: the seed in the config; None if it has none.
       load_from: the weights that it starts from; None for random ones.
       resume_from: the checkpoint that it continues; None for none.
+      resume_note: a line for the log about where `resume` looked for it; empty if `resume` is its path.
     """
 
     work_dir: str
@@ -50,6 +51,7 @@ class Identity:
     configured_seed: int | None
     load_from: LoadFrom | None
     resume_from: str | None
+    resume_note: str
 
 
 def agree_on_identity(
@@ -85,19 +87,14 @@ def identify(
 
     Raises:
       FileNotFoundError: a named checkpoint does not exist. CorruptCheckpointError: it is damaged.
-      ConfigError: an unknown key in `randomness`, a work dir that cannot be written, or a seed that `resume_policy`
-        refuses.
+      ConfigError: an unknown key in `randomness`, a work dir that cannot be written, a seed that `resume_policy`
+        refuses, or nothing to resume with 'must'.
     """
     from jengine import checkpoint
 
     work_dir = os.path.abspath(os.fspath(work_dir))
     _check_directory("work_dir", work_dir)
-    resume_path = None
-    if resume is True:
-        resume_path = checkpoint.find_latest(work_dir, checksums=checksums)
-    elif resume:
-        with config_path("resume"):
-            resume_path = str(checkpoint.find_checkpoint(resume, checksums=checksums))
+    resume_path, note = _find_checkpoint_to_resume(work_dir, load_from, resume, checksums)
     earlier = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
 
     with config_path("randomness"):
@@ -118,7 +115,39 @@ def identify(
         configured_seed=configured,
         load_from=parse_load_from(load_from, checksums),
         resume_from=resume_path,
+        resume_note=note,
     )
+
+
+def _find_checkpoint_to_resume(work_dir: str, load_from: Any, resume: Any, checksums: bool) -> tuple[str | None, str]:
+    """Return the checkpoint to continue from, if there is one, and a line for the log.
+
+    As in MMEngine, `resume=True` continues from `load_from` if that is the path of a checkpoint of a run, and otherwise
+    from the newest one of the work dir. Other weights (a file, objects, a dict with options) cannot be continued.
+    """
+    from jengine import checkpoint
+    from jengine.checkpoint.manifest import read_manifest
+
+    if not resume:
+        return None, ""
+    if resume is not True and resume != "must":
+        with config_path("resume"):
+            return checkpoint.find_checkpoint(resume, checksums=checksums), ""
+    if isinstance(load_from, str | os.PathLike):
+        with config_path("load_from"):
+            path = checkpoint.locate_weights(load_from, checksums=checksums)
+        manifest = read_manifest(pathlib.Path(path))
+        if manifest is not None and manifest.iteration is not None:  # published weights have none
+            return path, (
+                f"resume={resume!r} continues the run of load_from={os.fspath(load_from)!r}, as in MMEngine, and does "
+                f"so again at each start. resume={os.fspath(load_from)!r} does the same. load_from=dict(path=...) "
+                f"loads only its weights, and continues from the newest checkpoint of {work_dir} when started again."
+            )
+    path = checkpoint.find_latest(work_dir, checksums=checksums)
+    if path is None and resume == "must":
+        raise ConfigError(f"`resume` must find a checkpoint in {work_dir} with resume='must', got none")
+    start = "from scratch" if load_from is None else "from the weights of load_from"
+    return path, "" if path else f"There is nothing to resume in {work_dir}: the run starts {start}."
 
 
 def _check_directory(name: str, path: str) -> None:

@@ -32,6 +32,10 @@ def noisy_model():
     return FunctionalModel(init=lambda: ({"w": jnp.zeros((2,))}, {"mean": jnp.zeros(())}), loss=loss, predict=predict)
 
 
+def read_log(runner):
+    return pathlib.Path(runner.log_dir, f"{runner.timestamp}.log").read_text()
+
+
 class Average(Hook):
     """Keep traced state and host state."""
 
@@ -133,9 +137,51 @@ def test_a_resumed_run_ends_with_the_same_bits(make_runner, tmp_path, changes, v
     assert [entry[2] for entry in runner.validations] == [entry[2] for entry in uninterrupted.validations]
 
 
-def test_resuming_without_a_checkpoint_starts_from_scratch(make_runner):
+def test_resuming_without_a_checkpoint_starts_from_scratch_with_a_line_about_it(make_runner, tmp_path):
     runner = make_runner(resume=True, train_cfg=dict(max_epochs=1))
     assert runner.train().step == 4
+    assert f"There is nothing to resume in {tmp_path / 'run'}: the run starts from scratch." in read_log(runner)
+
+
+def test_a_resume_that_must_find_a_checkpoint_is_refused_without_one(make_runner, tmp_path):
+    for load_from in (None, {"w": np.ones(2, np.float32), "b": np.ones((), np.float32)}):
+        with pytest.raises(ConfigError, match="`resume` must find a checkpoint in .*/run with resume='must', got none"):
+            make_runner(resume="must", load_from=load_from)
+    assert list(tmp_path.iterdir()) == []
+    make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1)).train()
+    runner = make_runner(resume="must")
+    runner.train()
+    assert runner.iters_this_session == 4
+    assert f"Resumed from {tmp_path / 'run' / 'epoch_1'}: epoch 1, iteration 4." in read_log(runner)
+
+
+def test_resume_with_the_path_of_a_checkpoint_in_load_from_continues_that_one(make_runner, tmp_path):
+    make_runner(default_hooks=SAVE, work_dir=tmp_path / "first").train()
+    first = tmp_path / "first" / "epoch_1"
+    for _ in range(2):  # again from there, although the work dir has a newer one
+        runner = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=3), resume=True, load_from=str(first))
+        runner.train()
+        assert runner.iters_this_session == 8
+        log = read_log(runner)
+        assert f"Resumed from {first}: epoch 1, iteration 4." in log
+        assert f"resume='{first}' does the same." in log
+        assert runner.resume_command(None) == "Runner(..., load_from=None, resume=True)"
+
+
+def test_other_weights_to_load_start_a_run_that_is_resumed_from_its_own_checkpoints(make_runner, tmp_path):
+    make_runner(default_hooks=SAVE, work_dir=tmp_path / "first").train()
+    published, _ = checkpoint.publish(tmp_path / "first" / "epoch_1", ["params"])
+    for name, load_from in dict(options=dict(path=tmp_path / "first" / "epoch_1"), published=published).items():
+        run = dict(default_hooks=SAVE, work_dir=tmp_path / name, resume=True, load_from=load_from)
+        runner = make_runner(**run, train_cfg=dict(max_epochs=1))
+        runner.train()
+        assert runner.iters_this_session == 4
+        assert "nothing to resume in" in read_log(runner)
+        assert "the run starts from the weights of load_from." in read_log(runner)
+        runner = make_runner(**run)
+        runner.train()
+        assert runner.iters_this_session == 4
+        assert f"Resumed from {tmp_path / name / 'epoch_1'}" in read_log(runner)
 
 
 def test_a_path_without_a_checkpoint_is_an_error_before_anything_is_written(make_runner, tmp_path):
