@@ -1,9 +1,10 @@
 """Prevent two runs from training in the same work dir.
 
-The lock is a POSIX record lock on a file in the work dir. The kernel releases it however the process ends, so a killed
-run never blocks its own resume; forked workers that outlive the run do not inherit it; and network file systems support
-it across hosts. The contents of the file are used only in messages: which process holds the lock, and whether a run
-ended without releasing it.
+The lock is `flock` on a file in the work dir. The kernel releases it however the process ends, so a killed run never
+blocks its own resume, and network file systems support it across hosts. Unlike a POSIX record lock it belongs to the
+open file: code that opens and closes `run.lock`, such as a copy of the work dir, does not release it. Forked processes
+share the open file, so each closes its copy, or a worker that outlives the run would keep the lock. The contents of the
+file are used only in messages: which process holds the lock, and whether a run ended without releasing it.
 """
 
 import atexit
@@ -24,7 +25,7 @@ from jengine.errors import ConfigError
 LOCK = "run.lock"
 
 _LOGGER = logging.getLogger("jengine")
-_HELD: dict[Path, "WorkDirLock"] = {}  # a record lock does not exclude a second run in the same process
+_HELD: set["WorkDirLock"] = set()  # by this process
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -60,7 +61,6 @@ class WorkDirLock:
         self._work_dir = Path(os.path.realpath(work_dir))
         self._path = self._work_dir / LOCK
         self._file: int | None = None
-        self._pid = 0
 
     def acquire(self) -> None:
         """Acquire the lock; do nothing if this object holds it already.
@@ -72,8 +72,6 @@ class WorkDirLock:
         """
         if self._file is not None or jax.process_index() != 0:
             return
-        if self._work_dir in _HELD:
-            raise WorkDirLockedError(self._work_dir, _current_holder())
         self._work_dir.mkdir(parents=True, exist_ok=True)
         file = self._open_locked()
         if file is None:
@@ -85,26 +83,32 @@ class WorkDirLock:
             )  # fmt: skip
         os.ftruncate(file, 0)
         os.pwrite(file, json.dumps(_current_holder()).encode(), 0)
-        self._file, self._pid = file, os.getpid()
-        _HELD[self._work_dir] = self
+        self._file = file
+        _HELD.add(self)
         atexit.register(self.release)
 
     def release(self) -> None:
         """Release the lock and remove its file; do nothing if this object does not hold it."""
-        if self._file is None or self._pid != os.getpid():  # a forked child has a copy of the object, but not the lock
+        if self._file is None:
             return
         self._path.unlink(missing_ok=True)
         os.close(self._file)
         self._file = None
-        del _HELD[self._work_dir]
+        _HELD.discard(self)
         atexit.unregister(self.release)
+
+    def forget(self) -> None:
+        """Close the copy of the lock's file in a forked process, which does not hold the lock."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
     def _open_locked(self) -> int | None:
         """Open and lock the file; return its descriptor, or None if the file system does not support locks."""
         while True:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 holder = _read_holder(file)
                 os.close(file)
@@ -126,20 +130,25 @@ class WorkDirLock:
 
 def is_locked(work_dir: str | os.PathLike[str]) -> bool:
     """Return whether a run is training in `work_dir`, in this process or another."""
-    root = Path(os.path.realpath(work_dir))
-    if root in _HELD:
-        return True
     try:
-        file = os.open(root / LOCK, os.O_RDWR)
+        file = os.open(Path(os.path.realpath(work_dir), LOCK), os.O_RDWR)
     except OSError:
         return False
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return error.errno in _TAKEN
     finally:
         os.close(file)
     return False
+
+
+def _forget_all() -> None:
+    while _HELD:
+        _HELD.pop().forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _current_holder() -> dict[str, Any]:

@@ -69,10 +69,11 @@ class Conversion:
         convert = {
             "model": self._model, "optim_wrapper": self._optim_wrapper, "param_scheduler": self._schedulers,
             "default_hooks": self._default_hooks, "custom_hooks": self._custom_hooks, "visualizer": self._visualizer,
-            "load_from": self._load_from, "log_processor": self._log_processor,
+            "load_from": self._load_from, "resume": self._resume, "log_processor": self._log_processor,
             **{f"{mode}_dataloader": self._dataloader for mode in _MODES},
             **{f"{mode}_cfg": self._loop for mode in _MODES}, **dict.fromkeys(_EVAL, self._evaluator),
         }  # fmt: skip
+        self._load_from_path = kept.get("load_from")
         ordered = {name: kept[name] for name in SECTIONS if name in kept} | kept
         for name, value in ordered.items():
             if name not in SECTIONS:
@@ -275,6 +276,17 @@ class Conversion:
     def _load_from(self, name: str, cfg: Any) -> None:
         self.result[name] = None
         self._do(name, f"weights of {cfg}: a local file, and `rename` for your model's names (docs/pretrained.md)")
+
+    def _resume(self, name: str, resume: Any) -> None:
+        if resume is not True or self._load_from_path is None:
+            self._take(name, resume)
+            return
+        self.result[name] = False
+        self._do(
+            name,
+            f"MMEngine continues the run of load_from={self._load_from_path!r}, which cannot be read here; "
+            "resume='PATH' continues a checkpoint of jengine",
+        )
 
     def _variable(self, name: str, value: Any) -> None:
         advice = {

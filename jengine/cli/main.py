@@ -109,12 +109,12 @@ def _resume_command(argv: Sequence[str], path: str | None) -> str:
 
 
 def _test(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    _build_runner(args, overrides, load_from=args.checkpoint).test()
+    _build_runner(args, overrides, load_from=args.checkpoint, resume=False).test()
 
 
 def _predict(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     predict.check(args)
-    predict.run(args, _build_runner(args, overrides, load_from=args.checkpoint))
+    predict.run(args, _build_runner(args, overrides, load_from=args.checkpoint, resume=False))
 
 
 def _config(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -167,6 +167,8 @@ def _build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings
 
     cfg = _load_config(args, overrides)
     cfg.update({name: value for name, value in settings.items() if value is not None})
+    if settings.get("resume") in (True, "must") and isinstance(cfg.get("load_from"), str):
+        cfg["load_from"] = {"path": cfg["load_from"]}  # `--resume` means the work dir, as that of MMEngine
     return Runner.from_cfg(cfg)
 
 
@@ -266,7 +268,7 @@ def _add_run_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         nargs="?",
         const=True,
         metavar="PATH",
-        help="continue from the newest checkpoint of the work dir, or from PATH",
+        help="continue from the newest checkpoint of the work dir ('must': or fail), or from PATH",
     )
     train.set_defaults(run=_train)
     test = commands.add_parser("test", parents=[run], help="test a checkpoint")

@@ -19,6 +19,7 @@ from jengine.runner.check import train_loop_config
 from jengine.runner.hook_list import HookList
 from jengine.runner.runner_protocol import Runner
 from jengine.sharding import default_strategy
+from jengine.train.state import MAX_STEP
 from jengine.visualization import Visualizer
 
 DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
@@ -169,12 +170,21 @@ def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
 
 
 def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
-    """Return the training loop, selected by `type`, or by `by_epoch` (default True)."""
-    cfg = as_config(cfg)
-    if not hasattr(cfg, "items"):
-        return cfg
-    with config_path("train_cfg"):
-        return LOOPS.build(train_loop_config(cfg), runner=runner, dataloader=dataloader)
+    """Return the training loop, selected by `type`, or by `by_epoch` (default True).
+
+    Raises:
+      ConfigError: it has more iterations than `TrainState.step` can count.
+    """
+    loop = as_config(cfg)
+    if hasattr(loop, "items"):
+        with config_path("train_cfg"):
+            loop = LOOPS.build(train_loop_config(cfg), runner=runner, dataloader=dataloader)
+    if math.isfinite(loop.max_iters) and loop.max_iters > MAX_STEP:
+        raise ConfigError(
+            f"`train_cfg` must have at most {MAX_STEP} iterations, which the int32 `state.step` can count, got "
+            f"{loop.max_iters}"
+        )
+    return loop
 
 
 def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jengine.errors import ConfigError
 from jengine.optim.schedules import schedulers_state_dict
 from jengine.runner.base_weights import loadable_variables
 from jengine.runner.failures import recreate_work_dir
@@ -58,6 +59,7 @@ def collect_checkpoint(
             experiment_name=runner.experiment_name,
             timestamp=runner.timestamp,
             run=runner.run_id,
+            work_dir=str(runner.work_dir),
             time=time.strftime("%Y-%m-%d %H:%M:%S"),
             cfg=runner.cfg_text,
             jengine_version=__version__,
@@ -158,6 +160,10 @@ def resume(runner: Runner, path: str) -> None:
     runner.state = _add_missing_hook_states(runner, TrainState(**bundle["state"]), match, path)
     loop = runner.train_loop
     loop.iter, loop.epoch = meta["iter"], meta["epoch"]
+    if (step := int(runner.state.step)) != loop.iter:  # an overflow of int32, or the work of a hook
+        raise ConfigError(
+            f"{path} must have one number of iterations, got {loop.iter} in `meta` and {step} in `state.step`"
+        )
     runner.message_hub.load_state_dict(bundle["message_hub"])
     runner.visualizer.load_state_dict(bundle["visualizer"], meta["iter"])
     runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]

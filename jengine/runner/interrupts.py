@@ -91,9 +91,10 @@ class Interrupts:
             self.check()
 
 
-def default_resume_command(path: str | None) -> str:
+def default_resume_command(load_from: Any, path: str | None) -> str:
     """Return how to continue a run: from the checkpoint `path`, or from the newest of its work dir."""
-    return f"Runner(..., resume={path or True!r})"
+    without = "load_from=None, " if path is None and isinstance(load_from, str | os.PathLike) else ""  # it would hold
+    return f"Runner(..., {without}resume={path or True!r})"
 
 
 @contextlib.contextmanager

@@ -63,7 +63,8 @@ class Runner:
       custom_hooks: further hooks: a list, or one.
       load_from: the initial weights: the path of a checkpoint or of pretrained weights, a pytree of arrays, an
         `nnx.Module`, or a dict of the fields of `LoadFrom`: `path` (any of these), `rename=[(old, new), ...]`, ...
-      resume: True continues from the newest checkpoint of `work_dir`, if there is one; a path, from that checkpoint.
+      resume: a path continues from that checkpoint. True continues from `load_from` if that is the path of one, else
+        from the newest one of `work_dir` if there is one; 'must' does the same, and nothing to resume is an error.
       parallel: the strategy, which places arrays on devices.
       precision: the dtype in which the network computes, or a dict of `Precision`'s fields.
       log_processor: formats log lines.
@@ -143,6 +144,7 @@ class Runner:
         self.experiment_name, self.seed, self.run_id = identity.experiment_name, identity.seed, identity.run_id
         self.configured_seed = identity.configured_seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
+        self.resume_command = functools.partial(default_resume_command, load_from)
 
         use_compilation_cache()
         self.phase_timer = PhaseTimer()
@@ -159,6 +161,8 @@ class Runner:
         self.logger, self.log_writer, self.message_hub = build.build_logs(
             self.log_dir, self.timestamp, self.experiment_name, level
         )
+        if identity.resume_note:
+            self.logger.info(identity.resume_note)
         if self.cfg and self.is_main_process:
             report.write_config_file(self, self._unwritable)
 
@@ -176,7 +180,6 @@ class Runner:
         self.checkpointer = Checkpointer(self.work_dir, self.run_id)
         self._is_loaded = False  # from the checkpoint to resume or to load
         self._first_iter = 0
-        self.resume_command = default_resume_command
         self._failure = ""  # the point at which training stopped with an error
 
     @classmethod

@@ -21,7 +21,7 @@ from jengine.runner.load_from import LoadFrom, parse_load_from
 from jengine.runner.resume_policy import ResumePolicy, choose_seed
 
 # Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts.
-_SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from")
+_SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from", "resume_note")
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 
 
@@ -39,6 +39,7 @@ class Identity:
       configured_seed: the seed in the config; None if it has none.
       load_from: the weights that it starts from; None for random ones.
       resume_from: the checkpoint that it continues; None for none.
+      resume_note: a line for the log about where `resume` looked for it; empty if `resume` is its path.
     """
 
     work_dir: str
@@ -50,6 +51,7 @@ class Identity:
     configured_seed: int | None
     load_from: LoadFrom | None
     resume_from: str | None
+    resume_note: str
 
 
 def agree_on_identity(
@@ -85,21 +87,16 @@ def identify(
 
     Raises:
       FileNotFoundError: a named checkpoint does not exist. CorruptCheckpointError: it is damaged.
-      ConfigError: an unknown key in `randomness`, a work dir that cannot be written, or a seed that `resume_policy`
-        refuses.
+      ConfigError: an unknown key in `randomness`, a work dir that cannot be written, a seed that `resume_policy`
+        refuses, or nothing to resume with 'must'.
     """
     from jengine import checkpoint
 
     if not os.fspath(work_dir).strip():
         raise ConfigError(f"`work_dir` must be the path of a directory, got {os.fspath(work_dir)!r}")
     work_dir = os.path.abspath(os.fspath(work_dir))
-    _check_work_dir(work_dir)
-    resume_path = None
-    if resume is True:
-        resume_path = checkpoint.find_latest(work_dir, checksums=checksums)
-    elif resume:
-        with config_path("resume"):
-            resume_path = str(checkpoint.find_checkpoint(resume, checksums=checksums))
+    _check_directory("work_dir", work_dir)
+    resume_path, note = _find_checkpoint_to_resume(work_dir, load_from, resume, checksums)
     earlier = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
 
     with config_path("randomness"):
@@ -120,19 +117,57 @@ def identify(
         configured_seed=configured,
         load_from=parse_load_from(load_from, checksums),
         resume_from=resume_path,
+        resume_note=note,
     )
 
 
-def _check_work_dir(work_dir: str) -> None:
-    """Raise ConfigError unless files can be written to the work dir, which need not exist yet."""
-    directory = work_dir
+def _find_checkpoint_to_resume(work_dir: str, load_from: Any, resume: Any, checksums: bool) -> tuple[str | None, str]:
+    """Return the checkpoint to continue from, if there is one, and a line for the log.
+
+    As in MMEngine, `resume=True` continues from `load_from` if that is the path of a checkpoint of a run, and otherwise
+    from the newest one of the work dir. Other weights (a file, objects, a dict with options) cannot be continued.
+    """
+    from jengine import checkpoint
+    from jengine.checkpoint.manifest import read_manifest
+
+    if not resume:
+        return None, ""
+    if resume is not True and resume != "must":
+        with config_path("resume"):
+            return checkpoint.find_checkpoint(resume, checksums=checksums), ""
+    if isinstance(load_from, str | os.PathLike):
+        with config_path("load_from"):
+            path = checkpoint.locate_weights(load_from, checksums=checksums)
+        manifest = read_manifest(pathlib.Path(path))
+        if manifest is not None and manifest.iteration is not None:  # published weights have none
+            return path, (
+                f"resume={resume!r} continues the run of load_from={os.fspath(load_from)!r}, as in MMEngine, and does "
+                f"so again at each start. resume={os.fspath(load_from)!r} does the same. load_from=dict(path=...) "
+                f"loads only its weights, and continues from the newest checkpoint of {work_dir} when started again."
+            )
+    path = checkpoint.find_latest(work_dir, checksums=checksums)
+    if path is None and resume == "must":
+        raise ConfigError(f"`resume` must find a checkpoint in {work_dir} with resume='must', got none")
+    start = "from scratch" if load_from is None else "from the weights of load_from"
+    return path, "" if path else f"There is nothing to resume in {work_dir}: the run starts {start}."
+
+
+def _check_directory(name: str, path: str) -> None:
+    """Raise ConfigError unless a run can write its files to the directory, which need not exist yet."""
+    from jengine.checkpoint.layout import CURRENT_RUN, POINTER
+    from jengine.checkpoint.lock import LOCK
+
+    directory = path
     while not os.path.lexists(directory):
         directory = os.path.dirname(directory)
     if not os.path.isdir(directory):
-        kind = "the file" if directory == work_dir else f"{work_dir} below the file"
-        raise ConfigError(f"`work_dir` must be a directory, got {kind} {directory}")
+        kind = "the file" if directory == path else f"{path} below the file"
+        raise ConfigError(f"`{name}` must be a directory, got {kind} {directory}")
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise ConfigError(f"`work_dir` must be writable, got {work_dir}: no permission to write to {directory}")
+        raise ConfigError(f"`{name}` must be writable, got {path}: no permission to write to {directory}")
+    for file in (POINTER, CURRENT_RUN, LOCK, "config.py"):
+        if os.path.isdir(os.path.join(path, file)):
+            raise ConfigError(f"`{name}` must have no directory with the name of a file of the run, got {path}/{file}")
 
 
 def _new_timestamp(work_dir: str) -> str:
@@ -159,6 +194,9 @@ class CheckpointDirectories:
       work_dir: absolute path of the work dir.
       hooks: those that write checkpoints to other directories list these.
       run_id: the identifier of the run.
+
+    Raises:
+      ConfigError: one of them cannot be written, or has checkpoints of a run of another work dir.
     """
 
     def __init__(self, work_dir: str, hooks: Iterable[Hook], run_id: str) -> None:
@@ -169,15 +207,46 @@ class CheckpointDirectories:
         self._directories = list(dict.fromkeys([self._work_dir, *others]))
         self._run_id = run_id
         self._locks = [WorkDirLock(directory) for directory in self._directories]
+        self._check()
 
     def lock(self) -> None:
         """Lock all directories; on an error, call `unlock`.
 
         Raises:
-          WorkDirLockedError: another run has locked one of them.
+          WorkDirLockedError: another run has locked one of them. ConfigError: as the constructor.
         """
-        for lock in self._locks:
-            lock.acquire()
+        for directory, lock in zip(self._directories, self._locks, strict=True):
+            try:
+                lock.acquire()
+            except OSError as error:
+                raise ConfigError(f"`{self._name(directory)}` must be writable, got {directory}: {error}") from error
+        self._check()  # again: another run may have trained since
+
+    def _check(self) -> None:
+        for directory in self._directories:
+            _check_directory(self._name(directory), str(directory))
+            if directory != self._work_dir:
+                self._check_owner(directory)
+
+    def _name(self, directory: pathlib.Path) -> str:
+        return "work_dir" if directory == self._work_dir else "CheckpointHook.out_dir"
+
+    def _check_owner(self, directory: pathlib.Path) -> None:
+        """Raise ConfigError if a run of another work dir, with the same last name, has checkpoints in `directory`."""
+        from jengine.checkpoint import read_meta
+
+        for path in _list_others(directory, self._run_id):
+            try:
+                meta = read_meta(path).get("meta", {})
+            except (OSError, ValueError):  # incomplete or damaged
+                continue
+            owner = meta.get("work_dir", self._work_dir)
+            if os.path.realpath(owner) != os.path.realpath(self._work_dir):
+                raise ConfigError(
+                    f"`CheckpointHook.out_dir` must have checkpoints of one work dir in {directory}, got those of the "
+                    f"run {meta.get('experiment_name')} of {owner} besides this run of {self._work_dir}, which would "
+                    "move them away: use another out_dir, or a work_dir with another last name"
+                )
 
     def unlock(self) -> None:
         """Release the locks that this run has."""
@@ -200,16 +269,18 @@ class CheckpointDirectories:
         return [str(path) for path in moved if path is not None]
 
 
-def _move_others(directory: pathlib.Path, run_id: str) -> pathlib.Path | None:
-    """Move the checkpoints in `directory` that another run wrote, and return their new directory."""
+def _list_others(directory: pathlib.Path, run_id: str) -> list[pathlib.Path]:
+    """Return the checkpoints in `directory` that another run wrote."""
     from jengine.checkpoint import list_checkpoints
     from jengine.checkpoint.manifest import has_manifest, read_manifest
 
-    others = []
-    for path in filter(has_manifest, map(pathlib.Path, list_checkpoints(directory))):
-        manifest = read_manifest(path)
-        if manifest is None or manifest.run != run_id:
-            others.append(path)
+    paths = filter(has_manifest, map(pathlib.Path, list_checkpoints(directory)))
+    return [path for path in paths if (manifest := read_manifest(path)) is None or manifest.run != run_id]
+
+
+def _move_others(directory: pathlib.Path, run_id: str) -> pathlib.Path | None:
+    """Move the checkpoints in `directory` that another run wrote, and return their new directory."""
+    others = _list_others(directory, run_id)
     if not others:
         return None
     number = 1

@@ -13,6 +13,8 @@ from jengine.train.traced_hooks import TracedHooks
 
 PyTree = Any
 
+MAX_STEP = 2**31 - 1  # the largest `TrainState.step`
+
 
 class TrainState(struct.PyTreeNode):
     """Hold the state of a training run, as it is passed to the step and saved in checkpoints.

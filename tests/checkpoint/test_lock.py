@@ -3,6 +3,7 @@ import fcntl
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,6 +62,20 @@ def test_a_second_process_is_refused_with_the_pid_and_host_of_the_first(tmp_path
     WorkDirLock(tmp_path).acquire()
 
 
+def test_code_that_reads_or_copies_the_lock_file_does_not_release_it(tmp_path):
+    lock = WorkDirLock(tmp_path / "run")
+    lock.acquire()
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    (tmp_path / "run" / LOCK).read_text()
+    program = f"from jengine.checkpoint.lock import WorkDirLock; WorkDirLock({str(tmp_path / 'run')!r}).acquire()"
+    other = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2]
+    )
+    assert f"another run is training in {tmp_path / 'run'}: process {os.getpid()} on host" in other.stderr
+    lock.release()
+    assert not is_locked(tmp_path / "run")
+
+
 def test_a_killed_run_blocks_nothing_and_is_mentioned_in_a_warning(tmp_path, start_holder, caplog):
     process = start_holder("fork")
     os.kill(process.pid, signal.SIGKILL)
@@ -107,14 +122,14 @@ def test_a_truncated_lock_file_of_a_killed_run_is_taken_over(tmp_path, caplog):
 
 
 def test_a_file_removed_between_opening_and_locking_is_not_mistaken_for_the_lock(tmp_path, monkeypatch):
-    lockf, removed = fcntl.lockf, []
+    flock, removed = fcntl.flock, []
 
     def remove_first(file, how):
         if not removed:
             removed.append(os.unlink(tmp_path / LOCK))
-        lockf(file, how)
+        flock(file, how)
 
-    monkeypatch.setattr(fcntl, "lockf", remove_first)
+    monkeypatch.setattr(fcntl, "flock", remove_first)
     lock = WorkDirLock(tmp_path)
     lock.acquire()
     assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
@@ -125,7 +140,7 @@ def test_without_file_locks_the_run_continues_with_a_warning(tmp_path, monkeypat
     def refuse(file, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     lock = WorkDirLock(tmp_path)
     lock.acquire()
     assert "cannot be locked on this file system (No locks available)" in caplog.text

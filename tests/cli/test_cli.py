@@ -88,6 +88,19 @@ def test_train_test_and_resume(config, tmp_path, capsys):
     assert "Epoch(test) [1/1]" in capsys.readouterr().out
 
 
+def test_resume_without_a_path_continues_the_work_dir_although_the_config_has_load_from(config, tmp_path, capsys):
+    assert main(["train", config, "--work-dir", "first", "--config.train_cfg.max_epochs=1"]) == 0
+    load_from = f"--config.load_from={tmp_path / 'first' / 'epoch_1'}"
+    assert main(["train", config, "--resume=must", load_from]) == 2
+    assert "`resume` must find a checkpoint in" in capsys.readouterr().err
+    for max_epochs, line in (
+        (1, "the run starts from the weights of load_from"),
+        (2, "work_dirs/line/epoch_1: epoch 1"),
+    ):
+        assert main(["train", config, "--resume", load_from, f"--config.train_cfg.max_epochs={max_epochs}"]) == 0
+        assert line in capsys.readouterr().out
+
+
 def test_the_written_config_runs(config, tmp_path, capsys):
     assert main(["train", config, "--work-dir", "first", "--config.optim_wrapper.optimizer.lr=0.05"]) == 0
     assert main(["config", "first/config.py"]) == 0
@@ -166,7 +179,9 @@ def failing_step(config, tmp_path, capsys):
     """Train with a hook that fails inside the step; return the exit code, standard error, and the log."""
     (tmp_path / "broken_hook.py").write_text(BROKEN_HOOK)
     path = tmp_path / "line.py"
-    path.write_text(f"import broken_hook\n{path.read_text()}".replace("IterTimerHook", "Broken").replace(", block=False", ""))
+    path.write_text(
+        f"import broken_hook\n{path.read_text()}".replace("IterTimerHook", "Broken").replace(", block=False", "")
+    )
     code = main(["train", config])
     return code, capsys.readouterr().err, next(tmp_path.glob("work_dirs/line/*/*.log")).read_text()
 
@@ -175,7 +190,9 @@ def test_an_error_in_the_step_shows_the_frames_of_the_user_and_the_log_file_all(
     code, error, log = failing_step
     assert code == 1
     lines = error.splitlines()
-    assert re.match(r"jengine: \d+ frames of jengine, jax .* are left out; .*\.log has all, as has --traceback", lines[0])
+    assert re.match(
+        r"jengine: \d+ frames of jengine, jax .* are left out; .*\.log has all, as has --traceback", lines[0]
+    )
     frames = [line.strip() for line in lines if line.startswith("  File ")]
     hook = tmp_path / "broken_hook.py"
     assert frames == [f'File "{hook}", line 10, in traced_grads', f'File "{hook}", line 14, in multiply']

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from jengine.cli import main
+from jengine.cli.conversion import Conversion
 from jengine.config import load_config, resolve
 from jengine.runner import Runner
 
@@ -124,6 +125,15 @@ def test_a_self_supervised_config_keeps_its_hook_and_lars_rules(convert):
     assert cfg["model"]["loss"] == dict(type="my_model.loss")
     assert "changed" not in {status for status, *_ in rows}
     assert "check with `jengine groups`" in todo(path)
+
+
+@pytest.mark.parametrize(("load_from", "expected"), [("epoch_9.pth", False), (None, True)])
+def test_resume_with_load_from_is_to_be_done(load_from, expected):
+    conversion = Conversion(dict(load_from=load_from, resume=True))
+    assert (conversion.result["load_from"], conversion.result["resume"]) == (None, expected)
+    rows = {row.path: row for row in conversion.rows}
+    assert rows["resume"].status == ("taken over" if expected else "to be done")
+    assert expected or "MMEngine continues the run of load_from='epoch_9.pth'" in rows["resume"].text
 
 
 def test_what_jengine_lacks_of_a_detection_config_is_to_be_done(convert):

@@ -10,6 +10,7 @@ import pytest
 
 from jengine import checkpoint
 from jengine.checkpoint.manifest import seal
+from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.paths import flatten
@@ -29,6 +30,10 @@ def noisy_model():
         return {"loss": jnp.square(error)}, {"mean": 0.9 * model_state["mean"] + 0.1 * batch["y"].mean()}
 
     return FunctionalModel(init=lambda: ({"w": jnp.zeros((2,))}, {"mean": jnp.zeros(())}), loss=loss, predict=predict)
+
+
+def read_log(runner):
+    return pathlib.Path(runner.log_dir, f"{runner.timestamp}.log").read_text()
 
 
 class Average(Hook):
@@ -132,9 +137,51 @@ def test_a_resumed_run_ends_with_the_same_bits(make_runner, tmp_path, changes, v
     assert [entry[2] for entry in runner.validations] == [entry[2] for entry in uninterrupted.validations]
 
 
-def test_resuming_without_a_checkpoint_starts_from_scratch(make_runner):
+def test_resuming_without_a_checkpoint_starts_from_scratch_with_a_line_about_it(make_runner, tmp_path):
     runner = make_runner(resume=True, train_cfg=dict(max_epochs=1))
     assert runner.train().step == 4
+    assert f"There is nothing to resume in {tmp_path / 'run'}: the run starts from scratch." in read_log(runner)
+
+
+def test_a_resume_that_must_find_a_checkpoint_is_refused_without_one(make_runner, tmp_path):
+    for load_from in (None, {"w": np.ones(2, np.float32), "b": np.ones((), np.float32)}):
+        with pytest.raises(ConfigError, match="`resume` must find a checkpoint in .*/run with resume='must', got none"):
+            make_runner(resume="must", load_from=load_from)
+    assert list(tmp_path.iterdir()) == []
+    make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1)).train()
+    runner = make_runner(resume="must")
+    runner.train()
+    assert runner.iters_this_session == 4
+    assert f"Resumed from {tmp_path / 'run' / 'epoch_1'}: epoch 1, iteration 4." in read_log(runner)
+
+
+def test_resume_with_the_path_of_a_checkpoint_in_load_from_continues_that_one(make_runner, tmp_path):
+    make_runner(default_hooks=SAVE, work_dir=tmp_path / "first").train()
+    first = tmp_path / "first" / "epoch_1"
+    for _ in range(2):  # again from there, although the work dir has a newer one
+        runner = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=3), resume=True, load_from=str(first))
+        runner.train()
+        assert runner.iters_this_session == 8
+        log = read_log(runner)
+        assert f"Resumed from {first}: epoch 1, iteration 4." in log
+        assert f"resume='{first}' does the same." in log
+        assert runner.resume_command(None) == "Runner(..., load_from=None, resume=True)"
+
+
+def test_other_weights_to_load_start_a_run_that_is_resumed_from_its_own_checkpoints(make_runner, tmp_path):
+    make_runner(default_hooks=SAVE, work_dir=tmp_path / "first").train()
+    published, _ = checkpoint.publish(tmp_path / "first" / "epoch_1", ["params"])
+    for name, load_from in dict(options=dict(path=tmp_path / "first" / "epoch_1"), published=published).items():
+        run = dict(default_hooks=SAVE, work_dir=tmp_path / name, resume=True, load_from=load_from)
+        runner = make_runner(**run, train_cfg=dict(max_epochs=1))
+        runner.train()
+        assert runner.iters_this_session == 4
+        assert "nothing to resume in" in read_log(runner)
+        assert "the run starts from the weights of load_from." in read_log(runner)
+        runner = make_runner(**run)
+        runner.train()
+        assert runner.iters_this_session == 4
+        assert f"Resumed from {tmp_path / name / 'epoch_1'}" in read_log(runner)
 
 
 def test_a_path_without_a_checkpoint_is_an_error_before_anything_is_written(make_runner, tmp_path):
@@ -304,21 +351,74 @@ def test_resuming_elsewhere_leaves_the_checkpoints_of_the_other_run_complete(mak
 
 
 def test_two_runs_cannot_share_an_out_dir(make_runner, tmp_path):
+    def make_second(**changes):
+        return make_runner(
+            work_dir=tmp_path / "other" / "run", default_hooks=save_to(out_dir=tmp_path / "out"), **changes
+        )
+
     class SecondRun(Hook):
         """Train a second run with the same name and `out_dir` within the first one."""
 
         def before_train(self, runner):
             with pytest.raises(checkpoint.WorkDirLockedError, match=r"another run is training in .*out/run"):
-                make_runner(
-                    work_dir=tmp_path / "other" / "run", default_hooks=save_to(out_dir=tmp_path / "out")
-                ).train()
+                make_second().train()
 
-    runner = make_runner(default_hooks=save_to(out_dir=tmp_path / "out"), custom_hooks=[SecondRun()])
+    early = make_second()
+    runner = make_runner(
+        default_hooks=save_to(out_dir=tmp_path / "out"), custom_hooks=[SecondRun()], experiment_name="first"
+    )
     runner.train()
-    second = make_runner(work_dir=tmp_path / "other" / "run", default_hooks=save_to(out_dir=tmp_path / "out"))
-    second.train()
+    for start in (make_second, early.train):
+        with pytest.raises(
+            ConfigError, match="`CheckpointHook.out_dir` must have checkpoints of one work dir"
+        ) as error:
+            start()
+        assert f"the run {runner.experiment_name} of {tmp_path / 'run'}" in str(error.value)
+        assert f"this run of {tmp_path / 'other' / 'run'}" in str(error.value)
+    assert sorted(path.name for path in (tmp_path / "out" / "run").glob("e*")) == ["epoch_1", "epoch_2"]
+    make_second(resume=tmp_path / "out" / "run" / "epoch_2").train()  # the same run
+    make_runner(default_hooks=save_to(out_dir=tmp_path / "out")).train()  # another one of the same work dir
     assert sorted(path.name for path in (tmp_path / "out" / "run" / "earlier_1").iterdir()) == ["epoch_1", "epoch_2"]
-    assert checkpoint.find_latest(tmp_path / "run") is None  # they are not those of the second run
+
+
+@pytest.mark.parametrize("name", ["last_checkpoint", "current_run", "run.lock", "config.py"])
+def test_a_directory_in_the_place_of_a_file_of_the_run_is_refused_before_training(make_runner, tmp_path, name):
+    (tmp_path / "run" / name).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=f"no directory with the name of a file of the run, got .*/{name}"):
+        make_runner()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
+
+
+def test_more_iterations_than_the_step_can_count_are_refused_before_training(make_runner, tmp_path):
+    runner = make_runner(train_cfg=dict(by_epoch=False, max_iters=2**31))
+    with pytest.raises(ConfigError, match="`train_cfg` must have at most 2147483647 iterations, .* got 2147483648"):
+        runner.train()
+    assert runner.state is None
+
+    class Overflow(Hook):
+        def before_save_checkpoint(self, runner, checkpoint):
+            checkpoint["meta"]["iter"] = 2**32 + checkpoint["meta"]["iter"]
+
+    make_runner(default_hooks=save_to(), custom_hooks=[Overflow()], train_cfg=dict(max_epochs=1)).train()
+    endless = dict(by_epoch=False, max_iters=2**31 - 1)
+    with pytest.raises(ConfigError, match="`train_cfg.max_iters` must be at least 4294967300"):
+        make_runner(resume=True, train_cfg=endless).train()
+    with pytest.raises(ConfigError, match="got 4294967300 in `meta` and 4 in `state.step`"):
+        make_runner(resume=True, train_cfg=dict(max_epochs=5)).train()
+
+
+def test_an_out_dir_that_cannot_be_written_is_refused_before_training(make_runner, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        ConfigError, match="`CheckpointHook.out_dir` must be a directory, got .*/file/run below the file"
+    ):
+        make_runner(default_hooks=save_to(out_dir=tmp_path / "file"))
+    assert not (tmp_path / "run").exists()
+    runner = make_runner(default_hooks=save_to(out_dir="/proc/jengine"))
+    with pytest.raises(ConfigError, match="`CheckpointHook.out_dir` must be writable, got /proc/jengine/run"):
+        runner.train()
+    assert runner.iter == 0
+    assert not checkpoint.lock.is_locked(tmp_path / "run")
 
 
 def test_a_run_killed_while_it_moves_other_checkpoints_does_not_resume_from_the_rest(
