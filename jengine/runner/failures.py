@@ -19,6 +19,7 @@ import jax
 from jengine.config import write_config
 from jengine.errors import ConfigError
 from jengine.logging import log_error, reopen_log_file
+from jengine.runner.out_of_memory import explain_out_of_memory
 from jengine.runner.runner_protocol import Runner, TrainLoop
 from jengine.sharding.strategy import is_pending
 
@@ -118,6 +119,8 @@ def check_consistent(runner: Runner, failure: str) -> None:
 
 def handle_failure(runner: Runner, error: BaseException) -> None:
     """Name the iteration in the error, show it, save the completed iterations, and call the stage `on_failure`."""
+    runner.programs.explain_out_of_memory(error, noticed=step_failed(runner))
+    explain_out_of_memory(error, "a program other than the training step")
     if not any("at iteration" in note for note in getattr(error, "__notes__", ())):
         error.add_note(f"in training, at iteration {runner.iter} (epoch {runner.epoch})")
     if isinstance(error, Exception):
