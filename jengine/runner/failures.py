@@ -128,7 +128,10 @@ def handle_failure(runner: Runner, error: BaseException) -> None:
         runner.logger.error(f"Training stops at iteration {runner.iter} with {type(error).__name__}: {summary}")
         log_error(error)
     _save_completed_iterations(runner)
-    runner.call_hook("on_failure")
+    try:
+        runner.call_hook("on_failure")
+    except Exception as second:  # it must not hide the first
+        runner.logger.error(f"A hook failed after that as well: {type(second).__name__}: {second}")
 
 
 @contextlib.contextmanager
