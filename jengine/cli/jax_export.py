@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jengine.errors import ConfigError
 
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "config's data)",
     )
     group.add_argument("--batch-size", type=int, metavar="N", help="the only batch size (default: any)")
+    group.add_argument("--trust", action="store_true", help="let the checkpoint's config run any code that it names")
     group.add_argument("--platforms", metavar="LIST", help="devices on which it can run (default: cpu,cuda,tpu)")
 
 
@@ -35,8 +36,8 @@ def check_unused(args: argparse.Namespace) -> None:
     Raises:
       ConfigError: it has one.
     """
-    for name in ("input", "batch_size", "platforms"):
-        if getattr(args, name) is not None:
+    for name in ("input", "batch_size", "platforms", "trust"):
+        if getattr(args, name) not in (None, False):
             raise ConfigError(f"`--{name.replace('_', '-')}` must be given with --jax-export")
 
 
@@ -55,7 +56,10 @@ def run(args: argparse.Namespace) -> None:
     for platform in platforms:
         if platform not in _KNOWN_PLATFORMS:
             raise ConfigError(f"`--platforms` must be of {', '.join(_KNOWN_PLATFORMS)}, got {platform!r}")
-    model = load_model(args.checkpoint, weights="averaged" if args.ema else "trained" if args.raw else "evaluated")
+    weights: Literal["averaged", "trained", "evaluated"] = (
+        "averaged" if args.ema else "trained" if args.raw else "evaluated"
+    )
+    model = load_model(args.checkpoint, weights=weights, trust=args.trust)
     batch = _first_batch(model) if args.input is None else dict(map(_parse_input, args.input))
     exported = export_model(model, batch, args.jax_export, batch_size=args.batch_size, platforms=platforms)
     inputs = exported.in_tree.unflatten(exported.in_avals)[0][0]
@@ -67,13 +71,15 @@ def run(args: argparse.Namespace) -> None:
 
 def _first_batch(model: "LoadedModel") -> Any:
     """Return the first batch of the test, validation or training data of the run."""
+    from jengine.config.foreign import only_known_classes
     from jengine.data import build_dataloader
 
     name = next((n for n in ("test", "val", "train") if model.cfg.get(f"{n}_dataloader") is not None), None)
     if name is None:
         raise ConfigError("`--input` must be given, because the config in the checkpoint has no data")
     try:
-        return next(iter(build_dataloader(model.cfg[f"{name}_dataloader"], train=False)))
+        with only_known_classes(None if model.trust else model.path):
+            return next(iter(build_dataloader(model.cfg[f"{name}_dataloader"], train=False)))
     except Exception as error:
         error.add_note(f"while reading a batch of {name}_dataloader, for its shapes; give them with --input instead")
         raise

@@ -76,7 +76,7 @@ def parse_config(text: str) -> dict[str, Any]:
     try:
         (returned,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Return))
         cfg = ast.literal_eval(_ReplaceNames().visit(returned).value)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:  # the text may be anything
         raise ConfigError(f"the text of a config must be one that `dump_config` wrote: {error}") from error
     if not isinstance(cfg, dict):
         raise ConfigError(f"the text of a config must return a dict, got {type(cfg).__name__}")

@@ -5,6 +5,7 @@ last: worker processes and imports inside functions find the modules, and no oth
 same name. A name in a config, `dict(type='my_net.MyCNN')`, is looked up next to the configs first.
 """
 
+import collections
 import contextlib
 import importlib
 import importlib.machinery
@@ -16,6 +17,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jengine.config import foreign
 from jengine.errors import ConfigError, UnknownNameError, closest
 
 # The modules imported from each directory with configs, the directory used last at the end: two directories may each
@@ -65,9 +67,13 @@ def import_attribute(path: str) -> Any:
     """Import a class or function by its dotted path, `package.module.Class` or `package.module.Class.method`.
 
     Raises:
+      ConfigError: the config is from elsewhere, see `only_known_classes`, and may not name it.
       UnknownNameError: there is no such module, or it does not have the attribute.
       Exception: an error of the module itself, ImportError or any other, with a note of the user's line.
     """
+    if foreign.is_restricted():
+        imported = collections.ChainMap(*reversed(_DIRECTORIES.values()), sys.modules)
+        return foreign.find_known_class(path, imported)
     parts = path.split(".")
     directory = find_directory(parts[0])
     with contextlib.nullcontext() if directory is None else _first_on_path(directory):

@@ -1,5 +1,6 @@
 """Show a progress bar with the remaining time, for a terminal."""
 
+import contextlib
 import logging
 import math
 import time
@@ -94,7 +95,8 @@ class ProgressHook(Hook):
     def close(self) -> None:
         """Restore the terminal; call this if training fails before its first iteration."""
         if self._progress is not None:
-            self._progress.stop()
+            with contextlib.suppress(OSError):  # the terminal may be gone, with a SIGHUP
+                self._progress.stop()
         for handler in self._handlers:
             handler.removeFilter(self._filter)
         self._handlers = []

@@ -3,6 +3,7 @@
 import functools
 import logging
 import pathlib
+import re
 from typing import IO, Any
 
 import jax
@@ -17,6 +18,8 @@ terminal = Console(highlight=False)
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
 _MAX_SEEN_WARNINGS = 1000
 _LOGGED = "_jengine_log_file"  # attribute of a logged error
+# ASCII's, those of Latin-1, separators of lines, overrides of the writing direction, and halves of surrogate pairs
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
 
 _loggers: dict[str, logging.Logger] = {}
@@ -144,11 +147,23 @@ def _is_tty(file: IO[str]) -> bool:
     return terminal.is_terminal
 
 
+def escape_control(text: str) -> str:
+    """Return a text whose control characters are escaped, except tabs and newlines: `\\x1b`.
+
+    A name could otherwise clear the terminal, hide a line or reverse its direction. Other characters are unchanged.
+    """
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
 class _Formatter(logging.Formatter):
-    """Format records; cache the formatted time for the current second."""
+    """Format records, with control characters escaped; cache the formatted time for the current second."""
 
     _second = -1
     _text = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of the record."""
+        return escape_control(super().format(record))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         """Return the time of the record."""

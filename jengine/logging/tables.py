@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jengine.logging.console import escape_control
+
 Align = Literal["left", "center", "right"]
 
 _UNLIMITED_WIDTH = 100_000  # tables are as wide as their cells: a log file has no margin
@@ -78,5 +80,5 @@ def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     if not _is_number(value):
-        return str(value)
+        return escape_control(str(value)).replace("\n", "\\n")  # a name must not add lines to the table
     return f"{value:,}" if isinstance(value, numbers.Integral) else f"{float(value):.6g}"

@@ -13,7 +13,8 @@ from jengine.errors import ConfigError
 from jengine.model import CastModel, Precision
 from jengine.model.labels import LabelChecks
 from jengine.registry import LOOPS
-from jengine.runner.failures import mark_inconsistent
+from jengine.runner.failures import mark_inconsistent, step_failed
+from jengine.runner.out_of_memory import explain_out_of_memory
 from jengine.runner.programs import report_first_compile
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.speed import wait_for_device
@@ -80,8 +81,13 @@ class EvalLoop:
     def run(self) -> dict[str, float]:
         """Evaluate once and return the metrics by name."""
         wait_for_device(self.runner)
-        with self.runner.phase_timer.phase(self._phase):
-            return self._run()
+        try:
+            with self.runner.phase_timer.phase(self._phase):
+                return self._run()
+        except Exception as error:
+            if not step_failed(self.runner):
+                explain_out_of_memory(error, self._traced.name, self._step, self._traced.shapes)
+            raise
 
     @property
     def _phase(self) -> str:
@@ -132,8 +138,12 @@ class EvalLoop:
         """Run the evaluation step and record compile time."""
         timer, compiled = self.runner.phase_timer, compilation_counter.count
         before = timer.enter(self._phase)
-        with report_first_compile(self._traced):
-            outputs = self._step(*args)
+        try:
+            with report_first_compile(self._traced):
+                outputs = self._step(*args)
+        except jax.errors.JaxRuntimeError:
+            self._traced.record_shapes(*args)
+            raise
         if compilation_counter.count != compiled:
             timer.relabel("compile")
             self._traced.check_shardings(*args)

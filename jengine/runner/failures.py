@@ -1,16 +1,47 @@
-"""Handle an error in training: name its iteration, save the completed iterations, and close what the run uses."""
+"""Handle an error in training: show it, name its iteration, save the completed iterations, and close the run.
 
+The error is shown before anything that can wait. A wait for the device ends after a limit: a step that never finishes
+must not hide the error, nor keep the process from ending.
+"""
+
+import atexit
 import contextlib
+import logging
+import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from jengine.config import write_config
+from jengine.errors import ConfigError
 from jengine.logging import log_error, reopen_log_file
+from jengine.runner.out_of_memory import explain_out_of_memory
 from jengine.runner.runner_protocol import Runner, TrainLoop
+from jengine.sharding.strategy import is_pending
+
+_LIMIT_VARIABLE = "JENGINE_DEVICE_TIMEOUT"
+_ANNOUNCED_AFTER = 1.0  # seconds
+_abandoned: list[jax.Array] = []  # what the device had not computed when a run stopped waiting for it
+
+
+def _read_limit() -> float:
+    """Return the seconds that a failed run waits for the device.
+
+    Raises:
+      ConfigError: the environment variable is not a number of seconds.
+    """
+    text = os.environ.get(_LIMIT_VARIABLE, "300")
+    with contextlib.suppress(ValueError):
+        if 0 <= (limit := float(text)) < math.inf:
+            return limit
+    raise ConfigError(f"the environment variable {_LIMIT_VARIABLE} must be a number of seconds, got {text!r}")
+
+
+_DEVICE_LIMIT = _read_limit()
 
 
 def is_consistent(runner: Runner) -> bool:
@@ -19,7 +50,58 @@ def is_consistent(runner: Runner) -> bool:
     if loop is None or state is None:
         return True
     is_usable = loop.is_consistent and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-    return is_usable and (not isinstance(state.step, jax.Array) or int(state.step) == loop.iter)
+    if not is_usable or not isinstance(state.step, jax.Array):
+        return is_usable
+    return device_finishes(runner) and not step_failed(runner) and int(state.step) == loop.iter
+
+
+def device_finishes(runner: Runner) -> bool:
+    """Wait until the device has finished all steps; return False if it takes too long, at once in later calls."""
+    start, is_announced = time.monotonic(), False
+    while pending := _find_pending(runner):
+        if any(array is abandoned for array in pending for abandoned in _abandoned):
+            return False
+        elapsed = time.monotonic() - start
+        if elapsed >= _DEVICE_LIMIT:
+            runner.logger.error(
+                f"The device has not finished the steps before iteration {runner.iter} within {_DEVICE_LIMIT:g} s "
+                f"({_LIMIT_VARIABLE}): what they compute is not saved."
+            )
+            if not _abandoned:
+                atexit.register(_exit_without_device, 128 + signum if (signum := runner.interrupts.signum) else 1)
+            _abandoned.extend(pending)
+            return False
+        if elapsed >= _ANNOUNCED_AFTER and not is_announced:
+            is_announced = True
+            runner.logger.info(f"Waiting for the device to finish, at most {_DEVICE_LIMIT:g} s.")
+        time.sleep(0.01)
+    return True
+
+
+def step_failed(runner: Runner) -> bool:
+    """Return whether the device failed in a training step, or in the creation of the state, whatever waited for it."""
+    try:
+        for array in jax.tree.leaves(runner.state):
+            if isinstance(array, jax.Array) and not array.is_deleted() and not is_pending(array):
+                array.block_until_ready()
+    except jax.errors.JaxRuntimeError:
+        return True
+    return False
+
+
+def _find_pending(runner: Runner) -> list[jax.Array]:
+    """Return arrays of the state, and outputs of steps, that the device has not computed."""
+    pending = [array for array in jax.tree.leaves(runner.state) if isinstance(array, jax.Array) and is_pending(array)]
+    return [*pending, *runner.dispatch_limiter.find_unfinished()]
+
+
+def _exit_without_device(code: int) -> None:
+    """End the process at once if the device still computes: the interpreter would wait for it forever."""
+    if any(map(is_pending, _abandoned)):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def check_consistent(runner: Runner, failure: str) -> None:
@@ -36,11 +118,20 @@ def check_consistent(runner: Runner, failure: str) -> None:
 
 
 def handle_failure(runner: Runner, error: BaseException) -> None:
-    """Add the iteration to the error, save the completed iterations, and call the hooks' stage `on_failure`."""
+    """Name the iteration in the error, show it, save the completed iterations, and call the stage `on_failure`."""
+    runner.programs.explain_out_of_memory(error, noticed=step_failed(runner))
+    explain_out_of_memory(error, "a program other than the training step")
     if not any("at iteration" in note for note in getattr(error, "__notes__", ())):
         error.add_note(f"in training, at iteration {runner.iter} (epoch {runner.epoch})")
+    if isinstance(error, Exception):
+        summary = str(error).partition("\n")[0]
+        runner.logger.error(f"Training stops at iteration {runner.iter} with {type(error).__name__}: {summary}")
+        log_error(error)
     _save_completed_iterations(runner)
-    runner.call_hook("on_failure")
+    try:
+        runner.call_hook("on_failure")
+    except Exception as second:  # it must not hide the first
+        runner.logger.error(f"A hook failed after that as well: {type(second).__name__}: {second}")
 
 
 @contextlib.contextmanager
@@ -64,7 +155,8 @@ def closing(runner: Runner) -> Iterator[None]:
         if isinstance(error, Exception):
             log_error(error)
         try:
-            close(runner)
+            if device_finishes(runner):  # else the thread that writes the log would wait for it
+                close(runner)
         except Exception as second:
             runner.logger.error(f"Closing the run failed as well: {type(second).__name__}: {second}")
         raise
@@ -123,6 +215,8 @@ def _save_completed_iterations(runner: Runner) -> None:
     save only if all of them end here.
     """
     all_end_here = runner.processes.count == 1 or runner.interrupts.agreed
+    if not device_finishes(runner):
+        return
     try:
         runner.log_writer.flush()
     except Exception as error:  # a log that cannot be written must not prevent the save

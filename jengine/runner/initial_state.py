@@ -11,6 +11,7 @@ from jengine.hooks import Hook
 from jengine.logging.slow_call import report_if_slow
 from jengine.model import Model
 from jengine.optim import OptimWrapper, OptimWrapperDict
+from jengine.runner.out_of_memory import explain_out_of_memory
 from jengine.sharding import Strategy
 from jengine.train import TrainState, create_train_state
 
@@ -54,8 +55,12 @@ class StateInitializer:
         program = self._compile(batch, optim_wrapper, hooks)
         if abstract:
             return program.eval_shape(self._seed, batch)
-        with report_if_slow("creating the state"):
-            return program(self._seed, batch)
+        try:
+            with report_if_slow("creating the state"):
+                return program(self._seed, batch)
+        except jax.errors.JaxRuntimeError as error:
+            explain_out_of_memory(error, "the creation of the state", program, (self._seed, batch))
+            raise
 
     def trace(
         self, batch: PyTree, optim_wrapper: OptimWrapper | OptimWrapperDict | None, hooks: Sequence[Hook]

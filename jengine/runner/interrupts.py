@@ -9,15 +9,24 @@ from types import FrameType
 from typing import Any
 
 from jengine.distributed.processes import Processes, SingleProcess
+from jengine.errors import ConfigError, closest
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_VARIABLE = "JENGINE_STOP_SIGNALS"
+# Schedulers end a job with SIGTERM, SIGUSR1 or SIGUSR2 (`sbatch --signal`), a lost terminal with SIGHUP
+_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGUSR1,SIGUSR2"
+_ALWAYS_REPLACED = (signal.SIGTERM, signal.SIGINT)
+_UNCATCHABLE = ("SIGKILL", "SIGSTOP")
 
 
 class Interrupts:
-    """Record SIGTERM and SIGINT while entered; the loop calls `check` between two iterations.
+    """Record the signals that end a run while entered; the loop calls `check` between two iterations.
 
     The first signal is recorded, so that the current iteration finishes and can be saved; a second one of the
-    same kind acts at once. Outside the main thread, where Python does not allow handlers, signals act as usual.
+    same kind acts at once. Outside the main thread, where Python does not allow handlers, signals act as usual, and so
+    do SIGHUP and others that are ignored, as by `nohup`, or have a handler of the user's.
+
+    The environment variable `JENGINE_STOP_SIGNALS` names the signals; SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 by
+    default.
 
     In a run of several processes SIGTERM belongs to JAX's preemption service, which `jax.distributed.initialize` starts
     and which agrees on the iteration at which all processes end; other signals are passed on to it as SIGTERM.
@@ -28,6 +37,9 @@ class Interrupts:
     Attributes:
       signum: the signal that this process received; None for none.
       agreed: whether all processes end here, after a signal.
+
+    Raises:
+      ConfigError: the environment variable has something else than names of signals.
     """
 
     def __init__(self, processes: SingleProcess | Processes) -> None:
@@ -36,12 +48,13 @@ class Interrupts:
         self._waiting = False
         self._processes = processes
         self._previous_handlers: dict[int, Any] = {}
+        self._signals = _read_signals()
 
     def __enter__(self) -> "Interrupts":
         self.signum, self.agreed = None, False
         if threading.current_thread() is threading.main_thread():
-            signals = [signum for signum in _SIGNALS if self._processes.count == 1 or signum != signal.SIGTERM]
-            self._previous_handlers = {signum: signal.signal(signum, self._record) for signum in signals}
+            own = [signum for signum in self._signals if self._processes.count == 1 or signum != signal.SIGTERM]
+            self._previous_handlers = {signum: signal.signal(signum, self._record) for signum in own if _is_free(signum)}
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -69,7 +82,8 @@ class Interrupts:
         """End the run if this process or another received a signal.
 
         Raises:
-          KeyboardInterrupt: after SIGINT. SystemExit: after SIGTERM, with exit code 143.
+          KeyboardInterrupt: after SIGINT. SystemExit: after another signal, with exit code 128 + its number: 143
+            after SIGTERM.
         """
         if self._processes.count > 1:
             if not self._processes.reached_sync_point():
@@ -89,6 +103,24 @@ class Interrupts:
             os.kill(os.getpid(), signal.SIGTERM)
         if self._waiting:
             self.check()
+
+
+def _read_signals() -> list[signal.Signals]:
+    """Return the signals that end a run."""
+    names = [name.strip() for name in os.environ.get(_VARIABLE, _DEFAULT).split(",") if name.strip()]
+    known = {known.name: known for known in signal.Signals if known.name not in _UNCATCHABLE}
+    for name in names:
+        if name not in known and _VARIABLE in os.environ:
+            raise ConfigError(
+                f"the environment variable {_VARIABLE} must be names of signals, separated by commas, got "
+                f"{name!r}{closest(name, known)}"
+            )
+    return [known[name] for name in names if name in known]  # Windows lacks some of the default
+
+
+def _is_free(signum: int) -> bool:
+    """Return whether a run may handle a signal: an ignored one, or one with a handler of the user's, stays as it is."""
+    return signum in _ALWAYS_REPLACED or signal.getsignal(signum) is signal.SIG_DFL
 
 
 def default_resume_command(load_from: Any, path: str | None) -> str:

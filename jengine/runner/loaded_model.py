@@ -11,6 +11,7 @@ import jax
 
 from jengine.annotations import Count, checked
 from jengine.config import parse_config
+from jengine.config.foreign import only_known_classes
 from jengine.data.collate import count_examples
 from jengine.distributed.processes import SingleProcess
 from jengine.errors import ConfigError
@@ -30,10 +31,12 @@ def load_model(
     model: Any = None,
     batch_size: Count | None = None,
     weights: Weights = "evaluated",
+    trust: bool = False,
 ) -> "LoadedModel":
     """Return the model of a checkpoint as a function from batches to predictions, on the first device.
 
-    The model is built from the config in the checkpoint, so its own classes must be importable, or registered before.
+    The model is built from the config in the checkpoint. A checkpoint may be from anyone, so the config can name only
+    registered classes, classes of your own modules that are already imported, and networks of imported packages.
     The weights are read at the first call, whose batch determines the structure of the parameters.
 
     Args:
@@ -42,11 +45,12 @@ def load_model(
       batch_size: divide batches into parts of this size and pad the last one, so that one program serves all; None
         compiles a program for each size.
       weights: 'evaluated' for those that the run validates: averages with an `EMAHook`; 'averaged' or 'trained'.
+      trust: let the config import and call anything that it names; it can then run any code.
 
     Raises:
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist, or is incomplete or damaged.
-      ConfigError: it has no config, so `model` must be passed. ValueError: it has no averages. Also the errors of
-        building the model.
+      ConfigError: it has no config, so `model` must be passed, or one that needs `trust`. ValueError: it has no
+        averages. Also the errors of building the model.
     """
     from jengine.checkpoint import find_checkpoint, read_meta
 
@@ -59,13 +63,14 @@ def load_model(
         raise ConfigError(f"checkpoint {path} has no config from which the model can be built: pass `model=`")
     else:
         try:
-            built = build_model(cfg["model"], cfg.get("precision"))
+            with only_known_classes(None if trust else path):
+                built = build_model(cfg["model"], cfg.get("precision"))
         except Exception as error:
             error.add_note(
                 f"the model is built from the config in {path}: import the module of its classes, or pass `model=`"
             )
             raise
-    return LoadedModel(path, built, select_items(meta, weights), meta.get("replicas"), cfg, batch_size)
+    return LoadedModel(path, built, select_items(meta, weights), meta.get("replicas"), cfg, batch_size, trust)
 
 
 class LoadedModel:
@@ -77,7 +82,7 @@ class LoadedModel:
       items: 'params' and 'model_state' -> the dotted path in the checkpoint.
       replicas: number of replicas of the saved state; None if it has no replica axis.
       cfg: the config of the run.
-      batch_size: see `load_model`.
+      batch_size, trust: see `load_model`.
     """
 
     def __init__(
@@ -88,11 +93,13 @@ class LoadedModel:
         replicas: int | None,
         cfg: Mapping[str, Any],
         batch_size: int | None,
+        trust: bool = False,
     ) -> None:
         self.path = path
         self.model = model
         self.cfg = cfg
         self.batch_size = batch_size
+        self.trust = trust
         self._items = items
         self._replicas = replicas
         self._strategy = SingleDevice()
@@ -126,7 +133,8 @@ class LoadedModel:
         """
         with self._lock:
             if self._variables is None:
-                self._variables = self._strategy.put_replicated(self._read(batch))
+                with only_known_classes(None if self.trust else self.path):  # an NnxModel builds its module now
+                    self._variables = self._strategy.put_replicated(self._read(batch))
             return self._variables
 
     def _read(self, batch: PyTree) -> tuple[PyTree, PyTree]:

@@ -15,6 +15,7 @@ from jengine.model import Model
 from jengine.model.labels import LabelChecks
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.runner.hyperparams import HyperparamsRaveler, HyperparamsVector
+from jengine.runner.out_of_memory import explain_out_of_memory
 from jengine.sharding import DispatchLimiter, Strategy
 from jengine.train import (
     RecompilationGuard,
@@ -99,6 +100,8 @@ class TrainPrograms:
         self._timer = timer
         self._raveler = HyperparamsRaveler()
         self._accumulates = optim_wrapper.accumulates
+        self._last: RecompilationGuard | None = None
+        self._failed = False
 
     def put_batch(self, batch: PyTree) -> PyTree:
         """Place a host batch on its device, for `run_step`; the labels of the first batches are checked.
@@ -201,13 +204,31 @@ class TrainPrograms:
             programs["chunk"] = self._compiled[self.chunk].trace(state, batches, inputs)
         return programs
 
+    def explain_out_of_memory(self, error: BaseException, noticed: bool) -> None:
+        """Add a note to an error of a device that ran out of memory.
+
+        Args:
+          error: any error.
+          noticed: whether a step failed on the device, which whatever waited for it has noticed.
+        """
+        if self._last is not None and (noticed or self._failed):
+            kind = {self.update: "update", self.accumulate: "accumulation", self.chunk: "chunk"}[self._last]
+            name = f"{self._last.name} ({kind})"
+            explain_out_of_memory(error, name, self._compiled[self._last], self._last.shapes, noticed)
+
     def _call(self, step: RecompilationGuard, state: TrainState, batch: PyTree, inputs: PyTree) -> Any:
         """Call a program; the timer runs for 'step' from now on."""
         self._timer.enter("step")
         compiled = compilation_counter.count
         self._limiter.wait()
-        with report_first_compile(step):
-            new_state, metrics = self._compiled[step](state, batch, inputs)
+        self._last = step
+        try:
+            with report_first_compile(step):
+                new_state, metrics = self._compiled[step](state, batch, inputs)
+        except jax.errors.JaxRuntimeError:
+            self._failed = True
+            step.record_shapes(state, batch, inputs)
+            raise
         if compilation_counter.count != compiled:
             self._timer.relabel("compile")
             step.check_shardings(state, batch, inputs)

@@ -177,6 +177,11 @@ def jit_init(make: Callable[..., Any], platform: str, out_shardings: Any) -> Cal
     return jax.jit(make, out_shardings=out_shardings, compiler_options=options)
 
 
+def is_pending(array: Any) -> bool:
+    """Return whether the device has yet to compute a `jax.Array`, without blocking; False for a donated one."""
+    return not array.is_deleted() and not array.is_ready()
+
+
 class DispatchLimiter:
     """Limit the number of dispatched steps that are unfinished.
 
@@ -204,6 +209,10 @@ class DispatchLimiter:
     def add(self, token: jax.Array) -> None:
         """Call after a dispatch, with an output of the step that is not donated."""
         self._tokens.append(token)
+
+    def find_unfinished(self) -> list[jax.Array]:
+        """Return the outputs of the dispatched steps that are unfinished, without blocking."""
+        return [token for token in self._tokens if is_pending(token)]
 
     def drain(self) -> None:
         """Block until every dispatched step is finished."""

@@ -74,7 +74,7 @@ class RecompilationGuard:
     Attributes:
       name: name of the function, for messages.
       traces: number of traces of the function.
-      shapes: the last arguments of `check_shardings` as `jax.ShapeDtypeStruct`s; None before its first call.
+      shapes: the last arguments of `record_shapes` as `jax.ShapeDtypeStruct`s; None before its first call.
     """
 
     def __init__(
@@ -106,6 +106,10 @@ class RecompilationGuard:
         self.traces += 1
         return self._fn(*args)
 
+    def record_shapes(self, *args: Any) -> None:
+        """Record the argument shapes of a call, which may have failed."""
+        self.shapes = jax.tree.map(_shape, args)
+
     def check_shardings(self, *args: Any) -> None:
         """Record the argument shardings of a call that compiled.
 
@@ -115,7 +119,7 @@ class RecompilationGuard:
         Raises:
           RecompilationError: with `on_recompile='raise'`, the arguments of an earlier call had other shardings.
         """
-        self.shapes = jax.tree.map(_shape, args)
+        self.record_shapes(*args)
         shardings = sharding_signature(args, self._arguments)
         if self._shardings:  # the trace has already reported added and removed entries
             first = self._shardings[0]

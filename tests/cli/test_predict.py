@@ -140,6 +140,7 @@ def test_jax_export_writes_an_artifact_that_runs_without_the_model(trained, tmp_
         ([], "`jengine ckpt export` must have either FILE or --jax-export FILE"),
         (["a.safetensors", "--jax-export", "b"], "`jengine ckpt export` must have either FILE or --jax-export FILE"),
         (["a.safetensors", "--platforms", "cpu"], "`--platforms` must be given with --jax-export"),
+        (["a.safetensors", "--trust"], "`--trust` must be given with --jax-export"),
         (["--jax-export", "b", "--input", "x=float"], "`--input` must be NAME=DTYPE[SHAPE], such as image=float32"),
         (["--jax-export", "b", "--batch-stats"], "`--batch-stats` must be left out with --jax-export"),
         (["--jax-export", "b", "--platforms", "gpu"], "`--platforms` must be of cpu, cuda, rocm, tpu, got 'gpu'"),

@@ -53,3 +53,16 @@ def test_the_bar_has_the_loss_of_the_newest_line(run):
     bar = run.out.getvalue()
     assert "loss: 0.2500" in bar
     assert "0/100" in bar
+
+
+def test_a_lost_terminal_does_not_fail_the_end_of_a_run(run, tmp_path, monkeypatch):
+    hook = ProgressHook(clock=lambda: run.seconds)
+    hook.before_train(run.runner)
+
+    def fail(text):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(run.out, "write", fail)
+    hook.on_failure(run.runner)
+    run.logger.info("Interrupted by SIGHUP")
+    assert "Interrupted by SIGHUP" in (tmp_path / "run.log").read_text()

@@ -45,6 +45,20 @@ def test_terminal_and_file_formats(tmp_path, capsys):
     )
 
 
+def test_control_characters_are_escaped_and_other_characters_kept(tmp_path, capsys):
+    logger = build_logger("escaped", str(tmp_path / "run.log"))
+    text = "x\x1b[2J\x07\r\x9b\x7f\u202ey\ud800\x00 | größe 損失 🚀 مرحبا\n+---+\n|\ta |"
+    escaped = r"x\x1b[2J\x07\r\x9b\x7f\u202ey\ud800\x00 | größe 損失 🚀 مرحبا" + "\n+---+\n|\ta |\n"
+    logger.info("%s", text)
+    try:
+        raise ValueError(text)
+    except ValueError:
+        logger.exception("failed")
+    for output in (capsys.readouterr().out, (tmp_path / "run.log").read_text(encoding="utf-8")):
+        assert output.count(escaped) == 2
+        assert set("\x1b\x07\r\x9b\x7f\u202e\ud800\x00").isdisjoint(output)
+
+
 def test_pipes_receive_the_line_verbatim(capsys):
     text = "[bold]x[/bold] :smile: [1, 2]\tloss: " + "9" * 500 + "  "
     build_logger("engine").warning(text)

@@ -14,6 +14,10 @@ def test_table_is_plain_text_of_any_width():
     assert lines[5] == f"| b     |          1 | 1e-05 | {'x' * 200} |"
 
 
+def test_a_cell_cannot_add_lines():
+    assert format_table(["name"], [["a\n+---+\x1b[2J"]]).splitlines()[3] == r"| a\n+---+\x1b[2J |"
+
+
 def test_columns_can_be_aligned():
     lines = format_table(["a", "b"], [["x", 1], ["long", 22]], align=["right", "left"]).splitlines()
     assert lines[3:5] == ["|    x | 1  |", "| long | 22 |"]

@@ -12,6 +12,7 @@ import pytest
 
 from jengine import checkpoint
 from jengine.checkpoint import WorkDirLockedError
+from jengine.errors import ConfigError
 from jengine.hooks import Hook
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=1))
@@ -62,6 +63,48 @@ def test_a_signal_ends_the_run_after_the_iteration_and_saves_it(make_runner, tmp
     state = resumed.train()
     jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
     assert scalars(resumed) == scalars(whole)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_signals_of_schedulers_and_terminals_save_the_run_too(make_runner, tmp_path, signum):
+    runner = make_runner(default_hooks=SAVE, custom_hooks=[SignalAt(signum, 5)])
+    with pytest.raises(SystemExit) as caught:
+        runner.train()
+    assert caught.value.code == 128 + signum
+    assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).name == "iter_6"
+    assert signal.getsignal(signum) is signal.SIG_DFL
+    log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
+    assert f"Interrupted by {signal.Signals(signum).name} after iteration 6; saved: iter_6." in log
+
+
+def test_an_ignored_signal_and_one_with_a_handler_are_left_alone(make_runner):
+    received = []
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    signal.signal(signal.SIGUSR1, lambda signum, frame: received.append(signum))
+    try:
+        make_runner(custom_hooks=[SignalAt(signal.SIGHUP, 2), SignalAt(signal.SIGUSR1, 3)]).train()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    assert received == [signal.SIGUSR1]
+
+
+def test_the_environment_names_the_signals_that_end_a_run(make_runner, tmp_path, monkeypatch):
+    monkeypatch.setenv("JENGINE_STOP_SIGNALS", "SIGTERM, SIGURG")  # the system ignores SIGURG by default
+    with pytest.raises(SystemExit) as caught:
+        make_runner(custom_hooks=[SignalAt(signal.SIGURG, 2)]).train()
+    assert caught.value.code == 128 + signal.SIGURG
+    monkeypatch.setenv("JENGINE_STOP_SIGNALS", "SIGTREM")
+    with pytest.raises(ConfigError, match="JENGINE_STOP_SIGNALS must be names of .* got 'SIGTREM'; did you mean 'SIGT"):
+        make_runner(work_dir=tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_an_error_of_a_hook_after_a_failure_does_not_hide_the_first(make_runner):
+    hooks = [FailAt("before_train_iter", 2), FailAt("on_failure", 2, OSError)]
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        make_runner(custom_hooks=hooks).train()
 
 
 @pytest.mark.parametrize(

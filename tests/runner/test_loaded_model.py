@@ -1,6 +1,8 @@
 """Test `jengine.load_model` and the export of a loaded model."""
 
+import contextlib
 import importlib.util
+import pathlib
 import subprocess
 import sys
 import threading
@@ -13,6 +15,8 @@ from flax import nnx
 
 import jengine
 from jengine.checkpoint import CheckpointMismatchError
+from jengine.cli import main
+from jengine.config import dump_config
 from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel
@@ -168,6 +172,88 @@ def test_a_model_that_cannot_be_built_is_named_with_the_way_out(tmp_path):
     with pytest.raises(KeyError, match="got 'MissingModel'") as caught:
         jengine.load_model(tmp_path)
     assert "import the module of its classes, or pass `model=`" in "".join(caught.value.__notes__)
+
+
+class OwnModule(nn.Module):
+    """A class of the user's that is not registered."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.features)(x)
+
+
+def own_function(path):
+    """Leave a file, as a function that a foreign config names."""
+    pathlib.Path(path).touch()
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """Return a function that gives a checkpoint the config of a model, and returns its work dir."""
+    work_dir = tmp_path_factory.mktemp("foreign")
+    train_objects(work_dir)
+
+    def write(model):
+        (work_dir / "config.py").write_text(dump_config(dict(model=model)))
+        return work_dir
+
+    return write
+
+
+def linen_model(module):
+    return dict(type="LinenModel", module=module, loss=dict(type="CrossEntropy", label="y"), inputs="x")
+
+
+FOREIGN = {
+    "a function": lambda path: dict(type="os.system", command=f"touch {path}"),
+    "a function of the user's": lambda path: dict(type=f"{__name__}.own_function", path=path),
+    "a function in a module": lambda path: dict(type=f"{__name__}.pathlib.os.system", command=f"touch {path}"),
+    "a class of Python": lambda path: dict(type="subprocess.Popen", args=["touch", path]),
+    "a class of a package": lambda path: dict(type="numpy.memmap", filename=path, mode="w+", shape=1),
+    "a module": lambda path: linen_model(dict(type="subprocess.Popen", args=["touch", path])),
+    "a part of a module": lambda path: linen_model(
+        dict(type=f"{__name__}.OwnModule", features=dict(type="os.system", command=f"touch {path}"))
+    ),
+    "a loss": lambda path: {**linen_model(dict(type="PredictLinen")), "loss": dict(type="os.mkdir", path=path)},
+    "a module of NNX": lambda path: {
+        **linen_model(dict(type="subprocess.Popen", args=["touch", path])), "type": "NnxModel",
+    },
+    "a module that is not imported": lambda path: dict(type="left_for_import.Model", path=path),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_the_config_of_a_foreign_checkpoint_runs_no_code(foreign, tmp_path, monkeypatch, case):
+    path = tmp_path / "executed"
+    (tmp_path / "left_for_import.py").write_text(f"import pathlib\npathlib.Path({str(path)!r}).touch()\nModel = dict\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    work_dir = foreign(FOREIGN[case](str(path)))
+    with pytest.raises(ConfigError, match=r"must name registered classes or classes of .*; if you trust the file, pass"):
+        jengine.load_model(work_dir)(dict(x=X))
+    assert not path.exists()
+    if "Popen" not in str(FOREIGN[case](path)):  # which runs in the background
+        with contextlib.suppress(Exception):  # what is called is not a model
+            jengine.load_model(work_dir, trust=True)(dict(x=X))
+        assert path.exists()
+
+
+def test_an_export_needs_trust_for_a_config_that_runs_code(foreign, tmp_path, capsys):
+    path = tmp_path / "executed"
+    work_dir = foreign(FOREIGN["a function of the user's"](str(path)))
+    command = ["ckpt", "export", str(work_dir), "--jax-export", str(tmp_path / "out"), "--input", "x=float32[4]"]
+    assert main(command) == 2
+    assert "if you trust the file, pass trust=True (on the command line --trust)" in capsys.readouterr().err
+    assert not path.exists()
+    main([*command, "--trust"])
+    assert path.exists()
+
+
+def test_a_foreign_config_may_name_networks_of_packages_and_classes_of_the_user(foreign):
+    for module in (dict(type="flax.linen.Dense", features=2), dict(type=f"{__name__}.OwnModule", features=2)):
+        model = jengine.load_model(foreign(linen_model(module))).model
+        assert model.module.features == 2
 
 
 needs_flatbuffers = pytest.mark.skipif(importlib.util.find_spec("flatbuffers") is None, reason="needs flatbuffers")

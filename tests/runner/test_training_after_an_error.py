@@ -4,6 +4,8 @@ import os
 import pathlib
 import queue
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -177,3 +179,46 @@ def test_a_loader_that_yields_nothing_ends_the_run_with_the_reason(make_runner, 
     with pytest.raises(ConfigError, match="train_dataloader yielded no batch in pass 2 over the data: its iterator is"):
         runner.train()
     assert runner.iter == 4
+
+
+STUCK_STEP = """
+import jax, jax.numpy as jnp, numpy as np, sys
+from jengine.model import FunctionalModel
+from jengine.runner import Runner
+
+
+def loss(params, batch):
+    w = jax.lax.stop_gradient(params["w"] * batch["x"].sum())  # the products make XLA run the step in the background
+    product = jax.lax.while_loop(lambda c: c[0] >= 0, lambda c: (jnp.abs(c[0]), c[1] @ c[1]), (w[0, 0] * 0, w))[1]
+    return params["w"].sum() + product.sum()
+
+
+class Breaks:
+    def __iter__(self):
+        yield dict(x=np.ones((4, 2), np.float32))
+        raise OSError("the disk is gone")
+
+
+model = FunctionalModel(init=lambda: {"w": jnp.ones((128, 128))}, loss=loss, predict=lambda params, batch: batch["x"])
+Runner(
+    model, sys.argv[1], Breaks(), train_cfg=dict(by_epoch=False, max_iters=9),
+    optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)), default_hooks=dict(logger=dict(type="LoggerHook", interval=1)),
+).train()
+"""
+
+
+def test_an_error_is_shown_and_ends_the_process_although_a_step_never_finishes(tmp_path):
+    environment = {**os.environ, "JENGINE_DEVICE_TIMEOUT": "0.2", "XLA_FLAGS": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK_STEP, str(tmp_path / "run")],
+        env=environment, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "OSError: the disk is gone\nin train_dataloader (Breaks), batch 2 of pass 1\n"
+        "in training, at iteration 1 (epoch 0)\n"
+    )
+    unfinished = done.stdout.split("Training stops at iteration 1 with OSError: the disk is gone\n")[1]
+    assert "ERROR - The device has not finished the steps before iteration 1 within 0.2 s" in unfinished
+    (log,) = (tmp_path / "run").glob("*/*.log")
+    assert "OSError: the disk is gone" in log.read_text().split("OSError ended the run")[1]

@@ -41,6 +41,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """
     from jengine.cli.report.page import collect_data, compressed_plotly, render_page
     from jengine.cli.report.server import make_server
+    from jengine.logging import escape_control
 
     if args.images < 1:
         raise ConfigError(f"`--images` must be at least 1, got {args.images}")
@@ -50,9 +51,10 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         out = pathlib.Path(args.out)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(render_page(data), encoding="utf-8")
-        print(f"{out} shows {len(data['runs'])} runs: {', '.join(run['name'] for run in data['runs'])}")
+        names = ", ".join(run["name"] for run in data["runs"])
+        print(escape_control(f"{out} shows {len(data['runs'])} runs: {names}"))
         for name, note in ((run["name"], note) for run in data["runs"] for note in run["notes"]):
-            print(f"  {name}: {note}")
+            print(escape_control(f"  {name}: {note}"))
         return
     with make_server(lambda: collect_data(args.work_dirs, args.images), args.host, args.port, _REFRESH) as server:
         print(f"http://{args.host}:{server.server_address[1]} follows the runs; Ctrl-C ends it.", flush=True)

@@ -28,8 +28,12 @@ def collect_data(work_dirs: Sequence[str], images: int) -> dict[str, Any]:
     Raises:
       FileNotFoundError: a path has no run.
     """
-    log_dirs = list(dict.fromkeys(run for path in work_dirs for run in find_runs(pathlib.Path(path).absolute())))
+    skipped: list[str] = []
+    log_dirs = list(
+        dict.fromkeys(run for path in work_dirs for run in find_runs(pathlib.Path(path).absolute(), skipped))
+    )
     runs = dict(zip(name_runs(log_dirs), map(read_run, log_dirs), strict=True))
+    next(iter(runs.values())).notes.extend(skipped)
     return {"created": time.strftime("%Y-%m-%d %H:%M:%S"), **build_page_data(runs, images)}
 
 

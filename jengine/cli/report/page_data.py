@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jengine.checkpoint import infer_rule, is_better
+from jengine.cli.report.foreign_files import get_dict, is_number
 from jengine.cli.report.run_files import RunFiles
 
 MAX_POINTS = 2000  # of a curve: about as many as a screen has pixels
@@ -16,6 +17,8 @@ MAX_IMAGE_NAMES = 24
 _PROGRESS = ("step", "iter", "epoch", "mode")
 _SUMMARY = ("seconds/", "speed/")  # written once, at the end of a run
 _TIMES = ("time", "data_time")
+_MAX_NAMES = 20
+_PNG = b"\x89PNG"
 _MODES = ("train", "val", "test")
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as JSON lines write them
 _RATES = ("lr", "momentum", "weight_decay")  # ends of the names of hyperparameters that schedules change
@@ -63,7 +66,7 @@ def read_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple[str, str]
         for name, value in row.items():
             if name in _PROGRESS or name.startswith(_SUMMARY) or (mode != "train" and name in _TIMES):
                 continue
-            if not isinstance(value, int | float) and value not in _NOT_FINITE:
+            if not isinstance(value, float) and not is_number(value) and value not in _NOT_FINITE:
                 others[name] = None
                 continue
             x, y = curves.setdefault((mode, name.removeprefix(f"{mode}/")), ([], []))
@@ -107,32 +110,33 @@ def _describe_run(name: str, run: RunFiles, num_images: int) -> dict[str, Any]:
     curves, others = read_curves(run.rows)
     if curves.get(("train", "base_lr")) == curves.get(("train", "lr")):
         curves.pop(("train", "base_lr"), None)  # they differ only in runs with several learning rates
+    images, omitted = _embed_images(run, num_images)
     notes = list(run.notes)
     if others:
-        notes.append(f"not drawn, because they are not numbers: {', '.join(others)}")
-    images, omitted = _embed_images(run.images, num_images)
+        names = f"{', '.join(others[:_MAX_NAMES])}{', ...' * (len(others) > _MAX_NAMES)}"
+        notes.append(f"not drawn, because they are not numbers: {names}")
     if omitted:
         notes.append(f"{omitted} names of images are not shown; a report shows {MAX_IMAGE_NAMES} of each run")
-    sessions = run.record.get("sessions", [])
+    sessions = run.record["sessions"]
     return {
         "name": name,
         "path": str(run.log_dir),
         "status": run.status,
         "notes": notes,
-        "started": sessions[0]["started"] if sessions else "",
+        "started": sessions[0].get("started", "") if sessions else "",
         "updated": sessions[-1].get("updated", "") if sessions else "",
         "sessions": len(sessions),
         "iter": int(
             max([session.get("iter", 0) for session in sessions] + [x[-1] for x, _ in curves.values()], default=0)
         ),
         **{key: run.record.get(key) for key in ("max_iters", "max_epochs", "epoch_length", "seed", "model", "groups")},
-        "versions": sessions[-1]["versions"] if sessions else {},
-        "devices": sessions[-1]["devices"] if sessions else "",
+        "versions": sessions[-1].get("versions", {}) if sessions else {},
+        "devices": sessions[-1].get("devices", "") if sessions else "",
         "seconds": _sum_seconds(sessions),
         "speed": _read_speed(run.rows),
         "series": [_describe_curve(*key, *points) for key, points in curves.items() if key[0] != "test"],
         "best": _find_best(curves, run.config),
-        "test": {key: value for key, value in run.test.items() if isinstance(value, int | float) and key not in _TIMES},
+        "test": {key: value for key, value in run.test.items() if is_number(value) and key not in _TIMES},
         "images": images,
     }
 
@@ -169,11 +173,16 @@ def _find_best(curves: Mapping[tuple[str, str], Points], config: Mapping[str, An
 
 def _find_rule(metric: str, config: Mapping[str, Any]) -> str:
     """Return 'greater', 'less' or '', as the checkpoint hook of the config sets it, else from the metric's name."""
-    hook = (config.get("default_hooks") or {}).get("checkpoint") or {}
-    metrics, rules = hook.get("save_best"), hook.get("rule")
-    pairs = zip(*((value,) if isinstance(value, str) else value or () for value in (metrics, rules)), strict=False)
+    hook = get_dict(config, "default_hooks", "checkpoint")
+    metrics, rules = (
+        (value,) if isinstance(value, str) else value for value in (hook.get("save_best"), hook.get("rule"))
+    )
+    if isinstance(metrics, list | tuple) and isinstance(rules, list | tuple):
+        for name, rule in zip(metrics, rules, strict=False):
+            if name == metric and rule in ("greater", "less"):
+                return rule
     try:
-        return dict(pairs).get(metric) or infer_rule(metric)
+        return infer_rule(metric)
     except ValueError:
         return ""
 
@@ -186,8 +195,8 @@ def _list_panels(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     last = ["Training", "Learning rates", "Time and memory"]
     first = ["Losses", "Metrics"]
     own = sorted({panel["group"] for panel in panels} - {*first, *last})
-    order = [*first, *own, *last]
-    return sorted(panels, key=lambda panel: order.index(panel["group"]))
+    order = {group: position for position, group in enumerate([*first, *own, *last])}
+    return sorted(panels, key=lambda panel: order[panel["group"]])
 
 
 def _find_group(name: str, validated: set[str]) -> str:
@@ -216,21 +225,31 @@ def _read_speed(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     summaries = [row for row in rows if any(name.startswith("speed/") for name in row)]
     if not summaries:
         return {}
-    return {name.removeprefix("speed/"): x for name, x in summaries[-1].items() if name.startswith("speed/")}
+    return {
+        name.removeprefix("speed/"): x
+        for name, x in summaries[-1].items()
+        if name.startswith("speed/") and is_number(x)
+    }
 
 
-def _embed_images(images: Mapping[str, list[tuple[int, pathlib.Path]]], limit: int) -> tuple[list[dict[str, Any]], int]:
+def _embed_images(run: RunFiles, limit: int) -> tuple[list[dict[str, Any]], int]:
     """Return the images as data URLs, and how many names are left out."""
     shown = []
-    for name, files in list(images.items())[:MAX_IMAGE_NAMES]:
-        picked = sorted({round(i) for i in np.linspace(0, len(files) - 1, min(limit, len(files)))})
-        items = [{"step": files[i][0], "url": _to_data_url(files[i][1])} for i in picked]
-        shown.append({"name": name, "total": len(files), "items": items})
-    return shown, max(0, len(images) - MAX_IMAGE_NAMES)
+    for name, found in list(run.images.items())[:MAX_IMAGE_NAMES]:
+        picked = sorted({round(i) for i in np.linspace(0, len(found) - 1, min(limit, len(found)))})
+        items = [{"step": found[i][0], "url": url} for i in picked if (url := _to_data_url(run, found[i][1]))]
+        shown.append({"name": name, "total": len(found), "items": items})
+    return shown, max(0, len(run.images) - MAX_IMAGE_NAMES)
 
 
-def _to_data_url(path: pathlib.Path) -> str:
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+def _to_data_url(run: RunFiles, path: pathlib.Path) -> str | None:
+    content = run.files.read(path)
+    if content is None:
+        return None
+    if not content.startswith(_PNG):
+        run.files.note(path, "it must be a PNG file")
+        return None
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def _flatten(value: Any, path: str) -> Iterator[tuple[str, str]]:

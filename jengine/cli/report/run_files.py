@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from jengine.checkpoint.lock import is_locked
+from jengine.cli.report.foreign_files import ForeignFiles, conform, get_dict, is_number
 from jengine.config import parse_config
 from jengine.errors import ConfigError
 from jengine.runner.run_record import FILE as RECORD
@@ -16,6 +18,19 @@ _SCALARS = pathlib.PurePath("vis_data", "scalars.json")
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 _STEP = re.compile(r"(.+)_(\d+)")  # the name of an image and its step
 _IMAGE_DIR = "vis_image"
+_RECORD_FORM: dict[str, Any] = {
+    **dict.fromkeys(("seed", "max_iters", "max_epochs", "epoch_length"), float),
+    "model": dict.fromkeys(("tensors", "parameters", "bytes"), float),
+    "groups": {"columns": [str], "rows": [[str]]},
+    "sessions": [
+        {
+            **dict.fromkeys(("started", "updated", "status", "devices"), str),
+            **dict.fromkeys(("iter", "epoch"), float),
+            "versions": {str: str},
+            "seconds": {str: float},
+        }
+    ],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +45,12 @@ class RunFiles:
       rows: the lines of `vis_data/scalars.json`.
       images: the PNG files and their steps, in order, by name of the image.
       test: the metrics of a test at the end of the run; empty if there was none.
+      files: reads the images.
       notes: what could not be read, and why.
     """
 
+    files: ForeignFiles
+    notes: list[str]
     log_dir: pathlib.Path
     status: str
     record: Mapping[str, Any]
@@ -40,14 +58,14 @@ class RunFiles:
     rows: list[dict[str, Any]]
     images: Mapping[str, list[tuple[int, pathlib.Path]]]
     test: Mapping[str, Any]
-    notes: list[str]
 
 
-def find_runs(path: pathlib.Path) -> list[pathlib.Path]:
+def find_runs(path: pathlib.Path, notes: list[str] | None = None) -> list[pathlib.Path]:
     """Return the log directories that `path` stands for.
 
     Args:
       path: a log directory; a work dir, for its newest run; or a directory of work dirs, for the newest run of each.
+      notes: directories that are skipped, because they cannot be read or lead out of `path`, are added.
 
     Raises:
       FileNotFoundError: the directory has no run.
@@ -56,10 +74,16 @@ def find_runs(path: pathlib.Path) -> list[pathlib.Path]:
         raise FileNotFoundError(f"WORK_DIR must be a directory, got {path}, which does not exist")
     if _is_log_dir(path):
         return [path]
-    found = [newest for directory in (path, *_directories(path)) if (newest := _newest_run(directory))]
+    files = ForeignFiles(path)
+    found = [newest for directory in (path, *_directories(files, path)) if (newest := _newest_run(directory, files))]
+    if notes is not None:
+        notes += dict.fromkeys(files.notes)
     if not found:
-        raise FileNotFoundError(f"WORK_DIR must contain a run (TIMESTAMP/{RECORD} or TIMESTAMP/{_SCALARS}), got {path}")
-    return found[:1] if _newest_run(path) else found
+        reasons = "".join(f"; {note}" for note in dict.fromkeys(files.notes))
+        raise FileNotFoundError(
+            f"WORK_DIR must contain a run (TIMESTAMP/{RECORD} or TIMESTAMP/{_SCALARS}), got {path}{reasons}"
+        )
+    return found[:1] if _newest_run(path, files) else found
 
 
 def name_runs(log_dirs: list[pathlib.Path]) -> list[str]:
@@ -74,23 +98,24 @@ def name_runs(log_dirs: list[pathlib.Path]) -> list[str]:
 
 
 def read_run(log_dir: pathlib.Path) -> RunFiles:
-    """Read a run.
+    """Read a run, which may be from anyone.
 
     Args:
-      log_dir: the directory of its log files.
+      log_dir: the directory of its log files; nothing outside of it is read.
     """
-    notes: list[str] = []
-    record = _read_json(log_dir / RECORD, notes)
-    config = _read_config(log_dir / "vis_data" / "config.py", notes)
+    files = ForeignFiles(log_dir)
+    record = _read_record(files)
+    config = _read_config(files)
     return RunFiles(
+        files=files,
+        notes=files.notes,
         log_dir=log_dir,
         status=_find_status(log_dir, record),
         record=record,
         config=config,
-        rows=_read_rows(log_dir / _SCALARS, notes),
-        images=_list_images(log_dir / "vis_data", config),
-        test=_read_json(log_dir / f"{log_dir.name}.json", notes),
-        notes=notes,
+        rows=_read_rows(files),
+        images=_list_images(files, config),
+        test=files.read_json(log_dir / f"{log_dir.name}.json"),
     )
 
 
@@ -98,76 +123,100 @@ def _is_log_dir(path: pathlib.Path) -> bool:
     return (path / RECORD).is_file() or (path / _SCALARS).is_file()
 
 
-def _directories(path: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(child for child in path.iterdir() if child.is_dir())
+def _directories(files: ForeignFiles, path: pathlib.Path) -> list[pathlib.Path]:
+    """Return the directories in a path, without those outside of the root of `files`."""
+    try:
+        return sorted(child for child in path.iterdir() if child.is_dir() and files.find(child))
+    except OSError as error:
+        files.note(path, error.strerror)
+        return []
 
 
-def _newest_run(work_dir: pathlib.Path) -> pathlib.Path | None:
+def _newest_run(work_dir: pathlib.Path, files: ForeignFiles) -> pathlib.Path | None:
     """Return the log directory with the latest start time, which is its name; None if there is none."""
-    return max(filter(_is_log_dir, _directories(work_dir)), default=None)
+    return max(filter(_is_log_dir, _directories(files, work_dir)), default=None)
 
 
 def _find_status(log_dir: pathlib.Path, record: Mapping[str, Any]) -> str:
     """Return the status in the record, except of a run that was killed and could not update it."""
-    is_training = is_locked(log_dir.parent) and _newest_run(log_dir.parent) == log_dir
-    if is_training or not record:
+    work_dir = log_dir.parent
+    is_training = is_locked(work_dir) and _newest_run(work_dir, ForeignFiles(work_dir)) == log_dir
+    if is_training or not record["sessions"]:
         return "training" if is_training else ""
-    status = str(record["sessions"][-1]["status"])
+    status = record["sessions"][-1].get("status", "")
     return "stopped" if status == "training" else status
 
 
-def _read_json(path: pathlib.Path, notes: list[str]) -> dict[str, Any]:
-    """Return the object in a file; {} if it does not exist, or cannot be read, which is noted."""
-    if not path.is_file():
-        return {}
-    try:
-        return dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        notes.append(f"{path.name} cannot be read: {error}")
-        return {}
+def _read_record(files: ForeignFiles) -> dict[str, Any]:
+    """Return the entries of `run.json` that have the form which a run writes."""
+    problems: list[str] = []
+    record = conform(files.read_json(files.root / RECORD), _RECORD_FORM, RECORD, problems)
+    if problems:
+        files.notes.append(f"{len(problems)} entries of {RECORD} have another form: {', '.join(problems[:3])}")
+    is_complete = set(_RECORD_FORM["model"]) <= set(record.get("model", ())) and len(record.get("groups", ())) == 2
+    groups = {} if is_complete else {"model": None, "groups": None}
+    return {"sessions": [], **record, **groups}
 
 
-def _read_config(path: pathlib.Path, notes: list[str]) -> dict[str, Any]:
-    if not path.is_file():
+def _read_config(files: ForeignFiles) -> dict[str, Any]:
+    path = files.root / "vis_data" / "config.py"
+    text = files.read_text(path)
+    if text is None:
         return {}
     try:
-        return parse_config(path.read_text())
+        return parse_config(text)
     except ConfigError as error:
-        notes.append(f"{path.name} cannot be read: {error}")
+        files.note(path, error)
         return {}
 
 
-def _read_rows(path: pathlib.Path, notes: list[str]) -> list[dict[str, Any]]:
-    if not path.is_file():
-        notes.append(
-            f"{_SCALARS} does not exist: a LocalVisBackend of the visualizer writes it with the first log line"
-        )
+def _read_rows(files: ForeignFiles) -> list[dict[str, Any]]:
+    path = files.root / _SCALARS
+    text = files.read_text(path)
+    if text is None:
+        if not os.path.lexists(path):
+            files.notes.append(
+                f"{_SCALARS} does not exist: a LocalVisBackend of the visualizer writes it with the first log line"
+            )
         return []
     rows, unreadable = [], 0
-    for line in path.read_text().splitlines(keepends=True):
+    for line in text.splitlines(keepends=True):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             unreadable += line.endswith("\n")  # the last line may be incomplete while the run writes it
             continue
-        if isinstance(row, dict) and "step" in row:
+        if _is_row(row):
             rows.append(row)
         else:
             unreadable += 1
     if unreadable:
-        notes.append(f"{unreadable} lines of {_SCALARS} cannot be read")
+        files.notes.append(f"{unreadable} lines of {_SCALARS} cannot be read")
     return rows
 
 
-def _list_images(vis_dir: pathlib.Path, config: Mapping[str, Any]) -> dict[str, list[tuple[int, pathlib.Path]]]:
+def _is_row(row: Any) -> bool:
+    """Return whether a line has a position: its step, and if it has them, its iteration and mode."""
+    return (
+        isinstance(row, dict)
+        and is_number(row.get("step"))
+        and is_number(row.get("iter", 0))
+        and isinstance(row.get("mode", ""), str)
+    )
+
+
+def _list_images(files: ForeignFiles, config: Mapping[str, Any]) -> dict[str, list[tuple[int, pathlib.Path]]]:
     """Return the images in the directories to which the backends of the config write them."""
-    backends = (config.get("visualizer") or {}).get("vis_backends") or []
-    directories = dict.fromkeys([_IMAGE_DIR, *(backend.get("img_save_dir", _IMAGE_DIR) for backend in backends)])
+    vis_dir = files.root / "vis_data"
+    backends = get_dict(config, "visualizer").get("vis_backends")
+    listed = backends if isinstance(backends, list | tuple) else ()
+    directories = [get_dict(backend).get("img_save_dir") for backend in listed]
     images: dict[str, list[tuple[int, pathlib.Path]]] = {}
-    for root in (vis_dir / directory for directory in directories):
-        for path in sorted(root.rglob("*.png")):
-            stem = path.relative_to(root).with_suffix("").as_posix()
-            match = _STEP.fullmatch(stem)
-            name, step = (match[1], int(match[2])) if match else (stem, 0)
-            images.setdefault(name, []).append((step, path))
-    return {name: sorted(files) for name, files in sorted(images.items())}
+    for root in dict.fromkeys(vis_dir / name for name in (_IMAGE_DIR, *directories) if isinstance(name, str)):
+        for folder, _, names in os.walk(root) if files.find(root) else ():  # does not follow links to directories
+            for path in (pathlib.Path(folder, name) for name in names if name.endswith(".png")):
+                stem = path.relative_to(root).with_suffix("").as_posix()
+                match = _STEP.fullmatch(stem)
+                name, step = (match[1], int(match[2])) if match else (stem, 0)
+                images.setdefault(name, []).append((step, path))
+    return {name: sorted(found) for name, found in sorted(images.items())}

@@ -1,16 +1,23 @@
 """Serve a report that follows its runs."""
 
+import contextlib
 import http.server
+import ipaddress
+import socket
+import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
 from jengine.cli.report.page import render_page, to_json
+from jengine.logging import escape_control
 
 
 def make_server(
     collect: Callable[[], dict[str, Any]], host: str, port: int, refresh: float
 ) -> http.server.ThreadingHTTPServer:
     """Return a server of the report at `/` and its data at `/data.json`; `serve_forever` runs it.
+
+    It answers only requests whose Host is an address or a name of this machine.
 
     Args:
       collect: returns the current data.
@@ -25,12 +32,20 @@ def make_server(
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
-            if path == "/":
-                self._respond(render_page(collect(), refresh), "text/html")
-            elif path == "/data.json":
-                self._respond(to_json({**collect(), "refresh": refresh}), "application/json")
-            else:
+            if not all(_is_own_name(name, host) for name in self.headers.get_all("Host") or [""]):
+                self.send_error(403, "the page is served under the address of this machine only")
+            elif path not in ("/", "/data.json"):
                 self.send_error(404)
+            else:
+                try:
+                    data = collect()
+                except Exception as error:  # the run was deleted, for instance; a later request may find it
+                    self.send_error(500, escape_control(" ".join(str(error).split())[:200]))
+                    return
+                if path == "/":
+                    self._respond(render_page(data, refresh), "text/html")
+                else:
+                    self._respond(to_json({**data, "refresh": refresh}), "application/json")
 
         def _respond(self, text: str, kind: str) -> None:
             body = text.encode()
@@ -45,3 +60,17 @@ def make_server(
             """Print nothing: an open page sends a request every few seconds."""
 
     return http.server.ThreadingHTTPServer((host, port), Handler)
+
+
+def _is_own_name(name: str, host: str) -> bool:
+    """Return whether the Host of a request is this server's: its name, that of the machine, or any numeric address.
+
+    A page of another site can make its own name resolve to this server (DNS rebinding), and would then read the report.
+    """
+    with contextlib.suppress(ValueError):  # an invalid address or port
+        hostname = urllib.parse.urlsplit(f"//{name}").hostname or ""
+        if hostname in ("localhost", host.lower(), socket.gethostname().lower()):
+            return True
+        ipaddress.ip_address(hostname)
+        return True
+    return False

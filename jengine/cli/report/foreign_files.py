@@ -1,0 +1,134 @@
+"""Read the files of a run that may be from anyone: nothing outside of its directory, and anything may be in them."""
+
+import json
+import os
+import pathlib
+import stat
+from collections.abc import Mapping
+from typing import Any
+
+_MAX_BYTES = 2**30  # of a file
+_MAX_INTEGER = 2**64
+_MAX_FLOAT = 1e300  # sums of a few stay finite
+
+
+class ForeignFiles:
+    """Read the files below a directory. What cannot be read is noted in one line.
+
+    Args:
+      root: the directory; links that lead out of it are not followed.
+
+    Attributes:
+      notes: what could not be read, and why.
+    """
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.root = root
+        self.notes: list[str] = []
+
+    def note(self, path: pathlib.Path, reason: object) -> None:
+        """Note that a file or directory cannot be read."""
+        name = path.relative_to(self.root) if path.is_relative_to(self.root) else path
+        self.notes.append(f"{name} cannot be read: {' '.join(str(reason).split())[:200]}")
+
+    def find(self, path: pathlib.Path) -> bool:
+        """Return whether a path exists within the directory; one that leads out of it is noted."""
+        try:
+            if not os.path.lexists(path):
+                return False
+            if is_within(path, self.root):
+                return True
+        except (OSError, ValueError) as error:  # a loop of links, a null character
+            self.note(path, error)
+            return False
+        self.note(path, f"it leads out of {self.root}")
+        return False
+
+    def read(self, path: pathlib.Path) -> bytes | None:
+        """Return the contents of a file; None if it does not exist or cannot be read, which is noted."""
+        if not self.find(path):
+            return None
+        try:
+            with open(path, "rb", opener=_open_without_blocking) as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise OSError("it must be a regular file")
+                if status.st_size > _MAX_BYTES:
+                    raise OSError(f"it must have at most {_MAX_BYTES:,} bytes, got {status.st_size:,}")
+                return file.read(_MAX_BYTES)
+        except OSError as error:
+            self.note(path, error.strerror or error)
+            return None
+
+    def read_text(self, path: pathlib.Path) -> str | None:
+        """Return the text of a file, with other bytes than UTF-8 replaced."""
+        content = self.read(path)
+        return None if content is None else content.decode("utf-8", errors="replace")
+
+    def read_json(self, path: pathlib.Path) -> dict[str, Any]:
+        """Return the object in a file; {} if it does not exist or cannot be read."""
+        text = self.read_text(path)
+        if text is None:
+            return {}
+        try:
+            return dict(json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            self.note(path, error)
+            return {}
+
+
+def is_within(path: pathlib.Path, root: pathlib.Path) -> bool:
+    """Return whether a path is in a directory, or is the directory, once links are followed.
+
+    Raises:
+      OSError: a loop of links.
+    """
+    return pathlib.Path(os.path.realpath(path, strict=True)).is_relative_to(os.path.realpath(root))
+
+
+def _open_without_blocking(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would block
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number of a size that a page can show."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= (_MAX_INTEGER if isinstance(value, int) else _MAX_FLOAT)
+
+
+def conform(value: Any, schema: Any, path: str, problems: list[str]) -> Any:
+    """Return the parts of a value that have the form of a schema; the others are left out.
+
+    Args:
+      value: from JSON.
+      schema: `str` or `float` for any text or number; `[schema]`, whose elements all must conform; `{str: schema}`; or
+        a dict of optional entries.
+      path: of the value, for the problems.
+      problems: paths that do not conform are added.
+
+    Returns:
+      The value, or None.
+    """
+    if isinstance(schema, dict) and isinstance(value, dict):
+        schemas = {name: schema.get(name, schema.get(str)) for name in value}
+        found = {
+            name: conform(item, schemas[name], f"{path}.{name}", problems)
+            for name, item in value.items()
+            if schemas[name] is not None and item is not None
+        }
+        return {name: item for name, item in found.items() if item is not None}
+    if isinstance(schema, list) and isinstance(value, list):
+        items = [conform(item, schema[0], f"{path}[{i}]", problems) for i, item in enumerate(value)]
+        return None if any(item is None for item in items) else items
+    if (schema is str and isinstance(value, str)) or (schema is float and is_number(value)):
+        return value
+    problems.append(path)
+    return None
+
+
+def get_dict(value: Any, *keys: str) -> Mapping[str, Any]:
+    """Return the dict at nested keys; {} if there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}

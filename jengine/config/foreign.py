@@ -1,0 +1,85 @@
+"""Build objects from the config of a foreign checkpoint without running code of its choice.
+
+A name in a config can be any import path, so that `type='os.system'` would run a command. Inside `only_known_classes`
+an import path must be a class of a module that is already imported: one of the user's own modules, or a network or
+model of an installed package. Other classes of packages are refused, since `subprocess.Popen` is one of them.
+"""
+
+import contextlib
+import contextvars
+import pathlib
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jengine.errors import ConfigError
+
+_INSTALLED = ("site-packages", "dist-packages")
+_NETWORKS = ("flax", "haiku", "equinox", "jengine")  # their classes `Module` and `Model` are the bases of networks
+_source: contextvars.ContextVar[str | None] = contextvars.ContextVar("jengine_foreign_config", default=None)
+
+
+@contextlib.contextmanager
+def only_known_classes(source: str | None) -> Iterator[None]:
+    """Restrict import paths in configs inside, in this thread.
+
+    Args:
+      source: the file whose config is used, for the error; None restricts nothing.
+    """
+    token = _source.set(source)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+def is_restricted() -> bool:
+    """Return whether import paths are restricted in this thread."""
+    return _source.get() is not None
+
+
+def find_known_class(path: str, modules: Mapping[str, types.ModuleType]) -> type:
+    """Return the class at an import path, without importing anything.
+
+    Args:
+      path: `package.module.Class`.
+      modules: the imported modules by name.
+
+    Raises:
+      ConfigError: its module is not imported, or it is not a class that a foreign config may name.
+    """
+    parts = path.split(".")
+    count = next((i for i in range(len(parts) - 1, 0, -1) if ".".join(parts[:i]) in modules), 0)
+    if not count:
+        raise _refuse(path, f"its module is not imported: import {path.rpartition('.')[0]} first")
+    found: Any = modules[".".join(parts[:count])]
+    for name in parts[count:]:  # not getattr, with which lazy modules import others
+        found = vars(found).get(name) if isinstance(found, types.ModuleType | type) else None
+    if not isinstance(found, type):
+        raise _refuse(path, "it is not a class of that module")
+    if not _is_network(found) and not _is_of_user(found):
+        raise _refuse(path, "a class of a package must be a network or a model")
+    return found
+
+
+def _refuse(path: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"a config from elsewhere must name registered classes or classes of imported modules, got {path!r} in "
+        f"{_source.get()}: {reason}; if you trust the file, pass trust=True (on the command line --trust), with which "
+        "it can run any code"
+    )
+
+
+def _is_network(found: type) -> bool:
+    bases = ((base.__name__, base.__module__.partition(".")[0]) for base in found.__mro__)
+    return any(name in ("Module", "Model") and package in _NETWORKS for name, package in bases)
+
+
+def _is_of_user(found: type) -> bool:
+    """Return whether a class is defined outside of Python, jengine and the installed packages."""
+    top = found.__module__.partition(".")[0]
+    if top in sys.stdlib_module_names or top == "jengine":
+        return False
+    file = getattr(sys.modules.get(found.__module__), "__file__", None)
+    return file is None or not set(_INSTALLED) & set(pathlib.Path(file).parts)

@@ -1,0 +1,78 @@
+"""Explain the error of a device that ran out of memory: in which program, what that needs, and how to need less."""
+
+import contextlib
+from typing import Any
+
+import jax
+
+from jengine.runner.versions import describe_device
+
+_EXPLANATION = "the device ran out of memory"
+_REMEDIES = (
+    "  fewer examples at a time: a smaller `train_dataloader.batch_size` with `optim_wrapper.accumulative_counts=N` "
+    "for the same gradients, or a smaller `val_dataloader.batch_size`",
+    "  smaller intermediate results: `precision='bfloat16'`, and `nn.remat` in the model (`model.module.remat=True` of "
+    "TransformerLM)",
+    "  more devices: `parallel=dict(type='Pjit', mesh=dict(fsdp=N))` divides parameters, optimizer state and examples",
+)
+
+
+def explain_out_of_memory(
+    error: BaseException,
+    name: str,
+    program: Any = None,
+    args: tuple[Any, ...] | None = None,
+    noticed: bool = False,
+) -> None:
+    """Add a note to the error of a device that ran out of memory, unless it has one.
+
+    Args:
+      error: any error; also one that was caused by the device's.
+      name: the program that failed: 'the training step'.
+      program: the result of `jax.jit`, for the memory that it needs.
+      args: its arguments, arrays or `jax.ShapeDtypeStruct`s; None if it was not called.
+      noticed: whether the program failed on the device, so that a hook named in the error only waited for it.
+    """
+    if not _is_out_of_memory(error) or any(_EXPLANATION in note for note in getattr(error, "__notes__", ())):
+        return
+    device = jax.local_devices()[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    size = "" if limit is None else f" of {_format_bytes(limit)}"
+    plan = None if args is None or _is_of_compiler(error) else _describe_plan(program, args)
+    lines = [f"{_EXPLANATION}: {describe_device(device)}{size}, in {name}", *([f"  {plan}"] if plan else [])]
+    if noticed:
+        error.__notes__ = [_mark_as_waiting(note) for note in getattr(error, "__notes__", ())]
+    error.add_note("\n".join([*lines, "What needs less memory (docs/scale.md):", *_REMEDIES]))
+
+
+def _mark_as_waiting(note: str) -> str:
+    """Return a note that does not blame the hook which it names."""
+    is_of_hook = note.startswith("in ") and " at iteration " in note
+    return f"noticed {note}, which waited for the device" if is_of_hook else note
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
+        error = error.__cause__
+    return "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
+
+
+def _is_of_compiler(error: BaseException) -> bool:
+    return "compil" in str(error).lower()  # compiling again would take as long and fail again
+
+
+def _describe_plan(program: Any, args: tuple[Any, ...]) -> str | None:
+    """Return the memory of a program on each device, as compiled; None if that is unknown."""
+    with contextlib.suppress(Exception):  # the first error matters more; a pmap has no plan
+        memory = program.lower(*args).compile().memory_analysis()
+        parts = {
+            "arguments": memory.argument_size_in_bytes,
+            "temporaries": memory.temp_size_in_bytes,
+            "outputs": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        }
+        return f"on each device it needs {', '.join(f'{part} {_format_bytes(size)}' for part, size in parts.items())}"
+    return None
+
+
+def _format_bytes(size: int) -> str:
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.2f} MiB"
