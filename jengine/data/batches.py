@@ -11,7 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jengine.data.collate import default_collate
 from jengine.data.masking import with_mask
+from jengine.errors import ConfigError
 
 # More epochs than any run has; grain requires the length of a source.
 _MAX_EPOCHS = 2**24
@@ -33,7 +35,8 @@ class BatchSource:
     Args:
       dataset: has `__getitems__(indices)` or `__getitem__(index)`.
       order: the sampler.
-      collate: list of samples -> batch.
+      collate: list of samples -> batch. Batches of `__getitems__` are used as they are with `default_collate`, and not
+        used with another function.
       batch_size: examples per batch.
       length: batches per epoch.
       masked: whether short batches are padded and every batch gets a mask of its real examples.
@@ -58,6 +61,7 @@ class BatchSource:
         self.masked = masked
         self.shift = shift
         self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._collates_samples = False  # one by one, because `__getitems__` returns batches
 
     def __len__(self) -> int:
         return self.length * _MAX_EPOCHS
@@ -88,10 +92,19 @@ class BatchSource:
 
     def _fetch(self, epoch: int, indices: np.ndarray) -> Any:
         dataset = self.dataset.at_epoch(epoch) if hasattr(self.dataset, "at_epoch") else self.dataset
-        if hasattr(dataset, "__getitems__"):
+        if hasattr(dataset, "__getitems__") and not self._collates_samples:
             fetched = dataset.__getitems__(indices)
             # In PyTorch `__getitems__` returns a list of samples; here it may also return the batch.
-            return self.collate(fetched) if isinstance(fetched, list) else fetched
+            if isinstance(fetched, list):
+                return self.collate(fetched)
+            if self.collate is default_collate:
+                return fetched
+            if not hasattr(dataset, "__getitem__"):
+                raise ConfigError(
+                    f"`collate_fn` must be None for {type(self.dataset).__name__}, whose __getitems__ returns the batch "
+                    "and which has no __getitem__ for its samples"
+                )
+            self._collates_samples = True  # the next batches are not read twice
         return self.collate([_read(dataset, index) for index in indices.tolist()])
 
 

@@ -23,7 +23,8 @@ class DataLoader:
 
     Args:
       dataset: has `__len__` and `__getitem__(i)` -> sample (pytree), or `__getitems__(indices)` -> the whole batch
-        (or a list of samples), which is called once per batch.
+        (or a list of samples), which is called once per batch. With a `collate_fn` it must return samples, or
+        `__getitem__` is called for each of them.
       batch_size: examples per batch on this process.
       sampler: the order of the samples, any iterable of indices with a length; None for the order of the dataset.
       drop_last: whether the last, smaller batch is dropped. When False it is padded by repeating samples, and every

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset, DataLoader, DefaultSampler, InfiniteSampler
+from jengine.errors import ConfigError
 
 
 def make_dataset(size):
@@ -163,6 +164,32 @@ def test_fetching_a_whole_batch_at_once_may_return_a_list_of_samples():
 def test_a_collate_function_builds_the_batch():
     loader = DataLoader(Samples(4), 2, drop_last=True, collate_fn=lambda samples: {"x": np.array(len(samples))})
     assert load_epoch(loader, 0) == [2, 2]
+
+
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_a_collate_function_gets_the_samples_of_a_dataset_that_fetches_whole_batches(num_threads):
+    def count(samples):
+        assert isinstance(samples, list)
+        return {"x": np.array([10 * sample["x"] for sample in samples])}
+
+    loader = DataLoader(make_dataset(4), 2, collate_fn=count, num_threads=num_threads)
+    assert load_epoch(loader, 0) == [[0, 10], [20, 30]]
+    loader.close()
+
+
+def test_a_collate_function_for_a_dataset_of_batches_alone_is_refused():
+    class Batches:
+        def __len__(self):
+            return 4
+
+        def __getitems__(self, indices):
+            return {"x": np.asarray(indices)}
+
+    assert load_epoch(DataLoader(Batches(), 2), 0) == [[0, 1], [2, 3]]
+    with pytest.raises(
+        ConfigError, match="`collate_fn` must be None for Batches, whose __getitems__ returns the batch"
+    ):
+        DataLoader(Batches(), 2, collate_fn=len).example()
 
 
 def test_the_number_of_batches_per_epoch_can_be_limited():
