@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from jengine.annotations import ConfigOf, Count, Index, checked
-from jengine.data.batches import BatchPrefetcher, BatchSource
+from jengine.data.batch_prefetcher import BatchPrefetcher
+from jengine.data.batches import BatchSource
 from jengine.data.collate import default_collate
 from jengine.data.find_source import is_map_style
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
@@ -18,8 +19,8 @@ class DataLoader:
     """Yield the batches of one epoch as numpy pytrees.
 
     Batch i of epoch e is a pure function of (e, i), so a resumed run continues at any position at once. Without threads
-    and workers a batch is fetched in the calling thread, which is cheap for arrays in memory; with them grain
-    (https://google-grain.readthedocs.io) prefetches, in the same order.
+    and workers a batch is fetched in the calling thread, which is cheap for arrays in memory; with them batches are built
+    ahead, in the same order. The processes are those of grain (https://google-grain.readthedocs.io).
 
     Args:
       dataset: has `__len__` and `__getitem__(i)` -> sample (pytree), or `__getitems__(indices)` -> the whole batch

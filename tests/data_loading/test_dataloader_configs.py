@@ -92,7 +92,7 @@ def test_a_sampler_of_another_number_of_processes_is_refused(cfg):
     for loader in loaders:
         with pytest.raises(ConfigError, match=message):
             build_dataloader(loader, train=True, **shard)
-    batches = build_dataloader([{"x": np.zeros(2)}], train=True)  # those of this process, as docs/data.md says
+    batches = build_dataloader([{"x": np.zeros(2)}], train=True)  # the share of this process: nothing is divided
     assert build_dataloader(batches, train=True, **shard) is batches
 
 

@@ -206,7 +206,7 @@ def test_no_thread_is_started_by_default():
 
 def running():
     """Return the worker processes and threads of this process that read data."""
-    threads = {thread for thread in threading.enumerate() if thread.name.startswith("grain-prefetch")}
+    threads = {thread for thread in threading.enumerate() if thread.name == "jengine-batches"}
     return threads | set(multiprocessing.active_children())
 
 
@@ -298,6 +298,23 @@ def test_a_script_with_running_workers_exits_without_output(tmp_path):
     )
     result = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
     assert (result.stdout, result.stderr) == ("[0 1]\n[0 1]\n", "")
+
+
+def test_workers_end_with_a_main_process_that_is_killed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal\n"
+        "import numpy as np\n"
+        "from jengine.data import ArrayDataset, DataLoader\n"
+        "if __name__ == '__main__':\n"
+        "    loader = DataLoader(ArrayDataset({'x': np.arange(8)}), 2, num_workers=2)\n"
+        "    print(next(iter(loader))['x'], flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    # ends when the last of the processes has closed its output
+    result = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    assert result.returncode == -9
+    assert result.stdout.startswith(b"[0 1]\n")
 
 
 def test_samplers_and_datasets_pickle_for_worker_processes():
