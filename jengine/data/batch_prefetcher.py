@@ -192,7 +192,7 @@ def _end_with_parent(*_: int) -> None:
 
 
 def kill_workers() -> None:
-    """Kill the worker processes of grain: those that read, or hang in a read, for 25 seconds keep this process."""
+    """Kill the worker processes of grain, which otherwise waits up to 25 seconds for one that hangs in a read."""
     for process in multiprocessing.active_children():
         if process.name.startswith(_WORKER):
             process.kill()

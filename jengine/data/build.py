@@ -90,7 +90,7 @@ def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, pr
             f"`drop_last` must be {train} for {name}, which has no access by index: a smaller last batch is dropped in "
             "training and padded in evaluation"
         )
-    shard = {"process_index": process_index, "process_count": process_count}
+    shard: dict[str, Any] = {"process_index": process_index, "process_count": process_count}
     return IterableLoader(arguments.pop("dataset"), train, **arguments, **shard)
 
 

@@ -19,8 +19,8 @@ class DataLoader:
     """Yield the batches of one epoch as numpy pytrees.
 
     Batch i of epoch e is a pure function of (e, i), so a resumed run continues at any position at once. Without threads
-    and workers a batch is fetched in the calling thread, which is cheap for arrays in memory; with them batches are built
-    ahead, in the same order. The processes are those of grain (https://google-grain.readthedocs.io).
+    and workers a batch is fetched in the calling thread, which is cheap for arrays in memory; with them batches are
+    built ahead, in the same order. The processes are those of grain (https://google-grain.readthedocs.io).
 
     Args:
       dataset: has `__len__` and `__getitem__(i)` -> sample (pytree), or `__getitems__(indices)` -> the whole batch

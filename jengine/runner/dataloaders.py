@@ -8,6 +8,9 @@ from jengine.data import BatchCheck, DataLoader, IterableLoader, build_dataloade
 from jengine.distributed import assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import UnknownNameError, config_path
+from jengine.logging.slow_call import report_if_slow
+
+_SLOW = 30.0  # seconds
 
 
 class DataLoaders:
@@ -50,7 +53,9 @@ class DataLoaders:
         loader = self.get(mode)
         assert loader is not None
         with config_path(f"{mode}_dataloader"):
-            batch = BatchCheck(f"{mode}_dataloader")(loader.example())
+            with report_if_slow(f"reading the first batch of {mode}_dataloader ({loader.kind})", after=_SLOW):
+                example = loader.example()
+            batch = BatchCheck(f"{mode}_dataloader")(example)
             self._host_entries[mode] = list_host_entries(batch)
         with self.note_host_entries(mode):
             return function(select_arrays(batch), *args)

@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -25,11 +26,13 @@ class Interrupts:
     Attributes:
       signum: the signal that this process received; None for none.
       agreed: whether all processes end here, after a signal.
+      wait: the data that the loop waits for, any object, and since when; None while it does not wait.
     """
 
     def __init__(self, consensus: ShutdownConsensus) -> None:
         self.signum: int | None = None
         self.agreed = False
+        self.wait: tuple[Any, float] | None = None
         self._waiting = False
         self._consensus = consensus
         self._previous_handlers: dict[int, Any] = {}
@@ -47,21 +50,22 @@ class Interrupts:
         self._previous_handlers = {}
         self._consensus.__exit__(*error)
 
-    def start_waiting(self) -> None:
-        """Let a signal end the run at once from now on: the loop waits for data, perhaps forever.
+    def start_waiting(self, data: Any) -> None:
+        """Let a signal end the run at once from now on: the loop waits for `data`, perhaps forever.
 
         With several processes signals are still only recorded, since all processes must end at the same iteration.
 
         Raises:
           KeyboardInterrupt, SystemExit: as `check`, for a signal that was received just before.
         """
+        self.wait = (data, time.monotonic())
         self._waiting = not self._consensus.is_shared
         if self._waiting and self.signum is not None:
             self.check()
 
     def stop_waiting(self) -> None:
         """Record signals again until the next `check`."""
-        self._waiting = False
+        self.wait, self._waiting = None, False
 
     def check(self) -> None:
         """End the run if this process or another received a signal.

@@ -10,6 +10,7 @@ from jengine.annotations import Count, Index
 from jengine.data import BatchCheck, BatchStream, put_arrays
 from jengine.errors import ConfigError
 from jengine.registry import LOOPS
+from jengine.runner.data_wait import Source
 from jengine.runner.failures import mark_inconsistent
 from jengine.runner.runner_protocol import Runner
 from jengine.train import check_on_recompile
@@ -77,6 +78,7 @@ class TrainLoop:
         self.stop_training = False
         self.is_consistent = True
         self._checked_scan = False
+        self._source = Source("train_dataloader", dataloader)
         self._check_batch = BatchCheck("train_dataloader")
         self.iter = 0
         self.epoch = 0
@@ -176,7 +178,7 @@ class TrainLoop:
         runner = self.runner
         runner.phase_timer.enter("input")
         try:
-            runner.interrupts.start_waiting()
+            runner.interrupts.start_waiting(self._source)
             taken = batches.take(size)
         except Exception as error:
             at = self.position or {"epoch": 0, "position": 0}
