@@ -25,6 +25,7 @@ class BatchStream:
 
     Attributes:
       position: the position after the last batch that was taken; None before the first, and without positions.
+      positions: the position after each batch of the last call of `take`.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class BatchStream:
         position: Callable[[], Any] | None = None,
     ) -> None:
         self.position: Any = None
+        self.positions: list[Any] = []
         self._get_position: Any = position or getattr(source, "state_dict", _no_position)
         self._source = iter(source)
         self._put = put
@@ -62,6 +64,7 @@ class BatchStream:
                 raise self._error
             self.position = self._end[0] if self._end else None
             return []
+        self.positions = []
         taken = [self._pop()]
         first = _signature(taken[0]) if count > 1 else None
         while self._buffer and len(taken) < count and _signature(self._buffer[0][0]) == first:
@@ -86,6 +89,7 @@ class BatchStream:
 
     def _pop(self) -> Any:
         batch, self.position = self._buffer.popleft()
+        self.positions.append(self.position)
         return batch
 
 

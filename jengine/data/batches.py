@@ -1,17 +1,17 @@
-"""Fetch batches by index, and prefetch them with grain.
+"""Fetch batches by index.
 
 Batch i of epoch e has the index e * length + i. Any index can be fetched on its own, so threads and worker processes
 can fetch different batches, and a resumed run starts at its position at once.
 """
 
-import atexit
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from jengine.data.collate import default_collate
 from jengine.data.masking import with_mask
+from jengine.errors import ConfigError
 
 # More epochs than any run has; grain requires the length of a source.
 _MAX_EPOCHS = 2**24
@@ -33,7 +33,8 @@ class BatchSource:
     Args:
       dataset: has `__getitems__(indices)` or `__getitem__(index)`.
       order: the sampler.
-      collate: list of samples -> batch.
+      collate: list of samples -> batch. Batches of `__getitems__` are used as they are with `default_collate`, and not
+        used with another function.
       batch_size: examples per batch.
       length: batches per epoch.
       masked: whether short batches are padded and every batch gets a mask of its real examples.
@@ -58,6 +59,7 @@ class BatchSource:
         self.masked = masked
         self.shift = shift
         self._epoch: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._collates_samples = False  # one by one, because `__getitems__` returns batches
 
     def __len__(self) -> int:
         return self.length * _MAX_EPOCHS
@@ -88,10 +90,19 @@ class BatchSource:
 
     def _fetch(self, epoch: int, indices: np.ndarray) -> Any:
         dataset = self.dataset.at_epoch(epoch) if hasattr(self.dataset, "at_epoch") else self.dataset
-        if hasattr(dataset, "__getitems__"):
+        if hasattr(dataset, "__getitems__") and not self._collates_samples:
             fetched = dataset.__getitems__(indices)
             # In PyTorch `__getitems__` returns a list of samples; here it may also return the batch.
-            return self.collate(fetched) if isinstance(fetched, list) else fetched
+            if isinstance(fetched, list):
+                return self.collate(fetched)
+            if self.collate is default_collate:
+                return fetched
+            if not hasattr(dataset, "__getitem__"):
+                raise ConfigError(
+                    f"`collate_fn` must be None for {type(self.dataset).__name__}, whose __getitems__ returns the "
+                    "batch and which has no __getitem__ for its samples"
+                )
+            self._collates_samples = True  # the next batches are not read twice
         return self.collate([_read(dataset, index) for index in indices.tolist()])
 
 
@@ -102,76 +113,3 @@ def _read(dataset: Any, index: int) -> Any:
         hint = ", which must have the samples 0 to N - 1" if isinstance(error, KeyError) else ""
         error.add_note(f"in sample {index} of {type(dataset).__name__}{hint}")
         raise
-
-
-class BatchPrefetcher:
-    """Iterate over batches from any index on, and build them ahead in threads and worker processes.
-
-    Worker w of n builds the batches w, w + n, w + 2n and so on. Threads and workers start at the
-    first `seek`.
-
-    Args:
-      source: the source of the batches.
-      stop: index after the last batch.
-      num_workers: worker processes; 0 for threads alone.
-      num_threads: number of threads, in each worker if there are workers.
-      prefetch_factor: batches that each worker or thread builds ahead.
-
-    Attributes:
-      source: the source of the batches.
-      next: index of the next batch.
-      stop: index after the last batch; 0 after an error.
-    """
-
-    def __init__(
-        self, source: BatchSource, stop: int, num_workers: int, num_threads: int, prefetch_factor: int
-    ) -> None:
-        import grain
-        from absl import flags
-
-        if num_workers and not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # grain reads absl flags, which a script without absl never parses
-        threads = grain.ReadOptions(num_threads, num_threads * prefetch_factor)
-        workers = max(num_workers, 1)
-        self._iterators = []
-        for worker in range(workers):
-            dataset = grain.MapDataset.source(source)[worker:stop:workers].to_iter_dataset(threads)
-            if num_workers:
-                # A pipeline of its own for each worker: grain cannot move several workers to another index.
-                dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(1, prefetch_factor))
-            self._iterators.append(iter(dataset))
-        self.source, self.next, self.stop = source, 0, stop
-        self._close = weakref.finalize(self, _close, self._iterators)
-        # At exit before multiprocessing ends its queues, as it is imported by now: functions run in reverse order.
-        atexit.register(self._close)
-
-    def seek(self, index: int) -> None:
-        """Continue at `index`; threads and workers keep running, and drop the batches that they have built ahead."""
-        import grain
-
-        for worker, iterator in enumerate(self._iterators):
-            grain.experimental.set_next_index(iterator, -((worker - index) // len(self._iterators)))
-            iterator.start_prefetch()
-        self.next = index
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            batch = next(self._iterators[self.next % len(self._iterators)])
-        except Exception:
-            self.stop = 0  # the iterator of a failed reader cannot be used again
-            raise
-        self.next += 1
-        return batch
-
-    def close(self) -> None:
-        """End the threads and processes."""
-        self._close()
-        atexit.unregister(self._close)
-
-
-def _close(iterators: list[Any]) -> None:
-    while iterators:
-        iterators.pop().close()

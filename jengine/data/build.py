@@ -7,7 +7,7 @@ from typing import Any
 from jengine.data.find_source import is_stream
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
-from jengine.data.samplers import DefaultSampler
+from jengine.data.samplers import DefaultSampler, Sampler
 from jengine.errors import ConfigError, config_path
 from jengine.registry import DATA_SAMPLERS, DATASETS, as_config, check_arguments
 
@@ -40,23 +40,25 @@ def build_dataloader(
     Raises:
       TypeError: an unknown or missing argument. ValueError: a number out of range, or data that cannot be iterated.
     """
+    shard = (process_index, process_count)
     if isinstance(cfg_or_loader, DataLoader | IterableLoader):
+        divided = cfg_or_loader if isinstance(cfg_or_loader, IterableLoader) else cfg_or_loader.sampler
+        _check_shard(divided, *shard)
         return cfg_or_loader
     if not _is_config(cfg_or_loader):
         return IterableLoader(cfg_or_loader, train)
     arguments: dict[str, Any] = {"drop_last": train, "sampler": None, **dict(cfg_or_loader.items())}
     check_dataloader(arguments)
-    shard: dict[str, Any] = {"process_index": process_index, "process_count": process_count}
     with config_path("dataset"):
         arguments["dataset"] = as_config(arguments["dataset"])
         if _is_config(arguments["dataset"]):
             arguments["dataset"] = DATASETS.build(arguments["dataset"])
         if is_stream(arguments["dataset"]):
-            return _build_stream(arguments, train, shard)
+            return _build_stream(arguments, train, *shard)
     with config_path("sampler"):
-        arguments["sampler"] = _build_sampler(
-            arguments["sampler"], arguments["dataset"], train, {"seed": seed, **shard}
-        )
+        defaults = {"seed": seed, "process_index": process_index, "process_count": process_count}
+        arguments["sampler"] = _build_sampler(arguments["sampler"], arguments["dataset"], train, defaults)
+        _check_shard(arguments["sampler"], *shard)
     return DataLoader(**arguments)
 
 
@@ -74,21 +76,21 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
     check_arguments(DataLoader, dict(cfg.items()))
 
 
-def _build_stream(arguments: dict[str, Any], train: bool, shard: Mapping[str, Any]) -> IterableLoader:
+def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, process_count: int) -> IterableLoader:
     """Return the loader of a dataset without access by index."""
     name = type(arguments["dataset"]).__name__
-    for key in ("sampler", "num_workers", "num_threads"):
+    for key in ("sampler", "num_workers", "num_threads", "prefetch_factor"):
         if arguments.pop(key, None):
             raise ConfigError(
                 f"`{key}` must not be given for {name}, which has no access by index and is read in its own order; set "
                 "it in the other library"
             )
-    arguments.pop("prefetch_factor", None)
     if arguments.pop("drop_last") is not train:
         raise ConfigError(
             f"`drop_last` must be {train} for {name}, which has no access by index: a smaller last batch is dropped in "
             "training and padded in evaluation"
         )
+    shard: dict[str, Any] = {"process_index": process_index, "process_count": process_count}
     return IterableLoader(arguments.pop("dataset"), train, **arguments, **shard)
 
 
@@ -107,5 +109,25 @@ def _build_sampler(cfg: Any, dataset: Any, train: bool, defaults: dict[str, Any]
         with config_path("type"):
             kind = DATA_SAMPLERS.get(kind)
     parameters = inspect.signature(kind).parameters if callable(kind) else {}
-    extra = {key: value for key, value in defaults.items() if key in parameters and cfg.get(key) is None}
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())  # and forwards them
+    names = [key for key in defaults if takes_all or key in parameters]
+    extra = {key: defaults[key] for key in names if cfg.get(key) is None}
     return DATA_SAMPLERS.build({**{k: v for k, v in cfg.items() if k not in extra}, "dataset": dataset, **extra})
+
+
+def _check_shard(divided: Any, index: int, count: int) -> None:
+    """Check that a sampler, or a loader of examples, reads the share of this process.
+
+    Raises:
+      ConfigError: it reads another, so that processes would read the same examples, or none would read some of them.
+    """
+    if not isinstance(divided, Sampler | IterableLoader) or (
+        isinstance(divided, IterableLoader) and divided.is_batched
+    ):
+        return
+    if (divided.process_index, divided.process_count) != (index, count):
+        raise ConfigError(
+            f"`process_index` and `process_count` of {type(divided).__name__} must be {index} and {count}, those of "
+            f"this process, got {divided.process_index} and {divided.process_count}; its constructor gets them if it takes "
+            "them, or **kwargs, and must pass them on"
+        )

@@ -45,6 +45,8 @@ class IterableLoader:
     Attributes:
       length: batches in a pass; None if unknown or endless.
       source: how the data are read, and whether their position can be saved.
+      is_batched: whether `iterable` yields batches.
+      process_index, process_count: the share of the examples that this process reads.
 
     Raises:
       ConfigError: data that cannot be iterated. ValueError: no batches.
@@ -61,12 +63,16 @@ class IterableLoader:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
+        if collate_fn is not None and not batch_size:
+            raise ConfigError("`collate_fn` must be given with `batch_size`: an iterable without it yields batches")
         self.iterable = iterable
         self.source = source = as_source(iterable)
         self.train = train
         self.device_prefetch: int = getattr(iterable, "device_prefetch", 2)
         if device_prefetch is not None:
             self.device_prefetch = device_prefetch
+        self.is_batched = not batch_size
+        self.process_index, self.process_count = process_index, process_count
         sharded = source.shard(process_index, process_count) if train and process_count > 1 and batch_size else None
         if sharded is not None:
             self.source = source = sharded

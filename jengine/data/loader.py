@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from jengine.annotations import ConfigOf, Count, Index, checked
-from jengine.data.batches import BatchPrefetcher, BatchSource
+from jengine.data.batch_prefetcher import BatchPrefetcher
+from jengine.data.batches import BatchSource
 from jengine.data.collate import default_collate
 from jengine.data.find_source import is_map_style
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
@@ -18,12 +19,13 @@ class DataLoader:
     """Yield the batches of one epoch as numpy pytrees.
 
     Batch i of epoch e is a pure function of (e, i), so a resumed run continues at any position at once. Without threads
-    and workers a batch is fetched in the calling thread, which is cheap for arrays in memory; with them grain
-    (https://google-grain.readthedocs.io) prefetches, in the same order.
+    and workers a batch is fetched in the calling thread, which is cheap for arrays in memory; with them batches are
+    built ahead, in the same order. The processes are those of grain (https://google-grain.readthedocs.io).
 
     Args:
       dataset: has `__len__` and `__getitem__(i)` -> sample (pytree), or `__getitems__(indices)` -> the whole batch
-        (or a list of samples), which is called once per batch.
+        (or a list of samples), which is called once per batch. With a `collate_fn` it must return samples, or
+        `__getitem__` is called for each of them.
       batch_size: examples per batch on this process.
       sampler: the order of the samples, any iterable of indices with a length; None for the order of the dataset.
       drop_last: whether the last, smaller batch is dropped. When False it is padded by repeating samples, and every

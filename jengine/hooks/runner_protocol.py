@@ -27,7 +27,7 @@ class TrainLoop(Protocol):
     """Describe the training loop for hooks.
 
     Attributes:
-      stop_training: set it to True to end training after the current epoch or iteration.
+      stop_training: set it to True to end training after the current iteration or chunk.
     """
 
     stop_training: bool

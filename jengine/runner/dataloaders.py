@@ -15,6 +15,9 @@ from jengine.errors import UnknownNameError, config_path
 from jengine.sharding import DataShard
 
 PyTree = Any
+from jengine.logging.slow_call import report_if_slow
+
+_SLOW = 30.0  # seconds
 
 
 class DataLoaders:
@@ -61,7 +64,9 @@ class DataLoaders:
         loader = self.get(mode)
         assert loader is not None
         with config_path(f"{mode}_dataloader"):
-            batch = BatchCheck(f"{mode}_dataloader")(loader.example())
+            with report_if_slow(f"reading the first batch of {mode}_dataloader ({loader.kind})", after=_SLOW):
+                example = loader.example()
+            batch = BatchCheck(f"{mode}_dataloader")(example)
             self._check_readers(mode, batch)
             self._host_entries[mode] = list_host_entries(batch)
         with self.note_host_entries(mode):

@@ -13,6 +13,7 @@ from jengine.errors import ConfigError
 from jengine.model import CastModel, Precision
 from jengine.model.labels import LabelChecks
 from jengine.registry import LOOPS
+from jengine.runner.data_wait import Source, iterate
 from jengine.runner.failures import mark_inconsistent, step_failed
 from jengine.runner.out_of_memory import explain_out_of_memory
 from jengine.runner.programs import report_first_compile
@@ -111,7 +112,9 @@ class EvalLoop:
         sums = runner.strategy.put_replicated(self.evaluator.init())
         loader.set_epoch(0)
         with contextlib.closing(prefetch_to_device(loader, self._put_batch, loader.device_prefetch)) as batches:
-            for batch_idx, batch in enumerate(itertools.islice(batches, self._epoch_length)):
+            source = Source(f"{mode}_dataloader", loader)
+            ready = iterate(itertools.islice(batches, self._epoch_length), source, runner.interrupts)
+            for batch_idx, batch in enumerate(ready):
                 self._counted = batch_idx + 1
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
                 runner.dispatch_limiter.wait()

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -37,6 +38,7 @@ class Interrupts:
     Attributes:
       signum: the signal that this process received; None for none.
       agreed: whether all processes end here, after a signal.
+      wait: the data that the loop waits for, any object, and since when; None while it does not wait.
 
     Raises:
       ConfigError: the environment variable has something else than names of signals.
@@ -45,6 +47,7 @@ class Interrupts:
     def __init__(self, processes: SingleProcess | Processes) -> None:
         self.signum: int | None = None
         self.agreed = False
+        self.wait: tuple[Any, float] | None = None
         self._waiting = False
         self._processes = processes
         self._previous_handlers: dict[int, Any] = {}
@@ -54,7 +57,9 @@ class Interrupts:
         self.signum, self.agreed = None, False
         if threading.current_thread() is threading.main_thread():
             own = [signum for signum in self._signals if self._processes.count == 1 or signum != signal.SIGTERM]
-            self._previous_handlers = {signum: signal.signal(signum, self._record) for signum in own if _is_free(signum)}
+            self._previous_handlers = {
+                signum: signal.signal(signum, self._record) for signum in own if _is_free(signum)
+            }
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -62,21 +67,22 @@ class Interrupts:
             signal.signal(signum, handler)
         self._previous_handlers = {}
 
-    def start_waiting(self) -> None:
-        """Let a signal end the run at once from now on: the loop waits for data, perhaps forever.
+    def start_waiting(self, data: Any) -> None:
+        """Let a signal end the run at once from now on: the loop waits for `data`, perhaps forever.
 
         With several processes signals are still only recorded, since all processes must end at the same iteration.
 
         Raises:
           KeyboardInterrupt, SystemExit: as `check`, for a signal that was received just before.
         """
+        self.wait = (data, time.monotonic())
         self._waiting = self._processes.count == 1
         if self._waiting and self.signum is not None:
             self.check()
 
     def stop_waiting(self) -> None:
         """Record signals again until the next `check`."""
-        self._waiting = False
+        self.wait, self._waiting = None, False
 
     def check(self) -> None:
         """End the run if this process or another received a signal.

@@ -10,6 +10,7 @@ from jengine.annotations import Ascending, Count, Index
 from jengine.data import BatchCheck, BatchStream, put_arrays
 from jengine.errors import ConfigError
 from jengine.registry import LOOPS
+from jengine.runner.data_wait import Source
 from jengine.runner.failures import mark_inconsistent
 from jengine.runner.runner_protocol import Runner
 from jengine.train import check_on_recompile
@@ -37,7 +38,8 @@ class TrainLoop:
 
     Attributes:
       by_epoch: whether the loop counts in epochs.
-      stop_training: set it to True to end training after the current iteration.
+      stop_training: set it to True to end training after the current iteration or chunk. An epoch that this cuts short
+        does not end: without `after_train_epoch` and its validation, and a resumed run continues it.
       iter: the number of completed training iterations, from which every other count is derived. During the stages and
         the step of an iteration it is the index of that iteration.
       epoch: the number of completed epochs; 0 throughout in an iteration loop.
@@ -78,6 +80,7 @@ class TrainLoop:
         self.stop_training = False
         self.is_consistent = True
         self._checked_scan = False
+        self._source = Source("train_dataloader", dataloader)
         self._check_batch = BatchCheck("train_dataloader")
         self.iter = 0
         self.epoch = 0
@@ -122,9 +125,11 @@ class TrainLoop:
                 break
             if len(taken) == self.steps_per_call > 1:
                 self.run_chunk(batch_idx + self.iter - start, taken)
-            else:
-                for batch in taken:
-                    self.run_iter(batch_idx + self.iter - start, self._put(batch))
+                continue
+            for batch, self.position in zip(taken, batches.positions, strict=True):
+                self.run_iter(batch_idx + self.iter - start, self._put(batch))
+                if self.stop_training:
+                    break
         return self.iter - start
 
     def run_iter(self, batch_idx: int, batch: PyTree) -> None:
@@ -174,7 +179,7 @@ class TrainLoop:
         runner = self.runner
         runner.phase_timer.enter("input")
         try:
-            runner.interrupts.start_waiting()
+            runner.interrupts.start_waiting(self._source)
             taken = batches.take(size)
         except Exception as error:
             at = self.position or {"epoch": 0, "position": 0}
@@ -329,12 +334,17 @@ class EpochBasedTrainLoop(TrainLoop):
         self._validate_before_first(self.epoch, self.max_epochs, at_boundary=self.iter == self.epoch_start)
         with contextlib.closing(self):
             while self.epoch < self.max_epochs and not self.stop_training:
+                epoch = self.epoch
                 self.run_epoch()
-                self._validate_if_due(self.epoch, self.max_epochs)
+                if self.epoch > epoch:
+                    self._validate_if_due(self.epoch, self.max_epochs)
         self.runner.call_hook("after_train")
 
     def run_epoch(self) -> None:
-        """Run one epoch, or what is left of it after a resume, without validation."""
+        """Run one epoch, or what is left of it after a resume, without validation.
+
+        If a hook stops training within the epoch, it does not end: a resumed run continues it.
+        """
         runner, start = self.runner, self.iter - self.epoch_start
         runner.call_hook("before_train_epoch")
         if self._epoch_length is not None:
@@ -342,7 +352,10 @@ class EpochBasedTrainLoop(TrainLoop):
             num_iters = self.run_iters(self._batches, start, self.epoch_start + self._epoch_length)
         else:
             num_iters = self._run_pass(start)
-        if start + num_iters == 0 and not self.stop_training:
+        if self.stop_training and start + num_iters < (self.epoch_length or math.inf):
+            runner.logger.info(f"Training stops within epoch {self.epoch + 1}, which a resumed run continues.")
+            return
+        if start + num_iters == 0:
             self._raise_no_batches(self.epoch)
         if self.epoch_length is None:
             runner.logger.info(f"Epoch {self.epoch + 1} had {start + num_iters} iterations: one pass over the data.")
@@ -411,7 +424,8 @@ class IterBasedTrainLoop(TrainLoop):
             while self.iter < self.max_iters and not self.stop_training:
                 self.run_iters(batches, self.iter, self._next_stop())
                 self._validate_if_due(self.iter, self.max_iters)
-        runner.call_hook("after_train_epoch")
+        if self.iter >= self.max_iters:  # otherwise the only epoch is not complete: a resumed run continues it
+            runner.call_hook("after_train_epoch")
         runner.call_hook("after_train")
 
     def _next_stop(self) -> int:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset, DataLoader, DefaultSampler, InfiniteSampler, IterableLoader, build_dataloader
+from jengine.errors import ConfigError
 from jengine.registry import DATA_SAMPLERS, DATASETS
 
 
@@ -57,6 +58,55 @@ def test_a_custom_sampler_gets_only_the_arguments_that_it_takes(cfg):
 
     cfg["sampler"] = {"type": "EvenTest"}
     assert next(iter(build_dataloader(cfg, train=True)))["x"].tolist() == [0, 2, 4, 6]
+
+
+def test_a_sampler_that_forwards_its_arguments_gets_the_shard_and_the_seed(cfg):
+    @DATA_SAMPLERS.register_module("ForwardTest", force=True)
+    class Forward(DefaultSampler):
+        def __init__(self, dataset, **kwargs):
+            super().__init__(dataset, **kwargs)
+
+    cfg["sampler"] = {"type": "ForwardTest", "shuffle": False}
+    loader = build_dataloader(cfg, train=True, seed=7, process_index=1, process_count=2)
+    assert (loader.sampler.seed, len(loader)) == (7, 1)
+    assert next(iter(loader))["x"].tolist() == [1, 3, 5, 7]
+
+
+def test_a_sampler_of_another_number_of_processes_is_refused(cfg):
+    @DATA_SAMPLERS.register_module("DropTest", force=True)
+    class Drop(DefaultSampler):
+        def __init__(self, dataset, **kwargs):
+            super().__init__(dataset)
+
+    shard = {"process_index": 1, "process_count": 2}
+    dataset = ArrayDataset({"x": np.arange(10)})
+    message = "must be 1 and 2, those of this process, got 0 and 1"
+    for sampler in ({"type": "DropTest"}, Drop(dataset)):
+        with pytest.raises(ConfigError, match=f"`process_index` and `process_count` of Drop {message}") as info:
+            build_dataloader({**cfg, "sampler": sampler}, train=True, **shard)
+        assert notes(info) == ["in the config at `sampler`"]
+    loaders = [
+        DataLoader(dataset, 2),
+        build_dataloader({"dataset": lambda: iter(dataset), "batch_size": 2}, train=True),
+    ]
+    for loader in loaders:
+        with pytest.raises(ConfigError, match=message):
+            build_dataloader(loader, train=True, **shard)
+    batches = build_dataloader([{"x": np.zeros(2)}], train=True)  # the share of this process: nothing is divided
+    assert build_dataloader(batches, train=True, **shard) is batches
+
+
+@pytest.mark.parametrize("key", ["sampler", "num_workers", "num_threads", "prefetch_factor"])
+def test_settings_of_access_by_index_are_refused_for_a_stream(key):
+    with pytest.raises(ConfigError, match=f"`{key}` must not be given for function, which has no access by index"):
+        build_dataloader(
+            {"dataset": lambda: iter([]), "batch_size": 2, key: [1] if key == "sampler" else 1}, train=True
+        )
+
+
+def test_a_collate_function_for_batches_is_refused():
+    with pytest.raises(ConfigError, match="`collate_fn` must be given with `batch_size`"):
+        IterableLoader([{"x": np.zeros(2)}], train=True, collate_fn=len)
 
 
 def test_existing_objects_are_used_unchanged(cfg):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset, DataLoader, DefaultSampler, InfiniteSampler
+from jengine.errors import ConfigError
 
 
 def make_dataset(size):
@@ -165,6 +166,32 @@ def test_a_collate_function_builds_the_batch():
     assert load_epoch(loader, 0) == [2, 2]
 
 
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_a_collate_function_gets_the_samples_of_a_dataset_that_fetches_whole_batches(num_threads):
+    def count(samples):
+        assert isinstance(samples, list)
+        return {"x": np.array([10 * sample["x"] for sample in samples])}
+
+    loader = DataLoader(make_dataset(4), 2, collate_fn=count, num_threads=num_threads)
+    assert load_epoch(loader, 0) == [[0, 10], [20, 30]]
+    loader.close()
+
+
+def test_a_collate_function_for_a_dataset_of_batches_alone_is_refused():
+    class Batches:
+        def __len__(self):
+            return 4
+
+        def __getitems__(self, indices):
+            return {"x": np.asarray(indices)}
+
+    assert load_epoch(DataLoader(Batches(), 2), 0) == [[0, 1], [2, 3]]
+    with pytest.raises(
+        ConfigError, match="`collate_fn` must be None for Batches, whose __getitems__ returns the batch"
+    ):
+        DataLoader(Batches(), 2, collate_fn=len).example()
+
+
 def test_the_number_of_batches_per_epoch_can_be_limited():
     loader = DataLoader(make_dataset(100), 4, drop_last=True, num_batch_per_epoch=3)
     assert len(loader) == 3
@@ -179,7 +206,7 @@ def test_no_thread_is_started_by_default():
 
 def running():
     """Return the worker processes and threads of this process that read data."""
-    threads = {thread for thread in threading.enumerate() if thread.name.startswith("grain-prefetch")}
+    threads = {thread for thread in threading.enumerate() if thread.name == "jengine-batches"}
     return threads | set(multiprocessing.active_children())
 
 
@@ -271,6 +298,23 @@ def test_a_script_with_running_workers_exits_without_output(tmp_path):
     )
     result = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
     assert (result.stdout, result.stderr) == ("[0 1]\n[0 1]\n", "")
+
+
+def test_workers_end_with_a_main_process_that_is_killed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal\n"
+        "import numpy as np\n"
+        "from jengine.data import ArrayDataset, DataLoader\n"
+        "if __name__ == '__main__':\n"
+        "    loader = DataLoader(ArrayDataset({'x': np.arange(8)}), 2, num_workers=2)\n"
+        "    print(next(iter(loader))['x'], flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    # ends when the last of the processes has closed its output
+    result = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    assert result.returncode == -9
+    assert result.stdout.startswith(b"[0 1]\n")
 
 
 def test_samplers_and_datasets_pickle_for_worker_processes():

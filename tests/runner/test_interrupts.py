@@ -1,9 +1,12 @@
 import json
+import logging
+import multiprocessing
 import os
 import pathlib
 import re
 import signal
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +15,12 @@ import pytest
 
 from jengine import checkpoint
 from jengine.checkpoint import WorkDirLockedError
+from jengine.data import ArrayDataset, DataLoader
+from jengine.distributed.processes import SingleProcess
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
+from jengine.runner.data_wait import Source, watch_waits
+from jengine.runner.interrupts import Interrupts
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=1))
 
@@ -142,6 +149,82 @@ def test_a_signal_ends_a_running_validation(make_runner, tmp_path):
     with pytest.raises(SystemExit):
         make_runner(default_hooks=SAVE, custom_hooks=[InValidation()]).train()
     assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).name == "epoch_1"
+
+
+class Hangs:
+    """A dataset that sends SIGTERM to the run after some reads, and then delivers nothing."""
+
+    def __init__(self, dataset, pid, released=None):
+        self.dataset, self.pid, self.released, self.reads = dataset, pid, released, 0
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        self.reads += 1
+        if self.reads == 200:  # long after those for the shapes
+            os.kill(self.pid, signal.SIGTERM)
+            (self.released or threading.Event()).wait()
+        return self.dataset[index]
+
+
+@pytest.mark.parametrize("settings", [dict(num_workers=1), dict(num_threads=1), dict()])
+def test_a_signal_ends_a_run_whose_data_hang_and_leaves_nothing_that_keeps_the_process(make_runner, tmp_path, settings):
+    released = threading.Event() if settings.get("num_threads") else None  # which cannot be pickled
+    data = dict(batch_size=4, dataset=Hangs(make_runner().train_dataloader.dataset, os.getpid(), released), **settings)
+    hooks = dict(checkpoint=dict(type="CheckpointHook"), logger=None)
+    runner = make_runner(train_dataloader=data, train_cfg=dict(max_epochs=99, val_begin=100), default_hooks=hooks)
+    with pytest.raises(SystemExit) as caught:
+        runner.train()
+    assert caught.value.code == 143
+    assert checkpoint.read_meta(checkpoint.find_latest(tmp_path / "run"))["meta"]["iter"] == runner.iter
+    for process in multiprocessing.active_children():
+        process.join(10)  # which was killed
+    assert multiprocessing.active_children() == []
+    assert [thread for thread in threading.enumerate() if thread.name == "jengine-batches" and not thread.daemon] == []
+    if released:
+        released.set()
+    runner.train_dataloader.close()
+
+
+def test_a_signal_ends_a_validation_whose_data_hang(make_runner, tmp_path):
+    def batches():
+        yield {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
+        if runner.iter:
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait()
+
+    runner = make_runner(default_hooks=SAVE, val_dataloader=batches)
+    with pytest.raises(SystemExit):
+        runner.train()
+    assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).name == "epoch_1"
+
+
+def test_a_wait_for_data_is_logged_when_it_takes_long_and_at_each_doubling():
+    interrupts = Interrupts(SingleProcess())
+    loader = DataLoader(ArrayDataset({"x": np.zeros(8)}), 2)
+    loader.set_epoch(1, start=2)
+    three_lines, lines = threading.Event(), []
+
+    class Lines(logging.Handler):
+        def emit(self, record):
+            lines.append((time.monotonic() - start, record.getMessage()))
+            if len(lines) == 3:
+                three_lines.set()
+
+    logger = logging.Logger("waits")
+    logger.addHandler(Lines())
+    with watch_waits(interrupts, logger, after=0.06):
+        for _ in range(100):  # short waits
+            interrupts.start_waiting("others")
+            interrupts.stop_waiting()
+        start = time.monotonic()
+        interrupts.start_waiting(Source("train_dataloader", loader))
+        assert three_lines.wait(10)
+        interrupts.stop_waiting()
+    expected = "The run has waited 0 s for train_dataloader (DataLoader(ArrayDataset)), batch 3 of pass 2."
+    assert [line for _, line in lines] == [expected] * 3
+    assert all(seconds >= due for (seconds, _), due in zip(lines, (0.06, 0.12, 0.24), strict=True))
 
 
 def test_a_log_line_that_fails_does_not_keep_a_signal_from_saving(make_runner, tmp_path):

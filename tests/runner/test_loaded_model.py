@@ -230,7 +230,9 @@ def test_the_config_of_a_foreign_checkpoint_runs_no_code(foreign, tmp_path, monk
     (tmp_path / "left_for_import.py").write_text(f"import pathlib\npathlib.Path({str(path)!r}).touch()\nModel = dict\n")
     monkeypatch.syspath_prepend(tmp_path)
     work_dir = foreign(FOREIGN[case](str(path)))
-    with pytest.raises(ConfigError, match=r"must name registered classes or classes of .*; if you trust the file, pass"):
+    with pytest.raises(
+        ConfigError, match=r"must name registered classes or classes of .*; if you trust the file, pass"
+    ):
         jengine.load_model(work_dir)(dict(x=X))
     assert not path.exists()
     if "Popen" not in str(FOREIGN[case](path)):  # which runs in the background

@@ -58,7 +58,11 @@ def test_a_program_that_needs_too_much_memory_is_named_with_its_plan_and_the_rem
     assert first == f"the device ran out of memory: cpu, in {program}"
     assert needs.startswith("  on each device it needs arguments ")
     assert plan in needs
-    keys = ["optim_wrapper.accumulative_counts=N", "precision='bfloat16'", "parallel=dict(type='Pjit', mesh=dict(fsdp=N))"]
+    keys = [
+        "optim_wrapper.accumulative_counts=N",
+        "precision='bfloat16'",
+        "parallel=dict(type='Pjit', mesh=dict(fsdp=N))",
+    ]
     assert all(key in remedy for key, remedy in zip(keys, remedies[1:], strict=True))
     assert not any(note.startswith(("in Waits", "in LoggerHook")) for note in caught.value.__notes__)
     if case == "a hook that waits":

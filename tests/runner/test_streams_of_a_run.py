@@ -7,7 +7,7 @@ import pytest
 from jengine.errors import ConfigError
 
 from .grain_ids import Ids
-from .stream_cases import read_log, train, train_with_restart
+from .stream_cases import RecordIds, read_log, train, train_with_restart
 
 # By default grain reads 500 elements ahead; with ten examples the index of each takes it a millisecond to shuffle.
 READ_AHEAD = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
@@ -150,3 +150,67 @@ def test_an_evaluation_of_an_endless_stream_has_a_length(tmp_path):
     )
     _, runner = train(tmp_path, map_dataset, val_cfg=dict(epoch_length=3), **evaluation)
     assert runner.val()["loss"] == np.arange(12).mean()
+
+
+def columns(k):
+    return {"id": np.arange(k, k + 2, dtype=np.int32)[:, None]}
+
+
+class StopTraining(RecordIds):
+    """Record the ids and the ends of epochs, and set `stop_training` in an iteration, or not."""
+
+    runs_ahead = True  # chunks are not limited
+
+    def __init__(self, stop):
+        super().__init__()
+        self.stop_in, self.ends = stop, []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        runner.train_loop.stop_training = runner.iter == self.stop_in
+
+    def after_train_epoch(self, runner):
+        self.ends.append(runner.iter)
+
+
+@pytest.mark.parametrize(
+    ("make_data", "train_cfg", "ends"),
+    [
+        (lambda: dict(dataset=Ids(8), batch_size=2), dict(max_epochs=3), [4, 8, 12]),
+        (lambda: dict(dataset=Ids(8), batch_size=2), dict(max_epochs=3, steps_per_call=2), [4, 8, 12]),
+        (iter_dataset, dict(by_epoch=False, max_iters=12, steps_per_call=2, val_interval=4), [12]),
+        (iter_dataset, dict(max_epochs=3, epoch_length=4), [4, 8, 12]),
+        (lambda: batches, dict(max_epochs=3), [5, 10, 15]),  # whose length is not known
+        # chunks that a batch of another shape cuts short: their batches are taken together, and run one by one
+        (
+            lambda: [columns(0), *list(batches())[1:3], columns(6)],
+            dict(max_epochs=3, steps_per_call=3, on_recompile="warn"),
+            [4, 8, 12],
+        ),
+    ],
+)
+def test_an_epoch_that_is_cut_short_by_stop_training_continues_in_the_resumed_run(tmp_path, make_data, train_cfg, ends):
+    def run(folder, stop, **changes):
+        hook = StopTraining(stop)
+        _, runner = train(
+            tmp_path / folder,
+            make_data,
+            train_cfg=train_cfg,
+            custom_hooks=[hook],
+            val_dataloader=list(batches()),
+            val_cfg=dict(),
+            val_evaluator=dict(type="MeanLoss", loss=lambda predictions, batch: batch["id"] * 1.0),
+            param_scheduler=dict(type="StepLR", step_size=1, gamma=0.5, by_epoch=train_cfg.get("by_epoch", True)),
+            default_hooks=dict(logger=None, checkpoint=dict(type="CheckpointHook", interval=-1)),
+            **changes,
+        )
+        return hook, runner
+
+    whole, expected = run("whole", None)
+    first, _ = run("parts", 5)
+    assert (tmp_path / "parts" / "iter_6").is_dir()
+    second, runner = run("parts", None, resume=True)
+    assert first.ids + second.ids == whole.ids
+    assert first.ends + second.ends == whole.ends == ends
+    assert runner.iter == expected.iter
+    assert runner.validations == expected.validations
+    assert runner.state.params["w"] == expected.state.params["w"]

@@ -1,0 +1,198 @@
+"""Build batches ahead: in threads, or in worker processes of grain."""
+
+import atexit
+import collections
+import multiprocessing
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from jengine.data.batches import BatchSource
+
+THREAD = "jengine-batches"  # name of the threads that build batches ahead
+_WORKER = "grain-process-prefetch"  # start of the names of grain's processes
+
+
+class BatchPrefetcher:
+    """Iterate over batches from any index on, and build them ahead in threads and worker processes.
+
+    Worker w of n builds the batches w, w + n, w + 2n and so on. Threads and workers start at the
+    first `seek`.
+
+    Args:
+      source: the source of the batches.
+      stop: index after the last batch.
+      num_workers: worker processes; 0 for threads alone.
+      num_threads: number of threads, in each worker if there are workers.
+      prefetch_factor: batches that each worker or thread builds ahead.
+
+    Attributes:
+      source: the source of the batches.
+      next: index of the next batch.
+      stop: index after the last batch; 0 after an error.
+    """
+
+    def __init__(
+        self, source: BatchSource, stop: int, num_workers: int, num_threads: int, prefetch_factor: int
+    ) -> None:
+        self._readers: list[Any] = []
+        for worker in range(num_workers):
+            self._readers.append(_Worker(source, slice(worker, stop, num_workers), num_threads, prefetch_factor))
+        if not num_workers:
+            self._readers.append(_Threads(source, stop, num_threads, prefetch_factor))
+        self.source, self.next, self.stop = source, 0, stop
+        self._close = weakref.finalize(self, _close, self._readers)
+        # At exit before multiprocessing ends its queues, as it is imported by now: functions run in reverse order.
+        atexit.register(self._close)
+
+    def seek(self, index: int) -> None:
+        """Continue at `index`; threads and workers keep running, and drop the batches that they have built ahead."""
+        for worker, reader in enumerate(self._readers):
+            reader.seek(-((worker - index) // len(self._readers)))
+        self.next = index
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._readers[self.next % len(self._readers)])
+        except Exception:
+            self.stop = 0  # the iterator of a failed reader cannot be used again
+            raise
+        self.next += 1
+        return batch
+
+    def close(self) -> None:
+        """End the threads and processes."""
+        self._close()
+        atexit.unregister(self._close)
+
+
+def _close(readers: list[Any]) -> None:
+    while readers:
+        readers.pop().close()
+
+
+class _Threads:
+    """Build batches ahead in threads of their own, which are daemons.
+
+    Python waits at its exit for threads of a pool, as those of grain, so a read that hangs would keep the process.
+
+    Args:
+      source: the source of the batches.
+      stop: index after the last batch.
+      num_threads: number of threads, which start at the first `seek`.
+      prefetch_factor: batches that each thread builds ahead.
+    """
+
+    def __init__(self, source: BatchSource, stop: int, num_threads: int, prefetch_factor: int) -> None:
+        self._source, self._stop = source, stop
+        self._num_threads, self._ahead = num_threads, num_threads * prefetch_factor
+        self._tasks: queue.SimpleQueue[tuple[Future[Any], int] | None] = queue.SimpleQueue()
+        self._futures: collections.deque[Future[Any]] = collections.deque()
+        self._submitted: int | None = None  # index after the last batch in `_futures`
+
+    def seek(self, index: int) -> None:
+        """Continue at `index`."""
+        if self._submitted is None:
+            for _ in range(self._num_threads):
+                threading.Thread(target=_build, args=(self._source, self._tasks), name=THREAD, daemon=True).start()
+        self._cancel()
+        self._submitted = index
+        self._fill()
+
+    def __next__(self) -> Any:
+        future = self._futures.popleft()
+        self._fill()
+        return future.result()
+
+    def close(self) -> None:
+        """End the threads, each after the batch that it builds."""
+        self._cancel()
+        for _ in range(self._num_threads):
+            self._tasks.put(None)
+
+    def _fill(self) -> None:
+        assert self._submitted is not None
+        while len(self._futures) < self._ahead and self._submitted < self._stop:
+            future: Future[Any] = Future()
+            self._futures.append(future)
+            self._tasks.put((future, self._submitted))
+            self._submitted += 1
+
+    def _cancel(self) -> None:
+        while self._futures:
+            self._futures.pop().cancel()
+
+
+def _build(source: BatchSource, tasks: Any) -> None:
+    """Build the batches of `tasks` until None arrives."""
+    while (task := tasks.get()) is not None:
+        future, index = task
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(source[index])
+            except BaseException as error:
+                future.set_exception(error)
+        del task, future  # a batch is freed when it has been used, not when the next one is built
+
+
+class _Worker:
+    """Build batches ahead in a process of grain's, which ends with this process.
+
+    Args:
+      source: the source of the batches.
+      part: the indices of its batches.
+      num_threads: number of threads in the process.
+      prefetch_factor: batches that it builds ahead, each thread.
+    """
+
+    def __init__(self, source: BatchSource, part: slice, num_threads: int, prefetch_factor: int) -> None:
+        import grain
+        from absl import flags
+
+        if not flags.FLAGS.is_parsed():
+            flags.FLAGS.mark_as_parsed()  # grain reads absl flags, which a script without absl never parses
+        threads = grain.ReadOptions(num_threads, num_threads * prefetch_factor)
+        dataset = grain.MapDataset.source(source)[part].to_iter_dataset(threads)
+        # A pipeline of its own for each worker: grain cannot move several workers to another index.
+        options = grain.MultiprocessingOptions(1, prefetch_factor)
+        self._iterator: Any = iter(dataset.mp_prefetch(options, worker_init_fn=_end_with_parent))
+
+    def seek(self, index: int) -> None:
+        """Continue at `index` of its batches."""
+        import grain
+
+        grain.experimental.set_next_index(self._iterator, index)
+        self._iterator.start_prefetch()
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+    def close(self) -> None:
+        """End the process."""
+        self._iterator.close()
+
+
+def _end_with_parent(*_: int) -> None:
+    """End this worker process with its parent, also after a kill, which runs no cleanup in the parent."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def kill_workers() -> None:
+    """Kill the worker processes of grain, which otherwise waits up to 25 seconds for one that hangs in a read."""
+    for process in multiprocessing.active_children():
+        if process.name.startswith(_WORKER):
+            process.kill()
