@@ -48,8 +48,9 @@ class TrainStep:
     In a chunk the first half is shared by iterations that update and iterations that only accumulate.
 
     Attributes:
-      differentiate: `(state, batch, hyperparams, is_update) -> gradients`, where `is_update` may be a bool[].
-      finish: `(state, gradients) -> (state, metrics)`: update the parameters, or add the gradients.
+      differentiate: `(state, batch, hyperparams, is_update) -> gradients`, where `is_update` may be a bool[]; with
+        accumulation they are added to those of the window.
+      finish: `(state, gradients) -> (state, metrics)`: update the parameters, or only accumulate.
       update: whether `finish` updates.
       constrain: see `build_train_step`.
     """
@@ -133,7 +134,7 @@ def build_train_step(
         return Gradients(ctx, hook_state, model_state, rng)
 
     def finish(state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
-        """Update the parameters or add the gradients, unless a hook skips the step."""
+        """Update the parameters or only accumulate, unless a hook skips the step."""
         if gradients.ctx.apply_update is None:
             return apply(state, gradients)
         hook_state = traced_hooks.states_after_skip(state.hook_state, gradients.hook_state)
