@@ -10,7 +10,7 @@ EXTRAS ?= dev
 PYTHON_TAG := import sys; print("py%d%d" % sys.version_info[:2])
 PINS = $(wildcard constraints/$(shell $(BIN)/python -c '$(PYTHON_TAG)').txt)
 
-.PHONY: demo test test-all foreign test-chips pytest-chips test-newest test-versions lint types pytest lock lock-oldest docs docs-serve bench bench-peers clean
+.PHONY: demo test test-all configs foreign test-chips pytest-chips test-newest test-versions lint types pytest lock lock-oldest docs docs-serve bench bench-peers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/jengine train $(CONFIG)
@@ -39,9 +39,13 @@ test-chips:
 pytest-chips: $(VENV)/.installed
 	$(PYTEST) -m chips tests/chips $(ARGS)
 
+# 200 random runs, each in single steps, in chunks, interrupted, and on a mesh; `make test` has a dozen of them.
+configs: $(VENV)/.installed
+	JENGINE_RANDOM_CONFIGS=200 $(PYTEST) --dist load -m full_optimization tests/runner/test_random_configs.py
+
 # The tests with PyTorch, TensorFlow, Hugging Face datasets, Haiku and Equinox as well, in an environment of their own;
 # `make test` skips them. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.
-test-all: test
+test-all: test configs
 	$(MAKE) foreign VENV=$(VENV)-all EXTRAS=dev,interop
 
 foreign: $(VENV)/.installed

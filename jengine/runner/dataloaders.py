@@ -12,11 +12,10 @@ from jengine.data import BatchCheck, DataLoader, IterableLoader, build_dataloade
 from jengine.distributed import ProcessMismatchError, assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import UnknownNameError, config_path
+from jengine.logging.slow_call import report_if_slow
 from jengine.sharding import DataShard
 
 PyTree = Any
-from jengine.logging.slow_call import report_if_slow
-
 _SLOW = 30.0  # seconds
 
 

@@ -33,8 +33,8 @@ def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -
     """Build `chunk(state, batches, hyperparams, is_update) -> (state, metrics)`, pure and not compiled.
 
     The steps run in a loop on the device, with the same operations and results as a call for each step. Gradients are
-    computed outside of the branch between an update and an accumulation, where XLA can combine their exchange between
-    devices with the computation.
+    computed and accumulated outside of the branch between an update and an accumulation. There XLA can combine their
+    exchange between devices with the computation, and rounds their sums as in a single step.
 
     Args:
       update: the step that updates the parameters.

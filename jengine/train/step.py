@@ -13,6 +13,7 @@ from jengine.errors import closest
 from jengine.model import CastModel, Model, Precision
 from jengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
 from jengine.optim.optimizers.common import strip_weak_types
+from jengine.optim.transforms.loss_scale import all_finite
 from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext, TracedHooks
@@ -47,8 +48,9 @@ class TrainStep:
     In a chunk the first half is shared by iterations that update and iterations that only accumulate.
 
     Attributes:
-      differentiate: `(state, batch, hyperparams, is_update) -> gradients`, where `is_update` may be a bool[].
-      finish: `(state, gradients) -> (state, metrics)`: update the parameters, or add the gradients.
+      differentiate: `(state, batch, hyperparams, is_update) -> gradients`, where `is_update` may be a bool[]; with
+        accumulation they are added to those of the window.
+      finish: `(state, gradients) -> (state, metrics)`: update the parameters, or only accumulate.
       update: whether `finish` updates.
       constrain: see `build_train_step`.
       hooks: the hooks whose traced points are part of the step.
@@ -129,11 +131,13 @@ def build_train_step(
                 ctx = _update(phase, ctx, model_state)
         if ctx.apply_update is not None and axis_name is not None:  # replicas must take the same branch
             ctx = ctx.replace(apply_update=jax.lax.pmin(ctx.apply_update.astype(jnp.int32), axis_name) > 0)
+        if all_phases[-1].optim_wrapper.accumulates:
+            ctx = _accumulate(all_phases[-1], ctx, model_state)
         ctx = ctx.replace(metrics=OrderedDict(ctx.metrics))
         return Gradients(ctx, hook_state, model_state, rng)
 
     def finish(state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
-        """Update the parameters or add the gradients, unless a hook skips the step."""
+        """Update the parameters or only accumulate, unless a hook skips the step."""
         if gradients.ctx.apply_update is None:
             return apply(state, gradients)
         hook_state = traced_hooks.states_after_skip(state.hook_state, gradients.hook_state)
@@ -142,7 +146,8 @@ def build_train_step(
 
     def apply(state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
         ctx, hook_state, model_state, rng = gradients
-        ctx = _update(all_phases[-1], ctx, model_state) if update else _accumulate(all_phases[-1], ctx)
+        if update:
+            ctx = _update(all_phases[-1], ctx, model_state)
         is_updated = _is_updated(all_phases, ctx.opt_state) if update else None
         ctx = ctx.replace(rng=rng, metrics=_add_total(ctx.metrics, all_phases), is_updated=is_updated)
         ctx, hook_state = traced_hooks.run("traced_update" if update else "traced_accumulate", ctx, hook_state)
@@ -220,13 +225,19 @@ def _update(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepCont
     loss = ctx.metrics[f"loss_{name}" if name else "loss"]
     value_fn = _build_value_fn(phase, ctx, old_model_state)  # for line searches
     params, new_opt_state = wrapper.apply_gradients(
-        ctx.grads, opt_state, ctx.params, hyperparams, ctx.loss_weight, value=loss, grad=ctx.grads, value_fn=value_fn
+        ctx.grads,
+        opt_state,
+        ctx.params,
+        hyperparams,
+        ctx.loss_weight,
+        is_added=wrapper.accumulates,
+        value=loss,
+        grad=ctx.grads,
+        value_fn=value_fn,
     )
-    model_state = ctx.model_state
-    if (
-        finite := wrapper.is_finite(new_opt_state)
-    ) is not None:  # an overflow changes nothing, so neither the model state
-        model_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), model_state, old_model_state)
+    model_state, finite = ctx.model_state, wrapper.is_finite(new_opt_state)
+    if finite is not None and not wrapper.accumulates:  # an overflow changes nothing, so neither the model state
+        model_state = _select(finite, model_state, old_model_state)
     metrics = {
         f"{key}_{name}" if name else key: value for key, value in wrapper.metrics(opt_state, new_opt_state).items()
     }
@@ -261,9 +272,22 @@ def _build_value_fn(phase: Phase, ctx: StepContext, model_state: PyTree) -> Call
     return value_fn
 
 
-def _accumulate(phase: Phase, ctx: StepContext) -> StepContext:
-    """Add the gradients to the accumulator for a later update."""
-    return ctx.replace(opt_state=phase.optim_wrapper.accumulate(ctx.grads, ctx.opt_state, ctx.loss_weight))
+def _accumulate(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepContext:
+    """Add the gradients to the accumulator.
+
+    An update does this too before it begins: in a chunk the sum is then outside of the branch, within which XLA would
+    round it differently than in a single step.
+    """
+    opt_state = phase.optim_wrapper.accumulate(ctx.grads, ctx.opt_state, ctx.loss_weight)
+    model_state = ctx.model_state
+    if phase.optim_wrapper.is_finite(opt_state) is not None and jax.tree.leaves(model_state):
+        # the decision on the update comes too late: it is one for the whole window
+        model_state = _select(all_finite(ctx.grads), model_state, old_model_state)
+    return ctx.replace(opt_state=opt_state, model_state=model_state)
+
+
+def _select(condition: jax.Array, then: PyTree, otherwise: PyTree) -> PyTree:
+    return jax.tree.map(lambda new, old: jnp.where(condition, new, old), then, otherwise)
 
 
 def _next_state(state: TrainState, ctx: StepContext, hook_state: Mapping[str, PyTree]) -> TrainState:

@@ -81,11 +81,12 @@ class FilesVisBackend(BaseVisBackend):
         return {"sizes": {path.name: path.stat().st_size for path in sorted(self.save_dir.glob(f"*{self.suffix}"))}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
-        """Truncate the files to their sizes at the checkpoint."""
-        sizes = state_dict.get("sizes", {})
+        """Truncate the files to their sizes at the checkpoint; a file that did not exist then becomes empty."""
+        if (sizes := state_dict.get("sizes")) is None:  # the backend is new
+            return
         for path in self.save_dir.glob(f"*{self.suffix}"):  # a stored name is data: never a path
-            if path.name in sizes and path.stat().st_size > sizes[path.name]:
-                os.truncate(path, sizes[path.name])
+            if path.stat().st_size > (size := sizes.get(path.name, 0)):
+                os.truncate(path, size)
 
     def close(self) -> None:
         """Close the files; the next write opens them again."""

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from jengine.hooks import Hook
-from jengine.model import FunctionalModel
-from jengine.optim import OptimWrapper
+from jengine.model import FunctionalModel, autocast
+from jengine.optim import AmpOptimWrapper, OptimWrapper
 from jengine.optim.gradients import sum_losses
 from jengine.train import (
     RecompilationError,
@@ -221,3 +221,22 @@ def test_weakly_typed_arrays_do_not_cause_a_recompilation():
         state, _ = step(state, BATCH, wrapper.hyperparams)
     assert guard.traces == 1
     assert state.model_state["rate"].tolist() == [2.0, 2.0]
+
+
+def test_an_overflow_within_a_window_leaves_the_model_state_finite():
+    def loss(params, model_state, batch):
+        outputs = autocast(jnp.dot)(params["w"], batch["x"])  # 1e5 is infinite in float16
+        return outputs, {"mean": 0.5 * model_state["mean"] + 0.5 * outputs}
+
+    model = FunctionalModel(init=lambda: ({"w": jnp.ones(2)}, {"mean": jnp.zeros(())}), loss=loss)
+    wrapper = AmpOptimWrapper(
+        loss_scale=8.0, dtype="float16", optimizer=dict(type="SGD", lr=0.5), accumulative_counts=3
+    )
+    steps = [jax.jit(build_train_step(model, wrapper, update=update)) for update in (False, True)]
+    means, state = [], start(model, wrapper)
+    for x, step in zip((2.0, 1e5, 4.0), (*steps[:1], *steps), strict=True):
+        batch = {"x": np.array([x, 0.0], np.float32)}
+        state, _ = step(state, batch, {**wrapper.hyperparams, "accumulation_divisor": 3.0})
+        means.append(float(state.model_state["mean"]))
+    assert means == [1.0, 1.0, 2.5]
+    assert state.params["w"].tolist() == [1.0, 1.0]  # the window overflowed

@@ -41,6 +41,7 @@ def accumulate_gradients(
       weight: float32[], the weight of these gradients in the mean over the window and over replicas; for the mean loss
         of a batch of sentences, its number of words. None: all have the same weight.
       divisor: float32[], divides the sum; None for the number of iterations in the window. Unused with weights.
+      is_added: True if an earlier call with `is_last=False` has added these gradients.
 
     Args:
       inner: the transformation of mean gradients.
@@ -54,7 +55,7 @@ def accumulate_gradients(
 
     def update_every_iteration(
         grads: PyTree, state: Any, params: PyTree = None, *, weight: Any = None, is_last: Any = None,
-        divisor: Any = None, **extra: Any,
+        divisor: Any = None, is_added: bool = False, **extra: Any,
     ) -> tuple[PyTree, Any]:  # fmt: skip
         grads = _sum_over_replicas(_scale(grads, _share(weight, axis_name)), axis_name)
         divisor = None if weight is None else _sum_over_replicas(weight, axis_name)
@@ -68,13 +69,15 @@ def accumulate_gradients(
 
     def update(
         grads: PyTree, state: AccumulateState, params: PyTree = None, *, weight: Any = None, is_last: Any = None,
-        divisor: Any = None, **extra: Any,
+        divisor: Any = None, is_added: bool = False, **extra: Any,
     ) -> tuple[PyTree, AccumulateState]:  # fmt: skip
-        share = _share(weight, axis_name)
-        total = _add(state, _scale(grads, share))
-        added = jnp.asarray(1 if share is None else share, state.weight_sum.dtype)
-        weight_sum = jnp.where(state.num_accumulated == 0, 0, state.weight_sum) + added
-        count = state.num_accumulated + 1
+        total, count, weight_sum, _ = state
+        if not is_added:
+            share = _share(weight, axis_name)
+            total = _add(state, _scale(grads, share))
+            added = jnp.asarray(1 if share is None else share, weight_sum.dtype)
+            weight_sum = jnp.where(count == 0, 0, weight_sum) + added
+            count = count + 1
 
         def accumulate() -> tuple[PyTree, AccumulateState]:
             zeros = jax.tree.map(jnp.zeros_like, grads)
