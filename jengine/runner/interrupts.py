@@ -56,10 +56,9 @@ class Interrupts:
     def __enter__(self) -> "Interrupts":
         self.signum, self.agreed = None, False
         if threading.current_thread() is threading.main_thread():
-            own = [signum for signum in self._signals if self._processes.count == 1 or signum != signal.SIGTERM]
-            self._previous_handlers = {
-                signum: signal.signal(signum, self._record) for signum in own if _is_free(signum)
-            }
+            of_jax = signal.SIGTERM if self._processes.count > 1 else None
+            own = [signum for signum in self._signals if signum != of_jax and _is_free(signum)]
+            self._previous_handlers = {signum: signal.signal(signum, self._record) for signum in own}
         return self
 
     def __exit__(self, *error: Any) -> None:
