@@ -29,7 +29,6 @@ class IterTimerHook(Hook):
     """
 
     priority = "NORMAL"
-    is_single = True
 
     def __init__(self, block: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
         self._block = block

@@ -19,7 +19,6 @@ class RuntimeInfoHook(Hook):
     """
 
     priority = "VERY_HIGH"
-    is_single = True
     runs_ahead = True
 
     def __init__(self) -> None:
