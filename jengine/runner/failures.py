@@ -155,7 +155,8 @@ def closing(runner: Runner) -> Iterator[None]:
         if isinstance(error, Exception):
             log_error(error)
         try:
-            if device_finishes(runner):  # else the thread that writes the log would wait for it
+            # A device that does not finish would block the thread that writes the log. Several end each other.
+            if runner.processes.count > 1 or device_finishes(runner):
                 close(runner)
         except Exception as second:
             runner.logger.error(f"Closing the run failed as well: {type(second).__name__}: {second}")
@@ -215,7 +216,7 @@ def _save_completed_iterations(runner: Runner) -> None:
     save only if all of them end here.
     """
     all_end_here = runner.processes.count == 1 or runner.interrupts.agreed
-    if not device_finishes(runner):
+    if all_end_here and not device_finishes(runner):
         return
     try:
         runner.log_writer.flush()
