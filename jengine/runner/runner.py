@@ -18,7 +18,6 @@ from jengine.logging import PhaseTimer, parse_level
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.runner import build, bundle, check, report, run_record
 from jengine.runner.compilation_cache import use_compilation_cache
-from jengine.runner.data_wait import watch_waits
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.extras import check_extras
 from jengine.runner.failures import check_consistent, close, closing
@@ -485,11 +484,7 @@ class Runner:
         loop = self._eval_loop(mode)
         self.call_hook("before_run")
         self._load_or_resume()
-        with (
-            closing(self),
-            abort_all_on_error(self.processes, self.interrupts),
-            watch_waits(self.interrupts, self.logger),
-        ):
+        with closing(self), abort_all_on_error(self.processes, self.interrupts):
             metrics = loop.run()
             self.call_hook("after_run")
         return metrics
