@@ -162,7 +162,7 @@ class Runner:
         if self.cfg and self.is_main_process:
             report.write_config_file(self, self._unwritable)
 
-        self.state: TrainState | MaybeNone = None
+        self._state: TrainState | MaybeNone = None
         self.train_loop: Any = None
         self.val_loop: Any = None
         self.test_loop: Any = None
@@ -287,14 +287,14 @@ class Runner:
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
         """Run one training step on a batch on its device, and return the metrics, which stay on the device."""
         is_update = self.optim_wrapper.start_step(self.iter)
-        self.state, metrics = self.programs.run_step(self.state, batch, self.step_hyperparams(), is_update)
+        self._state, metrics = self.programs.run_step(self._state, batch, self.step_hyperparams(), is_update)
         return metrics
 
     def train_chunk(
         self, batches: Sequence[PyTree], hyperparams: Sequence[Mapping[str, Any]], is_update: Sequence[bool]
     ) -> ChunkMetrics:
         """Run a training step for each host batch in one call; see `TrainPrograms.run_chunk`."""
-        self.state, metrics = self.programs.run_chunk(self.state, batches, hyperparams, is_update)
+        self._state, metrics = self.programs.run_chunk(self._state, batches, hyperparams, is_update)
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:
@@ -335,6 +335,17 @@ class Runner:
         with self.phase_timer.phase("checkpoint"):
             bundle.save(self, path, meta={**(meta or {}), "by_epoch": by_epoch}, options=options, **saved)
         return path
+
+    @property
+    def state(self) -> TrainState | MaybeNone:
+        """The `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it."""
+        if self.train_loop is not None:
+            self._loaders.check_state_access(self.train_loop, self.interrupts)
+        return self._state
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self._state = state
 
     @property
     def hooks(self) -> list[Hook]:
