@@ -127,7 +127,7 @@ def _check_shard(divided: Any, index: int, count: int) -> None:
         return
     if (divided.process_index, divided.process_count) != (index, count):
         raise ConfigError(
-            f"`process_index` and `process_count` of {type(divided).__name__} must be {index} and {count}, of this "
-            f"process, got {divided.process_index} and {divided.process_count}; its constructor gets them if it takes "
-            "them, or **kwargs, and must pass them on"
+            f"`process_index` and `process_count` of {type(divided).__name__} must be {index} and {count}, those of "
+            f"this process, got {divided.process_index} and {divided.process_count}; its constructor gets them if it "
+            "takes them, or **kwargs, and must pass them on"
         )

@@ -71,6 +71,14 @@ class IterableLoader:
         self.device_prefetch: int = getattr(iterable, "device_prefetch", 2)
         if device_prefetch is not None:
             self.device_prefetch = device_prefetch
+        if (
+            isinstance(self.device_prefetch, bool)
+            or not isinstance(self.device_prefetch, int)
+            or self.device_prefetch < 0
+        ):
+            raise ConfigError(
+                f"`device_prefetch` must be an integer of at least 0, got {self.device_prefetch!r} of {source.kind}"
+            )
         self.is_batched = not batch_size
         self.process_index, self.process_count = process_index, process_count
         sharded = source.shard(process_index, process_count) if train and process_count > 1 and batch_size else None

@@ -49,7 +49,7 @@ def watch_waits(interrupts: Interrupts, logger: logging.Logger, after: float = _
     a wait itself costs no more than to record its start.
 
     Args:
-      interrupts: knows the current wait.
+      interrupts: has the current wait.
       logger: of the run.
       after: seconds after which a wait takes long.
     """

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,12 +12,15 @@ import numpy as np
 from jengine.data import BatchCheck, DataLoader, IterableLoader, build_dataloader, list_host_entries, select_arrays
 from jengine.distributed import ProcessMismatchError, assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
-from jengine.errors import UnknownNameError, config_path
+from jengine.errors import ConfigError, UnknownNameError, config_path
 from jengine.logging.slow_call import report_if_slow
+from jengine.runner.interrupts import Interrupts
+from jengine.runner.runner_protocol import TrainLoop
 from jengine.sharding import DataShard
 
 PyTree = Any
 _SLOW = 30.0  # seconds
+_POOLS = ("jengine-batches", "grain-")  # names of the threads that read ahead
 
 
 class DataLoaders:
@@ -38,6 +42,8 @@ class DataLoaders:
         self._shard = shard
         self._loaders: dict[str, DataLoader | IterableLoader] = {}
         self._host_entries: dict[str, dict[str, str]] = {}  # of the examples
+        self._example_reader: int | None = None  # the thread that reads an example of the training data
+        self._read_state = False  # in that example
 
     def get(self, mode: str) -> DataLoader | IterableLoader | None:
         """Return the loader for 'train', 'val' or 'test'; None without one."""
@@ -63,9 +69,7 @@ class DataLoaders:
         loader = self.get(mode)
         assert loader is not None
         with config_path(f"{mode}_dataloader"):
-            with report_if_slow(f"reading the first batch of {mode}_dataloader ({loader.kind})", after=_SLOW):
-                example = loader.example()
-            batch = BatchCheck(f"{mode}_dataloader")(example)
+            batch = BatchCheck(f"{mode}_dataloader")(self._read_example(mode, loader))
             self._check_readers(mode, batch)
             self._host_entries[mode] = list_host_entries(batch)
         with self.note_host_entries(mode):
@@ -90,6 +94,45 @@ class DataLoaders:
                     "their devices hold the same rows of a batch, got different first batches; divide the data by "
                     "`runner.strategy.data_shard`, and draw random numbers from its index, not from the process index"
                 )
+
+    def _read_example(self, mode: str, loader: DataLoader | IterableLoader) -> Any:
+        self._example_reader, self._read_state = threading.get_ident() if mode == "train" else None, False
+        try:
+            with report_if_slow(f"reading the first batch of {mode}_dataloader ({loader.kind})", after=_SLOW):
+                example = loader.example()
+        finally:
+            self._example_reader = None
+        if self._read_state and loader.resume != "lost":
+            loader.close()  # training reads this batch again, with the parameters that do not exist yet
+        return example
+
+    def check_state_access(self, loop: TrainLoop, interrupts: Interrupts) -> None:
+        """Check an access to the state: training data that read it must not be read ahead of their iteration.
+
+        Raises:
+          ConfigError: the access is within the training data, and settings let batches be read ahead.
+        """
+        thread, wait = threading.current_thread(), interrupts.wait
+        in_pool = thread.name.startswith(_POOLS)
+        if thread.ident == self._example_reader:
+            self._read_state = True
+        elif not in_pool and (wait is None or wait[0].name != "train_dataloader" or wait[2] != thread.ident):
+            return
+        loader = self._loaders["train"]
+        settings = {
+            "train_dataloader.device_prefetch": (0, loader.device_prefetch),
+            "train_dataloader.num_threads": (0, getattr(loader, "num_threads", 0)),
+            "train_cfg.steps_per_call": (1, loop.steps_per_call),
+        }
+        changes = {name: (to, value) for name, (to, value) in settings.items() if value > to}
+        wanted = " and ".join(f"`{name}` must be {to}" for name, (to, _) in changes.items())
+        got = " and ".join(str(value) for _, value in changes.values())
+        if changes or in_pool:
+            raise ConfigError(
+                f"{wanted or 'batches must be built without threads'} for data that read `runner.state`, got "
+                f"{got or thread.name}: the data are read ahead, with the parameters of an earlier iteration; an "
+                "iterable or a function has device_prefetch as an attribute"
+            )
 
     @contextlib.contextmanager
     def note_host_entries(self, mode: str) -> Iterator[None]:

@@ -19,6 +19,7 @@ import jax
 from jengine.config import write_config
 from jengine.errors import ConfigError
 from jengine.logging import log_error, reopen_log_file
+from jengine.runner.data_wait import watch_waits
 from jengine.runner.out_of_memory import explain_out_of_memory
 from jengine.runner.runner_protocol import Runner, TrainLoop
 from jengine.sharding.strategy import is_pending
@@ -147,9 +148,12 @@ def mark_inconsistent(loop: TrainLoop | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def closing(runner: Runner) -> Iterator[None]:
-    """Close what the run uses at its end. After an error, an error in that is only logged: it would hide the first."""
+    """Watch the waits for data inside, and close what the run uses at its end.
+
+    After an error, an error in that is only logged: it would hide the first.
+    """
     try:
-        with _ignore_closed_event_loops():
+        with _ignore_closed_event_loops(), watch_waits(runner.interrupts, runner.logger):
             yield
     except BaseException as error:
         if isinstance(error, Exception):

@@ -38,7 +38,7 @@ class Interrupts:
     Attributes:
       signum: the signal that this process received; None for none.
       agreed: whether all processes end here, after a signal.
-      wait: the data that the loop waits for, any object, and since when; None while it does not wait.
+      wait: the data that the loop waits for, see `data_wait`, since when, and in which thread; None while it does not.
 
     Raises:
       ConfigError: the environment variable has something else than names of signals.
@@ -47,7 +47,7 @@ class Interrupts:
     def __init__(self, processes: SingleProcess | Processes) -> None:
         self.signum: int | None = None
         self.agreed = False
-        self.wait: tuple[Any, float] | None = None
+        self.wait: tuple[Any, float, int] | None = None
         self._waiting = False
         self._processes = processes
         self._previous_handlers: dict[int, Any] = {}
@@ -74,7 +74,7 @@ class Interrupts:
         Raises:
           KeyboardInterrupt, SystemExit: as `check`, for a signal that was received just before.
         """
-        self.wait = (data, time.monotonic())
+        self.wait = (data, time.monotonic(), threading.get_ident())
         self._waiting = self._processes.count == 1
         if self._waiting and self.signum is not None:
             self.check()

@@ -18,7 +18,6 @@ from jengine.logging import PhaseTimer, parse_level
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.runner import build, bundle, check, report, run_record
 from jengine.runner.compilation_cache import use_compilation_cache
-from jengine.runner.data_wait import watch_waits
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.extras import check_extras
 from jengine.runner.failures import check_consistent, close, closing
@@ -167,7 +166,7 @@ class Runner:
         if self.cfg and self.is_main_process:
             report.write_config_file(self, self._unwritable)
 
-        self.state: TrainState | MaybeNone = None
+        self._state: TrainState | MaybeNone = None
         self.train_loop: Any = None
         self.val_loop: Any = None
         self.test_loop: Any = None
@@ -291,14 +290,14 @@ class Runner:
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
         """Run one training step on a batch on its device, and return the metrics, which stay on the device."""
         is_update = self.optim_wrapper.start_step(self.iter)
-        self.state, metrics = self.programs.run_step(self.state, batch, self.step_hyperparams(), is_update)
+        self._state, metrics = self.programs.run_step(self._state, batch, self.step_hyperparams(), is_update)
         return metrics
 
     def train_chunk(
         self, batches: Sequence[PyTree], hyperparams: Sequence[Mapping[str, Any]], is_update: Sequence[bool]
     ) -> ChunkMetrics:
         """Run a training step for each host batch in one call; see `TrainPrograms.run_chunk`."""
-        self.state, metrics = self.programs.run_chunk(self.state, batches, hyperparams, is_update)
+        self._state, metrics = self.programs.run_chunk(self._state, batches, hyperparams, is_update)
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:
@@ -339,6 +338,17 @@ class Runner:
         with self.phase_timer.phase("checkpoint"):
             bundle.save(self, path, meta={**(meta or {}), "by_epoch": by_epoch}, options=options, **saved)
         return path
+
+    @property
+    def state(self) -> TrainState | MaybeNone:
+        """The `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it."""
+        if self.train_loop is not None:
+            self._loaders.check_state_access(self.train_loop, self.interrupts)
+        return self._state
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self._state = state
 
     @property
     def hooks(self) -> list[Hook]:
@@ -488,11 +498,7 @@ class Runner:
         loop = self._eval_loop(mode)
         self.call_hook("before_run")
         self._load_or_resume()
-        with (
-            closing(self),
-            abort_all_on_error(self.processes, self.interrupts),
-            watch_waits(self.interrupts, self.logger),
-        ):
+        with closing(self), abort_all_on_error(self.processes, self.interrupts):
             metrics = loop.run()
             self.call_hook("after_run")
         return metrics

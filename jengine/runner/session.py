@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator
 
 from jengine.runner import report, run_record
-from jengine.runner.data_wait import watch_waits
 from jengine.runner.failures import handle_failure
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.start_report import GroupTable, log_start
@@ -20,7 +19,7 @@ def record_session(runner: Runner, groups: GroupTable) -> Iterator[None]:
     """
     log_start(runner, groups)
     run_record.start_record(runner, *groups)
-    with runner.interrupts, watch_waits(runner.interrupts, runner.logger):
+    with runner.interrupts:
         try:
             yield
         except BaseException as error:

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from jengine.data import DataLoader
+from jengine.data import DataLoader, IterableLoader
+from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.sharding import SingleDevice
 
@@ -71,3 +72,93 @@ def test_a_foreign_loader_sets_it_by_its_attribute(make_runner):
 def test_a_number_below_zero_is_refused():
     with pytest.raises(ValueError, match="device_prefetch` must be an integer of at least 0, got -1"):
         DataLoader([1], batch_size=1, device_prefetch=-1)
+
+
+class Produced:
+    """Batches that are made from the parameters: their `y` is the first weight."""
+
+    def __init__(self, device_prefetch=None, begin=0):
+        self.weights, self.begin, self.runner = [], begin, None
+        if device_prefetch is not None:
+            self.device_prefetch = device_prefetch
+
+    def __iter__(self):
+        for k in range(8):
+            weight = 0.0
+            if k >= self.begin and self.runner.state is not None:
+                weight = float(self.runner.state.params["w"][0])
+            self.weights.append(weight)
+            yield {**BATCH, "y": np.full(4, 1 - weight, np.float32)}
+
+
+class Weights(Hook):
+    def __init__(self):
+        self.seen = []
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        self.seen.append(float(runner.state.params["w"][0]))
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_data_without_read_ahead_are_made_from_the_current_parameters(make_runner, as_function):
+    data, hook = Produced(device_prefetch=0), Weights()
+    source = data
+    if as_function:
+
+        def source():
+            return iter(data)
+
+        source.device_prefetch = 0
+    data.runner = make_runner(train_dataloader=source, custom_hooks=[hook], train_cfg=dict(max_epochs=1), val_cfg=None,
+                              val_dataloader=None, val_evaluator=None)  # fmt: skip
+    data.runner.train()
+    assert len(set(hook.seen)) == 8
+    assert data.weights[-8:] == hook.seen  # those before are of the batches that determine the shapes
+
+
+@pytest.mark.parametrize("begin", [0, 3])
+@pytest.mark.parametrize(
+    ("ahead", "steps", "message"),
+    [
+        (None, 1, "`train_dataloader.device_prefetch` must be 0 for data that read `runner.state`, got 2: the data"),
+        (
+            0,
+            2,
+            "`train_cfg.steps_per_call` must be 1 for data that read `runner.state`, got 2: the data are read ahead",
+        ),
+        (1, 2, "device_prefetch` must be 0 and `train_cfg.steps_per_call` must be 1 for .*, got 1 and 2: the data are"),
+    ],
+)
+def test_data_that_read_the_state_must_not_be_read_ahead(make_runner, ahead, steps, message, begin):
+    data = Produced(ahead, begin)
+    data.runner = make_runner(train_dataloader=data, train_cfg=dict(max_epochs=1, steps_per_call=steps))
+    with pytest.raises(ConfigError, match=message):
+        data.runner.train()
+    if begin == 0:
+        assert data.runner.state is None  # refused with the first batch, before anything is made
+
+
+def test_samples_that_are_made_in_threads_must_not_read_the_state(make_runner):
+    class Samples:
+        runner, reads = None, 0
+
+        def __len__(self):
+            return 16
+
+        def __getitem__(self, index):
+            self.reads += 1
+            if self.reads > 8:  # after those for the shapes
+                float(self.runner.state.params["w"][0])
+            return {k: v[0] for k, v in BATCH.items()}
+
+    samples = Samples()
+    loader = dict(dataset=samples, batch_size=4, device_prefetch=0, num_threads=1)
+    samples.runner = make_runner(train_dataloader=loader, train_cfg=dict(max_epochs=2))
+    with pytest.raises(ConfigError, match="`train_dataloader.num_threads` must be 0 for data that read `runner.state`"):
+        samples.runner.train()
+    samples.runner.train_dataloader.close()
+
+
+def test_a_device_prefetch_of_an_iterable_that_is_no_count_is_refused():
+    with pytest.raises(ConfigError, match="`device_prefetch` must be an integer of at least 0, got -1 of Produced"):
+        IterableLoader(Produced(-1), train=True)

@@ -216,7 +216,7 @@ def test_a_wait_for_data_is_logged_when_it_takes_long_and_at_each_doubling():
     logger.addHandler(Lines())
     with watch_waits(interrupts, logger, after=0.06):
         for _ in range(100):  # short waits
-            interrupts.start_waiting("others")
+            interrupts.start_waiting(Source("others", loader))
             interrupts.stop_waiting()
         start = time.monotonic()
         interrupts.start_waiting(Source("train_dataloader", loader))
