@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from jengine.description import describe
 from jengine.distributed.failures import FailureDetector, ProcessError
 from jengine.distributed.jax_internals import get_client
 from jengine.distributed.key_value_store import KeyValueStore
@@ -178,6 +179,9 @@ def _exit_after_uncaught_error(failure_detector: FailureDetector) -> None:
 def assert_equal_across_processes(processes: SingleProcess | Processes, values: Mapping[str, Any]) -> None:
     """Check that all processes have the same values, for instance the same config.
 
+    Arrays, functions and dtypes are compared by their values too, other objects by their classes: those of a process
+    may depend on its index.
+
     Args:
       processes: the processes of the run.
       values: nested dicts and lists: the config, the numbers of batches, versions.
@@ -185,7 +189,9 @@ def assert_equal_across_processes(processes: SingleProcess | Processes, values: 
     Raises:
       ProcessMismatchError: on every process, with the path of the first difference in `values`.
     """
-    gathered = processes.all_gather("the start", _to_json(values))
+    if processes.count == 1:
+        return
+    gathered = processes.all_gather("the start", describe(values, shallow=True))
     for process, other in enumerate(gathered):
         difference = first_difference(gathered[0], other)
         if difference is not None:
@@ -212,15 +218,3 @@ def first_difference(one: Any, other: Any, path: str = "") -> tuple[str, str, st
 
 def _format(value: Any) -> str:
     return _MISSING if value is ... else repr(value)
-
-
-def _to_json(value: Any) -> Any:
-    """Return `value` as JSON can hold it; an object, whose text contains its address, by the name of its type."""
-    if hasattr(value, "items") and not isinstance(value, type):
-        return {str(key): _to_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"<{named.__module__}.{named.__qualname__}>"

@@ -1,6 +1,7 @@
 """Test exchanges and consensus, with threads as processes and a dict as the store of the coordination service."""
 
 import concurrent.futures
+import pathlib
 import threading
 
 import jax.numpy as jnp
@@ -259,6 +260,30 @@ def test_different_configs_are_an_error_on_every_process_with_the_first_differen
             "`config.optim_wrapper.optimizer.lr` must be the same on all processes, got 0.1 on process 0 and 0.2 on "
             "process 2"
         )
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (np.float32(0.1), np.float32(0.2)),
+        (np.float32(0.1), np.float64(np.float32(0.1))),
+        (np.arange(5000), np.arange(5000) + (np.arange(5000) == 2500)),
+        (jnp.ones(3), jnp.zeros(3)),
+        (np.dtype("int8"), np.dtype("int16")),
+        (pathlib.Path("a"), pathlib.Path("b")),
+        (1 + 1j, 1 - 1j),
+        ({1, 2}, {1, 3}),
+        (lambda x: x + 1, lambda x: x + 2),
+    ],
+)
+def test_values_are_compared_and_not_only_their_types(run, first, second):
+    def start(processes):
+        value = second if processes.index == 1 else first
+        assert_equal_across_processes(processes, {"config": {"model": [value]}})
+
+    for error in run(start, count=2):
+        assert isinstance(error, ProcessMismatchError)
+        assert str(error).startswith("`config.model[0]")
 
 
 def test_equal_configs_with_objects_and_nan_pass(run):
