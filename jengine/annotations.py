@@ -202,7 +202,12 @@ def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
         except TypeError:  # Python's own message for missing and unknown arguments
             return function(*args, **kwargs)
         check_values(owner, function, bound)
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        if function.__name__ == "__init__" and owner:
+            from jengine.description import record_arguments  # imports NumPy
+
+            record_arguments(args[0], bound)
+        return result
 
     _wrapped.add(call)
     return call

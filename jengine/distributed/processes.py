@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jengine.description import describe
 from jengine.distributed.failures import FailureWatch, ProcessError
 from jengine.errors import ConfigError
 
@@ -135,7 +136,8 @@ def _all_gather_bytes(data: bytes) -> list[bytes]:
 def assert_equal_across_processes(processes: SingleProcess | Processes, values: Mapping[str, Any]) -> None:
     """Check that all processes have the same values, for instance the same config.
 
-    The processes compare hashes, and exchange the values only to name a difference.
+    The processes compare hashes, and exchange the values only to name a difference. Arrays, functions and dtypes are
+    compared by their values too, other objects by their classes: those of a process may depend on its index.
 
     Args:
       processes: the processes of the run.
@@ -146,7 +148,7 @@ def assert_equal_across_processes(processes: SingleProcess | Processes, values: 
     """
     if processes.count == 1:
         return
-    plain = _to_json(values)
+    plain = describe(values, shallow=True)
     text = json.dumps(plain, sort_keys=True)
     if len(set(processes.all_gather("a hash", hashlib.sha256(text.encode()).hexdigest()))) == 1:
         return
@@ -177,20 +179,3 @@ def first_difference(one: Any, other: Any, path: str = "") -> tuple[str, str, st
 
 def _format(value: Any) -> str:
     return _MISSING if value is ... else repr(value)
-
-
-def _to_json(value: Any) -> Any:
-    """Return `value` as JSON can hold it; an object, whose text contains its address, by the name of its type."""
-    if hasattr(value, "items") and not isinstance(value, type):
-        return {str(key): _to_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, np.generic):
-        return _to_json(value.item())
-    if isinstance(value, np.ndarray | jax.Array):
-        array = np.asarray(value)
-        return f"{array.dtype}{list(array.shape)} with the hash {hashlib.sha256(array.tobytes()).hexdigest()[:12]}"
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"<{named.__module__}.{named.__qualname__}>"

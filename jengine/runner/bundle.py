@@ -12,6 +12,7 @@ from jengine.errors import ConfigError
 from jengine.optim.schedules import schedulers_state_dict
 from jengine.runner.base_weights import loadable_variables
 from jengine.runner.failures import recreate_work_dir
+from jengine.runner.fingerprint import collect_fingerprint
 from jengine.runner.load_from import LoadFrom
 from jengine.runner.resume_data import collect_position, restore_position
 from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
@@ -71,6 +72,7 @@ def collect_checkpoint(
         visualizer=runner.visualizer.state_dict(),
         replicas=runner.strategy.replicas,
         accumulated=_ACCUMULATED,
+        fingerprint=collect_fingerprint(runner),
         validations=[[epoch, iteration, _select_scalars(metrics)] for epoch, iteration, metrics in runner.validations],
     )
     bundle["meta"].update(meta or {})

@@ -26,7 +26,7 @@ _EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
 # Entries of a checkpoint; hooks may add others in `before_save_checkpoint`.
 _CHECKPOINT_KEYS = (
     *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
-    "replicas", "validations", "optimizer", "param_schedulers", "data",
+    "replicas", "validations", "optimizer", "param_schedulers", "data", "fingerprint",
 )  # fmt: skip
 _ALMOST = 0.9  # similarity of names from which one is a misspelling of the other; hooks may define their own stages
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,10 +28,12 @@ from jengine.train import (
     count_flops,
 )
 from jengine.train.flops import Flops
+from jengine.train.jaxpr_hash import hash_jaxpr, hash_shapes
 from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any
 
+logger = logging.getLogger("jengine")
 _NO_REPORT = contextlib.nullcontext()
 _CHECKED_BATCHES = 10  # the number of training batches whose labels are checked on the host
 _SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
@@ -53,6 +56,8 @@ class TrainPrograms:
       update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
       accumulate: the step that only accumulates gradients.
       chunk: several steps, see `build_scanned_step`.
+      hashes: of the traced programs, by program, structure of the batch, devices and versions; at first those of the
+        checkpoint that the run continues.
     """
 
     def __init__(
@@ -102,6 +107,11 @@ class TrainPrograms:
         self._accumulates = optim_wrapper.accumulates
         self._last: RecompilationGuard | None = None
         self._failed = False
+        self._environment = (
+            f"{type(strategy).__name__} {dict(strategy.mesh_shape)} {strategy.platform} jax-{jax.__version__}"
+        )
+        self.hashes: dict[str, str] = {}
+        self._not_hashed: list[tuple[RecompilationGuard, tuple[Any, ...]]] = []
 
     def put_batch(self, batch: PyTree) -> PyTree:
         """Place a host batch on its device, for `run_step`; the labels of the first batches are checked.
@@ -184,6 +194,27 @@ class TrainPrograms:
                 return {kind: count / steps for kind, count in flops.items()}
         return {}
 
+    def hash_jaxprs(self) -> dict[str, str]:
+        """Return `hashes`, with those of all programs compiled so far; log a warning for one that has changed.
+
+        JAX has kept what it traced for the compilation, so only the text of the program is new.
+        """
+        names = {self.update: "update", self.accumulate: "accumulate", self.chunk: "chunk"}
+        while self._not_hashed:
+            step, shapes = self._not_hashed.pop(0)
+            if not hasattr(self._compiled[step], "trace"):  # a pmap cannot be traced
+                continue
+            key = f"{names[step]} {hash_shapes(shapes[1])} {self._environment}"
+            new = hash_jaxpr(self._compiled[step].trace(*shapes).jaxpr)
+            if self.hashes.get(key, new) != new:
+                logger.warning(
+                    "The computation of the training step (%s) has changed since the checkpoint: the model, the loss, "
+                    "the optimizer or a hook computes something else. That of this run is used.",
+                    names[step],
+                )
+            self.hashes[key] = new
+        return dict(self.hashes)
+
     def trace(
         self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], batches: PyTree = None
     ) -> dict[str, jax.stages.Traced]:
@@ -232,6 +263,9 @@ class TrainPrograms:
         if compilation_counter.count != compiled:
             self._timer.relabel("compile")
             step.check_shardings(state, batch, inputs)
+            self._not_hashed.append((step, step.shapes or ()))
+            if self.hashes:  # the run continues another, whose programs may differ
+                self.hash_jaxprs()
         return new_state, metrics
 
 

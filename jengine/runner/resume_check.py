@@ -1,23 +1,21 @@
-"""Compare the config of a resumed run with its checkpoint."""
+"""Compare the settings of a resumed run with its checkpoint."""
 
-import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.errors import ConfigError
 from jengine.optim.schedules import check_scheduler_types, compare_schedulers, list_moved_ends
+from jengine.runner.fingerprint import compare_settings
 from jengine.runner.resume_optimizer import compare_optimizers
 from jengine.runner.runner_protocol import Runner
 
 _MAX_LINES = 20
-_OPTIMIZER_KEYS = frozenset({"optimizer", "paramwise_cfg", "constructor"})  # compared by their effect on the groups
-# What is compared by kind, and what differs between any two runs.
-_NOT_COMPARED = ("param_scheduler", "randomness", "resume", "resume_policy", "load_from", "work_dir", "experiment_name")
+_DATA = re.compile(r"train_dataloader(\.dataset|\[)")
 
 
 def check_resume(runner: Runner, path: str) -> None:
-    """Compare the config of a run with a checkpoint, and log what differs and which side holds.
+    """Compare the settings of a run with a checkpoint, and log what differs and which side holds.
 
     Nothing is restored and nothing compiled yet.
 
@@ -54,12 +52,29 @@ def check_resume(runner: Runner, path: str) -> None:
     if configured is not None and configured != seed:
         line = f"randomness.seed: {configured} in the config, {seed} in the checkpoint"
         messages += _report("seed", "seeds", policy.seed, [line], path)
-    if lines := list(_compare_configs(runner.cfg_text, saved["meta"]["cfg"])):
-        messages.append(
-            f"Other settings of the config and of the checkpoint differ. Those of the config are used:{_list(lines)}"
-        )
+    messages += _compare_others(runner, path, saved.get("fingerprint"), is_other_optimizer=bool(settings))
     for message in messages:
         runner.logger.warning(message)
+
+
+def _compare_others(
+    runner: Runner, path: str, saved: Mapping[str, Any] | None, *, is_other_optimizer: bool
+) -> list[str]:
+    """Return the message about the settings that have no policy of their own; raise ConfigError for other data."""
+    if saved is None:
+        return [f"{path} was written by an older version of jengine: other settings cannot be compared with it."]
+    differences = dict(compare_settings(runner, saved, skip_chains=is_other_optimizer))
+    data = [line for setting, line in differences.items() if _DATA.match(setting)]
+    if data and runner.resume_policy.data == "exact":
+        raise ConfigError(
+            f"the data must be those of the checkpoint {path} with resume_policy.data='exact', got others:{_list(data)}"
+        )
+    if not differences:
+        return []
+    return [
+        "Other settings of the run and of the checkpoint differ. Those of the config are used:"
+        f"{_list(list(differences.values()))}"
+    ]
 
 
 def _report(kind: str, name: str, choice: str, lines: Sequence[str], path: str) -> list[str]:
@@ -88,45 +103,6 @@ def _check_length(runner: Runner, path: str, meta: Mapping[str, Any]) -> None:
         )
     if meta[unit] == end:
         runner.logger.info(f"There is nothing left to train: {path} has completed all of train_cfg.{name}={end}.")
-
-
-def _compare_configs(new: str, old: str) -> Iterator[str]:
-    """Yield the other differences between the texts of two configs; none if one of them is unknown."""
-    if not new or not old or new == old:
-        return
-    own, saved = (_flatten(_read(re.sub(r" at 0x[0-9a-f]+", "", text))) for text in (new, old))  # reprs of objects
-    for path in sorted(own.keys() | saved.keys()):
-        is_optimizer = path.startswith("optim_wrapper.") and not _OPTIMIZER_KEYS.isdisjoint(path.split("."))
-        if is_optimizer or path.split(".")[0].partition("[")[0] in _NOT_COMPARED or own.get(path) == saved.get(path):
-            continue
-        new_value, old_value = own.get(path, "nothing"), saved.get(path, "nothing")
-        yield f"{path}: {new_value} in the config, {old_value} in the checkpoint"
-
-
-def _read(text: str) -> Any:
-    """Return the config that `dump_config` wrote, with the source of each value that is not a dict or a list."""
-
-    def convert(node: ast.expr) -> Any:
-        if isinstance(node, ast.Dict):
-            return {str(ast.literal_eval(k)): convert(v) for k, v in zip(node.keys, node.values, strict=True) if k}
-        if isinstance(node, ast.List | ast.Tuple):
-            return [convert(item) for item in node.elts]
-        return ast.unparse(node)
-
-    function = ast.parse(text).body[-1]
-    assert isinstance(function, ast.FunctionDef)
-    result: Any = function.body[-1]
-    return convert(result.value)
-
-
-def _flatten(value: Any, path: str = "") -> dict[str, str]:
-    if isinstance(value, dict):
-        parts = [_flatten(item, f"{path}.{key}" if path else key) for key, item in value.items()]
-    elif isinstance(value, list):
-        parts = [_flatten(item, f"{path}[{i}]") for i, item in enumerate(value)]
-    else:
-        return {path: value}
-    return {key: item for part in parts for key, item in part.items()}
 
 
 def _list(lines: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.extras import check_extras
 from jengine.runner.failures import check_consistent, close, closing
+from jengine.runner.fingerprint import describe_settings, saved_hashes
 from jengine.runner.hook_list import HookList
 from jengine.runner.hyperparams import Hyperparams
 from jengine.runner.initial_state import StateInitializer
@@ -121,6 +122,8 @@ class Runner:
         log_level: int | str = "INFO",
         resume_policy: Mapping[str, Any] | None = None,
     ) -> None:
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        self.settings = describe_settings(arguments, cfg) if train_cfg is not None else {}
         sections = dict(
             train_dataloader=train_dataloader, train_cfg=train_cfg, optim_wrapper=optim_wrapper,
             val_dataloader=val_dataloader, val_cfg=val_cfg, val_evaluator=val_evaluator,
@@ -425,6 +428,8 @@ class Runner:
         self._load_or_resume()
         self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
         self.programs = self.build_programs()
+        if self._resume_from is not None:
+            self.programs.hashes.update(saved_hashes(self._resume_from))
         self._first_iter = self.train_loop.iter
         with record_session(self, self._group_table):
             try:

@@ -48,9 +48,11 @@ class Runner(runner_protocol.Runner, Protocol):
 
     Attributes:
       optimizer_settings: the settings of the optimizer before schedulers change them; saved in checkpoints.
+      settings: a description of all settings, see `describe_settings`; saved in checkpoints.
     """
 
     optimizer_settings: dict[str, dict[str, Any]]
+    settings: dict[str, Any]
 
     @property
     def train_loop(self) -> TrainLoop | MaybeNone:

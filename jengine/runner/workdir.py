@@ -17,6 +17,7 @@ from jengine.distributed import assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook
+from jengine.runner.fingerprint import read_flags
 from jengine.runner.load_from import LoadFrom, parse_load_from
 from jengine.runner.resume_policy import ResumePolicy, choose_seed
 
@@ -65,7 +66,10 @@ def agree_on_identity(
       work_dir: the work dir, which must be the same on all.
       **arguments: of `identify`.
     """
-    assert_equal_across_processes(processes, {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "config": cfg})
+    # A loader that is not a config has data of its process.
+    same = {name: value for name, value in cfg.items() if not name.endswith("_dataloader") or hasattr(value, "items")}
+    values = {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "jax.config": read_flags(), "config": same}
+    assert_equal_across_processes(processes, values)
     identity = identify(work_dir, checksums=jax.process_index() == 0, **arguments)
     fields = {name: getattr(identity, name) for name in _SHARED_FIELDS}
     return dataclasses.replace(identity, **processes.all_gather("the name of the run", fields)[0])
@@ -145,11 +149,11 @@ def _find_checkpoint_to_resume(work_dir: str, load_from: Any, resume: Any, check
                 f"so again at each start. resume={os.fspath(load_from)!r} does the same. load_from=dict(path=...) "
                 f"loads only its weights, and continues from the newest checkpoint of {work_dir} when started again."
             )
-    path = checkpoint.find_latest(work_dir, checksums=checksums)
-    if path is None and resume == "must":
+    newest = checkpoint.find_latest(work_dir, checksums=checksums)
+    if newest is None and resume == "must":
         raise ConfigError(f"`resume` must find a checkpoint in {work_dir} with resume='must', got none")
     start = "from scratch" if load_from is None else "from the weights of load_from"
-    return path, "" if path else f"There is nothing to resume in {work_dir}: the run starts {start}."
+    return newest, "" if newest else f"There is nothing to resume in {work_dir}: the run starts {start}."
 
 
 def _check_directory(name: str, path: str) -> None:

@@ -36,7 +36,7 @@ def _count_equation(eqn: Any) -> Flops:
     name = eqn.primitive.name
     if name in _COUNTERS:
         return {_operand_dtype(eqn): _COUNTERS[name](eqn)}
-    inner = [count_flops(jaxpr) for jaxpr in _inner_jaxprs(eqn.params)]
+    inner = [count_flops(jaxpr) for jaxpr in inner_jaxprs(eqn.params)]
     if name == "cond":
         return max(inner, key=lambda branch: sum(branch.values()))
     repetitions, dtypes = _repetitions(eqn), {dtype for flops in inner for dtype in flops}
@@ -99,7 +99,8 @@ def _repetitions(eqn: Any) -> int:
     return 1
 
 
-def _inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    """Yield the jaxprs in the parameters of an equation."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else [value]:
             if hasattr(_open(item), "eqns"):

@@ -1,16 +1,28 @@
 """Test which side holds after a resume, where the config and the checkpoint differ, and what is logged about it."""
 
+import contextlib
+import functools
+import itertools
+import json
 import pathlib
+import subprocess
+import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from jengine.contrib.imix import from_imix
+from jengine.data import ArrayDataset, DataLoader, DefaultSampler
 from jengine.errors import ConfigError
-from jengine.hooks import Hook
+from jengine.hooks import EMAHook, Hook
+from jengine.model import FunctionalModel
+from jengine.optim import OptimWrapper
+from jengine.runner import Runner
 
+NO_VALIDATION = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None)
 
 
@@ -64,6 +76,14 @@ def run(make_runner):
 
 def read_log(runner):
     return (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
+
+
+def differences(runner):
+    """Return the other settings that the log lists, without a change of the computation."""
+    log = read_log(runner)
+    assert "The computation of the training step" not in log
+    _, _, listed = log.partition("Those of the config are used:\n")
+    return [line.strip() for line in itertools.takewhile(lambda line: line.startswith("  "), listed.splitlines())]
 
 
 def test_settings_of_the_optimizer_are_those_of_the_checkpoint_and_the_log_lists_what_differs(run):
@@ -149,7 +169,7 @@ def test_an_unchanged_config_passes_the_strictest_policy_with_the_same_bits(run,
         policy = dict(optimizer=choice, schedules=choice, seed=choice)
         _, runner = run(4, work_dir=work_dir, **arguments, resume=True, resume_policy=policy)
         np.testing.assert_array_equal(runner.state.params["w"], whole.state.params["w"])
-        assert "differ" not in read_log(runner)
+        assert differences(runner) == ["train_cfg.max_epochs: 4 in the config, 1 in the checkpoint"]
 
 
 def test_another_optimizer_is_refused_unless_the_config_holds(run, make_runner):
@@ -235,19 +255,192 @@ def test_a_finished_run_ends_at_once_with_a_line_about_it(run):
 
 
 @pytest.mark.filterwarnings("ignore:.*wrote its repr:UserWarning")
-def test_other_differences_between_the_configs_are_listed(run):
-    first, second = object(), object()  # written as their reprs, with an address that differs between runs
+def test_a_config_that_is_passed_with_objects_is_compared_too(run):
+    first, second = object(), object()  # with addresses that differ between runs
     run(1, cfg=dict(model=dict(depth=2, blocks=[dict(width=3, data=first)]), work_dir="a", note="x"))
     cfg = dict(model=dict(depth=4, blocks=[dict(width=3, data=second)]), work_dir="b", extra=1.5)
-    _, runner = run(2, cfg=cfg, resume=True)
-    log = read_log(runner)
-    lines = log[log.index("Other settings of the config") :].splitlines()[:4]
-    assert lines[0].endswith("Those of the config are used:")
-    assert [line.strip() for line in lines[1:]] == [
+    _, runner = run(1, cfg=cfg, resume=True)
+    assert differences(runner) == [
+        "cfg.model.depth: 4 in the config, 2 in the checkpoint",
         "extra: 1.5 in the config, nothing in the checkpoint",
-        "model.depth: 4 in the config, 2 in the checkpoint",
         "note: nothing in the config, 'x' in the checkpoint",
     ]
+
+
+# --- Everything that shapes a run, with objects and with a config. ---
+
+
+def fit(params, batch, scale=1.0):
+    return scale * (batch["x"] @ params["w"] + params["b"])
+
+
+def scaled_loss(scale):
+    return lambda params, batch: jnp.square(scale * fit(params, batch) - batch["y"])
+
+
+def absolute_loss(params, batch):
+    return jnp.abs(fit(params, batch) - batch["y"])
+
+
+def line_model(loss, predict=fit):
+    return FunctionalModel(init=lambda: {"w": jnp.zeros((2,)), "b": jnp.zeros(())}, loss=loss, predict=predict)
+
+
+def data(dtype=np.float32, first=0.0):
+    x = np.arange(32, dtype=dtype).reshape(16, 2)
+    x[0, 0] = first
+    return ArrayDataset(dict(x=x, y=np.ones(16, dtype)))
+
+
+def objects(**changes):
+    """Return the arguments of a run as objects."""
+    return (
+        dict(
+            model=line_model(scaled_loss(1.0)),
+            train_dataloader=DataLoader(data(), 4, sampler=DefaultSampler(16, shuffle=True)),
+            train_cfg=dict(max_epochs=1),
+            optim_wrapper=OptimWrapper(optax.chain(optax.clip(1.0), optax.sgd(0.1)), accumulative_counts=2),
+            default_hooks=SAVE,
+            custom_hooks=[EMAHook(momentum=0.01)],
+        )
+        | changes
+    )
+
+
+def config(**changes):
+    """Return the arguments of the same run as a config."""
+    optimizer = dict(type="SGD", lr=0.1)
+    return (
+        objects(
+            train_dataloader=dict(batch_size=4, dataset=data(), sampler=dict(type="DefaultSampler", shuffle=True)),
+            optim_wrapper=dict(optimizer=optimizer, accumulative_counts=2, clip_grad=dict(max_norm=1.0)),
+            custom_hooks=[dict(type="EMAHook", momentum=0.01)],
+        )
+        | changes
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return the checkpoints of a run with objects and of one with a config."""
+    paths = {}
+    for arguments in (objects, config):
+        work_dir = tmp_path_factory.mktemp(arguments.__name__)
+        Runner(work_dir=work_dir, **arguments()).train()
+        paths[arguments] = work_dir / "epoch_1"
+    return paths
+
+
+def wrapper(*parts, **settings):
+    return dict(optim_wrapper=OptimWrapper(optax.chain(*parts, optax.sgd(0.1)), **settings))
+
+
+CLIP, LOADER = optax.clip(1.0), dict(batch_size=4, sampler=dict(type="DefaultSampler", shuffle=True))
+SGD = dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=2, clip_grad=dict(max_norm=1.0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "expected"),
+    [
+        (objects, dict(), ""),
+        (objects, dict(custom_hooks=[EMAHook(momentum=0.02)]), "custom_hooks[0].kwargs.momentum: 0.02 in the config, 0.01"),
+        (objects, dict(custom_hooks=[EMAHook("StochasticWeightAverage")]), "custom_hooks[0].ema_type: 'StochasticWeight"),
+        (objects, wrapper(CLIP, accumulative_counts=1), "optim_wrapper.accumulative_counts: 1 in the config, 2 in the"),
+        (objects, wrapper(optax.clip(2.0), accumulative_counts=2), "max_delta: 2.0 in the config, 1.0 in the checkpoint"),
+        (objects, dict(precision="bfloat16"), "precision: 'bfloat16' in the config, nothing in the checkpoint"),
+        (objects, dict(model=line_model(scaled_loss(2.0))), "model.loss.scale: 2.0 in the config, 1.0 in the checkpoint"),
+        (objects, dict(model=line_model(absolute_loss)), "absolute_loss' in the config"),
+        (
+            objects,
+            dict(model=line_model(scaled_loss(1.0), functools.partial(fit, scale=2.0))),
+            "model.predict.scale: 2.0 in the config, 1.0 in",
+        ),
+        (objects, dict(train_dataloader=DataLoader(data(), 4, sampler=DefaultSampler(16, shuffle=False))), "shuffle: False in"),
+        (objects, dict(train_dataloader=DataLoader(data(first=1.0), 4, sampler=DefaultSampler(16, shuffle=True))), "arrays.x"),
+        (
+            objects,
+            dict(train_dataloader=DataLoader(data(np.float16), 4, sampler=DefaultSampler(16, shuffle=True))),
+            "train_dataloader.dataset.arrays.x: 'float16[16, 2]",
+        ),
+        (config, dict(), ""),
+        (config, dict(custom_hooks=[dict(type="EMAHook", momentum=0.02)]), "custom_hooks[0].momentum: 0.02 in the config"),
+        (config, dict(optim_wrapper={**SGD, "clip_grad": dict(max_norm=2.0)}), "optim_wrapper.clip_grad.max_norm: 2.0 in the"),
+        (config, dict(optim_wrapper={**SGD, "accumulative_counts": 4}), "optim_wrapper.accumulative_counts: 4 in the config"),
+        (config, dict(train_dataloader={**LOADER, "dataset": data(first=1.0)}), "train_dataloader.dataset.arrays.x: 'float32"),
+    ],
+)  # fmt: skip
+def test_each_setting_that_differs_is_named(make_runner, trained, arguments, changes, expected):
+    runner = make_runner(**{**NO_VALIDATION, **arguments(**changes)}, resume=trained[arguments])
+    with contextlib.suppress(ValueError):  # a state that does not fit; the log has its lines by then
+        runner.train()
+    lines = differences(runner)
+    assert [line for line in lines if expected in line] if expected else lines == []
+    assert len(lines) <= 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("jax_enable_x64", True), ("jax_threefry_partitionable", False), ("jax_default_matmul_precision", "highest")],
+)
+def test_numerical_flags_of_jax_are_compared(make_runner, trained, flag, value):
+    before = getattr(jax.config, flag)
+    jax.config.update(flag, value)
+    try:
+        runner = make_runner(**{**NO_VALIDATION, **objects()}, resume=trained[objects])
+    finally:
+        jax.config.update(flag, before)
+    runner.train()
+    assert differences(runner) == [f"jax.config.{flag}: {value!r} in the config, {before!r} in the checkpoint"]
+
+
+def test_other_data_are_refused_with_the_policy_exact(make_runner, trained):
+    other = DataLoader(data(first=1.0), 4, sampler=DefaultSampler(16, shuffle=True))
+    policy = dict(data="exact")
+    arguments = {**NO_VALIDATION, **objects(train_dataloader=other)}
+    with pytest.raises(ConfigError, match="must be those of the checkpoint .* with resume_policy.data='exact'"):
+        make_runner(**arguments, resume=trained[objects], resume_policy=policy).train()
+
+
+def test_another_computation_with_the_same_settings_is_reported(make_runner, trained, monkeypatch):
+    def train():
+        runner = make_runner(**{**NO_VALIDATION, **objects(), "train_cfg": dict(max_epochs=2)}, resume=trained[objects])
+        runner.train()
+        return read_log(runner).count("The computation of the training step (update) has changed since the checkpoint")
+
+    assert train() == 0
+    swapped = train.__globals__["fit"]
+    monkeypatch.setitem(train.__globals__, "fit", lambda params, batch, scale=1.0: 1.5 * swapped(params, batch))
+    assert train() == 1
+
+
+def test_descriptions_do_not_depend_on_the_process():
+    program = """
+import functools, optax, numpy as np
+import jax, jax.numpy as jnp
+from flax import linen as nn, nnx
+from jengine.description import describe
+from jengine.hooks import EMAHook
+from jengine.train.jaxpr_hash import hash_jaxpr
+class Plain:
+    def __init__(self, a, b=object()):
+        self.a, self.b = a, b
+values = [Plain({"x", "y", "z"}), object(), lambda x: x in {"a", "b", "c"}, nn.Dense(3), EMAHook(), print, np.float32(.1),
+          optax.adamw(optax.cosine_decay_schedule(1., 3)), functools.partial(max, key=len), nnx.Linear(1, 2, rngs=nnx.Rngs(0)),
+          iter([1]), range(3), jnp.ones(3), jax.jit(jnp.sin), jax.random.key(0), {"f": jax.nn.relu, 2: {1, 2}}]
+step = jax.jit(lambda x: jax.nn.relu(x) + jax.checkpoint(jnp.sin)(x) + np.arange(3.0))
+mesh = jax.make_mesh((1, 1, 1), ("one", "two", "three"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+spec = jax.P(("one", "two", "three"))
+mapped = jax.jit(jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec))
+result = [describe(values), [hash_jaxpr(f.trace(jnp.ones(3)).jaxpr) for f in (step, mapped)]]
+"""
+    own = {"__name__": "program"}
+    exec(program, own)
+    run = (
+        f"import json; scope = {{'__name__': 'program'}}; exec({program!r}, scope); print(json.dumps(scope['result']))"
+    )
+    process = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True)
+    assert json.loads(process.stdout) == own["result"]
+    assert " at 0x" not in process.stdout
 
 
 def test_an_error_in_reading_names_the_packages_with_other_versions(make_runner, tmp_path):

@@ -1,0 +1,241 @@
+"""Describe values and objects as JSON, to compare those of two processes, or of a run and its checkpoint.
+
+Equal values have equal descriptions in every process: there are no addresses, and nothing depends on hash seeds.
+"""
+
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import hashlib
+import inspect
+import json
+import math
+import os
+import re
+import sys
+import sysconfig
+import types
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+_MAX_DEPTH = 24
+_MAX_ITEMS = 64  # of a list; a longer one is described by as many of its items and a hash
+_MAX_TEXT = 200  # characters
+_MAX_BYTES = 2**20  # of an array; a larger one is described by rows of at most this size together
+_MAX_ROWS = 256
+_HAS_DOCSTRING = 0x4000000  # in `co_flags`, since Python 3.13
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+_WITH_REPR = (
+    bytes, complex, range, slice, re.Pattern, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal,
+    fractions.Fraction,
+)  # fmt: skip
+
+_arguments: dict[int, dict[str, Any]] = {}  # by the ID of the object that was built with them
+
+
+def record_arguments(built: Any, arguments: Mapping[str, Any]) -> None:
+    """Record the arguments with which an object was built, for `describe`; those that are its attributes need not be.
+
+    They are described now, so that they are not kept in memory.
+    """
+    missing = {name: value for name, value in arguments.items() if name != "self" and name not in _attributes(built)}
+    if missing and id(built) not in _arguments:  # a constructor calls that of its base class
+        try:
+            weakref.finalize(built, _arguments.pop, id(built), None).atexit = False
+        except TypeError:  # a class with slots
+            return
+        _arguments[id(built)] = {name: describe(value) for name, value in missing.items()}
+
+
+def describe(value: Any, *, shallow: bool = False) -> Any:
+    """Return a description of a value, of JSON's types.
+
+    An object is described by its class and the arguments of its constructor, as far as they are attributes of the same
+    name, or recorded; a function by its name and a hash of its code, with its defaults and the values that it closes
+    over; an array by its shape, its dtype and a hash of at most 1 MiB of it.
+
+    Args:
+      value: anything.
+      shallow: describe objects only by their class, and functions without what they close over.
+    """
+    return _Describer(shallow).describe(value)
+
+
+def flatten_description(description: Any, path: str = "") -> dict[str, Any]:
+    """Return the leaves of a description by path, as `custom_hooks[0].momentum`."""
+    if isinstance(description, dict):
+        items = [(f"{path}.{key}" if path else key, item) for key, item in description.items()]
+    elif isinstance(description, list):
+        items = [(f"{path}[{i}]", item) for i, item in enumerate(description)]
+    else:
+        return {path: description}
+    return {key: leaf for item in items for key, leaf in flatten_description(item[1], item[0]).items()}
+
+
+def hash_array(array: np.ndarray[Any, Any]) -> str:
+    """Return a hash of the shape, the dtype and the elements of an array; of evenly spaced rows of a large one."""
+    if array.nbytes > _MAX_BYTES:
+        rows = array[np.linspace(0, len(array) - 1, min(len(array), _MAX_ROWS)).astype(np.int64)]
+        rows = rows.reshape(len(rows), -1)
+        array = rows[:, :: -(-rows.nbytes // _MAX_BYTES)]
+    return hash_text(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+
+
+def hash_text(text: str | bytes) -> str:
+    """Return a short hash."""
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
+
+
+class _Describer:
+    def __init__(self, shallow: bool) -> None:
+        self._shallow = shallow
+        self._open: list[int] = []  # the IDs of the objects around the current one
+
+    def describe(self, value: Any) -> Any:
+        if value is None or (isinstance(value, bool | int) and not isinstance(value, enum.Enum)):
+            return value
+        if isinstance(value, float) and not isinstance(value, np.generic):
+            return value if math.isfinite(value) else repr(value)
+        if isinstance(value, str) and not isinstance(value, enum.Enum):
+            return str(value) if len(value) <= _MAX_TEXT else f"{value[:_MAX_TEXT]}… {hash_text(value)}"
+        if id(value) in self._open or len(self._open) > _MAX_DEPTH:
+            return _name(type(value))
+        self._open.append(id(value))
+        try:
+            return self._describe_other(value)
+        finally:
+            self._open.pop()
+
+    def _describe_other(self, value: Any) -> Any:
+        if isinstance(value, type):
+            return _name(value)
+        if isinstance(value, enum.Enum):
+            return f"{_name(type(value))}.{value.name}"
+        if isinstance(value, np.dtype):
+            return value.name
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        if isinstance(value, _WITH_REPR):
+            return self.describe(repr(value))
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            return _describe_array(value)
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            fields = zip(value._fields, value, strict=True)
+            return {"type": _name(type(value)), **{name: self.describe(item) for name, item in fields}}
+        if hasattr(value, "items"):
+            return {str(key): self.describe(item) for key, item in value.items()}
+        if isinstance(value, set | frozenset):
+            return sorted((self.describe(item) for item in value), key=repr)
+        if isinstance(value, list | tuple):
+            return self._describe_items(value)
+        if isinstance(value, functools.partial):
+            function = self.describe(value.func)
+            named = function if isinstance(function, dict) else {"function": function}
+            return {**named, "args": self.describe(value.args), **self.describe(value.keywords)}
+        if isinstance(value, types.MethodType):
+            return {"function": value.__func__.__qualname__, "self": self.describe(value.__self__)}
+        if isinstance(value, types.FunctionType):
+            return self._describe_function(value)
+        if isinstance(getattr(value, "__wrapped__", None), types.FunctionType):  # `jax.jit` and its like
+            return self.describe(value.__wrapped__)
+        if hasattr(value, "__qualname__"):  # a function in C
+            return _name(value)
+        return self._describe_object(value)
+
+    def _describe_items(self, items: Sequence[Any]) -> Any:
+        if len(items) <= _MAX_ITEMS:
+            return [self.describe(item) for item in items]
+        chosen = np.linspace(0, len(items) - 1, _MAX_ITEMS).astype(int)
+        sample = [self.describe(items[i]) for i in chosen]
+        return {"length": len(items), "hash": hash_text(json.dumps(sample, sort_keys=True))}
+
+    def _describe_function(self, function: types.FunctionType) -> Any:
+        described: dict[str, Any] = {"function": _name(function)}
+        if not _is_of_library(function.__module__):
+            described["code"] = _hash_code(function.__code__)
+        if self._shallow:
+            return described
+        defaults = (
+            inspect.signature(function).parameters.values() if function.__defaults__ or function.__kwdefaults__ else ()
+        )
+        described |= {p.name: self.describe(p.default) for p in defaults if p.default is not p.empty}
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                described[name] = self.describe(cell.cell_contents)
+            except ValueError:  # not set yet
+                continue
+        return described
+
+    def _describe_object(self, value: Any) -> Any:
+        if self._shallow:
+            return f"<{_name(type(value))}>"
+        attributes = _attributes(value)
+        try:
+            parameters: Iterable[str] = inspect.signature(type(value)).parameters
+        except (TypeError, ValueError):
+            parameters = ()
+        prefixes = ("",) if _is_of_library(type(value).__module__) else ("", "_")
+        described = dict(_arguments.get(id(value), {}))
+        for name in parameters:
+            for attribute in (f"{prefix}{name}" for prefix in prefixes):
+                if attribute in attributes:
+                    described[name] = self.describe(attributes[attribute])
+                    break
+        return {"type": _name(type(value)), **described}
+
+
+def _describe_array(value: Any) -> str:
+    """Describe an array of NumPy or JAX, or another object with a shape and a dtype; values on a device if small."""
+    if isinstance(value, np.generic):
+        return repr(value)
+    text = f"{value.dtype}{list(value.shape)}"
+    if not isinstance(value, np.ndarray):
+        try:
+            if value.nbytes > _MAX_BYTES or not getattr(value, "is_fully_addressable", True):
+                return text
+            value = np.asarray(value)
+        except Exception:  # a tracer, a random key, a tensor of another library on a device
+            return text
+    if value.dtype.hasobject:
+        return text
+    return f"{text} {value.item()!r}" if value.ndim == 0 else f"{text} {hash_array(value)}"
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    slots = (name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()) if isinstance(name, str))
+    return {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+
+
+def _name(named: Any) -> str:
+    return f"{getattr(named, '__module__', None)}.{named.__qualname__}"
+
+
+@functools.cache
+def _is_of_library(module: str | None) -> bool:
+    """Return whether a module is installed, or part of jengine: its versions are compared, not its code."""
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    return (module or "").partition(".")[0] == "jengine" or (file or "").startswith(_LIBRARIES)
+
+
+def _hash_code(code: types.CodeType) -> str:
+    """Return a hash of a function's code, which comments, names of files and line numbers do not change."""
+    return hash_text(repr(_describe_code(code)))
+
+
+def _describe_code(code: types.CodeType) -> tuple[Any, ...]:
+    consts: Sequence[Any] = code.co_consts
+    has_docstring = code.co_flags & _HAS_DOCSTRING or sys.version_info < (3, 13)
+    if has_docstring and consts and isinstance(consts[0], str) and code.co_name != "<lambda>":
+        consts = consts[1:]
+    return (code.co_code, code.co_names, code.co_varnames, code.co_freevars, *map(_describe_constant, consts))
+
+
+def _describe_constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return _describe_code(value)
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)

@@ -1,0 +1,37 @@
+"""Hash what a compiled program computes, to detect that it has changed since a checkpoint."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine.description import describe, hash_text
+from jengine.train.flops import inner_jaxprs
+
+PyTree = Any
+
+_LOCATION = re.compile(r" at (0x[0-9a-f]+|[^\s\]]+:\d+)")  # an address in memory, or a line of a file
+_SET = re.compile(r"(?<=\{)'[^{}]*'(?=\})")  # whose order depends on the hash seed of the process
+
+
+def hash_jaxpr(closed: Any) -> str:
+    """Return a hash of a traced function and its constants, which is the same in every process."""
+    text = _SET.sub(lambda names: ", ".join(sorted(names[0].split(", "))), _LOCATION.sub("", str(closed.jaxpr)))
+    return hash_text("\n".join([text, *map(str, _constants(closed))]))
+
+
+def hash_shapes(tree: PyTree) -> str:
+    """Return a hash of the structure, the shapes and the dtypes of a pytree."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return hash_text(f"{treedef} {[(leaf.shape, str(leaf.dtype)) for leaf in leaves]}")
+
+
+def _constants(jaxpr: Any) -> Iterator[Any]:
+    """Yield descriptions of the constants of a jaxpr and of those within it."""
+    for const in getattr(jaxpr, "consts", ()):
+        yield describe(np.asarray(const) if isinstance(const, jax.Array) and const.is_fully_addressable else const)
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        for inner in inner_jaxprs(eqn.params):
+            yield from _constants(inner)
