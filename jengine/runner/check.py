@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jengine.checkpoint import check_storable
 from jengine.config import check_keys, drop_without_effect
 from jengine.data import DataLoader, IterableLoader, check_dataloader
 from jengine.data.find_source import as_source, is_stream
@@ -143,6 +144,20 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
                     f"or each removes the checkpoints of the other; got {hook.out_dir!r}"
                 )
             files |= hook.file_names
+
+
+def check_state(hooks: Sequence[Hook], shapes: TrainState) -> None:
+    """Check that the state of a run can be saved, if one of its hooks saves it.
+
+    Args:
+      hooks: those of the run.
+      shapes: the state as `jax.ShapeDtypeStruct`s.
+
+    Raises:
+      ConfigError: see `check_storable`.
+    """
+    if any(isinstance(hook, CheckpointHook) for hook in hooks):
+        check_storable({name: getattr(shapes, name) for name in TrainState.__dataclass_fields__})
 
 
 def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[str, ...]:

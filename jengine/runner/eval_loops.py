@@ -78,8 +78,15 @@ class EvalLoop:
         """Trace the evaluation step, without compiling it, for arrays or `jax.ShapeDtypeStruct`s with shardings."""
         return self._step.trace(params, model_state, metrics, batch)
 
+    def check(self, batch: PyTree, params: PyTree, model_state: PyTree) -> None:
+        """Trace the evaluation of a host batch, such that what does not fit is an error before the run has files."""
+        self._label_checks.add(self._check_batch(batch))
+        metrics = jax.eval_shape(self.evaluator.init)
+        self.trace(params, model_state, metrics, self.runner.strategy.put_batch(batch))
+
     def run(self) -> dict[str, float]:
         """Evaluate once and return the metrics by name."""
+        self.runner.open_files()
         wait_for_device(self.runner)
         with self.runner.phase_timer.phase(self._phase):
             return self._run()

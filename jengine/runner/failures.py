@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jengine.config import write_config
-from jengine.logging import log_error, reopen_log_file
+from jengine.logging import log_error, open_log_file
 from jengine.runner.runner_protocol import Runner, TrainLoop
 
 
@@ -36,11 +36,15 @@ def check_consistent(runner: Runner, failure: str) -> None:
 
 
 def handle_failure(runner: Runner, error: BaseException) -> None:
-    """Add the iteration to the error, save the completed iterations, and call the hooks' stage `on_failure`."""
+    """Add the iteration to the error, save the completed iterations, and call the hooks' stage `on_failure`.
+
+    A run that was refused before its first step has nothing to save.
+    """
     if not any("at iteration" in note for note in getattr(error, "__notes__", ())):
         error.add_note(f"in training, at iteration {runner.iter} (epoch {runner.epoch})")
-    _save_completed_iterations(runner)
-    runner.call_hook("on_failure")
+    if runner.has_files:
+        _save_completed_iterations(runner)
+        runner.call_hook("on_failure")
 
 
 @contextlib.contextmanager
@@ -87,7 +91,7 @@ def recreate_work_dir(runner: Runner) -> None:
         return
     runner.log_writer.flush()
     runner.visualizer.close()  # it would continue to write to deleted files
-    reopen_log_file(runner.logger)
+    open_log_file(runner.logger)
     if runner.cfg_text:
         write_config(runner.cfg_text, os.path.join(runner.work_dir, "config.py"))
     runner.logger.warning(

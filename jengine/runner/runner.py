@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.runner import build, bundle, check, report, run_record
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.dataloaders import DataLoaders
+from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.extras import check_extras
 from jengine.runner.failures import check_consistent, close, closing
 from jengine.runner.hook_list import HookList
@@ -133,6 +134,8 @@ class Runner:
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
         self.cfg_text, self._unwritable = report.format_config_file(self.cfg, work_dir)
+        self._is_logging = False
+        self._start_record: Callable[[], None] | None = None  # of a training that has not made its first step
 
         self.processes = get_processes()
         identity = agree_on_identity(
@@ -159,8 +162,6 @@ class Runner:
         self.logger, self.log_writer, self.message_hub = build.build_logs(
             self.log_dir, self.timestamp, self.experiment_name, level
         )
-        if self.cfg and self.is_main_process:
-            report.write_config_file(self, self._unwritable)
 
         self.state: TrainState | MaybeNone = None
         self.train_loop: Any = None
@@ -254,6 +255,7 @@ class Runner:
         if self.state is None:
             self._init_state(example)
         self._load_or_resume()
+        self.open_files()
         with self.phase_timer.phase("prediction"), abort_all_on_error(self.processes, self.interrupts):
             return self._predictor.predict(*self.eval_variables()[""], batches, self.dispatch_limiter)
 
@@ -412,6 +414,7 @@ class Runner:
         self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
         self.programs = self.build_programs()
         self._first_iter = self.train_loop.iter
+        self._start_record = functools.partial(run_record.start_record, self, *self._group_table)
         with record_session(self, self._group_table):
             try:
                 with self._loaders.note_host_entries("train"):
@@ -426,7 +429,7 @@ class Runner:
         loop = self.train_loop
         return TrainPrograms(
             self.model, self.optim_wrapper, self.hooks, self.strategy, self.dispatch_limiter, self.phase_timer,
-            phases=loop.phases, on_recompile=loop.on_recompile,
+            phases=loop.phases, on_recompile=loop.on_recompile, on_traced=self.open_files,
         )  # fmt: skip
 
     def prepare_training(self, abstract: bool = False) -> None:
@@ -462,9 +465,20 @@ class Runner:
     def _predictor(self) -> Predictor:
         return Predictor(self.model, self.strategy, self.processes)
 
-    def _init_state(self, *args: Any) -> None:
-        """Create the state on the device; an evaluation passes only a batch: see `StateInitializer.init`."""
-        self.state = self._initializer.init(*args)
+    def _init_state(self, batch: PyTree, optim_wrapper: Any = None, hooks: Any = (), abstract: bool = False) -> None:
+        """Create the state on the device, once its shapes are known to fit the checkpoints and evaluations of the run.
+
+        Args:
+          batch, optim_wrapper, hooks: see `StateInitializer.trace`; an evaluation passes only a batch.
+          abstract: create only the structure of the state.
+        """
+        traced, init = self._initializer.trace(batch, optim_wrapper, hooks)
+        shapes = traced.out_info
+        check.check_state(self.hooks if optim_wrapper is not None else (), shapes)
+        for mode, loop in (("val", self.val_loop), ("test", self.test_loop)):
+            if isinstance(loop, EvalLoop) and not abstract:
+                self._loaders.call_with_example(mode, loop.check, shapes.params, shapes.model_state)
+        self.state = shapes if abstract else init()
         self._is_loaded = False
 
     def _load_or_resume(self) -> None:
@@ -472,18 +486,33 @@ class Runner:
             return
         self._is_loaded = True
         bundle.load_or_resume(self, self._load_from, self._resume_from)
-        if self.train_loop is not None and self.is_main_process:
-            for moved in self._directories.claim():
-                self.logger.warning(f"The checkpoints of another run are now in {moved}.")
+
+    @property
+    def has_files(self) -> bool:
+        """True if the files of this run exist: nothing was refused."""
+        return self._is_logging and self._start_record is None
+
+    def open_files(self) -> None:
+        """Create the files of this run, unless they exist; called when the first step or evaluation is traced."""
+        if not self._is_logging:
+            self._is_logging = True
+            report.open_files(self, self._unwritable)
+        start, self._start_record = self._start_record, None
+        if start is not None:
+            if self.is_main_process:
+                for moved in self._directories.claim():
+                    self.logger.warning(f"The checkpoints of another run are now in {moved}.")
+            start()
 
     def _evaluate(self, mode: str) -> dict[str, float]:
         if self._sections[f"{mode}_cfg"] is None:
             raise RuntimeError(f"there is nothing to run: set {mode}_dataloader, {mode}_cfg and {mode}_evaluator")
+        loop = self._eval_loop(mode)
         if self.state is None:
             self._loaders.call_with_example(mode, self._init_state)
-        loop = self._eval_loop(mode)
         self.call_hook("before_run")
         self._load_or_resume()
+        self.open_files()
         with closing(self), abort_all_on_error(self.processes, self.interrupts):
             metrics = loop.run()
             self.call_hook("after_run")

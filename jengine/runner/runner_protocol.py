@@ -107,6 +107,13 @@ class Runner(runner_protocol.Runner, Protocol):
     def validations(self) -> list[tuple[int, int, dict[str, float]]]:
         """Return the epoch, iteration and metrics of each validation."""
 
+    @property
+    def has_files(self) -> bool:
+        """Return whether the files of this run exist."""
+
+    def open_files(self) -> None:
+        """Create the files of this run, once nothing can be refused any more."""
+
     def record_validation(self, metrics: dict[str, float]) -> None:
         """Record the metrics of a validation."""
 

@@ -18,15 +18,16 @@ def record_session(runner: Runner, groups: GroupTable) -> Iterator[None]:
       groups: the table of its parameter groups.
     """
     log_start(runner, groups)
-    run_record.start_record(runner, *groups)
     with runner.interrupts:
         try:
             yield
         except BaseException as error:
-            run_record.update_record(runner, f"stopped by {type(error).__name__}")
+            if runner.has_files:
+                run_record.update_record(runner, f"stopped by {type(error).__name__}")
             handle_failure(runner, error)
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 report.log_interruption(runner)
             raise
+    runner.open_files()  # if a loop of the user ran no step
     report.log_summary(runner)
     run_record.update_record(runner, "finished")

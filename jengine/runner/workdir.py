@@ -1,10 +1,12 @@
 """Determine the identity of a run: its name, seed, directories and initial weights."""
 
+import contextlib
 import dataclasses
 import datetime
 import os
 import pathlib
 import re
+import tempfile
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,6 +24,7 @@ from jengine.runner.resume_policy import ResumePolicy, choose_seed
 
 # Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts.
 _SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from")
+_TAKEN: set[str] = set()  # log directories of this process, which are made later
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 
 
@@ -129,16 +132,19 @@ def _check_work_dir(work_dir: str) -> None:
     if not os.path.isdir(directory):
         kind = "the file" if directory == work_dir else f"{work_dir} below the file"
         raise ConfigError(f"`work_dir` must be a directory, got {kind} {directory}")
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise ConfigError(f"`work_dir` must be writable, got {work_dir}: no permission to write to {directory}")
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=directory))  # its mode alone does not say so
+    except OSError as error:
+        raise ConfigError(f"`work_dir` must be writable, got {work_dir}: {error.strerror}: {directory}") from error
 
 
 def _new_timestamp(work_dir: str) -> str:
-    """Return the local time, with a number if an earlier run started in the same second."""
+    """Return the local time, with a number if an earlier run of the work dir started in the same second."""
     timestamp = name = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
     number = 1
-    while os.path.exists(os.path.join(work_dir, name)):
+    while (path := os.path.join(work_dir, name)) in _TAKEN or os.path.exists(path):
         name, number = f"{timestamp}_{number}", number + 1
+    _TAKEN.add(path)
     return name
 
 
@@ -167,20 +173,29 @@ class CheckpointDirectories:
         self._directories = list(dict.fromkeys([self._work_dir, *others]))
         self._run_id = run_id
         self._locks = [WorkDirLock(directory) for directory in self._directories]
+        self._made: list[pathlib.Path] = []
 
     def lock(self) -> None:
         """Lock all directories; on an error, call `unlock`.
 
         Raises:
-          WorkDirLockedError: another run has locked one of them.
+          WorkDirLockedError: another run has locked one of them. ConfigError: one cannot be written.
         """
-        for lock in self._locks:
-            lock.acquire()
+        missing = {path for own in self._directories for path in (own, *own.parents) if not path.exists()}
+        self._made = sorted(missing, reverse=True)  # a directory before the one that it is in
+        try:
+            for lock in self._locks:
+                lock.acquire()
+        except OSError as error:
+            raise ConfigError(f"`work_dir` must be writable, got {self._work_dir}: {error}") from error
 
     def unlock(self) -> None:
-        """Release the locks that this run has."""
+        """Release the locks that this run has, and remove the directories that it made if it was refused."""
         for lock in self._locks:
             lock.release()
+        for directory in self._made:
+            with contextlib.suppress(OSError):  # not empty
+                directory.rmdir()
 
     def claim(self) -> list[str]:
         """Make the run the one that trains in the work dir, and move the checkpoints of others to `earlier_<n>`.
