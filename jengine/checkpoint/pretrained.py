@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.annotations import checked
 from jengine.checkpoint import arrays
 from jengine.checkpoint.interpolation import Method
 from jengine.checkpoint.matching import ITEMS, Assignment, Settings, match
@@ -22,6 +23,7 @@ _ADVICE = (
 )
 
 
+@checked
 def load_pretrained(
     weights: Any,
     params: PyTree,

@@ -1,13 +1,13 @@
 """Load batches of a map-style dataset, from any position of any epoch, in constant time."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 from jengine.annotations import ConfigOf, Count, Index, checked
 from jengine.data.batches import BatchPrefetcher, BatchSource
 from jengine.data.collate import default_collate
-from jengine.data.find_source import is_map_style
+from jengine.data.find_source import require_map_style
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.data.sources import Resume
 from jengine.registry import DATA_SAMPLERS, DATASETS
@@ -54,11 +54,7 @@ class DataLoader:
         num_batch_per_epoch: Count | None = None,
         device_prefetch: Index = 2,
     ) -> None:
-        if not is_map_style(dataset):
-            advice = "; wrap its arrays in ArrayDataset" if isinstance(dataset, Mapping) else ""
-            raise TypeError(
-                f"a dataset must have __len__ and __getitem__ for 0 to N - 1, got {type(dataset).__name__}{advice}"
-            )
+        require_map_style(dataset)
         self.dataset = dataset
         self.batch_size = batch_size
         self.drop_last = drop_last

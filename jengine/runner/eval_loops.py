@@ -80,13 +80,12 @@ class EvalLoop:
 
     def check(self, batch: PyTree, params: PyTree, model_state: PyTree) -> None:
         """Trace the evaluation of a host batch, such that what does not fit is an error before the run has files."""
-        self._label_checks.add(self._check_batch(batch))
+        self._label_checks.add(batch)
         metrics = jax.eval_shape(self.evaluator.init)
         self.trace(params, model_state, metrics, self.runner.strategy.put_batch(batch))
 
     def run(self) -> dict[str, float]:
         """Evaluate once and return the metrics by name."""
-        self.runner.open_files()
         wait_for_device(self.runner)
         with self.runner.phase_timer.phase(self._phase):
             return self._run()
@@ -134,6 +133,9 @@ class EvalLoop:
         """Run the evaluation step and record compile time."""
         timer, compiled = self.runner.phase_timer, compilation_counter.count
         before = timer.enter(self._phase)
+        if self._traced.shapes is None:
+            self.trace(*args)  # the call below uses this trace
+            self.runner.files.open()
         with report_first_compile(self._traced):
             outputs = self._step(*args)
         if compilation_counter.count != compiled:

@@ -42,9 +42,9 @@ def handle_failure(runner: Runner, error: BaseException) -> None:
     """
     if not any("at iteration" in note for note in getattr(error, "__notes__", ())):
         error.add_note(f"in training, at iteration {runner.iter} (epoch {runner.epoch})")
-    if runner.has_files:
+    if runner.files.exist:
         _save_completed_iterations(runner)
-        runner.call_hook("on_failure")
+    runner.call_hook("on_failure")
 
 
 @contextlib.contextmanager

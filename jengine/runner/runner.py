@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume
 from jengine.runner.resume_optimizer import optimizer_settings
 from jengine.runner.resume_policy import parse_resume_policy
-from jengine.runner.session import record_session
+from jengine.runner.session import RunFiles, record_session
 from jengine.runner.trained_module import trained_module
 from jengine.runner.workdir import CheckpointDirectories, agree_on_identity
 from jengine.sharding import DispatchLimiter
@@ -133,9 +133,7 @@ class Runner:
             level = parse_level(log_level)
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
-        self.cfg_text, self._unwritable = report.format_config_file(self.cfg, work_dir)
-        self._is_logging = False
-        self._start_record: Callable[[], None] | None = None  # of a training that has not made its first step
+        self.cfg_text, unwritable = report.format_config_file(self.cfg, work_dir)
 
         self.processes = get_processes()
         identity = agree_on_identity(
@@ -158,6 +156,7 @@ class Runner:
         self.register_hooks(default_hooks, custom_hooks)
         check.check_names(self.hooks, schedulers, self._sections)
         self._directories = CheckpointDirectories(self.work_dir, self.hooks, self.run_id)
+        self.files = RunFiles(self, self._directories, unwritable)
         self.log_processor = build.build_log_processor(log_processor, by_epoch=check.is_epoch_based(train_cfg))
         self.logger, self.log_writer, self.message_hub = build.build_logs(
             self.log_dir, self.timestamp, self.experiment_name, level
@@ -255,7 +254,7 @@ class Runner:
         if self.state is None:
             self._init_state(example)
         self._load_or_resume()
-        self.open_files()
+        self.files.open()
         with self.phase_timer.phase("prediction"), abort_all_on_error(self.processes, self.interrupts):
             return self._predictor.predict(*self.eval_variables()[""], batches, self.dispatch_limiter)
 
@@ -414,10 +413,10 @@ class Runner:
         self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
         self.programs = self.build_programs()
         self._first_iter = self.train_loop.iter
-        self._start_record = functools.partial(run_record.start_record, self, *self._group_table)
+        self.files.expect_training(self._group_table)
         with record_session(self, self._group_table):
             try:
-                with self._loaders.note_host_entries("train"):
+                with self._loaders.note_example("train", ends=lambda: self.files.exist):
                     self.train_loop.run()
             except BaseException as error:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
@@ -429,7 +428,7 @@ class Runner:
         loop = self.train_loop
         return TrainPrograms(
             self.model, self.optim_wrapper, self.hooks, self.strategy, self.dispatch_limiter, self.phase_timer,
-            phases=loop.phases, on_recompile=loop.on_recompile, on_traced=self.open_files,
+            phases=loop.phases, on_recompile=loop.on_recompile, on_traced=self.files.open,
         )  # fmt: skip
 
     def prepare_training(self, abstract: bool = False) -> None:
@@ -475,9 +474,8 @@ class Runner:
         traced, init = self._initializer.trace(batch, optim_wrapper, hooks)
         shapes = traced.out_info
         check.check_state(self.hooks if optim_wrapper is not None else (), shapes)
-        for mode, loop in (("val", self.val_loop), ("test", self.test_loop)):
-            if isinstance(loop, EvalLoop) and not abstract:
-                self._loaders.call_with_example(mode, loop.check, shapes.params, shapes.model_state)
+        if isinstance(self.val_loop, EvalLoop) and optim_wrapper is not None and not abstract:
+            self._loaders.call_with_example("val", self.val_loop.check, shapes.params, shapes.model_state)
         self.state = shapes if abstract else init()
         self._is_loaded = False
 
@@ -487,34 +485,17 @@ class Runner:
         self._is_loaded = True
         bundle.load_or_resume(self, self._load_from, self._resume_from)
 
-    @property
-    def has_files(self) -> bool:
-        """True if the files of this run exist: nothing was refused."""
-        return self._is_logging and self._start_record is None
-
-    def open_files(self) -> None:
-        """Create the files of this run, unless they exist; called when the first step or evaluation is traced."""
-        if not self._is_logging:
-            self._is_logging = True
-            report.open_files(self, self._unwritable)
-        start, self._start_record = self._start_record, None
-        if start is not None:
-            if self.is_main_process:
-                for moved in self._directories.claim():
-                    self.logger.warning(f"The checkpoints of another run are now in {moved}.")
-            start()
-
     def _evaluate(self, mode: str) -> dict[str, float]:
         if self._sections[f"{mode}_cfg"] is None:
             raise RuntimeError(f"there is nothing to run: set {mode}_dataloader, {mode}_cfg and {mode}_evaluator")
-        loop = self._eval_loop(mode)
         if self.state is None:
             self._loaders.call_with_example(mode, self._init_state)
+        loop = self._eval_loop(mode)
         self.call_hook("before_run")
         self._load_or_resume()
-        self.open_files()
         with closing(self), abort_all_on_error(self.processes, self.interrupts):
             metrics = loop.run()
+            self.files.open()  # if a loop of the user ran no step
             self.call_hook("after_run")
         return metrics
 

@@ -9,11 +9,12 @@ import re
 import tempfile
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jengine.annotations import Range, check_values
 from jengine.config import check_keys
 from jengine.distributed import assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
@@ -26,6 +27,10 @@ from jengine.runner.resume_policy import ResumePolicy, choose_seed
 _SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from")
 _TAKEN: set[str] = set()  # log directories of this process, which are made later
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
+
+
+class _Randomness(NamedTuple):
+    seed: Annotated[int, Range(ge=0, lt=2**32)] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +110,7 @@ def identify(
 
     with config_path("randomness"):
         check_keys(dict(randomness or {}), ["seed"])
+        check_values("", _Randomness, dict(randomness or {}))
         configured = (randomness or {}).get("seed")
         seed = _choose_seed(randomness, configured, earlier.get("seed"), resume_policy or ResumePolicy())
     timestamp = str(earlier.get("timestamp", ""))
