@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from jengine.logging import build_logger, console, current_logger, print_log, open_log_file
+from jengine.logging import build_logger, console, current_logger, open_log_file, print_log
 
 
 @pytest.fixture(autouse=True)

@@ -66,7 +66,7 @@ CASES = [
         dict(train_cfg=dict(max_epochs=2**31 - 1)),
         "`train_cfg.max_epochs` must be at most 536870911 with 4 iterations in an epoch",
     ),
-    (dict(load_from={"other": np.zeros(3)}), "params.w"),
+    (dict(load_from={"other": np.zeros(3)}), "0 match, 2 missing, 1 unexpected"),
 ]
 
 
