@@ -42,7 +42,11 @@ _WRONG_TYPES = ("text", 7, 0.5, None, [], {}, True, [3], {"a": 1})
 _OUT_OF_RANGE = (-1, 0, -0.5, math.nan, math.inf, 10**30, -(10**30))
 _OTHER_TYPES = ("Digits", "EMAHook", "SGD", "Accuracy", "StepLR")
 # Any value may be meant: the user's own information, signed weights, and limits that may be beyond the run.
-_UNBOUNDED = ("metainfo", "sown_losses", "max_keep_ckpts", "max_num_checkpoints", "num_batch_per_epoch", "patience")
+_UNBOUNDED = (
+    "metainfo", "sown_losses", "max_keep_ckpts", "max_num_checkpoints", "num_batch_per_epoch", "patience",
+    "stopping_threshold", "widths", "filename_tmpl", "save_dir",
+)  # fmt: skip
+_ZERO = ("lr", "eps", "gamma", "factor", "start_factor", "warmup_factor")  # legal in PyTorch too
 _FREE_KEYS = ("custom_keys", "vars", "mesh")  # whose keys are the user's
 _SECTIONS = (
     "model", "train_dataloader", "val_dataloader", "train_cfg", "val_cfg", "val_evaluator", "optim_wrapper",
@@ -288,8 +292,12 @@ def is_legal(mutant: Mutant) -> bool:
         return new == "None" or (new in ("7", "0.5") and _is_number(old))
     if mutant.kind == "unknown type":
         return mutant.change.endswith(_OTHER_TYPES)
-    if mutant.kind == "wrong name":
-        return mutant.base in api_calls()  # only a run can know
+    if mutant.base in api_calls() and (mutant.kind in ("wrong name", "no such entry") or "10000000" in mutant.change):
+        return True  # only a run can know
+    if mutant.change.endswith("-> 0") and mutant.path.split(".")[-1] in _ZERO:
+        return True
+    if mutant.path.endswith("level"):
+        return True  # iMIX's hooks warn, and use NORMAL
     return mutant.kind in ("removed key", "swapped") or any(name in mutant.path for name in _UNBOUNDED)
 
 

@@ -10,6 +10,7 @@ from jengine.data.collate import default_collate
 from jengine.data.find_source import require_map_style
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.data.sources import Resume
+from jengine.errors import ConfigError
 from jengine.registry import DATA_SAMPLERS, DATASETS
 
 
@@ -55,6 +56,8 @@ class DataLoader:
         device_prefetch: Index = 2,
     ) -> None:
         require_map_style(dataset)
+        if batch_size >= 2**31:
+            raise ConfigError(f"`batch_size` must be below 2**31, the largest axis of an array, got {batch_size}")
         self.dataset = dataset
         self.batch_size = batch_size
         self.drop_last = drop_last

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jengine.annotations import Count, Fraction
 from jengine.registry import MODELS
 
 
@@ -17,9 +18,9 @@ class SmallCNN(nn.Module):
       dropout: dropout rate before the classifier.
     """
 
-    num_classes: int = 10
-    widths: tuple[int, ...] = (32, 64)
-    dropout: float = 0.0
+    num_classes: Count = 10
+    widths: tuple[Count, ...] = (32, 64)
+    dropout: Fraction = 0.0
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
@@ -74,13 +75,13 @@ class SmallViT(nn.Module):
       dropout: dropout rate in the blocks.
     """
 
-    num_classes: int = 10
-    patch: int = 2
-    width: int = 64
-    depth: int = 4
-    heads: int = 4
-    mlp_ratio: int = 2
-    dropout: float = 0.0
+    num_classes: Count = 10
+    patch: Count = 2
+    width: Count = 64
+    depth: Count = 4
+    heads: Count = 4
+    mlp_ratio: Count = 2
+    dropout: Fraction = 0.0
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jengine.annotations import Count
 from jengine.model.constrain import constrain
 from jengine.registry import MODELS
 
@@ -88,11 +89,11 @@ class TransformerLM(nn.Module):
     2021 (rotary position embedding).
     """
 
-    vocab_size: int
-    width: int = 64
-    depth: int = 2
-    heads: int = 4
-    mlp_width: int = 192
+    vocab_size: Count
+    width: Count = 64
+    depth: Count = 2
+    heads: Count = 4
+    mlp_width: Count = 192
     remat: bool = True
 
     @nn.compact
