@@ -44,17 +44,17 @@ _OTHER_TYPES = ("Digits", "EMAHook", "SGD", "Accuracy", "StepLR")
 # Any value may be meant: the user's own information, signed weights, and limits that may be beyond the run.
 _UNBOUNDED = (
     "metainfo", "sown_losses", "max_keep_ckpts", "max_num_checkpoints", "num_batch_per_epoch", "patience",
-    "stopping_threshold", "widths", "filename_tmpl", "save_dir",
+    "stopping_threshold", "ignore_index", "arrays.", "widths", "filename_tmpl", "save_dir",
 )  # fmt: skip
-_ZERO = ("lr", "eps", "gamma", "factor", "start_factor", "warmup_factor")  # legal in PyTorch too
+_ZERO = ("label_smoothing", "lr", "eps", "gamma", "factor", "start_factor", "warmup_factor")  # legal in PyTorch too
 _FREE_KEYS = ("custom_keys", "vars", "mesh")  # whose keys are the user's
 _SECTIONS = (
     "model", "train_dataloader", "val_dataloader", "train_cfg", "val_cfg", "val_evaluator", "optim_wrapper",
     "param_scheduler", "default_hooks", "custom_hooks", "visualizer", "randomness", "log_processor",
 )  # fmt: skip
 _EXPECTATION = re.compile(
-    r"\bmust\b|did you mean|expected|needs the argument|\bonly\b|has no |unexpected keyword|required positional|"
-    r"with the first batch of"
+    r"\bmust\b|did you mean|expected|needs the argument|pass rule=|\bonly\b|has no |unexpected keyword|"
+    r"required positional|with the first batch of"
 )
 _PLACE = re.compile(r"in the config at `|`[\w.\[\]]+`|\b[A-Z]\w+[.:] ?\w+|" + "|".join(_SECTIONS))
 
@@ -287,7 +287,11 @@ def _close_logs() -> None:
 
 def is_legal(mutant: Mutant) -> bool:
     """Return whether an accepted mutant is a config that one may mean."""
-    if mutant.kind == "wrong type":
+    if mutant.kind == "wrong section":  # one loader as the other
+        return "dataloader" in mutant.path and "dataloader" in mutant.change
+    if mutant.path.endswith(("interval", "period")) and mutant.change.endswith("-> -1"):
+        return True  # never, as in MMEngine
+    if mutant.kind == "wrong type" and not mutant.path.endswith("widths"):
         old, new = mutant.change.rsplit(" -> ", 1)
         return new == "None" or (new in ("7", "0.5") and _is_number(old))
     if mutant.kind == "unknown type":

@@ -283,6 +283,7 @@ BY_HAND = [
     dict(model=5),
     dict(model="LinenModl"),
     dict(model=dict(type="LinenModel")),
+    dict(model=dict(type="LoRA", model=dict(type="LinenModel", module="SmallCNN", loss="CrossEntropy"), targets=[0.5])),
 ]
 
 
