@@ -54,11 +54,12 @@ class Range:
         low, high = (self.ge if self.gt is None else self.gt), (self.le if self.lt is None else self.lt)
         if low is None and high is None:
             return "that is finite"
+        first, last = (str(bound) if isinstance(bound, int) else f"{bound or 0:g}" for bound in (low, high))
         if high is None or high == math.inf:
-            return f"of at least {low:g}" if self.gt is None else f"above {low:g}"
+            return f"of at least {first}" if self.gt is None else f"above {first}"
         if low is None:
-            return f"of at most {high:g}" if self.lt is None else f"below {high:g}"
-        return f"in {'[' if self.gt is None else '('}{low:g}, {high:g}{']' if self.lt is None else ')'}"
+            return f"of at most {last}" if self.lt is None else f"below {last}"
+        return f"in {'[' if self.gt is None else '('}{first}, {last}{']' if self.lt is None else ')'}"
 
 
 class Ascending:

@@ -30,7 +30,8 @@ def select(tree: Any, selector: Selector, argument: str, tree_name: str) -> Any:
     if entry is _MISSING:
         hint = did_you_mean(selector, [path for path, _ in _leaves(tree)]) if isinstance(selector, str) else ""
         raise UnknownNameError(
-            f"`{argument}` must be an entry of the {tree_name}, got {selector!r}; {_describe(tree, tree_name)}{hint}"
+            f"`{argument}` must be an entry of the {tree_name}, got {selector!r}; "
+            f"{describe_tree(tree, tree_name)}{hint}"
         )
     return entry
 
@@ -45,7 +46,7 @@ def select_array(tree: Any, selector: Selector | None, argument: str, tree_name:
     if _children(entry):
         kind = "None" if selector is None else f"{selector!r}, a {type(entry).__name__}"
         raise UnknownNameError(
-            f"`{argument}` must be set to an array of the {tree_name}, got {kind}; {_describe(tree, tree_name)}"
+            f"`{argument}` must be set to an array of the {tree_name}, got {kind}; {describe_tree(tree, tree_name)}"
         )
     return entry
 
@@ -86,7 +87,7 @@ def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield path, child
 
 
-def _describe(tree: Any, tree_name: str) -> str:
+def describe_tree(tree: Any, tree_name: str) -> str:
     """Return the entries with their shapes, as a clause: 'the batch has image f32[8,4], label i32[8]'."""
     is_plural = tree_name.endswith("s")
     if not _children(tree):

@@ -1,5 +1,6 @@
 """Save and restore checkpoints: written in the background, complete or absent, readable without the config."""
 
+from jengine.checkpoint.arrays import check_storable as check_storable
 from jengine.checkpoint.checkpointer import Checkpointer as Checkpointer
 from jengine.checkpoint.checkpointer import CheckpointSaveError as CheckpointSaveError
 from jengine.checkpoint.export import export_params as export_params

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.errors import ConfigError
 from jengine.paths import dotted, flatten, map_with_path, unwrap
 
 _SMALL = 2**22  # bytes; up to this size a state is written as NumPy arrays, which Orbax handles faster
@@ -38,11 +39,10 @@ def encode(state: Any) -> Any:
       The pytree of NumPy and JAX arrays to write.
 
     Raises:
-      TypeError: a leaf is neither an array nor a number. ValueError: a leaf is empty, its buffer was donated to a
-        step that did not return, or two leaves have the same dotted path.
+      TypeError: a leaf is neither an array nor a number. ValueError: see `check_storable`; or the buffer of a leaf was
+        donated to a step that did not return.
     """
-    if len(flatten(state)) != len(jax.tree.leaves(state)):
-        raise ValueError("two arrays of the state have the same dotted path; use names without dots")
+    check_storable(state)
     storable = unwrap(map_with_path(_encode_leaf, state))  # Orbax then uses the same paths as `flatten`
     if not _in_host_memory(storable):
         # Orbax copies the arrays of other devices before its `save` returns.
@@ -55,6 +55,40 @@ def encode(state: Any) -> Any:
             for copy, leaf in zip(copies, leaves, strict=True)
         ]
     return jax.tree.unflatten(structure, copies)
+
+
+def check_storable(state: Any) -> None:
+    """Check that a state can be stored, by its paths, shapes and dtypes alone.
+
+    Args:
+      state: pytree of arrays, `jax.ShapeDtypeStruct`s, typed PRNG keys and numbers.
+
+    Raises:
+      ConfigError: a leaf is empty or has a dtype that TensorStore lacks, or two leaves have the same dotted path.
+    """
+    leaves = flatten(state)
+    if len(leaves) != len(jax.tree.leaves(state)):
+        raise ConfigError("two arrays of the state have the same dotted path; use names without dots")
+    for path, leaf in leaves.items():
+        if 0 in getattr(leaf, "shape", ()):
+            raise ConfigError(f"`{path}` must have at least one element, got shape {tuple(leaf.shape)}; leave it out")
+        if hasattr(leaf, "dtype") and not is_key(leaf) and not _is_storable(np.dtype(leaf.dtype)):
+            raise ConfigError(
+                f"`{path}` must have a dtype that checkpoints can store, got {leaf.dtype}; store the values as "
+                "another dtype, such as int8, and convert them in the model"
+            )
+
+
+def _is_storable(dtype: np.dtype) -> bool:
+    if dtype.isbuiltin == 1 or dtype.name == "bfloat16":
+        return True
+    import tensorstore
+
+    try:
+        tensorstore.dtype(dtype.name)
+    except ValueError:
+        return False
+    return True
 
 
 def _copy_to_one_buffer(arrays: Sequence[jax.Array | np.ndarray]) -> list[np.ndarray]:
@@ -88,8 +122,6 @@ def _encode_leaf(path: str, leaf: Any) -> Any:
         leaf = np.asarray(leaf)
     else:
         raise TypeError(f"`{path}` must be an array, got {type(leaf).__name__}; store other values in `meta`")
-    if leaf.size == 0:
-        raise ValueError(f"`{path}` must have at least one element, got shape {tuple(leaf.shape)}; leave it out")
     return leaf
 
 

@@ -88,7 +88,7 @@ def _trace_init(runner: Any) -> _Program:
 
     initializer = StateInitializer(runner.model, runner.strategy, runner.seed)
     example = select_arrays(runner.train_dataloader.example())
-    return initializer.trace(example, runner.optim_wrapper, runner.hooks), {}
+    return initializer.trace(example, runner.optim_wrapper, runner.hooks)[0], {}
 
 
 def _trace_training(runner: Any, state: Any, chunked: bool) -> tuple[PyTree, dict[str, _Program]]:

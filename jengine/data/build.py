@@ -4,10 +4,10 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.data.find_source import is_stream
+from jengine.data.find_source import is_stream, require_map_style
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
-from jengine.data.samplers import DefaultSampler, Sampler
+from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.errors import ConfigError, config_path
 from jengine.registry import DATA_SAMPLERS, DATASETS, as_config, check_arguments
 
@@ -74,6 +74,11 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
             "its arrays in ArrayDataset"
         )
     check_arguments(DataLoader, dict(cfg.items()))
+    if not _is_config(dataset) and not is_stream(dataset):
+        require_map_style(dataset)
+    sampler = as_config(cfg.get("sampler"))
+    if sampler is not None and not _is_config(sampler) and not isinstance(sampler, Sampler):
+        IteratedSampler(sampler)  # raises the error
 
 
 def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, process_count: int) -> IterableLoader:

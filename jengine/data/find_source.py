@@ -68,6 +68,14 @@ def is_map_style(data: Any) -> bool:
     return hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
 
 
+def require_map_style(dataset: Any) -> None:
+    """Raise a TypeError unless `is_map_style`."""
+    if not is_map_style(dataset):
+        advice = "; wrap its arrays in ArrayDataset" if isinstance(dataset, Mapping) else ""
+        kind = type(dataset).__name__
+        raise TypeError(f"`dataset` must have __len__ and __getitem__ for 0 to N - 1, got {kind}{advice}")
+
+
 def set_epoch(data: Any, epoch: int) -> None:
     """Pass the epoch to the first of `set_epoch` of the data, its sampler, the batch sampler's sampler, and that."""
     batch_sampler = getattr(data, "batch_sampler", None)

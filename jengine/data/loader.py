@@ -1,16 +1,17 @@
 """Load batches of a map-style dataset, from any position of any epoch, in constant time."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 from jengine.annotations import ConfigOf, Count, Index, checked
 from jengine.data.batch_prefetcher import BatchPrefetcher
 from jengine.data.batches import BatchSource
 from jengine.data.collate import default_collate
-from jengine.data.find_source import is_map_style
+from jengine.data.find_source import require_map_style
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.data.sources import Resume
+from jengine.errors import ConfigError
 from jengine.registry import DATA_SAMPLERS, DATASETS
 
 
@@ -56,11 +57,9 @@ class DataLoader:
         num_batch_per_epoch: Count | None = None,
         device_prefetch: Index = 2,
     ) -> None:
-        if not is_map_style(dataset):
-            advice = "; wrap its arrays in ArrayDataset" if isinstance(dataset, Mapping) else ""
-            raise TypeError(
-                f"a dataset must have __len__ and __getitem__ for 0 to N - 1, got {type(dataset).__name__}{advice}"
-            )
+        require_map_style(dataset)
+        if batch_size >= 2**31:
+            raise ConfigError(f"`batch_size` must be below 2**31, the largest axis of an array, got {batch_size}")
         self.dataset = dataset
         self.batch_size = batch_size
         self.drop_last = drop_last

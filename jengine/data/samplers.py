@@ -187,7 +187,7 @@ class IteratedSampler:
 
     def __init__(self, sampler: Any) -> None:
         if not hasattr(sampler, "__iter__") or not hasattr(sampler, "__len__"):
-            raise TypeError(f"a sampler must be an iterable of indices with a length, got {type(sampler).__name__}")
+            raise TypeError(f"`sampler` must be an iterable of indices with a length, got {type(sampler).__name__}")
         self.sampler = sampler
         self.epoch = 0
 

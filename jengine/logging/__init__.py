@@ -5,9 +5,9 @@ from jengine.logging.console import build_logger as build_logger
 from jengine.logging.console import current_logger as current_logger
 from jengine.logging.console import escape_control as escape_control
 from jengine.logging.console import log_error as log_error
+from jengine.logging.console import open_log_file as open_log_file
 from jengine.logging.console import parse_level as parse_level
 from jengine.logging.console import print_log as print_log
-from jengine.logging.console import reopen_log_file as reopen_log_file
 from jengine.logging.console import terminal as terminal
 from jengine.logging.console import terminal_handlers as terminal_handlers
 from jengine.logging.history import HistoryBuffer as HistoryBuffer

@@ -25,7 +25,9 @@ _FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
 _loggers: dict[str, logging.Logger] = {}
 
 
-def build_logger(name: str = "jengine", log_file: str | None = None, level: int | str = "INFO") -> logging.Logger:
+def build_logger(
+    name: str = "jengine", log_file: str | None = None, level: int | str = "INFO", wait: bool = False
+) -> logging.Logger:
     """Set up the logger of a run.
 
     It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, preceded by the year and at every level, to
@@ -37,6 +39,7 @@ def build_logger(name: str = "jengine", log_file: str | None = None, level: int 
     Args:
       name: the name of the logger, which also prints the records of its child loggers, such as 'name.child'.
       log_file: a file to append to; its directory is created. None writes to the terminal only.
+      wait: keep the records for the file in memory, and create nothing, until `open_log_file`.
       level: the lowest level to print on the terminal: 'DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL' or a number.
 
     Returns:
@@ -55,8 +58,9 @@ def build_logger(name: str = "jengine", log_file: str | None = None, level: int 
     handlers[0].setLevel(level_number)
     handlers[0].setFormatter(_Formatter(_FORMAT, "%m/%d %H:%M:%S"))
     if log_file is not None:
-        pathlib.Path(log_file).parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(_RunFileHandler(log_file, mode="a", encoding="utf-8", delay=_process_index() != 0))
+        if not wait:
+            pathlib.Path(log_file).parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(_RunFileHandler(log_file, wait))
         handlers[1].setFormatter(_Formatter(_FORMAT, "%Y/%m/%d %H:%M:%S"))
     for handler in handlers:
         handler.addFilter(_is_first_process_or_error)
@@ -76,19 +80,23 @@ def log_error(error: BaseException) -> str | None:
       The path of the log file; None without one.
     """
     logger = current_logger()
-    files = [handler.baseFilename for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
+    handlers = [handler for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
+    files = [handler.baseFilename for handler in handlers if handler.waiting is None]
     if files and getattr(error, _LOGGED, None) != files[0]:
         setattr(error, _LOGGED, files[0])
         logger.debug("%s ended the run.", type(error).__name__, exc_info=error)
     return files[0] if files else None
 
 
-def reopen_log_file(logger: logging.Logger) -> None:
-    """Create the log file of a logger again, after its directory was deleted."""
+def open_log_file(logger: logging.Logger) -> None:
+    """Create the log file of a logger and write the records that wait for it; also after its directory was deleted."""
     for handler in logger.handlers:
         if isinstance(handler, _RunFileHandler):
             pathlib.Path(handler.baseFilename).parent.mkdir(parents=True, exist_ok=True)
             handler.close()  # the next record opens it again
+            waiting, handler.waiting = handler.waiting or [], None
+            for record in waiting:
+                handler.emit(record)
 
 
 def current_logger() -> logging.Logger:
@@ -187,7 +195,24 @@ def terminal_handlers(logger: logging.Logger) -> list[logging.Handler]:
 
 
 class _RunFileHandler(logging.FileHandler):
-    """Mark the file handlers of `build_logger`, which it may replace."""
+    """Write to the log file of a run, which does not exist before `open_log_file`: the run may be refused.
+
+    Attributes:
+      waiting: the records so far; None once they are in the file.
+    """
+
+    waiting: list[logging.LogRecord] | None
+
+    def __init__(self, log_file: str, wait: bool) -> None:
+        super().__init__(log_file, encoding="utf-8", delay=wait or _process_index() != 0)
+        self.waiting = [] if wait else None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or keep it until the file is opened."""
+        if self.waiting is None:
+            super().emit(record)
+        else:
+            self.waiting.append(record)
 
 
 class _RepeatedWarningFilter(logging.Filter):

@@ -268,9 +268,14 @@ def _check_mode(mode: str, legal: Sequence[str]) -> None:
         raise ArgumentError(f"`mode` must be one of {', '.join(map(repr, legal))}, got {mode!r}")
 
 
+_ENTRY_KEYS = ("data_src", "log_name", "method_name", "window_size")
+
+
 @functools.partial(checked, owner="")
-def _check_window(window_size: Count | Literal["epoch", "global"]) -> None:
-    """Check the window of an entry of `custom_cfg`, whose annotation is all there is to it."""
+def _check_entry(
+    data_src: str, window_size: Count | Literal["epoch", "global"] = 1, log_name: str = "", method_name: str = ""
+) -> None:
+    """Check the types of an entry of `custom_cfg`."""
 
 
 def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -> None:
@@ -279,6 +284,7 @@ def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -
         with config_path("custom_cfg", index):
             if "data_src" not in entry:
                 raise ArgumentError(f"an entry must have the key 'data_src', the name of a scalar, got {sorted(entry)}")
+            _check_entry(**{key: entry[key] for key in _ENTRY_KEYS if key in entry})
             name = entry.get("log_name", entry["data_src"])
             if name in names:
                 raise ArgumentError(f"result names must be unique, got {name!r} twice; set another 'log_name'")
@@ -287,11 +293,8 @@ def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -
                 raise KeyError("an entry must have the key 'window_size' when by_epoch=False")
             if not by_epoch and entry["window_size"] == "epoch":
                 raise ArgumentError("`window_size` must be an int or 'global' when by_epoch=False, got 'epoch'")
-            if "window_size" in entry:
-                _check_window(window_size=entry["window_size"])
             if "method_name" not in entry:
                 raise KeyError("an entry must have the key 'method_name', such as 'mean', 'max', 'min' or 'current'")
-            reserved = ("data_src", "log_name", "method_name")
             statistic = HistoryBuffer().statistic(entry["method_name"])
-            arguments = {key: value for key, value in entry.items() if key not in reserved}
+            arguments = {key: value for key, value in entry.items() if key not in _ENTRY_KEYS[:3]}
             check_arguments(statistic, {key: value for key, value in arguments.items() if not isinstance(value, str)})

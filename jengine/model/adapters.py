@@ -56,6 +56,8 @@ def build_module(module: Any, **extra: Any) -> Any:
     module_type = arguments.pop("type", None)
     if module_type is None:
         raise TypeError(f"the config of a module must have a 'type', got only the keys {sorted(arguments)}")
+    if not isinstance(module_type, str) and not callable(module_type):
+        raise TypeError(f"the `type` of a module must be a name or a class, got {module_type!r}")
     entry = MODELS.get(module_type) if isinstance(module_type, str) else module_type
     if not callable(entry):
         raise TypeError(f"the type of a module must be a name or a class, got {entry!r}")

@@ -211,6 +211,9 @@ def add_updates(
 def _parse_targets(targets: Any, defaults: Mapping[str, Any]) -> list[tuple[re.Pattern[str], Target]]:
     parsed = []
     for item in targets.items() if hasattr(targets, "items") else targets:
+        is_pair = isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], str)
+        if not isinstance(item, str) and not (is_pair and hasattr(item[1], "items")):
+            raise TypeError(f"LoRA: `targets` must be regular expressions, or pairs of one and a dict, got {item!r}")
         pattern, settings = (item, {}) if isinstance(item, str) else item
         with config_path(pattern):
             arguments = {**defaults, **dict(settings)}

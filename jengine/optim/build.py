@@ -60,9 +60,17 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
 def check_optim_wrapper(cfg: Any) -> None:
     """Check the form of an optimizer wrapper's config and its parameter-wise rules, which need no parameters."""
     with config_path("optim_wrapper"):
-        reject_trailing_comma(cfg, "an optimizer wrapper")
-        if not isinstance(cfg, OptimWrapper | OptimWrapperDict):
-            _build_constructor(cfg)
+        check(cfg)
+
+
+def check(cfg: Any) -> None:
+    """Check like `check_optim_wrapper`, but at the current config path."""
+    reject_trailing_comma(cfg, "an optimizer wrapper")
+    if isinstance(cfg, OptimWrapper | OptimWrapperDict):
+        return
+    constructor = _build_constructor(cfg)
+    if hasattr(constructor, "check_rules"):  # custom constructors only have to accept the model
+        constructor.check_rules()
 
 
 def _build_constructor(cfg: Any) -> Any:
@@ -82,6 +90,8 @@ def _build_constructor(cfg: Any) -> Any:
     default = "MultiOptimWrapperConstructor" if has_several else "DefaultOptimWrapperConstructor"
     name = wrapper_cfg.pop("constructor", default)
     with config_path("constructor"):
+        if not isinstance(name, str) and not callable(name):
+            raise TypeError(f"`constructor` must be a name or a class, got {name!r}")
         constructor_type = OPTIM_WRAPPER_CONSTRUCTORS.get(name) if isinstance(name, str) else name
         if not callable(constructor_type):
             raise TypeError(f"an optimizer wrapper constructor must be a name or a class, got {name!r}")

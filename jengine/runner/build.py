@@ -35,16 +35,8 @@ DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
 def build_logs(
     log_dir: str, timestamp: str, experiment_name: str, level: int
 ) -> tuple[logging.Logger, AsyncWriter, MessageHub]:
-    """Create the directory of logs, and return the logger, the writer of log lines and the message hub of a run.
-
-    Raises:
-      ConfigError: the directory cannot be written.
-    """
-    try:
-        os.makedirs(log_dir, exist_ok=True)
-        logger = build_logger(log_file=os.path.join(log_dir, f"{timestamp}.log"), level=level)
-    except OSError as error:
-        raise ConfigError(f"`work_dir` must be writable, got {os.path.dirname(log_dir)}: {error}") from error
+    """Return the logger, the writer of log lines and the message hub of a run; the log file is opened later."""
+    logger = build_logger(log_file=os.path.join(log_dir, f"{timestamp}.log"), level=level, wait=True)
     writer = AsyncWriter()
     message_hub = MessageHub.new_instance(experiment_name)
     message_hub.before_read = writer.flush

@@ -96,6 +96,7 @@ def save(
 ) -> None:
     """Write a checkpoint to `path` in the background; see `Runner.save_checkpoint`."""
     wait_for_device(runner)
+    runner.files.open()
     recreate_work_dir(runner)
     checkpoint = collect_checkpoint(
         runner, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta

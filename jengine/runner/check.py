@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jengine.checkpoint import check_storable
 from jengine.config import check_keys, drop_without_effect
 from jengine.data import DataLoader, IterableLoader, check_dataloader
 from jengine.data.find_source import as_source, is_stream
@@ -26,7 +27,8 @@ _EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
 # Entries of a checkpoint; hooks may add others in `before_save_checkpoint`.
 _CHECKPOINT_KEYS = (
     *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
-    "replicas", "validations", "optimizer", "param_schedulers", "data", "fingerprint",
+    "replicas", "validations", "optimizer", "param_schedulers", "data", "accumulated", "exchanged",
+    "optimizer_settings", "fingerprint",
 )  # fmt: skip
 _ALMOST = 0.9  # similarity of names from which one is a misspelling of the other; hooks may define their own stages
 
@@ -90,6 +92,11 @@ def train_loop_config(cfg: Any) -> dict[str, Any]:
       ConfigError: both, or a number of epochs for a loop over iterations, or the reverse. TypeError: no bool.
     """
     cfg = dict(as_config(cfg))
+    for name in ("max_iters", "max_epochs"):
+        if isinstance(cfg.get(name), int) and cfg[name] >= 2**31:
+            raise ConfigError(
+                f"`train_cfg.{name}` must be below 2**31, as the device counts iterations in 32 bits, got {cfg[name]}"
+            )
     if "type" in cfg and "by_epoch" in cfg:
         raise ConfigError("train_cfg must have a type or by_epoch, got both; remove one of them")
     if "type" in cfg:
@@ -135,7 +142,7 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
     for hook in hooks:
         _check_stages(hook)
         if isinstance(hook, CheckpointHook):
-            _check_published_keys(hook)
+            _check_published_keys(hook, hooks)
             name = type(hook).__name__
             if files & hook.file_names:
                 raise ConfigError(
@@ -143,6 +150,20 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
                     f"or each removes the checkpoints of the other; got {hook.out_dir!r}"
                 )
             files |= hook.file_names
+
+
+def check_state(hooks: Sequence[Hook], shapes: TrainState) -> None:
+    """Check that the state of a run can be saved, if one of its hooks saves it.
+
+    Args:
+      hooks: those of the run.
+      shapes: the state as `jax.ShapeDtypeStruct`s.
+
+    Raises:
+      ConfigError: see `check_storable`.
+    """
+    if any(isinstance(hook, CheckpointHook) for hook in hooks):
+        check_storable({name: getattr(shapes, name) for name in TrainState.__dataclass_fields__})
 
 
 def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[str, ...]:
@@ -155,9 +176,11 @@ def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[
     return evaluator.names
 
 
-def _check_published_keys(hook: CheckpointHook) -> None:
+def _check_published_keys(hook: CheckpointHook, hooks: Sequence[Hook]) -> None:
+    users = [h for h in hooks if not is_built_in(type(h)) and "before_save_checkpoint" in h.get_triggered_stages()]
     for key in hook.published_keys:
-        if key not in _CHECKPOINT_KEYS and difflib.get_close_matches(key, _CHECKPOINT_KEYS, n=1, cutoff=0.75):
+        is_close = difflib.get_close_matches(key, _CHECKPOINT_KEYS, n=1, cutoff=0.75)
+        if key not in _CHECKPOINT_KEYS and (is_close or not users):
             hint = closest(key, _CHECKPOINT_KEYS)
             raise ConfigError(f"`{type(hook).__name__}.published_keys` must be keys of a checkpoint, got {key!r}{hint}")
 

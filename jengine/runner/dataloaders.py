@@ -16,11 +16,13 @@ from jengine.errors import ConfigError, UnknownNameError, config_path
 from jengine.logging.slow_call import report_if_slow
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.runner_protocol import TrainLoop
+from jengine.selection import describe_tree
 from jengine.sharding import DataShard
 
 PyTree = Any
 _SLOW = 30.0  # seconds
 _POOLS = ("jengine-batches", "grain-")  # names of the threads that read ahead
+_CLEAR = ("in the config at ", "with the first batch of ")  # notes that say enough
 
 
 class DataLoaders:
@@ -44,6 +46,7 @@ class DataLoaders:
         self._host_entries: dict[str, dict[str, str]] = {}  # of the examples
         self._example_reader: int | None = None  # the thread that reads an example of the training data
         self._read_state = False  # in that example
+        self._examples: dict[str, str] = {}  # what they have
 
     def get(self, mode: str) -> DataLoader | IterableLoader | None:
         """Return the loader for 'train', 'val' or 'test'; None without one."""
@@ -71,9 +74,11 @@ class DataLoaders:
         with config_path(f"{mode}_dataloader"):
             batch = BatchCheck(f"{mode}_dataloader")(self._read_example(mode, loader))
             self._check_readers(mode, batch)
-            self._host_entries[mode] = list_host_entries(batch)
-        with self.note_host_entries(mode):
-            return function(select_arrays(batch), *args)
+        self._host_entries[mode] = list_host_entries(batch)
+        arrays = select_arrays(batch)
+        self._examples[mode] = describe_tree(arrays, "batch")
+        with self.note_example(mode):
+            return function(arrays, *args)
 
     def _check_readers(self, mode: str, batch: PyTree) -> None:
         """Check that processes whose devices hold the same rows have the same first batch.
@@ -135,12 +140,22 @@ class DataLoaders:
             )
 
     @contextlib.contextmanager
-    def note_host_entries(self, mode: str) -> Iterator[None]:
-        """Add the entries of the example that stay on the host to an error about an entry that the step lacks."""
+    def note_example(self, mode: str, ends: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Add the entries of the example to an error: those of the device, and those that stay on the host.
+
+        Args:
+          mode: of the loader.
+          ends: whether errors are no longer about the example.
+        """
         try:
             yield
-        except UnknownNameError as error:
-            if entries := self._host_entries.get(mode):
+        except Exception as error:
+            notes = getattr(error, "__notes__", ())
+            is_clear = isinstance(error, ConfigError) or any(note.startswith(_CLEAR) for note in notes)
+            if mode in self._examples and not is_clear and not ends():
+                error.add_note(f"with the first batch of {mode}_dataloader: {self._examples[mode]}")
+            entries = self._host_entries.get(mode)
+            if entries and isinstance(error, UnknownNameError):
                 listed = ", ".join(f"{path} ({kind})" for path, kind in entries.items())
                 error.add_note(
                     f"{mode}_dataloader yields entries that stay on the host, because a device has no form of strings, "

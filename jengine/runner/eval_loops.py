@@ -79,6 +79,12 @@ class EvalLoop:
         """Trace the evaluation step, without compiling it, for arrays or `jax.ShapeDtypeStruct`s with shardings."""
         return self._step.trace(params, model_state, metrics, batch)
 
+    def check(self, batch: PyTree, params: PyTree, model_state: PyTree) -> None:
+        """Trace the evaluation of a host batch, such that what does not fit is an error before the run has files."""
+        self._label_checks.add(batch)
+        metrics = jax.eval_shape(self.evaluator.init)
+        self.trace(params, model_state, metrics, self.runner.strategy.put_batch(batch))
+
     def run(self) -> dict[str, float]:
         """Evaluate once and return the metrics by name."""
         wait_for_device(self.runner)
@@ -141,6 +147,9 @@ class EvalLoop:
         """Run the evaluation step and record compile time."""
         timer, compiled = self.runner.phase_timer, compilation_counter.count
         before = timer.enter(self._phase)
+        if self._traced.shapes is None:
+            self.trace(*args)  # the call below uses this trace
+            self.runner.files.open()
         try:
             with report_first_compile(self._traced):
                 outputs = self._step(*args)

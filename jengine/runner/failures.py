@@ -18,7 +18,7 @@ import jax
 
 from jengine.config import write_config
 from jengine.errors import ConfigError
-from jengine.logging import log_error, reopen_log_file
+from jengine.logging import log_error, open_log_file
 from jengine.runner.data_wait import watch_waits
 from jengine.runner.out_of_memory import explain_out_of_memory
 from jengine.runner.runner_protocol import Runner, TrainLoop
@@ -119,7 +119,10 @@ def check_consistent(runner: Runner, failure: str) -> None:
 
 
 def handle_failure(runner: Runner, error: BaseException) -> None:
-    """Name the iteration in the error, show it, save the completed iterations, and call the stage `on_failure`."""
+    """Name the iteration in the error, show it, save the completed iterations, and call the stage `on_failure`.
+
+    A run that was refused before its first step has nothing to save.
+    """
     runner.programs.explain_out_of_memory(error, noticed=step_failed(runner))
     explain_out_of_memory(error, "a program other than the training step")
     if not any("at iteration" in note for note in getattr(error, "__notes__", ())):
@@ -128,7 +131,8 @@ def handle_failure(runner: Runner, error: BaseException) -> None:
         summary = str(error).partition("\n")[0]
         runner.logger.error(f"Training stops at iteration {runner.iter} with {type(error).__name__}: {summary}")
         log_error(error)
-    _save_completed_iterations(runner)
+    if runner.files.exist:
+        _save_completed_iterations(runner)
     try:
         runner.call_hook("on_failure")
     except Exception as second:  # it must not hide the first
@@ -184,7 +188,7 @@ def recreate_work_dir(runner: Runner) -> None:
         return
     runner.log_writer.flush()
     runner.visualizer.close()  # it would continue to write to deleted files
-    reopen_log_file(runner.logger)
+    open_log_file(runner.logger)
     if runner.cfg_text:
         write_config(runner.cfg_text, os.path.join(runner.work_dir, "config.py"))
     runner.logger.warning(

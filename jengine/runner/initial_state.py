@@ -1,7 +1,7 @@
 """Create the initial training state of a run on its devices."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -37,36 +37,31 @@ class StateInitializer:
         params, _ = self._init_model.eval_shape(self._seed, batch)
         return params
 
-    def init(
+    def trace(
         self,
         batch: PyTree,
         optim_wrapper: OptimWrapper | OptimWrapperDict | None = None,
         hooks: Sequence[Hook] = (),
-        abstract: bool = False,
-    ) -> TrainState:
-        """Return the initial state.
+    ) -> tuple[jax.stages.Traced, Callable[[], TrainState]]:
+        """Return the program of the initial state, traced and not compiled, and a function that runs it.
 
         Args:
           batch: an example of the structure and shapes of batches.
           optim_wrapper: initializes the optimizer state; None for none, in a run that does not train.
           hooks: those with traced state add theirs.
-          abstract: return only the structure: the leaves are `jax.ShapeDtypeStruct`s.
         """
         program = self._compile(batch, optim_wrapper, hooks)
-        if abstract:
-            return program.eval_shape(self._seed, batch)
-        try:
-            with report_if_slow("creating the state"):
-                return program(self._seed, batch)
-        except jax.errors.JaxRuntimeError as error:
-            explain_out_of_memory(error, "the creation of the state", program, (self._seed, batch))
-            raise
 
-    def trace(
-        self, batch: PyTree, optim_wrapper: OptimWrapper | OptimWrapperDict | None, hooks: Sequence[Hook]
-    ) -> jax.stages.Traced:
-        """Return the program of `init`, traced and not compiled."""
-        return self._compile(batch, optim_wrapper, hooks).trace(self._seed, batch)
+        def init() -> TrainState:
+            """Compile the program, of which the trace is reused, and run it."""
+            try:
+                with report_if_slow("creating the state"):
+                    return program(self._seed, batch)
+            except jax.errors.JaxRuntimeError as error:
+                explain_out_of_memory(error, "the creation of the state", program, (self._seed, batch))
+                raise
+
+        return program.trace(self._seed, batch), init
 
     def _compile(
         self, batch: PyTree, optim_wrapper: OptimWrapper | OptimWrapperDict | None, hooks: Sequence[Hook]

@@ -51,6 +51,7 @@ class TrainPrograms:
       timer: attributes the time of calls to 'step' and 'compile'.
       phases: see `build_train_step`.
       on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
+      on_traced: called when the first step is traced, before it is compiled.
 
     Attributes:
       update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
@@ -70,6 +71,7 @@ class TrainPrograms:
         timer: PhaseTimer,
         phases: Sequence[tuple[str, int]] | None = None,
         on_recompile: str | None = None,
+        on_traced: Callable[[], None] = lambda: None,
     ) -> None:
         def guard(step: Callable[..., Any]) -> RecompilationGuard:
             return RecompilationGuard(step, ("state", "batch", "hyperparams"), on_recompile=on_recompile)
@@ -103,6 +105,7 @@ class TrainPrograms:
         self._strategy = strategy
         self._limiter = limiter
         self._timer = timer
+        self._on_traced = on_traced
         self._raveler = HyperparamsRaveler()
         self._accumulates = optim_wrapper.accumulates
         self._last: RecompilationGuard | None = None
@@ -252,6 +255,10 @@ class TrainPrograms:
         self._timer.enter("step")
         compiled = compilation_counter.count
         self._limiter.wait()
+        if step.shapes is None:
+            if hasattr(program := self._compiled[step], "trace"):  # a pmap cannot be traced
+                program.trace(state, batch, inputs)  # the call below uses this trace
+            self._on_traced()
         self._last = step
         try:
             with report_first_compile(step):

@@ -8,6 +8,8 @@ from typing import Any
 
 from jengine.checkpoint import find_latest, read_meta
 from jengine.config import format_config, write_config
+from jengine.errors import ConfigError
+from jengine.logging import open_log_file
 from jengine.runner.failures import is_consistent, recreate_work_dir
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.speed import format_speed, measure_speed, wait_for_device
@@ -19,13 +21,22 @@ def format_config_file(cfg: Mapping[str, Any], work_dir: str | os.PathLike[str])
     return format_config(cfg, os.path.join(work_dir, "config.py")) if cfg else ("", [])
 
 
-def write_config_file(runner: Runner, problems: Sequence[str]) -> None:
-    """Write the config to the work dir and to the visualizer, and log a warning if it cannot be run again.
+def open_files(runner: Runner, problems: Sequence[str]) -> None:
+    """Open the log file, write the config to the work dir and the visualizer, and warn if it cannot be run again.
 
     Args:
-      runner: a run with a config.
-      problems: why the file does not reproduce a value, see `format_config`.
+      runner: nothing is refused any more.
+      problems: why the config file does not reproduce a value, see `format_config`.
+
+    Raises:
+      ConfigError: the work dir cannot be written.
     """
+    try:
+        open_log_file(runner.logger)
+    except OSError as error:
+        raise ConfigError(f"`work_dir` must be writable, got {runner.work_dir}: {error}") from error
+    if not runner.cfg_text or not runner.is_main_process:
+        return
     write_config(runner.cfg_text, os.path.join(runner.work_dir, "config.py"))
     runner.visualizer.add_config(runner.cfg_text)
     if problems:

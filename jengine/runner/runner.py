@@ -19,6 +19,7 @@ from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.runner import build, bundle, check, report, run_record
 from jengine.runner.compilation_cache import use_compilation_cache
 from jengine.runner.dataloaders import DataLoaders
+from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.extras import check_extras
 from jengine.runner.failures import check_consistent, close, closing
 from jengine.runner.fingerprint import describe_settings, saved_hashes
@@ -32,7 +33,7 @@ from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume
 from jengine.runner.resume_optimizer import optimizer_settings
 from jengine.runner.resume_policy import parse_resume_policy
-from jengine.runner.session import record_session
+from jengine.runner.session import RunFiles, record_session
 from jengine.runner.trained_module import trained_module
 from jengine.runner.workdir import CheckpointDirectories, agree_on_identity
 from jengine.sharding import DispatchLimiter
@@ -136,7 +137,7 @@ class Runner:
             level = parse_level(log_level)
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
-        self.cfg_text, self._unwritable = report.format_config_file(self.cfg, work_dir)
+        self.cfg_text, unwritable = report.format_config_file(self.cfg, work_dir)
 
         self.processes = get_processes()
         identity = agree_on_identity(
@@ -160,14 +161,13 @@ class Runner:
         self.register_hooks(default_hooks, custom_hooks)
         check.check_names(self.hooks, schedulers, self._sections)
         self._directories = CheckpointDirectories(self.work_dir, self.hooks, self.run_id)
+        self.files = RunFiles(self, self._directories, unwritable)
         self.log_processor = build.build_log_processor(log_processor, by_epoch=check.is_epoch_based(train_cfg))
         self.logger, self.log_writer, self.message_hub = build.build_logs(
             self.log_dir, self.timestamp, self.experiment_name, level
         )
         if identity.resume_note:
             self.logger.info(identity.resume_note)
-        if self.cfg and self.is_main_process:
-            report.write_config_file(self, self._unwritable)
 
         self._state: TrainState | MaybeNone = None
         self.train_loop: Any = None
@@ -260,6 +260,7 @@ class Runner:
         if self.state is None:
             self._init_state(example)
         self._load_or_resume()
+        self.files.open()
         with self.phase_timer.phase("prediction"), abort_all_on_error(self.processes, self.interrupts):
             return self._predictor.predict(*self.eval_variables()[""], batches, self.dispatch_limiter)
 
@@ -431,9 +432,10 @@ class Runner:
         if self._resume_from is not None:
             self.programs.hashes.update(saved_hashes(self._resume_from))
         self._first_iter = self.train_loop.iter
+        self.files.expect_training(self._group_table)
         with record_session(self, self._group_table):
             try:
-                with self._loaders.note_host_entries("train"):
+                with self._loaders.note_example("train", ends=lambda: self.files.exist):
                     self.train_loop.run()
             except BaseException as error:
                 self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
@@ -445,7 +447,7 @@ class Runner:
         loop = self.train_loop
         return TrainPrograms(
             self.model, self.optim_wrapper, self.hooks, self.strategy, self.dispatch_limiter, self.phase_timer,
-            phases=loop.phases, on_recompile=loop.on_recompile,
+            phases=loop.phases, on_recompile=loop.on_recompile, on_traced=self.files.open,
         )  # fmt: skip
 
     def prepare_training(self, abstract: bool = False) -> None:
@@ -481,9 +483,19 @@ class Runner:
     def _predictor(self) -> Predictor:
         return Predictor(self.model, self.strategy, self.processes)
 
-    def _init_state(self, *args: Any) -> None:
-        """Create the state on the device; an evaluation passes only a batch: see `StateInitializer.init`."""
-        self.state = self._initializer.init(*args)
+    def _init_state(self, batch: PyTree, optim_wrapper: Any = None, hooks: Any = (), abstract: bool = False) -> None:
+        """Create the state on the device, once its shapes are known to fit the checkpoints and evaluations of the run.
+
+        Args:
+          batch, optim_wrapper, hooks: see `StateInitializer.trace`; an evaluation passes only a batch.
+          abstract: create only the structure of the state.
+        """
+        traced, init = self._initializer.trace(batch, optim_wrapper, hooks)
+        shapes = traced.out_info
+        check.check_state(self.hooks if optim_wrapper is not None else (), shapes)
+        if isinstance(self.val_loop, EvalLoop) and optim_wrapper is not None and not abstract:
+            self._loaders.call_with_example("val", self.val_loop.check, shapes.params, shapes.model_state)
+        self.state = shapes if abstract else init()
         self._is_loaded = False
 
     def _load_or_resume(self) -> None:
@@ -491,9 +503,6 @@ class Runner:
             return
         self._is_loaded = True
         bundle.load_or_resume(self, self._load_from, self._resume_from)
-        if self.train_loop is not None and self.is_main_process:
-            for moved in self._directories.claim():
-                self.logger.warning(f"The checkpoints of another run are now in {moved}.")
 
     def _evaluate(self, mode: str) -> dict[str, float]:
         if self._sections[f"{mode}_cfg"] is None:
@@ -505,6 +514,7 @@ class Runner:
         self._load_or_resume()
         with closing(self), abort_all_on_error(self.processes, self.interrupts):
             metrics = loop.run()
+            self.files.open()  # if a loop of the user ran no step
             self.call_hook("after_run")
         return metrics
 

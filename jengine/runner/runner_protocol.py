@@ -21,6 +21,19 @@ from jengine.train.scanned_step import ChunkMetrics
 PyTree = Any
 
 
+class RunFiles(Protocol):
+    """Describe the files of a run.
+
+    Attributes:
+      exist: whether they do: nothing was refused.
+    """
+
+    exist: bool
+
+    def open(self) -> None:
+        """Create them, unless they exist."""
+
+
 class TrainLoop(runner_protocol.TrainLoop, Protocol):
     """Describe the training loop for this package.
 
@@ -108,6 +121,10 @@ class Runner(runner_protocol.Runner, Protocol):
     @property
     def validations(self) -> list[tuple[int, int, dict[str, float]]]:
         """Return the epoch, iteration and metrics of each validation."""
+
+    @property
+    def files(self) -> RunFiles:
+        """Return the files of this run, which exist from the first traced step or evaluation on."""
 
     def record_validation(self, metrics: dict[str, float]) -> None:
         """Record the metrics of a validation."""

@@ -1,17 +1,20 @@
 """Determine the identity of a run: its name, seed, directories and initial weights."""
 
+import contextlib
 import dataclasses
 import datetime
 import os
 import pathlib
 import re
+import tempfile
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jengine.annotations import Range, check_values
 from jengine.config import check_keys
 from jengine.distributed import assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
@@ -23,7 +26,12 @@ from jengine.runner.resume_policy import ResumePolicy, choose_seed
 
 # Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts.
 _SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from", "resume_note")
+_TAKEN: set[str] = set()  # log directories of this process, which are made later
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
+
+
+class _Randomness(NamedTuple):
+    seed: Annotated[int, Range(ge=0, lt=2**32)] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +113,7 @@ def identify(
 
     with config_path("randomness"):
         check_keys(dict(randomness or {}), ["seed"])
+        check_values("", _Randomness, dict(randomness or {}))
         configured = (randomness or {}).get("seed")
         seed = _choose_seed(randomness, configured, earlier.get("seed"), resume_policy or ResumePolicy())
     timestamp = str(earlier.get("timestamp", ""))
@@ -167,19 +176,22 @@ def _check_directory(name: str, path: str) -> None:
     if not os.path.isdir(directory):
         kind = "the file" if directory == path else f"{path} below the file"
         raise ConfigError(f"`{name}` must be a directory, got {kind} {directory}")
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise ConfigError(f"`{name}` must be writable, got {path}: no permission to write to {directory}")
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=directory))  # its mode alone does not say so
+    except OSError as error:
+        raise ConfigError(f"`{name}` must be writable, got {path}: {error.strerror}: {directory}") from error
     for file in (POINTER, CURRENT_RUN, LOCK, "config.py"):
         if os.path.isdir(os.path.join(path, file)):
             raise ConfigError(f"`{name}` must have no directory with the name of a file of the run, got {path}/{file}")
 
 
 def _new_timestamp(work_dir: str) -> str:
-    """Return the local time, with a number if an earlier run started in the same second."""
+    """Return the local time, with a number if an earlier run of the work dir started in the same second."""
     timestamp = name = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
     number = 1
-    while os.path.exists(os.path.join(work_dir, name)):
+    while (path := os.path.join(work_dir, name)) in _TAKEN or os.path.exists(path):
         name, number = f"{timestamp}_{number}", number + 1
+    _TAKEN.add(path)
     return name
 
 
@@ -211,6 +223,7 @@ class CheckpointDirectories:
         self._directories = list(dict.fromkeys([self._work_dir, *others]))
         self._run_id = run_id
         self._locks = [WorkDirLock(directory) for directory in self._directories]
+        self._made: list[pathlib.Path] = []
         self._check()
 
     def lock(self) -> None:
@@ -219,6 +232,8 @@ class CheckpointDirectories:
         Raises:
           WorkDirLockedError: another run has locked one of them. ConfigError: as the constructor.
         """
+        missing = {path for own in self._directories for path in (own, *own.parents) if not path.exists()}
+        self._made = sorted(missing, reverse=True)  # a directory before the one that it is in
         for directory, lock in zip(self._directories, self._locks, strict=True):
             try:
                 lock.acquire()
@@ -253,9 +268,12 @@ class CheckpointDirectories:
                 )
 
     def unlock(self) -> None:
-        """Release the locks that this run has."""
+        """Release the locks that this run has, and remove the directories that it made if it was refused."""
         for lock in self._locks:
             lock.release()
+        for directory in self._made:
+            with contextlib.suppress(OSError):  # not empty
+                directory.rmdir()
 
     def claim(self) -> list[str]:
         """Make the run the one that trains in the work dir, and move the checkpoints of others to `earlier_<n>`.

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from jengine.logging import build_logger, console, current_logger, print_log, reopen_log_file
+from jengine.logging import build_logger, console, current_logger, open_log_file, print_log
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +111,7 @@ def test_a_deleted_log_file_can_be_opened_again(tmp_path):
     logger.info("before")
     path.unlink()
     path.parent.rmdir()
-    reopen_log_file(logger)
+    open_log_file(logger)
     logger.info("after")
     assert path.read_text().endswith("after\n")
     assert path.read_text().count("\n") == 1

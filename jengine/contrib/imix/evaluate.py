@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 
@@ -11,7 +11,7 @@ from jengine.annotations import Count
 from jengine.checkpoint import infer_rule, publish
 from jengine.contrib.imix.checkpoint import CheckPointHook
 from jengine.contrib.imix.hook_base import HookBase
-from jengine.contrib.imix.json_lines import open_json_lines, write_json_line
+from jengine.contrib.imix.json_lines import JsonLines
 from jengine.errors import ConfigError, UnknownNameError, closest
 from jengine.registry import HOOKS
 
@@ -56,7 +56,7 @@ class EvaluateHook(HookBase):
         self.eval_json_file = eval_json_file
         self.metrics = metrics
         self._best: dict[str, float] = {}
-        self._file: TextIO | None = None
+        self._file: JsonLines | None = None
 
     def before_train(self) -> None:
         """Open the file of results, and adapt the period to that of the checkpoints.
@@ -79,7 +79,7 @@ class EvaluateHook(HookBase):
             self.eval_iter_period = period
         # A checkpoint is saved before the validation at the same iteration, so a resumed run repeats that validation.
         if jax.process_index() == 0:
-            self._file = open_json_lines(os.path.join(trainer.work_dir, self.eval_json_file), "iter", trainer.iter - 1)
+            self._file = JsonLines(os.path.join(trainer.work_dir, self.eval_json_file), "iter", trainer.iter - 1)
         if trainer.iter > 0 and self._is_due(trainer.iter):
             self._evaluate(epoch=trainer.epoch, iteration=trainer.iter)
 
@@ -130,7 +130,7 @@ class EvaluateHook(HookBase):
                 epoch_index = trainer.epoch - (iteration == trainer.train_loop.epoch_start)
                 line |= {"epoch": epoch_index, "max_epoch": trainer.max_epochs}
             model_name = None if checkpoint_hook is None else checkpoint_hook.name_at(iteration)
-            write_json_line(self._file, {**line, **metrics, "model_name": model_name})
+            self._file.write({**line, **metrics, "model_name": model_name})
         if metrics and (not self._best or is_better(metrics, self._best)):
             self._best = metrics
             meta = {"epoch": epoch, "iter": iteration}

@@ -1,20 +1,50 @@
 """Convert a config in iMIX's style to the arguments of a Runner."""
 
+import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from jengine.annotations import check_values, parameters_of
+from jengine.annotations import Count, check_values, parameters_of
 from jengine.config import check_keys
+from jengine.contrib.imix.checkpoint import CheckPointHook
 from jengine.contrib.imix.optimizer import Fp16OptimizerHook, OptimizerHook
 from jengine.errors import ArgumentError, ConfigError, config_path
 
-KEYS = (
-    "model", "work_dir", "train_data", "test_data", "optimizer", "optimizer_config", "lr_config", "momentum_config",
-    "fp16", "gradient_accumulation_steps", "is_lr_accumulation", "total_epochs", "max_iter", "by_iter", "log_config",
-    "checkpoint_config", "is_run_eval", "eval_iter_period", "custom_hooks", "load_from", "resume_from",
-    "resume_policy", "seed",
-)  # fmt: skip
+
+class _Sections(NamedTuple):
+    """Declare the keys of a config and their types."""
+
+    model: Any
+    work_dir: str | os.PathLike[str]
+    train_data: Mapping[str, Any]
+    optimizer: Any
+    test_data: Mapping[str, Any] | None = None
+    optimizer_config: Mapping[str, Any] | None = None
+    lr_config: Mapping[str, Any] | None = None
+    momentum_config: Mapping[str, Any] | None = None
+    fp16: Mapping[str, Any] | bool | None = None
+    gradient_accumulation_steps: Count = 1
+    is_lr_accumulation: bool = True
+    total_epochs: Count | None = None
+    max_iter: Count | None = None
+    by_iter: bool | None = None
+    log_config: Mapping[str, Any] | None = None
+    checkpoint_config: Mapping[str, Any] | None = None
+    is_run_eval: bool = True
+    eval_iter_period: Count | None = None
+    custom_hooks: Any = None
+    load_from: Any = None
+    resume_from: Any = None
+    resume_policy: Any = None
+    seed: int | None = 0
+
+
+KEYS = _Sections._fields
 _DATA_KEYS = ("samples_per_gpu", "workers_per_gpu", "data", "sampler")
+_SECTION_KEYS = {
+    "optimizer_config": ("grad_clip",), "log_config": ("period", "hooks"),
+    "checkpoint_config": tuple(name for name in parameters_of(CheckPointHook) if name != "self"),
+}  # fmt: skip
 _REPLACED = ("timer", "logger", "param_scheduler", "checkpoint")
 
 
@@ -44,7 +74,10 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("model", "work_dir", "train_data", "optimizer"):
         if cfg.get(name) is None:
             raise ConfigError(f"a config in iMIX's style must have the key {name!r}, got none")
-    check_values("", _switches, {name: cfg[name] for name in parameters_of(_switches) if name in cfg})
+    check_values("", _Sections, cfg)
+    for name, known in _SECTION_KEYS.items():
+        with config_path(name):
+            check_keys(dict(cfg.get(name) or {}), known)
     has_test = cfg.get("test_data") is not None and cfg.get("is_run_eval", True)
     optimizer = _optimizer_hook(cfg)
     schedules = {name: _schedule(name, cfg) for name in ("lr_config", "momentum_config")}
@@ -114,8 +147,6 @@ def _schedule(name: str, cfg: Mapping[str, Any]) -> dict[str, Any] | None:
 def _hooks(cfg: Mapping[str, Any], schedules: Mapping[str, Any], has_test: bool) -> list[dict[str, Any]]:
     """Return iMIX's default hooks after the optimizer hook, in iMIX's order."""
     log = {"period": 50, **dict(cfg.get("log_config") or {})}
-    with config_path("log_config"):
-        check_keys(log, ("period", "hooks"))
     lr_config = schedules["lr_config"] or {}
     warmup = lr_config.get("warmup_iters", lr_config.get("warmup_iterations", 0))
     momentum = ["MomentumSchedulerHook"] if schedules["momentum_config"] else []
@@ -126,7 +157,7 @@ def _hooks(cfg: Mapping[str, Any], schedules: Mapping[str, Any], has_test: bool)
         ),
         dict(type="IterationTimerHook", warmup_iter=warmup),
         dict(type="PeriodicLogger", loggers=log.get("hooks"), log_config_period=log["period"]),
-        dict(type="CheckPointHook", **dict(cfg.get("checkpoint_config") or {})),
+        {"type": "CheckPointHook", **dict(cfg.get("checkpoint_config") or {})},
     ]
     if has_test:
         evaluate = dict(type="EvaluateHook", eval_iter_period=cfg.get("eval_iter_period"))

@@ -8,44 +8,54 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 
-def open_json_lines(path: str | os.PathLike[str], key: str, start: int) -> TextIO:
-    """Open a file to append lines to.
+class JsonLines:
+    """Write a file of JSON lines. It is opened for the first line: a run that is refused does not touch it.
 
     Args:
       path: the file; its directory is created if necessary.
       key: the entry of each line that holds its iteration.
       start: the iteration at which the run starts. Lines of this and later iterations, which the run will write again,
         are removed, as well as incomplete lines.
-
-    Returns:
-      The file, open at its end.
     """
-    file = pathlib.Path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    kept = []
-    if start > 0 and file.exists():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            try:
-                iteration = json.loads(line).get(key, 0)
-            except json.JSONDecodeError:
-                continue
-            if iteration < start:
-                kept.append(f"{line}\n")
-    temporary = file.with_name(f"{file.name}.new")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(file)
-    return file.open("a", encoding="utf-8")
 
+    def __init__(self, path: str | os.PathLike[str], key: str, start: int) -> None:
+        self._path = pathlib.Path(path)
+        self._key = key
+        self._start = start
+        self._file: TextIO | None = None
 
-def write_json_line(file: TextIO, values: Mapping[str, Any]) -> None:
-    """Append a JSON object with sorted keys, and flush it to the disk.
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Append a JSON object with sorted keys, and flush it to the disk.
 
-    JSON has no NaN and no infinity: they become strings that `float()` can parse.
-    """
-    plain = {
-        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
-    }
-    file.write(json.dumps(plain, sort_keys=True, allow_nan=False) + "\n")
-    file.flush()
-    os.fsync(file.fileno())
+        JSON has no NaN and no infinity: they become strings that `float()` can parse.
+        """
+        if self._file is None:
+            self._file = self._open()
+        plain = {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+        self._file.write(json.dumps(plain, sort_keys=True, allow_nan=False) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file, if it was opened."""
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self) -> TextIO:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = []
+        if self._start > 0 and self._path.exists():
+            for line in self._path.read_text(encoding="utf-8").splitlines():
+                try:
+                    iteration = json.loads(line).get(self._key, 0)
+                except json.JSONDecodeError:
+                    continue
+                if iteration < self._start:
+                    kept.append(f"{line}\n")
+        temporary = self._path.with_name(f"{self._path.name}.new")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.replace(self._path)
+        return self._path.open("a", encoding="utf-8")

@@ -5,11 +5,11 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TextIO
+from typing import Any, ClassVar
 
 import jax
 
-from jengine.contrib.imix.json_lines import open_json_lines, write_json_line
+from jengine.contrib.imix.json_lines import JsonLines
 from jengine.contrib.imix.log_buffer import Bins, Image, Result, to_uint8
 from jengine.hooks.runner_protocol import Runner
 from jengine.logging import HistoryBuffer
@@ -148,12 +148,12 @@ class JSONLoggerHook(LogBufferWriter):
     def __init__(self, json_file: str | os.PathLike[str] | None = None, window_size: int = 20) -> None:
         self.json_file = json_file
         self.window_size = window_size
-        self._file: TextIO | None = None
+        self._file: JsonLines | None = None
 
     def begin(self, trainer: Runner) -> None:
         """Open the file, without the lines of iterations that the run repeats."""
         self.close()
-        self._file = open_json_lines(
+        self._file = JsonLines(
             self.json_file or os.path.join(trainer.work_dir, "training_status.json"), "iteration", trainer.iter
         )
 
@@ -165,7 +165,7 @@ class JSONLoggerHook(LogBufferWriter):
         if trainer.train_loop.by_epoch:
             inner = trainer.iter - trainer.train_loop.epoch_start
             line |= {"epoch": trainer.epoch, "inner-iteration": inner}
-        write_json_line(self._file, {**line, **smooth_metrics(trainer, self.window_size)})
+        self._file.write({**line, **smooth_metrics(trainer, self.window_size)})
 
     def close(self) -> None:
         """Close the file."""

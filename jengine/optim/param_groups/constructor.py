@@ -101,6 +101,11 @@ class DefaultOptimWrapperConstructor:
         self.report_unmatched(params, types, () if self._overrides_rules() else _RULES)
         return self.wrap(params, merge_equal(groups))
 
+    def check_rules(self) -> None:
+        """Check the fields of the custom keys, for which no parameters are needed; see `read_optimizer`."""
+        if self.paramwise_cfg:
+            self.read_optimizer()
+
     def read_optimizer(self) -> None:
         """Use the optimizer's default learning rate if the config has none, and check the custom keys.
 

@@ -35,6 +35,24 @@ class MultiOptimWrapperConstructor:
         self.optim_wrapper_cfg = cfg
         self.paramwise_cfg = paramwise_cfg
 
+    def configs(self) -> dict[str, Any]:
+        """Return the built wrapper, or the config for its constructor, of each name."""
+        rules = {} if self.paramwise_cfg is None else {"paramwise_cfg": self.paramwise_cfg}
+        return {
+            name: cfg
+            if isinstance(cfg, OptimWrapper)
+            else {**rules, **{k: v for k, v in cfg.items() if k != "modules"}}
+            for name, cfg in self.optim_wrapper_cfg.items()
+        }
+
+    def check_rules(self) -> None:
+        """Check the rules of every wrapper, for which no parameters are needed."""
+        from jengine.optim.build import check
+
+        for name, cfg in self.configs().items():
+            with config_path(name):
+                check(cfg)
+
     def __call__(self, model: Any, module_types: Mapping[str, str] | None = None) -> OptimWrapperDict:
         """Build the wrappers.
 
@@ -50,14 +68,11 @@ class MultiOptimWrapperConstructor:
         params, types = get_params(model, module_types)
         wrappers: dict[str, Any] = {}
         owners: dict[str, str] = {}
-        for name, cfg in self.optim_wrapper_cfg.items():
-            if isinstance(cfg, OptimWrapper):
-                wrappers[name] = cfg
+        for name, wrapper_cfg in self.configs().items():
+            if isinstance(wrapper_cfg, OptimWrapper):
+                wrappers[name] = wrapper_cfg
                 continue
-            wrapper_cfg = dict(cfg.items())
-            modules = wrapper_cfg.pop("modules", [name])
-            if self.paramwise_cfg is not None:
-                wrapper_cfg.setdefault("paramwise_cfg", self.paramwise_cfg)
+            modules = self.optim_wrapper_cfg[name].get("modules", [name])
             with config_path(name):
                 selected = _select_modules(params, [modules] if isinstance(modules, str) else modules)
                 for path in paths.flatten(selected):

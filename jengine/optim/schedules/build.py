@@ -146,6 +146,8 @@ def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> list[ParamScheduler]:
             entry = PARAM_SCHEDULERS.get(entry)
     if entry is None:
         return [PARAM_SCHEDULERS.build(arguments, optimizer=wrapper)]  # raises the error for a missing type
+    if not callable(entry):
+        PARAM_SCHEDULERS.check(arguments)  # raises the error
     del arguments["type"]
     by_epoch = arguments.get("by_epoch", _default(entry, "by_epoch", True))
     follows_validations = getattr(entry, "need_val_args", False)

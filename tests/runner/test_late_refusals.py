@@ -1,0 +1,122 @@
+"""Refuse in train() what depends on data and shapes: before the first step, and before a file or directory exists."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jengine.data import ArrayDataset
+from jengine.hooks import Hook
+
+
+class Uint4Hook(Hook):
+    """Keep a state that no checkpoint can store."""
+
+    def init_traced_state(self, params, model_state):
+        """Return the state."""
+        return {"q": jnp.zeros(4, jnp.uint4)}
+
+
+class EmptyStateHook(Hook):
+    """Keep a state without elements."""
+
+    def init_traced_state(self, params, model_state):
+        """Return the state."""
+        return {"q": jnp.zeros(0)}
+
+
+class RefusingHook(Hook):
+    """Refuse the run in its last stage before the first step."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        """Raise an error."""
+        raise ValueError("`RefusingHook` must not be here")
+
+
+def labels(values, width=2):
+    return ArrayDataset({"x": np.zeros((len(values), width), np.float32), "y": np.array(values, np.int32)})
+
+
+CASES = [
+    (dict(val_evaluator=dict(type="Accuracy", label="z")), "`Accuracy.label` must be an entry of the batch, got 'z'"),
+    (
+        dict(val_evaluator=dict(type="Accuracy", label="y", prediction="logits")),
+        "`Accuracy.prediction` must be an entry of the predictions, got 'logits'",
+    ),
+    (dict(val_evaluator=dict(type="Accuracy", label="y")), "predictions must be logits"),
+    (
+        dict(val_dataloader=dict(batch_size=4, dataset=labels([0] * 6, width=3))),
+        "with the first batch of val_dataloader: the batch has x f32[4,3], y i32[4], mask bool[4]",
+    ),
+    (dict(val_dataloader=["text"]), "in the config at `val_dataloader`"),
+    (
+        dict(train_dataloader=[{"x": np.zeros((4, 2), np.float32)}]),
+        "with the first batch of train_dataloader: the batch has x f32[4,2]",
+    ),
+    (
+        dict(custom_hooks=[Uint4Hook()], default_hooks=None),
+        "`hook_state.Uint4Hook.q` must have a dtype that checkpoints can store, got uint4",
+    ),
+    (
+        dict(custom_hooks=[EmptyStateHook()], default_hooks=None),
+        "`hook_state.EmptyStateHook.q` must have at least one element, got shape (0,)",
+    ),
+    (dict(custom_hooks=[RefusingHook()]), "`RefusingHook` must not be here"),
+    (dict(custom_hooks=[dict(type="EMAHook", begin_epoch=9)]), "begin_epoch must be at most max_epochs=2, got 9"),
+    (
+        dict(train_cfg=dict(max_epochs=2**31 - 1)),
+        "`train_cfg.max_epochs` must be at most 536870911 with 4 iterations in an epoch",
+    ),
+    (dict(load_from={"other": np.zeros(3)}), "0 match, 2 missing, 1 unexpected"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), CASES)
+def test_train_refuses_before_a_file_exists(make_runner, tmp_path, changes, message):
+    runner = make_runner(work_dir=tmp_path / "runs" / "first", **changes)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises((TypeError, ValueError, KeyError)) as error:
+        runner.train()
+    assert message in "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_is_not_saved_may_have_any_dtype(make_runner):
+    assert make_runner(custom_hooks=[Uint4Hook()]).train().step == 8
+
+
+def test_an_evaluation_refuses_before_a_file_exists(make_runner, tmp_path):
+    runner = make_runner(val_evaluator=dict(type="Accuracy", label="z"))
+    with pytest.raises(KeyError, match=r"`Accuracy\.label` must be an entry of the batch"):
+        runner.val()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_run_leaves_the_checkpoints_of_another_run_and_its_log_in_place(make_runner, tmp_path):
+    hooks = dict(checkpoint=dict(type="CheckpointHook", interval=2), logger=None)
+    make_runner(default_hooks=hooks).train()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="RefusingHook"):
+        make_runner(default_hooks=hooks, custom_hooks=[RefusingHook()]).train()
+    assert sorted(tmp_path.rglob("*")) == before
+    make_runner(default_hooks=hooks).train()
+    assert (tmp_path / "run" / "earlier_1" / "epoch_2").is_dir()
+
+
+def test_the_log_file_has_what_was_logged_before_it_existed(make_runner, tmp_path):
+    runner = make_runner(val_dataloader=None, val_cfg=None, val_evaluator=None)
+    runner.logger.info("said before training")
+    assert list(tmp_path.iterdir()) == []
+    runner.train()
+    (log,) = tmp_path.rglob("*.log")
+    assert "said before training" in log.read_text().splitlines()[0]
+
+
+def test_two_runs_that_are_built_before_either_trains_have_logs_of_their_own(make_runner):
+    first, second = make_runner(), make_runner()
+    assert first.log_dir != second.log_dir
+
+
+def test_each_program_is_traced_once_with_the_checks(make_runner):
+    runner = make_runner()
+    runner.train()
+    assert runner.programs.update.traces == 1
