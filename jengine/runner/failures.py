@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jengine.config import write_config
+from jengine.hooks.checks import NonFiniteLossError
 from jengine.logging import log_error, reopen_log_file
 from jengine.runner.runner_protocol import Runner, TrainLoop
 
@@ -39,7 +40,8 @@ def handle_failure(runner: Runner, error: BaseException) -> None:
     """Add the iteration to the error, save the completed iterations, and call the hooks' stage `on_failure`."""
     if not any("at iteration" in note for note in getattr(error, "__notes__", ())):
         error.add_note(f"in training, at iteration {runner.iter} (epoch {runner.epoch})")
-    _save_completed_iterations(runner)
+    if not isinstance(error, NonFiniteLossError):  # the parameters may not be finite either
+        _save_completed_iterations(runner)
     runner.call_hook("on_failure")
 
 

@@ -85,9 +85,16 @@ class Interrupts:
             self.check()
 
 
-def default_resume_command(path: str | None) -> str:
-    """Return how to continue a run: from the checkpoint `path`, or from the newest of its work dir."""
-    return f"Runner(..., resume={path or True!r})"
+def default_resume_command(path: str | None, *, guard: bool = False) -> str:
+    """Return how to continue a run.
+
+    Args:
+      path: a checkpoint; None for the newest of the work dir, '' to start from scratch.
+      guard: whether to add a numerics guard.
+    """
+    resume = [] if path == "" else [f"resume={path or True!r}"]
+    hooks = ["default_hooks=dict(guard=dict(type='NumericsGuardHook'))"] if guard else []
+    return f"Runner({', '.join(['...', *resume, *hooks])})"
 
 
 @contextlib.contextmanager
