@@ -99,13 +99,15 @@ def _train(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     return 0
 
 
-def _resume_command(argv: Sequence[str], path: str | None) -> str:
-    """Return the command that continues the run of the arguments `argv`, from a path or from the newest checkpoint."""
+def _resume_command(argv: Sequence[str], path: str | None, *, guard: bool = False) -> str:
+    """Return the command that continues the run of the arguments `argv`; see `default_resume_command`."""
     kept = [
         arg for i, arg in enumerate(argv)
         if not arg.startswith("--resume") and not (argv[i - 1] == "--resume" and not arg.startswith("-"))
     ]  # fmt: skip
-    return shlex.join(["jengine", *kept, "--resume", *([path] if path else [])])
+    resume = [] if path == "" else ["--resume", *([path] if path else [])]
+    hooks = ["--config.default_hooks.guard.type=NumericsGuardHook"] if guard else []
+    return shlex.join(["jengine", *kept, *hooks, *resume])
 
 
 def _test(args: argparse.Namespace, overrides: Sequence[str]) -> None:

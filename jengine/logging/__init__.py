@@ -11,6 +11,7 @@ from jengine.logging.console import print_log as print_log
 from jengine.logging.console import terminal as terminal
 from jengine.logging.console import terminal_handlers as terminal_handlers
 from jengine.logging.history import HistoryBuffer as HistoryBuffer
+from jengine.logging.loss_watch import LossWatch as LossWatch
 from jengine.logging.message_hub import HubSnapshot as HubSnapshot
 from jengine.logging.message_hub import MessageHub as MessageHub
 from jengine.logging.phase_timer import PhaseTimer as PhaseTimer

@@ -15,6 +15,7 @@ import numpy as np
 
 from jengine.errors import ArgumentError, UnknownNameError, closest
 from jengine.logging.history import HistoryBuffer, check_count, to_float
+from jengine.logging.loss_watch import LossWatch
 from jengine.logging.pending_scalars import PendingScalars
 
 _NOT_JSON = object()
@@ -39,6 +40,7 @@ class MessageHub:
       fetches: number of transfers from the device so far.
       before_read: called before a scalar is read; the Runner sets it to `flush` of its log writer, whose pending jobs
         hold earlier scalars (see `snapshot`).
+      losses: receives the scalars that are fetched; None for a run that does not check its losses.
     """
 
     _instances: ClassVar["weakref.WeakValueDictionary[str, MessageHub]"] = weakref.WeakValueDictionary()
@@ -50,6 +52,7 @@ class MessageHub:
         self.name = name
         self.fetches = 0
         self.before_read: Callable[[], None] | None = None
+        self.losses: LossWatch | None = None
         self._capacity = capacity
         self.iteration = 0
         self._pending = PendingScalars()
@@ -271,10 +274,12 @@ class MessageHub:
     def _move_to_histories(self, pending: PendingScalars, iteration: float) -> None:
         if pending.size:
             self.fetches += pending.fetch()
-        for key, values, count in pending.take(iteration):
+        for key, iterations, values, count in pending.take(iteration):
             history = self._log_scalars.get(key)
             if history is None:
                 history = self._log_scalars[key] = HistoryBuffer()
+            if self.losses is not None:
+                self.losses.add(key, iterations, values, history.current() if history.updates else 0.0)
             history.extend(values, count)
 
 

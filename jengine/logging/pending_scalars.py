@@ -20,10 +20,10 @@ class _Segment:
         self.values: list[Any] = []
         self.num_taken = 0
 
-    def take(self, step: float) -> list[float]:
-        """Remove and return the values up to and including `step`."""
+    def take(self, step: float) -> tuple[list[int], list[float]]:
+        """Remove and return the steps up to and including `step`, and their values."""
         start, self.num_taken = self.num_taken, bisect.bisect_right(self.steps, step, self.num_taken)
-        return self.values[start : self.num_taken]
+        return self.steps[start : self.num_taken], self.values[start : self.num_taken]
 
 
 # An array to fetch into a segment: key, array, segment, index of its first value in the segment, and the indices of the
@@ -91,16 +91,17 @@ class PendingScalars:
                 segment.values[start : start + len(indices)] = selected.tolist()
         return bool(transfers)
 
-    def take(self, step: float) -> Iterator[tuple[str, list[float], int]]:
+    def take(self, step: float) -> Iterator[tuple[str, list[int], list[float], int]]:
         """Remove the fetched values up to and including `step`.
 
         Yields:
-          The key, its values in order, and the number of samples in each value.
+          The key, the steps of its values, the values in order, and the number of samples in each.
         """
         for key, segments in self._segments.items():
             for segment in segments:
-                if values := segment.take(step):
-                    yield key, values, segment.count
+                steps, values = segment.take(step)
+                if values:
+                    yield key, steps, values, segment.count
         if step == math.inf:
             self._segments, self._last_segment = {}, {}
 

@@ -14,6 +14,7 @@ from jengine.runner.base_weights import loadable_variables
 from jengine.runner.failures import recreate_work_dir
 from jengine.runner.fingerprint import collect_fingerprint
 from jengine.runner.load_from import LoadFrom
+from jengine.runner.nonfinite import check_losses
 from jengine.runner.resume_data import collect_position, restore_position
 from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
 from jengine.runner.run_record import update_record
@@ -101,6 +102,7 @@ def save(
     checkpoint = collect_checkpoint(
         runner, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
     )
+    check_losses(runner)  # of all iterations so far, which the message hub has fetched to be saved
     runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
     state = checkpoint.pop("state")
     runner.checkpointer.save(path, state, checkpoint, **options)

@@ -18,6 +18,7 @@ import jax
 
 from jengine.config import write_config
 from jengine.errors import ConfigError
+from jengine.hooks.checks import NonFiniteLossError
 from jengine.logging import log_error, open_log_file
 from jengine.runner.data_wait import watch_waits
 from jengine.runner.out_of_memory import explain_out_of_memory
@@ -131,7 +132,7 @@ def handle_failure(runner: Runner, error: BaseException) -> None:
         summary = str(error).partition("\n")[0]
         runner.logger.error(f"Training stops at iteration {runner.iter} with {type(error).__name__}: {summary}")
         log_error(error)
-    if runner.files.exist:
+    if runner.files.exist and not isinstance(error, NonFiniteLossError):  # its parameters may not be finite either
         _save_completed_iterations(runner)
     try:
         runner.call_hook("on_failure")

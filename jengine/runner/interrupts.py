@@ -128,10 +128,18 @@ def _is_free(signum: int) -> bool:
     return signum in _ALWAYS_REPLACED or signal.getsignal(signum) is signal.SIG_DFL
 
 
-def default_resume_command(load_from: Any, path: str | None) -> str:
-    """Return how to continue a run: from the checkpoint `path`, or from the newest of its work dir."""
-    without = "load_from=None, " if path is None and isinstance(load_from, str | os.PathLike) else ""  # it would hold
-    return f"Runner(..., {without}resume={path or True!r})"
+def default_resume_command(load_from: Any, path: str | None, *, guard: bool = False) -> str:
+    """Return how to continue a run.
+
+    Args:
+      load_from: that of the run.
+      path: a checkpoint; None for the newest of the work dir, '' to start from scratch.
+      guard: whether to add a numerics guard.
+    """
+    without = ["load_from=None"] if path is None and isinstance(load_from, str | os.PathLike) else []  # it would hold
+    resume = [] if path == "" else [f"resume={path or True!r}"]
+    hooks = ["default_hooks=dict(guard=dict(type='NumericsGuardHook'))"] if guard else []
+    return f"Runner({', '.join(['...', *without, *resume, *hooks])})"
 
 
 @contextlib.contextmanager

@@ -9,9 +9,11 @@ from typing import Annotated, Any, Literal, NoReturn
 from jengine.annotations import Ascending, Count, Index
 from jengine.data import BatchCheck, BatchStream, put_arrays
 from jengine.errors import ConfigError
+from jengine.logging import LossWatch
 from jengine.registry import LOOPS
 from jengine.runner.data_wait import Source
 from jengine.runner.failures import mark_inconsistent
+from jengine.runner.nonfinite import check_losses
 from jengine.runner.runner_protocol import Runner
 from jengine.train import check_on_recompile
 
@@ -35,6 +37,8 @@ class TrainLoop:
         an epoch and before a validation, iterations run one by one. Parameters, logs and checkpoints are the same.
       on_recompile: 'warn' or 'raise' if arguments of another structure or shape recompile a step; None for the
         environment variable `JENGINE_ON_RECOMPILE`, 'warn' by default.
+      on_nonfinite: 'stop' ends training if a loss is not finite, when it is fetched for a log line, a checkpoint or the
+        end; 'warn' logs a warning; 'ignore' does neither. Steps that a loss scale or a hook dropped do not count.
 
     Attributes:
       by_epoch: whether the loop counts in epochs.
@@ -70,6 +74,7 @@ class TrainLoop:
         phases: Sequence[tuple[str, int]] | None,
         on_recompile: str | None,
         steps_per_call: int,
+        on_nonfinite: str = "stop",
     ) -> None:
         self.runner = runner
         self.dataloader = dataloader
@@ -77,6 +82,8 @@ class TrainLoop:
         self.phases = phases
         self.on_recompile = check_on_recompile(on_recompile)
         self.steps_per_call = steps_per_call
+        self.on_nonfinite = on_nonfinite
+        runner.message_hub.losses = None if on_nonfinite == "ignore" else LossWatch()
         self.stop_training = False
         self.is_consistent = True
         self._checked_scan = False
@@ -236,12 +243,14 @@ class TrainLoop:
     # --- Checks and validations. ---
 
     def check(self) -> None:
-        """Check at log lines and validations that the hooks are still those that the compiled step was traced with.
+        """Check the losses that were fetched, and that hooks are still as they were traced; called at log lines.
 
         Raises:
-          RuntimeError: an attribute that a traced method has read has changed.
+          RuntimeError: an attribute that a traced method of a hook has read has changed.
+          NonFiniteLossError: a loss is not finite.
         """
         self.runner.programs.check_hooks()
+        check_losses(self.runner)
 
     def _validate_if_due(self, count: int, end: int) -> None:
         """Validate if it is due after `count` epochs or iterations."""
@@ -304,10 +313,12 @@ class EpochBasedTrainLoop(TrainLoop):
         on_recompile: Literal["warn", "raise"] | None = None,
         steps_per_call: Count = 1,
         epoch_length: Count | None = None,
+        on_nonfinite: Literal["stop", "warn", "ignore"] = "stop",
     ) -> None:
         super().__init__(
-            runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call
-        )
+            runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call,
+            on_nonfinite,
+        )  # fmt: skip
         self.max_epochs = max_epochs
         self._epoch_length = epoch_length
         self._batches: BatchStream | None = None  # over all epochs, if they are not passes over the data
@@ -409,10 +420,12 @@ class IterBasedTrainLoop(TrainLoop):
         phases: Sequence[tuple[str, Count]] | None = None,
         on_recompile: Literal["warn", "raise"] | None = None,
         steps_per_call: Count = 1,
+        on_nonfinite: Literal["stop", "warn", "ignore"] = "stop",
     ) -> None:
         super().__init__(
-            runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call
-        )
+            runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call,
+            on_nonfinite,
+        )  # fmt: skip
         self._max_iters = max_iters
 
     @property

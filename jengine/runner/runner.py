@@ -85,8 +85,8 @@ class Runner:
       train_loop, val_loop, test_loop: the loops; None before `train`, `val` or `test` builds them.
       optim_wrapper, param_schedulers: built with the training loop.
       programs: the compiled programs of training; None before `train`.
-      resume_command: returns the text that an interrupted run logs as the way to continue; its argument is the path of
-        the checkpoint, or None for the newest of the work dir.
+      resume_command: returns the text that an interrupted run logs as the way to continue; see
+        `default_resume_command` for its arguments.
       hyperparams: scalars that hooks pass to the step in addition to those of the optimizer. Add a key before training;
         its value may change at any time without a new trace.
 

@@ -44,6 +44,7 @@ class TrainLoop(runner_protocol.TrainLoop, Protocol):
       position: the position in the data after the completed iterations; None before the first iteration.
       steps_per_call: the number of iterations in a chunk.
       on_recompile: 'warn' or 'raise'.
+      on_nonfinite: 'stop', 'warn' or 'ignore'.
       is_consistent: False while counters, state and hooks disagree, as within an iteration.
     """
 
@@ -54,6 +55,7 @@ class TrainLoop(runner_protocol.TrainLoop, Protocol):
     is_consistent: bool
     steps_per_call: int
     on_recompile: str
+    on_nonfinite: str
 
 
 class Runner(runner_protocol.Runner, Protocol):
@@ -76,7 +78,7 @@ class Runner(runner_protocol.Runner, Protocol):
         """Return the hooks with their priorities and calls."""
 
     @property
-    def resume_command(self) -> Callable[[str | None], str]:
+    def resume_command(self) -> Callable[..., str]:
         """Return the function that describes how to continue the run, from a path or from the newest checkpoint."""
 
     def get_hooks_info(self) -> str:

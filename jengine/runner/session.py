@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from jengine.runner import report, run_record
 from jengine.runner.failures import handle_failure
+from jengine.runner.nonfinite import check_losses
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.start_report import GroupTable, log_start
 from jengine.runner.workdir import CheckpointDirectories
@@ -63,6 +64,7 @@ def record_session(runner: Runner, groups: GroupTable) -> Iterator[None]:
     with runner.interrupts:
         try:
             yield
+            check_losses(runner, at_end=True)
         except BaseException as error:
             if runner.files.exist:
                 run_record.update_record(runner, f"stopped by {type(error).__name__}")

@@ -22,8 +22,8 @@ def record_reads(hook: Any, reads: dict[str, Any]) -> Iterator[None]:
       hook: the object.
       reads: receives the first value of each attribute, by name.
     """
-    cls = type(hook)
-    written = set()
+    cls: Any = type(hook)
+    written: set[str] = set()
 
     def read(self: Any, name: str) -> Any:
         value = cls.__getattribute__(self, name)

@@ -49,3 +49,15 @@ def test_the_command_in_the_error_finds_the_operation(tmp_path, monkeypatch, cap
     assert "not finite, in the order of the computation:\n  loss: 1 element\n" in out
     assert "encountered in log" in out
     assert 'jnp.log(params["w"])' in out
+
+
+def test_a_loss_that_is_not_finite_is_an_error_with_the_command_of_the_guard(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    unguarded = CONFIG.replace('[dict(type="NumericsGuardHook", max_in_row=2, interval=1)]', "[]")
+    (tmp_path / "config.py").write_text(textwrap.dedent(unguarded))
+    assert main(["train", "config.py", "--work-dir", "run"]) == 1
+    command = re.search(r"writes one for `jengine replay`:\n\s*jengine (train .*)", capsys.readouterr().err)[1]
+    assert command == "train config.py --work-dir run --config.default_hooks.guard.type=NumericsGuardHook"
+    assert main(command.split()) == 1
+    dump = re.search(r"jengine replay CONFIG (\S+)", capsys.readouterr().err)[1]
+    assert main(["replay", "config.py", dump]) == 0

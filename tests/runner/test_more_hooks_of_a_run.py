@@ -31,7 +31,7 @@ class Watch(Hook):
 def model_reporting(*names):
     return FunctionalModel(
         init=lambda: {"w": jnp.zeros(())},
-        loss=lambda params, hyperparams: {"loss": params["w"], **{name: hyperparams[name] for name in names}},
+        loss=lambda params, hyperparams: {"main_loss": params["w"], **{name: hyperparams[name] for name in names}},
     )
 
 
@@ -476,7 +476,7 @@ def test_a_run_that_diverges_between_two_checks_of_the_loss_keeps_a_finite_check
     ]
     runner = make_runner(
         train_dataloader=batches,
-        train_cfg=dict(by_epoch=False, max_iters=16, steps_per_call=steps_per_call),
+        train_cfg=dict(by_epoch=False, max_iters=16, steps_per_call=steps_per_call, on_nonfinite="ignore"),
         **NO_VAL,
         default_hooks=dict(
             checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=2, max_keep_ckpts=2), logger=None

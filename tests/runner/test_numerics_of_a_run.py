@@ -256,3 +256,91 @@ def test_a_file_other_than_a_dump_is_refused(tmp_path):
     (tmp_path / "x").write_text("hello")
     with pytest.raises(ValueError, match="must be a dump of a training step"):
         read_dump(tmp_path / "x")
+
+
+def falling_data(bad):
+    """Return 16 batches of one example; the gradient is x, and those of the iterations `bad` have a NaN offset."""
+    offset = np.where(np.isin(np.arange(16), bad), np.nan, 0).astype(np.float32)
+    dataset = ArrayDataset(dict(x=np.ones(16, np.float32), offset=offset))
+    return dict(batch_size=1, dataset=dataset, sampler=dict(type="DefaultSampler", shuffle=False))
+
+
+def falling(bad=(), loss=lambda params, batch: params["w"] * batch["x"] + batch["offset"], **changes):
+    base = dict(
+        model=FunctionalModel(init=lambda: {"w": jnp.ones(())}, loss=loss),
+        train_dataloader=falling_data(bad),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.25)),
+    )
+    return arguments(**{**base, **changes})
+
+
+SAVING = dict(
+    logger=dict(type="LoggerHook", interval=2), checkpoint=dict(type="CheckpointHook", interval=4, by_epoch=False)
+)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_a_non_finite_loss_stops_the_run_and_names_the_checkpoint_before_it(make_runner, tmp_path, steps_per_call):
+    train_cfg = dict(max_epochs=1, steps_per_call=steps_per_call)
+    runner = make_runner(**falling([6], default_hooks=SAVING, train_cfg=train_cfg))
+    with pytest.raises(FloatingPointError) as caught:
+        runner.train()
+    path = tmp_path / "run" / "iter_4"
+    message = str(caught.value)
+    assert "the loss of iteration 6, counted from 0, is nan (train_cfg.on_nonfinite='warn' or 'ignore'" in message
+    assert f"The newest checkpoint from before it is {path}. " in message
+    guard = "default_hooks=dict(guard=dict(type='NumericsGuardHook'))"
+    assert message.endswith(f"\n  Runner(..., resume='{path}', {guard})")
+    assert [path.name for path in (tmp_path / "run").glob("iter_*")] == ["iter_4"]  # that of iteration 8 is not saved
+    guard = dict(guard=dict(type="NumericsGuardHook"))
+    state = make_runner(**falling([6], default_hooks={**SAVING, **guard}, resume=str(path))).train()
+    assert float(state.params["w"]) == 1 - 0.25 * 15
+
+
+def test_a_checkpoint_with_which_the_loss_is_not_finite_is_not_named(make_runner, tmp_path):
+    # w is 1, 0.5, 0 and, since the gradient of the root at 0 is infinite while its value is finite, minus infinity
+    def loss(params):
+        return jnp.where(params["w"] > 0.25, params["w"], jnp.sqrt(params["w"]))
+
+    saving = dict(logger=None, checkpoint=dict(type="CheckpointHook", interval=1, by_epoch=False))
+    runner = make_runner(
+        **falling(loss=loss, default_hooks=saving, optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.5)))
+    )
+    with pytest.raises(FloatingPointError, match=r"iteration 3, .* is nan .* before it is \S*/iter_2\."):
+        runner.train()
+    assert not all(np.isfinite(leaf) for leaf in jax.tree.leaves(runner.state.params))
+    assert sorted(path.name for path in (tmp_path / "run").glob("iter_*")) == ["iter_1", "iter_2", "iter_3"]
+
+
+def test_a_run_without_log_lines_and_checkpoints_is_checked_at_its_end(make_runner):
+    runner = make_runner(**falling([15]))
+    with pytest.raises(FloatingPointError, match=r"iteration 15, .* is nan .* There is no checkpoint from before it\."):
+        runner.train()
+    assert runner.iter == 16
+
+
+@pytest.mark.parametrize(("on_nonfinite", "warnings"), [("warn", 1), ("ignore", 0)])
+def test_a_run_may_continue_with_a_non_finite_loss(make_runner, caplog, on_nonfinite, warnings):
+    train_cfg = dict(max_epochs=1, on_nonfinite=on_nonfinite)
+    make_runner(**falling([3, 6, 9], default_hooks=SAVING, train_cfg=train_cfg)).train()
+    found = [record.getMessage() for record in caplog.records if "counted from 0" in record.getMessage()]
+    assert found == ["The loss of iteration 3, counted from 0, is nan; training continues."] * warnings
+
+
+@pytest.mark.parametrize(("steps_per_call", "counts"), [(1, 1), (1, 3), (4, 3)])
+def test_steps_that_a_loss_scale_skips_do_not_count(make_runner, steps_per_call, counts):
+    amp = dict(type="AmpOptimWrapper", dtype="float32", loss_scale=2.0**126, accumulative_counts=counts)
+    huge = falling_data([])
+    huge["dataset"].arrays["x"][4] = 1e38  # twice 1e38 overflows, and so does the gradient of a loss that is scaled
+    huge["dataset"].arrays["offset"][4] = np.inf
+    runner = make_runner(
+        **falling(
+            train_dataloader=huge,
+            optim_wrapper={**amp, "optimizer": dict(type="SGD", lr=0.25)},
+            default_hooks=dict(logger=dict(type="LoggerHook", interval=1)),
+            train_cfg=dict(max_epochs=1, steps_per_call=steps_per_call),
+        )
+    )
+    state = runner.train()
+    assert int(optax.tree.get(state.opt_state, "skipped_steps")) == 1
+    assert np.isinf(runner.message_hub.get_scalar("train/loss").data[0][4])

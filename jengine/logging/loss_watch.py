@@ -1,0 +1,64 @@
+"""Find non-finite losses among the scalars that are fetched for the log."""
+
+import math
+import threading
+from collections.abc import Sequence
+
+_LOSS = "train/loss"
+_COUNTERS = (
+    "train/skipped_steps",
+    "train/dropped_steps",
+)  # of a loss scale and of hooks, also for one of several optimizers
+
+
+class LossWatch:
+    """Find the first non-finite loss of a step that counts.
+
+    The steps that a loss scale skipped or a hook dropped do not count: those since the previous value of a counter of
+    such steps at which it is larger.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # log lines are written in another thread
+        self._bad: list[tuple[int, float]] = []  # iteration and value of each non-finite loss
+        self._counters: dict[str, tuple[int, float]] = {}  # the iteration and the value that were seen last
+        self._dropped: list[tuple[int, int]] = []  # first and last iteration
+
+    def add(self, key: str, iterations: Sequence[int], values: Sequence[float], before: float) -> None:
+        """Add the values of a scalar, of any name, that were fetched.
+
+        Args:
+          key: its name.
+          iterations: of the values, in order.
+          values: its values.
+          before: the value before these, 0 without one.
+        """
+        with self._lock:
+            if key == _LOSS:
+                pairs = zip(iterations, values, strict=True)
+                self._bad += [(iteration, value) for iteration, value in pairs if not math.isfinite(value)]
+            elif key.startswith(_COUNTERS):
+                last, count = self._counters.get(key, (iterations[0] - 1, before))
+                for iteration, value in zip(iterations, values, strict=True):
+                    if value > count:
+                        self._dropped.append((last + 1, iteration))
+                    if not math.isnan(value):  # a dropped step does not report the counter of a loss scale
+                        last, count = iteration, value
+                self._counters[key] = last, count
+
+    def pop(self, *, waits: bool = False) -> tuple[int, float] | None:
+        """Return the iteration and the value of the first non-finite loss of a step that counts, and forget those seen.
+
+        Args:
+          waits: keep losses for which no later value of a counter is known yet, as within an accumulation window, which
+            a loss scale skips as a whole.
+        """
+        with self._lock:
+            known = max((last for last, _ in self._counters.values()), default=-1) if waits else math.inf
+            decided = [entry for entry in self._bad if entry[0] <= known]
+            self._bad = self._bad[len(decided) :]
+            counted = (e for e in decided if not any(first <= e[0] <= last for first, last in self._dropped))
+            found = next(counted, None)
+            if not self._bad:
+                self._dropped = []
+            return found
