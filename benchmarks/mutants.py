@@ -44,8 +44,10 @@ _OTHER_TYPES = ("Digits", "EMAHook", "SGD", "Accuracy", "StepLR")
 # Any value may be meant: the user's own information, signed weights, and limits that may be beyond the run.
 _UNBOUNDED = (
     "metainfo", "sown_losses", "max_keep_ckpts", "max_num_checkpoints", "num_batch_per_epoch", "patience",
-    "stopping_threshold", "ignore_index", "arrays.", "widths", "filename_tmpl", "save_dir",
+    "stopping_threshold", "mesh", "device_prefetch", "begin_epoch", "ignore_index", "arrays.", "widths",
+    "filename_tmpl", "save_dir",
 )  # fmt: skip
+_OF_ANY_KIND = ("label", "output", "topk", "widths", "strict", "by_epoch")  # where the other type is legal too
 _ZERO = ("label_smoothing", "lr", "eps", "gamma", "factor", "start_factor", "warmup_factor")  # legal in PyTorch too
 _FREE_KEYS = ("custom_keys", "vars", "mesh")  # whose keys are the user's
 _SECTIONS = (
@@ -287,11 +289,13 @@ def _close_logs() -> None:
 
 def is_legal(mutant: Mutant) -> bool:
     """Return whether an accepted mutant is a config that one may mean."""
+    if mutant.path.split(".")[-1] in _OF_ANY_KIND or mutant.path.startswith("metainfo"):
+        return True
     if mutant.kind == "wrong section":  # one loader as the other
         return "dataloader" in mutant.path and "dataloader" in mutant.change
     if mutant.path.endswith(("interval", "period")) and mutant.change.endswith("-> -1"):
         return True  # never, as in MMEngine
-    if mutant.kind == "wrong type" and not mutant.path.endswith("widths"):
+    if mutant.kind == "wrong type":
         old, new = mutant.change.rsplit(" -> ", 1)
         return new == "None" or (new in ("7", "0.5") and _is_number(old))
     if mutant.kind == "unknown type":

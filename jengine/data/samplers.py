@@ -29,7 +29,7 @@ class Sampler(abc.ABC):
         self,
         dataset: Sized | int,
         shuffle: bool = True,
-        seed: int | None = None,
+        seed: Index | None = None,
         process_index: Index = 0,
         process_count: Count = 1,
     ) -> None:
@@ -98,7 +98,7 @@ class DefaultSampler(Sampler):
         self,
         dataset: Sized | int,
         shuffle: bool = True,
-        seed: int | None = None,
+        seed: Index | None = None,
         round_up: bool = True,
         process_index: Index = 0,
         process_count: Count = 1,

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.errors import closest
+from jengine.annotations import check_values
+from jengine.errors import closest, config_path
 from jengine.model.autocast import at_least_float32, autocast, compute_in
 from jengine.optim.optimizers.common import Tree
 from jengine.optim.transforms import (
@@ -174,6 +175,8 @@ def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
         for key in arguments:
             if key not in LossScale._fields:
                 raise TypeError(f"`loss_scale` has no {key!r}{closest(str(key), LossScale._fields)}")
+        with config_path("loss_scale"):
+            check_values("", LossScale, arguments)
         settings = LossScale(**arguments)
     else:
         raise TypeError(f"`loss_scale` must be 'dynamic', a float or a dict, got {loss_scale!r}")

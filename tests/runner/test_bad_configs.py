@@ -218,6 +218,7 @@ BY_HAND = [
     dict(optim_wrapper=dict(type="AmpOptimWraper", optimizer=SGD)),
     dict(optim_wrapper=dict(type="AmpOptimWrapper", optimizer=SGD, dtype="half")),
     dict(optim_wrapper=dict(type="AmpOptimWrapper", optimizer=SGD, loss_scale="dynamc")),
+    dict(optim_wrapper=dict(type="AmpOptimWrapper", optimizer=SGD, loss_scale=dict(growth_interval={}))),
     dict(param_scheduler=5),
     dict(param_scheduler="StepLRR"),
     dict(param_scheduler=dict(step_size=1)),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from jengine import annotations
+from jengine.annotations import Count, checked
 from jengine.errors import ConfigError, config_path
 from jengine.optim.schedules.annealing import OneCycleRule
 from jengine.optim.schedules.from_optax import OptaxRule
@@ -14,13 +14,14 @@ from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatte
 from jengine.registry import PARAM_SCHEDULERS, as_config, check_arguments
 
 
+@checked
 def build_param_schedulers(
     cfg: Any,
     wrapper: Any,
     *,
-    max_epochs: int | None,
-    max_iters: int | None,
-    epoch_length: int | None,
+    max_epochs: Count | None,
+    max_iters: Count | None,
+    epoch_length: Count | None,
     by_epoch_loop: bool = True,
 ) -> Schedulers:
     """Build the schedulers of a run, in the order of the config.

@@ -184,8 +184,10 @@ def test_a_resumed_run_continues_the_file_and_a_new_run_overwrites_it(trainer, t
     assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [1, 2]
     trainer.iter = 0
     writer.begin(trainer)
+    assert len(path.read_text().splitlines()) == 2, "a run that is refused keeps the file"
+    writer.write(trainer)
     writer.close()
-    assert path.read_text() == ""
+    assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [0]
     with pytest.raises(RuntimeError, match="`begin` must be called before `write`"):
         writer.write(trainer)
 
