@@ -1,9 +1,10 @@
 """Build the mesh of devices, and check that a batch can be divided over it."""
 
 import collections
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +16,8 @@ AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
 
 
-class DataShard(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class DataShard:
     """Identify the rows of each global batch that a process supplies: those that its devices hold.
 
     Processes whose devices hold the same rows, for instance along `tensor`, read the same examples.
@@ -100,7 +102,8 @@ def find_data_shard(mesh: Mesh, process: int) -> DataShard:
     """
     parts = batch_parts(mesh)
     sharding = NamedSharding(mesh, PartitionSpec(batch_axes(mesh)))
-    parts_by_process = collections.defaultdict(set)
+    parts_by_process: dict[int, set[int]] = collections.defaultdict(set)
+    device: Any
     for device, (index,) in sharding.devices_indices_map((parts,)).items():
         parts_by_process[device.process_index].add(index.start or 0)
     if process not in parts_by_process:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from jengine import annotations
 from jengine.annotations import Count, checked
 from jengine.errors import ConfigError, config_path
 from jengine.optim.schedules.annealing import OneCycleRule
