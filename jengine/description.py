@@ -108,6 +108,8 @@ class _Describer:
         self._open.append(id(value))
         try:
             return self._describe_other(value)
+        except Exception:  # a foreign object may refuse anything; a run must not depend on its description
+            return _name(type(value))
         finally:
             self._open.pop()
 
@@ -131,7 +133,7 @@ class _Describer:
             return {str(key): self.describe(item) for key, item in value.items()}
         if isinstance(value, set | frozenset):
             return sorted((self.describe(item) for item in value), key=repr)
-        if isinstance(value, list | tuple):
+        if type(value) in (list, tuple):  # a subclass may load its items
             return self._describe_items(value)
         if isinstance(value, functools.partial):
             function = self.describe(value.func)
