@@ -124,12 +124,12 @@ class _Describer:
             return os.fspath(value)
         if isinstance(value, _WITH_REPR):
             return self.describe(repr(value))
-        if hasattr(value, "shape") and hasattr(value, "dtype"):
+        if hasattr(type(value), "shape") and hasattr(type(value), "dtype"):  # `nnx.Rngs` has every attribute
             return _describe_array(value)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             fields = zip(value._fields, value, strict=True)
             return {"type": _name(type(value)), **{name: self.describe(item) for name, item in fields}}
-        if hasattr(value, "items"):
+        if hasattr(type(value), "items"):
             return {str(key): self.describe(item) for key, item in value.items()}
         if isinstance(value, set | frozenset):
             return sorted((self.describe(item) for item in value), key=repr)

@@ -282,7 +282,10 @@ def _accumulate(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> Step
     model_state = ctx.model_state
     if phase.optim_wrapper.is_finite(opt_state) is not None and jax.tree.leaves(model_state):
         # the decision on the update comes too late: it is one for the whole window
-        model_state = _select(all_finite(ctx.grads), model_state, old_model_state)
+        finite = all_finite(ctx.grads)
+        if ctx.axis_name is not None:  # replicas may share statistics
+            finite = jax.lax.pmin(finite.astype(jnp.int32), ctx.axis_name) > 0
+        model_state = _select(finite, model_state, old_model_state)
     return ctx.replace(opt_state=opt_state, model_state=model_state)
 
 

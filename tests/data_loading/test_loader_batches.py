@@ -336,7 +336,7 @@ def test_samplers_and_datasets_pickle_for_worker_processes():
             "num_batch_per_epoch` must be an integer of at least 1",
         ),
         ({"batch_size": 2, "collate_fn": {"type": "x"}}, TypeError, "collate_fn` must be a function"),
-        ({"batch_size": 2, "sampler": 3}, TypeError, "a sampler must be an iterable of indices with a length, got int"),
+        ({"batch_size": 2, "sampler": 3}, TypeError, "`sampler` must be an iterable of indices with a length, got int"),
     ],
 )
 def test_illegal_settings_are_refused(arguments, error, message):
@@ -345,7 +345,7 @@ def test_illegal_settings_are_refused(arguments, error, message):
 
 
 def test_a_dataset_without_length_is_refused():
-    with pytest.raises(TypeError, match="a dataset must have __len__ and __getitem__ for 0 to N - 1, got generator"):
+    with pytest.raises(TypeError, match="`dataset` must have __len__ and __getitem__ for 0 to N - 1, got generator"):
         DataLoader((i for i in range(3)), 2)
 
 

@@ -127,6 +127,10 @@ def test_jax_detects_the_processes_of_slurm(initialized, monkeypatch):
     assert call["coordinator_address"] is None
 
 
-def test_an_environment_in_which_jax_detects_nothing_is_refused():
+def test_an_environment_in_which_jax_detects_nothing_is_refused(monkeypatch):
+    def initialize(**arguments):  # JAX checks first that no device is used yet, as other tests of this process do
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
     with pytest.raises(ConfigError, match="--launcher auto: JAX cannot detect .*give --coordinator HOST:PORT"):
         launch("auto")

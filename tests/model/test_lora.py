@@ -212,7 +212,7 @@ def test_a_run_loads_the_weights_of_the_model_itself_and_trains_only_the_updates
 
 def test_a_resumed_run_of_an_adapter_ends_bit_identical(runs, tmp_path):
     plain, adapted = runs
-    arguments = dict(load_from=plain.work_dir, custom_hooks=EMA)
+    arguments = dict(load_from=dict(path=plain.work_dir), custom_hooks=EMA)  # only its weights
     make_runner(tmp_path, ADAPTED, train_cfg=dict(max_epochs=2), **arguments).train()
     resumed = make_runner(tmp_path, ADAPTED, resume=True, **arguments)
     jax.tree.map(np.testing.assert_array_equal, resumed.train().params, adapted.state.params)

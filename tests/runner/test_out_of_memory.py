@@ -73,6 +73,9 @@ def test_a_program_that_needs_too_much_memory_is_named_with_its_plan_and_the_rem
 def test_a_hook_that_needs_too_much_memory_itself_is_named(make_runner):
     with pytest.raises(jax.errors.JaxRuntimeError) as caught:
         make_runner(custom_hooks=[Allocates()]).train()
-    hook, memory = caught.value.__notes__[-2:]
-    assert hook == "in Allocates.before_train_iter at iteration 0 (epoch 0)"
-    assert memory.startswith("the device ran out of memory: cpu, in a program other than the training step\n")
+    notes = caught.value.__notes__
+    assert "in Allocates.before_train_iter at iteration 0 (epoch 0)" in notes
+    assert any(
+        note.startswith("the device ran out of memory: cpu, in a program other than the training step\n")
+        for note in notes
+    )
