@@ -281,11 +281,10 @@ def _accumulate(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> Step
     opt_state = phase.optim_wrapper.accumulate(ctx.grads, ctx.opt_state, ctx.loss_weight)
     model_state = ctx.model_state
     if phase.optim_wrapper.is_finite(opt_state) is not None and jax.tree.leaves(model_state):
-        # the decision on the update comes too late: it is one for the whole window
-        finite = all_finite(ctx.grads)
-        if ctx.axis_name is not None:  # replicas may share statistics
-            finite = jax.lax.pmin(finite.astype(jnp.int32), ctx.axis_name) > 0
-        model_state = _select(finite, model_state, old_model_state)
+        # The decision on the update comes too late: it is one for the whole window. Gradients of a replica may overflow
+        # where those of the batch do not, so the statistics themselves decide.
+        floats = [x for x in jax.tree.leaves(model_state) if jnp.issubdtype(x.dtype, jnp.floating)]
+        model_state = _select(all_finite(floats), model_state, old_model_state)
     return ctx.replace(opt_state=opt_state, model_state=model_state)
 
 
