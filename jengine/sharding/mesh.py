@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jengine.errors import ConfigError, closest
+
+logger = logging.getLogger("jengine")
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -43,6 +46,11 @@ def build_mesh(mesh: Mesh | Mapping[str, int] | None = None, devices: int | Sequ
         if not set(BATCH_AXES) & set(mesh.axis_names):
             raise ConfigError(f"mesh must have the axis 'data' or 'fsdp' for the batch, got {mesh.axis_names}")
         # With explicit axes, JAX does not allow reshaping or indexing of a sharded batch; models do both.
+        if explicit := [n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind != AxisType.Auto]:
+            logger.warning(
+                f"The mesh axes {', '.join(explicit)} are used as automatic ones: explicit axes, the default of "
+                "jax.make_mesh, are not supported; axis_types=(AxisType.Auto,) * n leaves this line out."
+            )
         return Mesh(mesh.devices, mesh.axis_names)
     selected = choose_devices(devices)
     sizes = {"data": -1, "fsdp": 1, "tensor": 1, **dict(mesh or {})}

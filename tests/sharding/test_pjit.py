@@ -90,9 +90,10 @@ def test_a_run_resumes_on_another_mesh(make_run, assert_close):
     assert_close(state.params, expected.params)
 
 
-def test_a_mesh_with_explicit_axes_works_like_an_automatic_one():
+def test_a_mesh_with_explicit_axes_works_like_an_automatic_one_and_a_line_states_it(caplog):
     explicit = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
     strategy = Pjit(mesh=explicit)
+    assert "The mesh axes data, tensor are used as automatic ones" in caplog.text
     batch = strategy.put_batch({"x": np.arange(16.0, dtype=np.float32).reshape(8, 2)})
     # explicit axes would allow neither the reshape nor the indexing of a sharded array
     out = jax.jit(lambda b: b["x"].reshape(-1)[3:5])(batch)
