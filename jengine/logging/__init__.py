@@ -4,6 +4,7 @@ from jengine.logging.async_writer import AsyncWriter as AsyncWriter
 from jengine.logging.console import build_logger as build_logger
 from jengine.logging.console import current_logger as current_logger
 from jengine.logging.console import escape_control as escape_control
+from jengine.logging.console import escape_name as escape_name
 from jengine.logging.console import log_error as log_error
 from jengine.logging.console import open_log_file as open_log_file
 from jengine.logging.console import parse_level as parse_level

@@ -163,6 +163,11 @@ def escape_control(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def escape_name(name: str) -> str:
+    """Return a name as one line: control characters and newlines are escaped, so that it cannot add lines to a log."""
+    return name if name.isprintable() else escape_control(name).replace("\n", "\\n")
+
+
 class _Formatter(logging.Formatter):
     """Format records, with control characters escaped; cache the formatted time for the current second."""
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from jengine.annotations import Count, Index, checked
 from jengine.errors import ArgumentError, config_path
+from jengine.logging.console import escape_name
 from jengine.logging.history import HistoryBuffer
 from jengine.logging.message_hub import HubSnapshot, MessageHub
 from jengine.registry import LOG_PROCESSORS, check_arguments
@@ -129,7 +130,7 @@ class LogProcessor:
             tag["epoch"] = _current_epoch(runner, mode)
         tag["iter"] = runner.iter + 1 if _is_training_configured(runner) else 0
 
-        rates = [f"{name}: {value:.{self.num_digits}e}" for name, value in scalars.items() if name.endswith("lr")]
+        rates = [f"{escape_name(name)}: {value:.{self.num_digits}e}" for name, value in scalars.items() if name.endswith("lr")]
         others = {name: self._format_value(value) for name, value in scalars.items() if not name.endswith("lr")}
         line = header + " ".join(rates) + "  "
         eta = runner.message_hub.get_info("eta")
@@ -142,7 +143,7 @@ class LogProcessor:
             line += f"memory: {memory}  "
         if mode != "train":  # the hub has the metrics of the previous pass until this pass ends
             others = {}
-        return tag, line + "  ".join([f"{name}: {text}" for name, text in others.items()])
+        return tag, line + "  ".join([f"{escape_name(name)}: {text}" for name, text in others.items()])
 
     def get_log_after_epoch(
         self, runner: LoggedRun, batch_idx: int, mode: Mode, with_non_scalar: bool = False
@@ -178,7 +179,7 @@ class LogProcessor:
         epoch = f"[{_current_epoch(runner, mode)}]" if self.by_epoch and mode == "val" else ""
         header = f"{'Epoch' if self.by_epoch else 'Iter'}({mode}) {epoch}[{size}/{size}]    "
         items = [*metrics.items(), *infos.items(), *times.items()]
-        line = header + "  ".join(f"{name}: {self._format_value(value)}" for name, value in items)
+        line = header + "  ".join(f"{escape_name(name)}: {self._format_value(value)}" for name, value in items)
         return {**metrics, **(infos if with_non_scalar else {}), **times}, line
 
     def _compute_statistics(

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jengine.logging.console import escape_control
+from jengine.logging.console import escape_name
 
 Align = Literal["left", "center", "right"]
 
@@ -80,5 +80,5 @@ def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     if not _is_number(value):
-        return escape_control(str(value)).replace("\n", "\\n")  # a name must not add lines to the table
+        return escape_name(str(value))
     return f"{value:,}" if isinstance(value, numbers.Integral) else f"{float(value):.6g}"

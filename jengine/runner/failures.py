@@ -1,17 +1,17 @@
 """Handle an error in training: show it, name its iteration, save the completed iterations, and close the run.
 
-The error is shown before anything that can wait. A wait for the device ends after a limit: a step that never finishes
-must not hide the error, nor keep the process from ending.
+The error is shown before anything that can wait. Waits for the device, for files and for services end after a limit: a
+step that never finishes, or a disk that hangs, must not hide the error, nor keep the process from ending.
 """
 
-import atexit
 import contextlib
 import logging
 import math
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -25,13 +25,13 @@ from jengine.runner.out_of_memory import explain_out_of_memory
 from jengine.runner.runner_protocol import Runner, TrainLoop
 from jengine.sharding.strategy import is_pending
 
-_LIMIT_VARIABLE = "JENGINE_DEVICE_TIMEOUT"
+_LIMIT_VARIABLE = "JENGINE_FAILURE_TIMEOUT"
 _ANNOUNCED_AFTER = 1.0  # seconds
 _abandoned: list[jax.Array] = []  # what the device had not computed when a run stopped waiting for it
 
 
 def _read_limit() -> float:
-    """Return the seconds that a failed run waits for the device.
+    """Return the seconds that a failed run waits for the device, and for what it closes.
 
     Raises:
       ConfigError: the environment variable is not a number of seconds.
@@ -43,7 +43,7 @@ def _read_limit() -> float:
     raise ConfigError(f"the environment variable {_LIMIT_VARIABLE} must be a number of seconds, got {text!r}")
 
 
-_DEVICE_LIMIT = _read_limit()
+_LIMIT = _read_limit()
 
 
 def is_consistent(runner: Runner) -> bool:
@@ -64,18 +64,18 @@ def device_finishes(runner: Runner) -> bool:
         if any(array is abandoned for array in pending for abandoned in _abandoned):
             return False
         elapsed = time.monotonic() - start
-        if elapsed >= _DEVICE_LIMIT:
+        if elapsed >= _LIMIT:
             runner.logger.error(
-                f"The device has not finished the steps before iteration {runner.iter} within {_DEVICE_LIMIT:g} s "
+                f"The device has not finished the steps before iteration {runner.iter} within {_LIMIT:g} s "
                 f"({_LIMIT_VARIABLE}): what they compute is not saved."
             )
             if not _abandoned:
-                atexit.register(_exit_without_device, 128 + signum if (signum := runner.interrupts.signum) else 1)
+                _end_without(lambda: any(map(is_pending, _abandoned)), runner)
             _abandoned.extend(pending)
             return False
         if elapsed >= _ANNOUNCED_AFTER and not is_announced:
             is_announced = True
-            runner.logger.info(f"Waiting for the device to finish, at most {_DEVICE_LIMIT:g} s.")
+            runner.logger.info(f"Waiting for the device to finish, at most {_LIMIT:g} s.")
         time.sleep(0.01)
     return True
 
@@ -97,13 +97,47 @@ def _find_pending(runner: Runner) -> list[jax.Array]:
     return [*pending, *runner.dispatch_limiter.find_unfinished()]
 
 
-def _exit_without_device(code: int) -> None:
-    """End the process at once if the device still computes: the interpreter would wait for it forever."""
-    if any(map(is_pending, _abandoned)):
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def _end_without(is_waiting: Callable[[], bool], runner: Runner) -> None:
+    """Let the process end with its main thread although something never answers.
+
+    The interpreter would wait forever: for the threads of executors before it calls the functions of `atexit`, for the
+    device after these.
+    """
+    code = 128 + signum if (signum := runner.interrupts.signum) else 1
+
+    def end() -> None:
+        if is_waiting():
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    threading._register_atexit(end)  # type: ignore[attr-defined]  # as concurrent.futures, which it precedes
+
+
+def _run_within_limit(job: Callable[[Runner], object], runner: Runner, what: str) -> bool:
+    """Run `job(runner)` in a thread, and return whether it finished within the limit."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            job(runner)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="jengine-close", daemon=True)
+    thread.start()
+    thread.join(min(_LIMIT, _ANNOUNCED_AFTER))
+    if thread.is_alive() and _LIMIT > _ANNOUNCED_AFTER:
+        runner.logger.info(f"Waiting for {what}, at most {_LIMIT:g} s.")
+        thread.join(_LIMIT - _ANNOUNCED_AFTER)
+    if thread.is_alive():
+        runner.logger.error(f"{what.capitalize()} were not finished within {_LIMIT:g} s ({_LIMIT_VARIABLE}): the run ends without.")
+        _end_without(thread.is_alive, runner)
+        return False
+    if errors:
+        raise errors[0]
+    return True
 
 
 def check_consistent(runner: Runner, failure: str) -> None:
@@ -155,7 +189,7 @@ def mark_inconsistent(loop: TrainLoop | None) -> Iterator[None]:
 def closing(runner: Runner) -> Iterator[None]:
     """Watch the waits for data inside, and close what the run uses at its end.
 
-    After an error, an error in that is only logged: it would hide the first.
+    After an error, an error in that is only logged: it would hide the first, and so would a wait without an end.
     """
     try:
         with _ignore_closed_event_loops(), watch_waits(runner.interrupts, runner.logger):
@@ -166,21 +200,35 @@ def closing(runner: Runner) -> Iterator[None]:
         try:
             # A device that does not finish would block the thread that writes the log. Several end each other.
             if runner.processes.count > 1 or device_finishes(runner):
-                close(runner)
+                close(runner, is_limited=True)
         except Exception as second:
             runner.logger.error(f"Closing the run failed as well: {type(second).__name__}: {second}")
         raise
     close(runner)
 
 
-def close(runner: Runner) -> None:
-    """Finish background work, all of it, also if a part fails."""
+def close(runner: Runner, is_limited: bool = False) -> None:
+    """Finish background work, all of it, also if a part fails.
+
+    Args:
+      runner: the runner.
+      is_limited: whether logs and the visualizer's backends end after a limit. A save may take any time.
+    """
     with contextlib.ExitStack() as stack:
-        stack.callback(runner.visualizer.close)
-        stack.callback(runner.log_writer.close)
+        if is_limited:
+            stack.callback(_run_within_limit, _close_logs, runner, "logs")
+        else:
+            stack.callback(_close_logs, runner)
         with runner.phase_timer.phase("checkpoint"):
             if not runner.processes.failing:
                 runner.checkpointer.wait()
+
+
+def _close_logs(runner: Runner) -> None:
+    try:
+        runner.log_writer.close()
+    finally:
+        runner.visualizer.close()
 
 
 def recreate_work_dir(runner: Runner) -> None:
@@ -228,7 +276,8 @@ def _save_completed_iterations(runner: Runner) -> None:
     if all_end_here and not device_finishes(runner):
         return
     try:
-        runner.log_writer.flush()
+        if not _run_within_limit(lambda runner: runner.log_writer.flush(), runner, "logs"):
+            return
     except Exception as error:  # a log that cannot be written must not prevent the save
         runner.logger.error(f"The log could not be written: {type(error).__name__}: {error}")
     try:

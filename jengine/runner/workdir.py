@@ -20,6 +20,7 @@ from jengine.distributed import assert_equal_across_processes
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook
+from jengine.logging import escape_name
 from jengine.runner.fingerprint import read_flags
 from jengine.runner.load_from import LoadFrom, parse_load_from
 from jengine.runner.resume_policy import ResumePolicy, choose_seed
@@ -108,6 +109,8 @@ def identify(
         raise ConfigError(f"`work_dir` must be the path of a directory, got {os.fspath(work_dir)!r}")
     work_dir = os.path.abspath(os.fspath(work_dir))
     _check_directory("work_dir", work_dir)
+    if experiment_name is not None and not experiment_name.isprintable():
+        raise ConfigError(f"experiment_name must be one line of printable characters, got {experiment_name!r}")
     resume_path, note = _find_checkpoint_to_resume(work_dir, load_from, resume, checksums)
     earlier = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
 
@@ -125,7 +128,7 @@ def identify(
         log_dir=os.path.join(work_dir, timestamp),
         timestamp=timestamp,
         run_id=str(earlier.get("run") or uuid.uuid4().hex),
-        experiment_name=earlier.get("experiment_name", fresh_name),
+        experiment_name=escape_name(str(earlier.get("experiment_name", fresh_name))),
         seed=seed,
         configured_seed=configured,
         load_from=parse_load_from(load_from, checksums),

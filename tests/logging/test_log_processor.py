@@ -167,6 +167,13 @@ def test_times_after_validation_are_averaged_over_this_pass_only():
         assert LogProcessor().get_log_after_epoch(runner, last, "val")[0]["time"] == 1.0
 
 
+def test_names_cannot_add_lines():
+    runner = make_runner(val=10, epoch=1)
+    runner.message_hub.update_scalars({"train/a\nb_lr": 0.1, "train/loss\n2026": 1.0, "val/acc\r\n\x1b[2J": 0.9})
+    assert LogProcessor().get_log_after_iter(runner, 1, "train")[1].endswith(r"a\nb_lr: 1.0000e-01  loss\n2026: 1.0000")
+    assert LogProcessor().get_log_after_epoch(runner, 2, "val")[1].endswith(r"acc\r\n\x1b[2J: 0.9000")
+
+
 @pytest.mark.parametrize(
     ("by_epoch", "mode", "header"),
     [

@@ -266,6 +266,7 @@ BY_HAND = [
     dict(auto_scale_lr=5),
     dict(log_level="INFOO"),
     dict(experiment_name=5),
+    dict(experiment_name="one\ntwo"),
     dict(resume=5),
     dict(resume="/nowhere/epoch_1"),
     dict(load_from=5),

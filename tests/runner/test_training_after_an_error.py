@@ -208,7 +208,7 @@ Runner(
 
 
 def test_an_error_is_shown_and_ends_the_process_although_a_step_never_finishes(tmp_path):
-    environment = {**os.environ, "JENGINE_DEVICE_TIMEOUT": "0.2", "XLA_FLAGS": ""}
+    environment = {**os.environ, "JENGINE_FAILURE_TIMEOUT": "0.2", "XLA_FLAGS": ""}
     done = subprocess.run(
         [sys.executable, "-c", STUCK_STEP, str(tmp_path / "run")],
         env=environment, capture_output=True, text=True, timeout=100,
@@ -222,3 +222,45 @@ def test_an_error_is_shown_and_ends_the_process_although_a_step_never_finishes(t
     assert "ERROR - The device has not finished the steps before iteration 1 within 0.2 s" in unfinished
     (log,) = (tmp_path / "run").glob("*/*.log")
     assert "OSError: the disk is gone" in log.read_text().split("OSError ended the run")[1]
+
+
+STUCK_BACKEND = """
+import concurrent.futures, jax.numpy as jnp, numpy as np, sys, threading
+from jengine.model import FunctionalModel
+from jengine.registry import VISBACKENDS
+from jengine.runner import Runner
+from jengine.visualization import LocalVisBackend
+
+
+@VISBACKENDS.register_module()
+class Unreachable(LocalVisBackend):
+    def close(self):  # as a client that sends its last records from a pool of threads
+        concurrent.futures.ThreadPoolExecutor().submit(threading.Event().wait).result()
+
+
+class Breaks:
+    def __iter__(self):
+        yield dict(x=np.ones((4, 2), np.float32))
+        raise OSError("the disk is gone")
+
+
+Runner(
+    FunctionalModel(init=lambda: {"w": jnp.ones(2)}, loss=lambda params, batch: (batch["x"] @ params["w"]).mean()),
+    sys.argv[1], Breaks(), train_cfg=dict(by_epoch=False, max_iters=9), visualizer=dict(vis_backends=["Unreachable"]),
+    optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+).train()
+"""
+
+
+def test_an_error_ends_the_process_although_a_service_never_answers(tmp_path):
+    environment = {**os.environ, "JENGINE_FAILURE_TIMEOUT": "0.2"}
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK_BACKEND, str(tmp_path / "run")],
+        env=environment, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("OSError: the disk is gone") == 1
+    assert done.stdout.splitlines()[-1].endswith(
+        "Logs were not finished within 0.2 s (JENGINE_FAILURE_TIMEOUT): the run ends without."
+    )
+    assert (tmp_path / "run" / "iter_1").is_dir()
