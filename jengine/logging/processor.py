@@ -1,6 +1,7 @@
 """Format the scalars of the message hub as log lines and as tags for the visualization backends."""
 
 import datetime
+import difflib
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 
 from jengine.annotations import Count, Index, checked
 from jengine.errors import ArgumentError, config_path
-from jengine.logging.console import escape_name
+from jengine.logging.console import current_logger, escape_name
 from jengine.logging.history import HistoryBuffer
 from jengine.logging.message_hub import HubSnapshot, MessageHub
 from jengine.registry import LOG_PROCESSORS, check_arguments
@@ -106,6 +107,7 @@ class LogProcessor:
         self.log_with_hierarchy = log_with_hierarchy
         self.mean_pattern = re.compile(mean_pattern)
         self._matches_mean_pattern = functools.cache(self.mean_pattern.search)
+        self._unknown_sources: set[str] = set()
         _check_custom_cfg(self.custom_cfg, by_epoch)
 
     def get_log_after_iter(self, runner: LoggedRun, batch_idx: int, mode: Mode) -> tuple[dict[str, Any], str]:
@@ -130,7 +132,11 @@ class LogProcessor:
             tag["epoch"] = _current_epoch(runner, mode)
         tag["iter"] = runner.iter + 1 if _is_training_configured(runner) else 0
 
-        rates = [f"{escape_name(name)}: {value:.{self.num_digits}e}" for name, value in scalars.items() if name.endswith("lr")]
+        rates = [
+            f"{escape_name(name)}: {value:.{self.num_digits}e}"
+            for name, value in scalars.items()
+            if name.endswith("lr")
+        ]
         others = {name: self._format_value(value) for name, value in scalars.items() if not name.endswith("lr")}
         line = header + " ".join(rates) + "  "
         eta = runner.message_hub.get_info("eta")
@@ -198,14 +204,23 @@ class LogProcessor:
         for entry in custom_cfg:
             arguments = dict(entry)
             source = arguments.pop("data_src").removeprefix(f"{mode}/")
-            if source not in histories:
-                continue  # a scalar of another loop
+            if source not in histories:  # a scalar of another loop, or of a later iteration
+                self._warn_of_typo(source, histories)
+                continue
             window = {"epoch": batch_idx + 1, "global": histories[source].updates}
             if arguments.get("window_size") in ("epoch", "global"):
                 arguments["window_size"] = window[arguments["window_size"]]
             name = arguments.pop("log_name", source).removeprefix(f"{mode}/")
             scalars[name] = histories[source].statistics(**arguments)
         return scalars
+
+    def _warn_of_typo(self, source: str, histories: Mapping[str, Any]) -> None:
+        """Log once that no scalar has the name `source` but one has a similar name."""
+        if source not in self._unknown_sources and (similar := difflib.get_close_matches(source, histories, n=1)):
+            self._unknown_sources.add(source)
+            current_logger().warning(
+                f"log_processor.custom_cfg: there is no scalar {source!r} to log; did you mean {similar[0]!r}?"
+            )
 
     def _add_mode_prefix(self, values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
         return {f"{mode}/{name}": value for name, value in values.items()} if self.log_with_hierarchy else dict(values)

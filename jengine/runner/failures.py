@@ -132,7 +132,9 @@ def _run_within_limit(job: Callable[[Runner], object], runner: Runner, what: str
         runner.logger.info(f"Waiting for {what}, at most {_LIMIT:g} s.")
         thread.join(_LIMIT - _ANNOUNCED_AFTER)
     if thread.is_alive():
-        runner.logger.error(f"{what.capitalize()} were not finished within {_LIMIT:g} s ({_LIMIT_VARIABLE}): the run ends without.")
+        runner.logger.error(
+            f"{what.capitalize()} were not finished within {_LIMIT:g} s ({_LIMIT_VARIABLE}): the run ends without."
+        )
         _end_without(thread.is_alive, runner)
         return False
     if errors:

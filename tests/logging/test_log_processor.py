@@ -167,6 +167,17 @@ def test_times_after_validation_are_averaged_over_this_pass_only():
         assert LogProcessor().get_log_after_epoch(runner, last, "val")[0]["time"] == 1.0
 
 
+def test_a_source_that_resembles_a_scalar_is_reported_once(caplog):
+    runner = make_runner(val=10, epoch=1)
+    runner.message_hub.update_scalars({"train/loss": 1.0, "val/accuracy": 0.5})
+    entries = [dict(data_src=source, method_name="max", window_size=2) for source in ("losss", "accuracy", "momentum")]
+    processor = LogProcessor(custom_cfg=entries)
+    for _ in range(2):
+        processor.get_log_after_iter(runner, 1, "train")
+    (record,) = caplog.records
+    assert record.getMessage() == ("log_processor.custom_cfg: there is no scalar 'losss' to log; did you mean 'loss'?")
+
+
 def test_names_cannot_add_lines():
     runner = make_runner(val=10, epoch=1)
     runner.message_hub.update_scalars({"train/a\nb_lr": 0.1, "train/loss\n2026": 1.0, "val/acc\r\n\x1b[2J": 0.9})
