@@ -18,7 +18,7 @@ from jengine.distributed.failures import FailureWatch, ProcessError
 from jengine.errors import ConfigError
 
 _CHUNK_SIZE = 2**20  # bytes; each device holds one chunk of every process
-_MIN_SIZE = 2**10  # bytes; few sizes mean few programs
+_MIN_SIZE = 2**7  # bytes; few sizes mean few programs, and a header has this one
 _HEADER = struct.Struct("<120sQ")  # the name of an exchange, and the bytes of a process
 _MISSING = "nothing"
 
