@@ -12,9 +12,11 @@ from benchmarks.requests import EVENTS, KINDS
 from tests.distributed.test_processes import PATIENCE, environment
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-SCRIPT = (
-    "import json, benchmarks.requests as r; print(json.dumps([r.count_requests(n, idle=0.5).tolist() for n in (4, 16)]))"
-)
+SCRIPT = """
+import json
+from benchmarks.requests import count_requests
+print(json.dumps([count_requests(count, idle=0.5).tolist() for count in (4, 16)]))
+"""
 
 
 @pytest.fixture(scope="module")
