@@ -35,10 +35,11 @@ BENCHMARKS = {
     "schedules": ("Schedules", []),
     "checkpoint": ("Checkpoints, compared with a copy to the host", ["--parameters", "20000000"]),
     "devices": ("Communication between devices", []),
+    "requests": ("Requests of many processes to the coordination service", []),
     "accelerator": ("AMP and device idle time", []),
 }
 ONLY_ON_ACCELERATORS = ("accelerator",)
-WITHOUT_RATIOS = ("schedules", "devices")
+WITHOUT_RATIOS = ("schedules", "devices", "requests")
 
 
 def measure(name, options):

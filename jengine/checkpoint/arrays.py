@@ -222,7 +222,7 @@ class BackgroundWriter:
             # Given the processes, Orbax synchronizes them on the host. By default it runs a collective on the devices;
             # from a second thread, its order among the collectives of the steps would differ between processes.
             options = ocp.options.MultiprocessingOptions(active_processes=process_indices())
-            waits = ocp.options.AsyncOptions(timeout_secs=_WAIT)
+            waits = ocp.options.AsyncOptions(timeout_secs=_WAIT, barrier_sync_fn=_get_barrier())
             self._orbax = ocp.AsyncCheckpointer(
                 _make_handler(options), multiprocessing_options=options, async_options=waits
             )
@@ -243,10 +243,15 @@ def process_indices() -> set[int] | None:
 
 def wait_for_processes(name: str, suffix: str) -> None:
     """Wait, in any thread, until all processes have reached this point of a save."""
+    _get_barrier()(key=f"{name}.{suffix}", timeout_ms=1000 * _WAIT)
+
+
+def _get_barrier() -> Callable[..., None]:
+    """Return a barrier on the host for all processes, whose requests do not list the processes, as others do."""
     from orbax.checkpoint import multihost
 
-    key = multihost.unique_barrier_key(name, suffix=suffix)
-    multihost.sync_global_processes(key, timeout=_WAIT, processes=process_indices())
+    barrier: Callable[..., None] = multihost.get_barrier_sync_fn()
+    return barrier
 
 
 def write_from_process(directory: Path, state: Any) -> None:

@@ -5,7 +5,8 @@ import hashlib
 import importlib
 import json
 import pickle
-from collections.abc import Mapping
+import struct
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,7 +18,8 @@ from jengine.distributed.failures import FailureWatch, ProcessError
 from jengine.errors import ConfigError
 
 _CHUNK_SIZE = 2**20  # bytes; each device holds one chunk of every process
-_MIN_SIZE = 2**10  # bytes; few sizes mean few programs
+_MIN_SIZE = 2**7  # bytes; few sizes mean few programs, and a header has this one
+_HEADER = struct.Struct("<120sQ")  # the name of an exchange, and the bytes of a process
 _MISSING = "nothing"
 
 
@@ -34,6 +36,10 @@ class SingleProcess:
     def all_gather(self, name: str, value: Any) -> list[Any]:
         """Return the values of all processes."""
         return [value]
+
+    def broadcast(self, name: str, value: Any, source: int = 0) -> Any:
+        """Return the value of one process."""
+        return value
 
     def reached_sync_point(self) -> bool:
         """Return False: there is no other process that could have received a signal."""
@@ -74,14 +80,40 @@ class Processes:
         Raises:
           ProcessError: the processes exchange different things.
         """
-        gathered = [pickle.loads(data) for data in _all_gather_bytes(pickle.dumps((name, value)))]
-        for process, (other, _) in enumerate(gathered):
-            if other != gathered[0][0]:
+        data = pickle.dumps(value)
+        sizes = self._exchange_sizes(name, len(data))
+        rows = _exchange(multihost_utils.process_allgather, data, max(sizes))
+        return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+    def broadcast(self, name: str, value: Any, source: int = 0) -> Any:
+        """Return the value of the process `source`; every process waits for every other.
+
+        What a process receives does not grow with the number of processes, as it does in `all_gather`.
+
+        Args:
+          name, value: see `all_gather`; only the value of `source` is pickled.
+          source: index of a process.
+
+        Raises:
+          ProcessError: the processes exchange different things.
+        """
+        data = pickle.dumps(value) if self.index == source else b""
+        size = self._exchange_sizes(name, len(data))[source]
+        send = functools.partial(multihost_utils.broadcast_one_to_all, is_source=self.index == source)
+        return pickle.loads(_exchange(send, data, size)[:size].tobytes())
+
+    def _exchange_sizes(self, name: str, size: int) -> list[int]:
+        """Return the sizes of all processes, after a check that all exchange the same subject."""
+        header = np.frombuffer(_HEADER.pack(name.encode(), size), np.uint8)
+        headers = [_HEADER.unpack(row.tobytes()) for row in multihost_utils.process_allgather(header)]
+        names = [encoded.rstrip(b"\0").decode(errors="replace") for encoded, _ in headers]
+        for process, other in enumerate(names):
+            if other != names[0]:
                 raise ProcessError(
-                    f"all processes must exchange the same values, got {gathered[0][0]!r} on process 0 and {other!r} "
+                    f"all processes must exchange the same values, got {names[0]!r} on process 0 and {other!r} "
                     f"on process {process}: they have taken different ways through the run"
                 )
-        return [item for _, item in gathered]
+        return [other for _, other in headers]
 
     def reached_sync_point(self) -> bool:
         """Return whether all processes end at this round of the loop, because one of them received SIGTERM.
@@ -123,21 +155,18 @@ def _get_client() -> Any:
         ) from error
 
 
-def _all_gather_bytes(data: bytes) -> list[bytes]:
-    """Return the bytes of all processes, in chunks through the devices."""
-    sizes = multihost_utils.process_allgather(np.array(len(data), np.int32))
-    longest = int(sizes.max())
+def _exchange(collective: Callable[[np.ndarray], np.ndarray], data: bytes, longest: int) -> np.ndarray:
+    """Return the result of a collective for bytes that are padded to a common size, in chunks through the devices."""
     size = min(_CHUNK_SIZE, max(_MIN_SIZE, 1 << (longest - 1).bit_length()))
     padded = np.frombuffer(data.ljust(-(-longest // size) * size, b"\0"), np.uint8)
-    chunks = [multihost_utils.process_allgather(padded[i : i + size]) for i in range(0, len(padded), size)]
-    return [row[:count].tobytes() for row, count in zip(np.concatenate(chunks, axis=1), sizes, strict=True)]
+    return np.concatenate([collective(padded[i : i + size]) for i in range(0, len(padded), size)], axis=-1)
 
 
 def assert_equal_across_processes(processes: SingleProcess | Processes, values: Mapping[str, Any]) -> None:
     """Check that all processes have the same values, for instance the same config.
 
-    The processes compare hashes, and exchange the values only to name a difference. Arrays, functions and dtypes are
-    compared by their values too, other objects by their classes: those of a process may depend on its index.
+    The processes compare hashes, and send the values of two of them only to name a difference. Arrays, functions and
+    dtypes are compared by their values too, other objects by their classes: those of a process may depend on its index.
 
     Args:
       processes: the processes of the run.
@@ -150,12 +179,12 @@ def assert_equal_across_processes(processes: SingleProcess | Processes, values: 
         return
     plain = describe(values, shallow=True)
     text = json.dumps(plain, sort_keys=True)
-    if len(set(processes.all_gather("a hash", hashlib.sha256(text.encode()).hexdigest()))) == 1:
-        return
-    gathered = processes.all_gather("the values that differ", plain)
-    for process, other in enumerate(gathered):
-        difference = first_difference(gathered[0], other)
-        if difference is not None:
+    hashes = processes.all_gather("a hash", hashlib.sha256(text.encode()).hexdigest())
+    holders = sorted({hashes.index(other) for other in set(hashes)})  # the first process with each hash
+    expected = processes.broadcast("the values of process 0", plain) if len(holders) > 1 else plain
+    for process in holders[1:]:
+        other = processes.broadcast("the values that differ", plain, process)
+        if (difference := first_difference(expected, other)) is not None:
             path, first, second = difference
             raise ProcessMismatchError(
                 f"`{path}` must be the same on all processes, got {first} on process 0 and {second} on process "

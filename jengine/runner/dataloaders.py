@@ -91,9 +91,10 @@ class DataLoaders:
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(select_arrays(batch))]
         digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
         gathered = self._processes.all_gather(f"the first batch of {mode}_dataloader", (self._shard.index, digest))
+        readers: dict[int, tuple[int, str]] = {}  # of each shard: the first process, and what it has read
         for process, (shard, other) in enumerate(gathered):
-            first = next(i for i, (index, _) in enumerate(gathered) if index == shard)
-            if other != gathered[first][1]:
+            first, expected = readers.setdefault(shard, (process, other))
+            if other != expected:
                 raise ProcessMismatchError(
                     f"`{mode}_dataloader` must yield the same examples on processes {first} and {process}, because "
                     "their devices hold the same rows of a batch, got different first batches; divide the data by "

@@ -81,7 +81,7 @@ def agree_on_identity(
     assert_equal_across_processes(processes, values)
     identity = identify(work_dir, checksums=jax.process_index() == 0, **arguments)
     fields = {name: getattr(identity, name) for name in _SHARED_FIELDS}
-    return dataclasses.replace(identity, **processes.all_gather("the name of the run", fields)[0])
+    return dataclasses.replace(identity, **processes.broadcast("the name of the run", fields))
 
 
 def identify(

@@ -32,7 +32,10 @@ def write_dump(path: str | os.PathLike[str], **arguments: PyTree) -> None:
         from jax.experimental import multihost_utils
 
         def fetch(leaf: Any) -> Any:
-            return leaf if _is_local(leaf) else multihost_utils.process_allgather(leaf, tiled=True)
+            if _is_local(leaf):
+                return leaf
+            array = multihost_utils.process_allgather(leaf, tiled=True)
+            return array if jax.process_index() == 0 else None  # the others must not hold a whole state
 
         arguments = jax.tree.map(fetch, arguments)
     if jax.process_index() == 0:

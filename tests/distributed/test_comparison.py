@@ -51,5 +51,6 @@ def test_first_difference(one, other, expected):
 
 def test_a_single_process_has_only_its_own_values():
     assert SingleProcess().all_gather("anything", 3) == [3]
+    assert SingleProcess().broadcast("anything", 3) == 3
     assert not SingleProcess().reached_sync_point()
     assert_equal_across_processes(SingleProcess(), {"lr": 0.1})
