@@ -3,12 +3,13 @@
 import functools
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jengine import paths
 from jengine.logging import format_table
@@ -172,22 +173,29 @@ class MeshStrategy:
         return jax.jit(self._with_mesh(step), donate_argnums=2, out_shardings=(self.sharding(), None))
 
     def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call` with the mesh as context if it has explicit axes, which `out_sharding=` in a model requires."""
-        return self._with_mesh(call) if AxisType.Explicit in self.mesh.axis_types else call
+        """Return `call` with the mesh as context if it has explicit axes, which `out_sharding=` in a model requires.
 
-    def _with_mesh(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        Otherwise it has no mesh, also within `jax.set_mesh`: Linen would take names of logical axes for mesh axes.
+        """
+        is_explicit = AxisType.Explicit in self.mesh.axis_types
+        return self._with_mesh(call, self.mesh.abstract_mesh if is_explicit else AbstractMesh((), ()))
+
+    def _with_mesh(self, step: Callable[..., Any], mesh: AbstractMesh | None = None) -> Callable[..., Any]:
         """Return a step whose traces have the mesh as context: a model may constrain shardings by names of its axes."""
+        context = self.mesh.abstract_mesh if mesh is None else mesh
 
         @functools.wraps(step)
         def run(*args: Any) -> Any:
-            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+            with jax.sharding.use_abstract_mesh(context):
                 try:
                     return step(*args)
                 except Exception as error:
-                    if type(error).__name__ == "ShardingTypeError":  # jax.errors does not have it
+                    if AxisType.Explicit in context.axis_types and re.search("shard|mesh", str(error)):
                         error.add_note(
-                            f"The mesh is {describe_mesh(self.mesh)}: a model must choose such a sharding itself "
-                            "(`out_sharding=`, `jax.sharding.reshard`); axes of AxisType.Auto leave the choice to XLA."
+                            f"The mesh is {describe_mesh(self.mesh)}: with explicit axes a model must choose shardings "
+                            "that JAX cannot determine (`out_sharding=`, `jax.sharding.reshard`), and it cannot have "
+                            "`nn.with_partitioning` of Linen or `with_sharding_constraint`; axes of AxisType.Auto "
+                            "leave the choice to XLA."
                         )
                     raise
 

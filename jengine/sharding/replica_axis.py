@@ -50,9 +50,9 @@ def take_first_replica(state: PyTree) -> PyTree:
     """Return a training state with the values of the first replica."""
 
     def first(leaf: jax.Array) -> jax.Array:
-        mesh = jax.typeof(leaf).sharding.mesh
-        if AxisType.Explicit in mesh.axis_types:  # JAX does not index a sharded axis of such a mesh
-            leaf = jax.sharding.reshard(leaf, NamedSharding(leaf.sharding.mesh, PartitionSpec()))
+        sharding = leaf.sharding
+        if isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types:
+            leaf = jax.sharding.reshard(leaf, NamedSharding(sharding.mesh, PartitionSpec()))  # else it has no index
         return leaf[0]
 
     return map_per_replica(first, state)

@@ -59,7 +59,7 @@ class Strategy(Protocol):
         """Copy small values, which are equal on all processes, to every device."""
 
     def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls a model outside of a step, with a mesh that has explicit axes as its context."""
+        """Return `call`, which calls a model outside of a step, with the mesh as context if it has explicit axes."""
 
     def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
         """Compile a function that is called once with `args` and creates the training state, or states of hooks."""

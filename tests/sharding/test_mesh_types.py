@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -16,7 +17,7 @@ from jengine.hooks import Hook
 from jengine.model import LinenModel, NnxModel
 from jengine.runner import Runner
 from jengine.sharding import DataParallel, Pjit, Placement, SingleDevice, default_strategy, gather_replicas
-from tests.sharding.conftest import Net, make_loader
+from tests.sharding.conftest import Net, make_loader, squared_error
 
 VOCAB, LENGTH, WIDTH, HEADS = 16, 8, 8, 2
 RNG = np.random.RandomState(0)
@@ -241,7 +242,29 @@ def test_an_operation_without_a_sharding_is_explained(tmp_path):
     runner = make_runner(tmp_path, dict(type="Pjit", mesh=make_mesh((EXPLICIT, EXPLICIT))), shardings)
     with pytest.raises(Exception, match="out_sharding") as error:
         runner.train()
-    assert any("with explicit fsdp, tensor: a model must choose" in note for note in error.value.__notes__)
+    assert any(
+        "explicit fsdp, tensor: with explicit axes a model must choose" in note for note in error.value.__notes__
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("types", [(EXPLICIT, EXPLICIT), (AUTO, AUTO)], ids=["explicit", "automatic"])
+def test_linen_names_are_for_automatic_axes_within_the_context_too(make_run, types):
+    class Named(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            kernel_init = nn.with_partitioning(nn.initializers.lecun_normal(), ("embed", "mlp"))
+            return nn.Dense(4, kernel_init=kernel_init, name="up")(x)
+
+    changes = dict(model=LinenModel(Named(), squared_error, inputs="x"), train_cfg=dict(by_epoch=False, max_iters=1))
+    with jax.set_mesh(make_mesh(types)):
+        runner = make_run(dict(type="Pjit", logical_axes=dict(mlp="tensor")), **changes)
+        if types == (EXPLICIT, EXPLICIT):
+            with pytest.raises(ValueError, match="embed") as error:
+                runner.train()
+            assert any("cannot have `nn.with_partitioning`" in note for note in error.value.__notes__)
+        else:
+            assert runner.train().params["up"]["kernel"].sharding.spec == P(None, "tensor")
 
 
 @pytest.mark.parametrize(
