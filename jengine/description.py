@@ -147,6 +147,10 @@ class _Describer:
             return self.describe(value.__wrapped__)
         if hasattr(value, "__qualname__"):  # a function in C
             return _name(value)
+        if (jax := sys.modules.get("jax")) is not None and isinstance(value, jax.sharding.PartitionSpec):
+            return self.describe(tuple(value))
+        if jax is not None and isinstance(value, jax.sharding.Mesh):
+            return {"type": "Mesh", **value.shape, "axis_types": [kind.name for kind in value.axis_types]}
         return self._describe_object(value)
 
     def _describe_items(self, items: Sequence[Any]) -> Any:

@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHIP:SHAPE",
         help="chips to compile for: v5e:16x16, v5p:2x2x1, v6e:2x2, h100:8, a100:8, b200:8",
     )
-    parser.add_argument("--mesh", metavar="AXIS=N,...", help="number of devices along data, fsdp and tensor")
+    parser.add_argument(
+        "--mesh", metavar="AXIS=N,...", help="number of devices along data, fsdp and tensor, or axes of the config"
+    )
     parser.add_argument(
         "--processes",
         type=int,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from jengine.cli.plan_process import PlanError, compile_candidates
 from jengine.cli.topologies import Topology
+from jengine.errors import ConfigError
 
 Plan = dict[str, Any]
 
@@ -61,6 +62,11 @@ def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: Mapping[str, i
       mesh: the only mesh to try; None for several.
     """
     parallel = cfg.get("parallel") or {}
+    if mesh is None and parallel.get("batch_axes") is not None:
+        raise ConfigError(
+            f"--search tries meshes of data, fsdp and tensor, so `parallel.batch_axes` must be left out, got "
+            f"{parallel['batch_axes']}; or give the mesh with --mesh"
+        )
     has_tensor = "tensor" in repr((parallel.get("rules"), parallel.get("logical_axes")))
     meshes = [dict(mesh)] if mesh is not None else list(iterate_meshes(topology.size, has_tensor))
     remat_paths = list(_find_options(cfg["model"], "remat", "model"))

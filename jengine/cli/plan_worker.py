@@ -47,7 +47,7 @@ def _compile(request: Mapping[str, Any], candidate: Mapping[str, Any], topology:
         raise ConfigError(f"--processes must be a multiple of the {hosts} hosts of {topology}, got {processes}")
     cfg = set_devices(cfg, len(devices), candidate["mesh"], processes // hosts)
     parallel = {name: value for name, value in cfg["parallel"].items() if name != "devices"}
-    cfg["parallel"] = {**parallel, "mesh": build_mesh(parallel.get("mesh"), devices)}
+    cfg["parallel"] = {**parallel, "mesh": build_mesh(parallel.get("mesh"), devices, parallel.get("batch_axes"))}
     plan = compile_plan(cfg, topology.chip, training_only=request["training_only"])
     chip = {"topology": str(topology), "chip": topology.chip.kind, "chip_memory": topology.chip.memory}
     return {**chip, "processes": processes, **plan}

@@ -11,28 +11,35 @@ _MAX_PATHS = 20
 
 def run(args: argparse.Namespace, cfg: dict[str, Any]) -> None:
     """Replay the dump `args.dump` with the model and the optimizer of the config, and print the findings."""
+    import contextlib
     import tempfile
 
     import jax
+    from jax.sharding import AxisType
 
     from jengine.runner import Runner
+    from jengine.sharding import Pjit
     from jengine.train import replay_step
     from jengine.train.replay import read_dump
 
     dump = read_dump(args.dump)
     with tempfile.TemporaryDirectory() as work_dir:  # the command leaves no files behind
         runner = Runner.from_cfg({**cfg, "work_dir": work_dir, "log_level": "WARNING"})
-        findings = replay_step(
-            runner.model,
-            runner.build_optimizer(),
-            runner.hooks,
-            dump["state"],
-            dump["batch"],
-            dump["hyperparams"],
-            update=bool(dump["update"]),
-            phases=cfg["train_cfg"].get("phases"),
-            compile_step=runner.strategy.compile_train_step if runner.strategy.axis_name else jax.jit,
-        )
+        strategy = runner.strategy
+        # `out_sharding=` in a model requires the mesh
+        is_explicit = isinstance(strategy, Pjit) and AxisType.Explicit in strategy.mesh.axis_types
+        with jax.set_mesh(strategy.mesh) if is_explicit else contextlib.nullcontext():
+            findings = replay_step(
+                runner.model,
+                runner.build_optimizer(),
+                runner.hooks,
+                dump["state"],
+                dump["batch"],
+                dump["hyperparams"],
+                update=bool(dump["update"]),
+                phases=cfg["train_cfg"].get("phases"),
+                compile_step=strategy.compile_train_step if strategy.axis_name else jax.jit,
+            )
     print(describe(int(dump["state"].step), findings))
 
 

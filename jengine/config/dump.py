@@ -7,6 +7,7 @@ import operator
 import os
 import pathlib
 import re
+import sys
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
@@ -138,6 +139,8 @@ class _Writer:
 
     def literal(self, value: Any, indent: int, path: str) -> str:
         """Return `value` as source: on one line if it fits, else one item per line."""
+        if (jax := sys.modules.get("jax")) is not None and isinstance(value, jax.sharding.PartitionSpec):
+            value = tuple(value)  # which the rules of a strategy accept too
         if type(value) in (list, tuple):
             brackets = "[]" if isinstance(value, list) else "()"
             items = [self.literal(item, indent + 4, f"{path}[{i}]") for i, item in enumerate(value)]

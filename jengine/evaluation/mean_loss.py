@@ -89,5 +89,5 @@ def _sum_and_weight(loss: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
         return jnp.where(count > 0, at_least_float32(loss) * count, 0.0), count
     if loss.shape[0] != batch_size:
         raise ValueError(f"MeanLoss: the loss must be a scalar or have shape [{batch_size}, ...], got {loss.shape}")
-    per_example = at_least_float32(loss).reshape(batch_size, -1).mean(axis=1)
+    per_example = at_least_float32(loss).mean(axis=tuple(range(1, loss.ndim)))
     return jnp.where(mask, per_example, 0.0).sum(), mask.sum()

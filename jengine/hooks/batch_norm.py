@@ -1,6 +1,7 @@
 """Recompute the statistics of BatchNorm, and average them over replicas."""
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.paths import flatten, map_with_path
 from jengine.registry import HOOKS
-from jengine.sharding.replica_axis import map_per_replica
+from jengine.sharding.replica_axis import take_first_replica
 from jengine.train import StepContext
 from jengine.train.traced_hooks import TracedHooks
 
@@ -71,7 +72,7 @@ class PreciseBNHook(Hook):
         if not paths:
             return
         assert runner.state is not None
-        state = runner.state if runner.strategy.replicas is None else map_per_replica(lambda x: x[0], runner.state)
+        state = runner.state if runner.strategy.replicas is None else take_first_replica(runner.state)
         loader = runner.train_dataloader.copy_at_epoch(epoch)
         assert loader.batch_size is not None  # known after the first batch of an iterable loader
         num_batches = max(self.num_samples // loader.batch_size, 1)
@@ -79,7 +80,8 @@ class PreciseBNHook(Hook):
             num_batches = min(num_batches, loader.length)
         if self._compiled is None:
             hooks = TracedHooks(runner.hooks)
-            self._compiled = jax.jit(lambda *args: _batch_statistics(runner.model, hooks, paths, *args))
+            compute = functools.partial(_batch_statistics, runner.model, hooks, paths)
+            self._compiled = jax.jit(runner.strategy.with_explicit_mesh(compute))
         hyperparams = {**runner.optim_wrapper.hyperparams, **runner.hyperparams}
         total: dict[str, jax.Array] = {}
 

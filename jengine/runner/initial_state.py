@@ -80,7 +80,8 @@ class StateInitializer:
 
         The key is created inside: outside, its operations would be separate programs, which take a while to compile.
         """
-        return jax.jit(lambda seed, batch: self._model.init(_make_key(seed, 0), batch))
+        init = self._strategy.with_explicit_mesh(self._model.init)
+        return jax.jit(lambda seed, batch: init(_make_key(seed, 0), batch))
 
 
 class _NoOptimizer:

@@ -111,7 +111,7 @@ class TrainPrograms:
         self._last: RecompilationGuard | None = None
         self._failed = False
         self._environment = (
-            f"{type(strategy).__name__} {dict(strategy.mesh_shape)} {strategy.platform} jax-{jax.__version__}"
+            f"{type(strategy).__name__} {strategy.mesh_description or {}} {strategy.platform} jax-{jax.__version__}"
         )
         self.hashes: dict[str, str] = {}
         self._not_hashed: list[tuple[RecompilationGuard, tuple[Any, ...]]] = []

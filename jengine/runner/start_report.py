@@ -126,8 +126,8 @@ def _cut(cell: str) -> str:
 
 def _describe_devices(runner: Runner) -> str:
     kind = describe_device(jax.local_devices()[0])
-    mesh_shape = runner.strategy.mesh_shape
-    mesh = f", mesh {dict(mesh_shape)}" if mesh_shape else ""
+    mesh_shape, description = runner.strategy.mesh_shape, runner.strategy.mesh_description
+    mesh = f", mesh {description}" if description else ""
     processes = f", {runner.processes.count} processes" if runner.processes.count > 1 else ""
     return f"{math.prod(mesh_shape.values())} x {kind}{mesh}{processes}"
 

@@ -14,71 +14,86 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jengine import paths
 from jengine.annotations import Count, Index
 from jengine.errors import ConfigError
+from jengine.model.constrain import set_sharding
 from jengine.registry import STRATEGIES
-from jengine.sharding.mesh import build_mesh
+from jengine.sharding.mesh import axes_of_type, build_mesh, choose_batch_axes
 from jengine.sharding.mesh_strategy import MeshStrategy
-from jengine.sharding.placement import Axis, Placement, is_table
-from jengine.sharding.replica_axis import AXIS, is_per_replica, map_per_replica
+from jengine.sharding.placement import Axis, Placement, Rules, is_table
+from jengine.sharding.replica_axis import AXIS, is_per_replica, map_per_replica, replicas_along
 
 PyTree = Any
-
-_PER_REPLICA = PartitionSpec(AXIS)
 
 
 @STRATEGIES.register_module(name="Replica")  # its former name, in existing configs
 @STRATEGIES.register_module()
 class DataParallel(MeshStrategy):
-    """Run the step on every replica separately, under the mapped axis `data`.
+    """Run the step on every replica separately, under the mapped axis `data`, or the first of `batch_axes`.
 
     In iterations that only accumulate, replicas exchange nothing, and the losses of the first replica are logged.
 
     Args:
       impl: 'shard_map', or 'pmap', which JAX keeps for old code and which requires one device per replica.
-      mesh: `data` sets the number of replicas, each over the devices of `fsdp` and `tensor`; see `build_mesh`.
+      mesh: `data` sets the number of replicas, each over the devices of `fsdp` and `tensor`; see `build_mesh`. Or a
+        `jax.sharding.Mesh`, as for `Pjit`.
       rules: how the parameters of a replica are sharded over its devices, see `Placement`.
       logical_axes: logical axis of a Flax model -> axis of the mesh, except `data`.
       fsdp_min_size: minimum number of elements of a parameter to be sharded over `fsdp` without a rule.
       strict: whether a rule that matches nothing is an error instead of a warning.
       devices: number of devices to use; None for all.
+      batch_axes: the axes of the mesh over which the batch is sharded, by default `data` and `fsdp`. The replicas are
+        along the first.
 
     Raises:
       ConfigError: an unknown `impl`, or a mesh that it does not support; see `build_mesh` and `Placement`.
     """
 
-    axis_name = AXIS
+    axis_name: str
 
     def __init__(
         self,
         impl: Literal["shard_map", "pmap"] = "shard_map",
         mesh: Mesh | Mapping[str, int] | None = None,
-        rules: Sequence[tuple[str, Sequence[Axis]]] = (),
+        rules: Rules = (),
         logical_axes: Mapping[str, Axis] | None = None,
         fsdp_min_size: Index = 2**18,
         strict: bool = False,
         devices: Count | None = None,
+        batch_axes: Sequence[str] | None = None,
     ) -> None:
         self.impl = impl
-        built = build_mesh(mesh, devices)
+        built = build_mesh(mesh, devices, batch_axes)
         sizes = dict(built.shape)
-        if AXIS not in sizes:
-            raise ConfigError(f"DataParallel: the mesh must have the axis 'data', got the axes {tuple(sizes)}")
-        if sizes[AXIS] == 1 < built.size:  # XLA cannot partition a program whose mapped axes all have the size 1
+        if batch_axes is None and AXIS not in sizes:
             raise ConfigError(
-                f"DataParallel: the mesh must have several replicas along 'data', got {sizes}; for one replica over "
+                "DataParallel: the mesh must have the axis 'data', or `batch_axes` must name that of the replicas "
+                f"first, got the axes {tuple(sizes)}"
+            )
+        self.axis_name = axis = choose_batch_axes(built.axis_names, batch_axes)[0]
+        if sizes[axis] == 1 < built.size:  # XLA cannot partition a program whose mapped axes all have the size 1
+            raise ConfigError(
+                f"DataParallel: the mesh must have several replicas along {axis!r}, got {sizes}; for one replica over "
                 "several devices use Pjit, which computes the same"
             )
-        if impl == "pmap" and sizes[AXIS] < built.size:
+        if impl == "pmap" and sizes[axis] < built.size:
             raise ConfigError(
                 f"DataParallel: a pmap must have one device per replica, got the mesh {sizes}; use impl='shard_map'"
             )
         if impl == "pmap":  # its results are on a mesh of this axis only; another mesh would cause a trace
-            built = Mesh(built.devices.ravel(), (AXIS,))
-        inner_axes = [axis for axis in built.axis_names if axis != AXIS]
+            built, batch_axes = Mesh(built.devices.ravel(), (axis,)), (axis,)
+        inner_axes = [name for name in built.axis_names if name != axis]
+        # XLA partitions the program along the other axes, except those of size 1.
+        self._mapped = {name for name, size in built.shape.items() if name == axis or size == 1}
+        if explicit := [name for name in axes_of_type(built, AxisType.Explicit) if name not in self._mapped]:
+            raise ConfigError(
+                f"DataParallel: the axes over which a replica is sharded must be of AxisType.Auto, got explicit "
+                f"{', '.join(explicit)}: within a mapped program, JAX cannot leave explicit axes (`auto_axes`), as "
+                "`nnx.Embed` does; use Pjit, or Auto axes"
+            )
         self._gathers_tables = sum(built.shape[name] > 1 for name in inner_axes) > 1
         super().__init__(
             Placement(
@@ -89,17 +104,18 @@ class DataParallel(MeshStrategy):
                 strict,
                 axes=inner_axes,
                 tables_along_one_axis=self._gathers_tables,
-            )
+            ),
+            batch_axes,
         )
-        self.replicas = sizes[AXIS]
-        # XLA partitions the program along the other axes, except those of size 1.
-        self._mapped = {axis for axis, size in built.shape.items() if axis == AXIS or size == 1}
+        self.replicas = sizes[axis]
+        self._per_replica = PartitionSpec(axis)
 
     def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
         """Compile a training step or a chunk; the state, its first argument, is donated."""
 
         def replica(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
-            new_state, metrics = step(state.replace(rng=self._replica_key(state.rng)), batch, hyperparams)
+            with replicas_along(self.axis_name):
+                new_state, metrics = step(state.replace(rng=self._replica_key(state.rng)), batch, hyperparams)
             return new_state.replace(rng=state.rng), metrics
 
         return self._pmap(replica, chunked) if self.impl == "pmap" else self._shard_map(replica, chunked)
@@ -112,7 +128,7 @@ class DataParallel(MeshStrategy):
 
         def constrain_leaf(path: str, leaf: jax.Array) -> jax.Array:
             spec = [self._unmapped(axis) for axis in super(DataParallel, self)._spec(under + path, leaf.shape)]
-            return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
+            return set_sharding(leaf, mesh, PartitionSpec(*spec))
 
         return paths.map_with_path(constrain_leaf, tree)
 
@@ -124,10 +140,10 @@ class DataParallel(MeshStrategy):
         """
         if not self._gathers_tables:
             return params
-        replicated = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec())
+        mesh = jax.sharding.get_abstract_mesh()
 
         def gather(path: str, leaf: jax.Array) -> jax.Array:
-            return jax.lax.with_sharding_constraint(leaf, replicated) if is_table(path) else leaf
+            return set_sharding(leaf, mesh, PartitionSpec()) if is_table(path) else leaf
 
         return paths.map_with_path(gather, params)
 
@@ -138,7 +154,7 @@ class DataParallel(MeshStrategy):
 
     def adapt_for_eval(self, model: Any) -> Any:
         """Return the model for an evaluation step: each replica predicts its examples with its own model state."""
-        return _ReplicatedModel(model, self.mesh, self._mapped, self.gather_tables)
+        return _ReplicatedModel(model, self.mesh, self._per_replica, self._mapped, self.gather_tables)
 
     def mean_over_replicas(self, model_state: PyTree) -> PyTree:
         """Return the model state with floating leaves replaced by their means over replicas."""
@@ -154,13 +170,17 @@ class DataParallel(MeshStrategy):
         def run(state: PyTree, batch: PyTree, hyperparams: PyTree) -> Any:
             """Run the program over the mesh."""
             specs = paths.map_with_path(
-                lambda path, _: _PER_REPLICA if is_per_replica(path) else PartitionSpec(), state
+                lambda path, _: self._per_replica if is_per_replica(path) else PartitionSpec(), state
             )
             # The check of varying axes would reject loops in a model whose carry starts as a constant.
             mapped = jax.shard_map(
                 run_replica,
                 mesh=self.mesh,
-                in_specs=(specs, PartitionSpec(None, AXIS) if chunked else _PER_REPLICA, PartitionSpec()),
+                in_specs=(
+                    specs,
+                    PartitionSpec(None, self.axis_name) if chunked else self._per_replica,
+                    PartitionSpec(),
+                ),
                 out_specs=(specs, PartitionSpec()),
                 axis_names=self._mapped,
                 check_vma=False,
@@ -192,7 +212,7 @@ class DataParallel(MeshStrategy):
                 compiled.append(
                     jax.pmap(
                         replica,
-                        axis_name=AXIS,
+                        axis_name=self.axis_name,
                         in_axes=(axes, axis, None),
                         out_axes=(axes, None),
                         devices=list(self.mesh.devices.flat),
@@ -209,22 +229,32 @@ class DataParallel(MeshStrategy):
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
         if is_per_replica(path):
-            return PartitionSpec(AXIS, *super()._spec(path, shape[1:]))
+            return PartitionSpec(self.axis_name, *super()._spec(path, shape[1:]))
         return super()._spec(path, shape)
 
     def _replica_key(self, rng: jax.Array) -> jax.Array:
         """Return a different key for each replica; for a single replica the key of a single device."""
         if self.replicas == 1:
             return rng
-        return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(rng), jax.lax.axis_index(AXIS)))
+        return jax.random.key_data(
+            jax.random.fold_in(jax.random.wrap_key_data(rng), jax.lax.axis_index(self.axis_name))
+        )
 
 
 class _ReplicatedModel:
     """Wrap a model so that every replica predicts its own examples."""
 
-    def __init__(self, model: Any, mesh: Mesh, mapped: set[str], gather_tables: Callable[[PyTree], PyTree]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        mesh: Mesh,
+        per_replica: PartitionSpec,
+        mapped: set[str],
+        gather_tables: Callable[[PyTree], PyTree],
+    ) -> None:
         self._model = model
         self._mesh = mesh
+        self._per_replica = per_replica
         self._mapped = mapped
         self._gather_tables = gather_tables
 
@@ -234,9 +264,13 @@ class _ReplicatedModel:
         def predict(params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
             return self._model.predict(self._gather_tables(params), jax.tree.map(lambda x: x[0], model_state), batch)
 
-        specs = (PartitionSpec(), _PER_REPLICA, _PER_REPLICA)
         mapped = jax.shard_map(
-            predict, mesh=self._mesh, in_specs=specs, out_specs=_PER_REPLICA, axis_names=self._mapped, check_vma=False
+            predict,
+            mesh=self._mesh,
+            in_specs=(PartitionSpec(), self._per_replica, self._per_replica),
+            out_specs=self._per_replica,
+            axis_names=self._mapped,
+            check_vma=False,
         )
         return mapped(params, model_state, batch)
 

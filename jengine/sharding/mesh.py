@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,10 +12,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jengine.errors import ConfigError, closest
 
-logger = logging.getLogger("jengine")
-
 AXES = ("data", "fsdp", "tensor")
-BATCH_AXES = ("data", "fsdp")
+BATCH_AXES = ("data", "fsdp")  # the default of `batch_axes`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,32 +28,50 @@ class DataShard:
     readers: tuple[int, ...] = (0,)  # the processes that read this shard, in order
 
 
-def build_mesh(mesh: Mesh | Mapping[str, int] | None = None, devices: int | Sequence[Any] | None = None) -> Mesh:
-    """Return a mesh with the axes `data`, `fsdp` and `tensor`.
+def build_mesh(
+    mesh: Mesh | Mapping[str, int] | None = None,
+    devices: int | Sequence[Any] | None = None,
+    batch_axes: Sequence[str] | None = None,
+) -> Mesh:
+    """Return the mesh of a strategy.
 
     Args:
-      mesh: number of devices along each axis, by default 1 (`data`: -1); one axis may be -1 for all remaining devices.
-        Or a Mesh, whose explicit axes become automatic.
-      devices: the devices, or their number; None for all.
+      mesh: a Mesh, which is used as it is; or the number of devices along each axis, one of which may be -1 for all
+        remaining devices. None for the mesh of `jax.set_mesh`, if there is one, or all devices along one axis.
+      devices: the devices, or their number; None for all. Those of a Mesh are replaced, one by one.
+      batch_axes: the axes over which the batch is sharded, of any names. With None, a new mesh has the axes `data`,
+        `fsdp` and `tensor`; `data` is -1 by default and the others 1.
 
     Raises:
-      ConfigError: an unknown axis, or a product of the sizes that is not the number of devices.
+      ConfigError: an unknown axis, a product of the sizes that is not the number of devices, or a Mesh whose axes have
+        to be Manual.
     """
+    if mesh is None and devices is None and not context_mesh().empty:
+        mesh = context_mesh()
     if isinstance(mesh, Mesh):
-        if not set(BATCH_AXES) & set(mesh.axis_names):
-            raise ConfigError(f"mesh must have the axis 'data' or 'fsdp' for the batch, got {mesh.axis_names}")
-        # With explicit axes, JAX does not allow reshaping or indexing of a sharded batch; models do both.
-        if explicit := [n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind != AxisType.Auto]:
-            logger.warning(
-                f"The mesh axes {', '.join(explicit)} are used as automatic ones: explicit axes, the default of "
-                "jax.make_mesh, are not supported; axis_types=(AxisType.Auto,) * n leaves this line out."
-            )
-        return Mesh(mesh.devices, mesh.axis_names)
+        if manual := axes_of_type(mesh, AxisType.Manual):
+            raise ConfigError(f"mesh: the type of an axis must be Explicit or Auto, got Manual for {', '.join(manual)}")
+        if devices is None:
+            return mesh
+        count = devices if isinstance(devices, int) else len(devices)
+        if count != mesh.size:
+            raise ConfigError(f"devices must be left out or be those of the mesh, {mesh.size}, got {count}")
+        if isinstance(devices, int):
+            return mesh
+        return Mesh(np.array(devices, object).reshape(mesh.devices.shape), mesh.axis_names, mesh.axis_types)
     selected = choose_devices(devices)
-    sizes = {"data": -1, "fsdp": 1, "tensor": 1, **dict(mesh or {})}
+    if batch_axes is None or mesh is None:
+        first, *others = batch_axes or AXES
+        sizes = {first: -1, **dict.fromkeys(others, 1), **dict(mesh or {})}
+    else:
+        sizes = dict(mesh)
+        choose_batch_axes(tuple(sizes), batch_axes)
     for name, size in sizes.items():
-        if name not in AXES:
-            raise ConfigError(f"mesh: an axis must be one of {AXES}, got {name!r}{closest(str(name), AXES)}")
+        if batch_axes is None and name not in AXES:
+            raise ConfigError(
+                f"mesh: an axis must be one of {AXES}, unless `batch_axes` names those that divide the batch, got "
+                f"{name!r}{closest(str(name), AXES)}"
+            )
         if isinstance(size, bool) or not isinstance(size, int) or size == 0 or size < -1:
             raise ConfigError(f"mesh: {name} must be a number of devices or -1, got {size!r}")
     fixed = math.prod(size for size in sizes.values() if size != -1)
@@ -88,28 +103,79 @@ def choose_devices(devices: int | Sequence[Any] | None) -> Sequence[Any]:
     return all_devices[:devices]
 
 
-def batch_axes(mesh: Mesh) -> tuple[str, ...]:
-    """Return the axes over which the batch is sharded."""
-    return tuple(name for name in BATCH_AXES if name in mesh.axis_names)
+def context_mesh() -> Mesh:
+    """Return the mesh of `jax.set_mesh`, which is empty without one."""
+    mesh = jax.sharding.get_mesh()
+    assert isinstance(mesh, Mesh)
+    return mesh
 
 
-def batch_parts(mesh: Mesh) -> int:
-    """Return the number of shards of the batch."""
-    return math.prod(mesh.shape[name] for name in batch_axes(mesh))
+def check_context(devices: Sequence[Any]) -> None:
+    """Check that a strategy has the devices of `jax.set_mesh`, on which JAX runs every program in its context.
+
+    Raises:
+      ConfigError: other devices.
+    """
+    context = context_mesh()
+    if not context.empty and set(context.devices.flat) != set(devices):
+        raise ConfigError(
+            f"the devices must be the {context.size} devices of jax.set_mesh({dict(context.shape)}), got "
+            f"{len(devices)} of {', '.join(sorted({str(device.platform) for device in devices}))}; leave `mesh` and "
+            "`devices` out to use that mesh, or run without jax.set_mesh"
+        )
 
 
-def find_data_shard(mesh: Mesh, process: int) -> DataShard:
+def choose_batch_axes(names: Sequence[str], batch_axes: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the axes over which the batch is sharded: those given, or `data` and `fsdp`, if the mesh has them.
+
+    Args:
+      names: the axes of the mesh.
+      batch_axes: see `build_mesh`.
+
+    Raises:
+      ConfigError: axes that the mesh does not have, or no axis.
+    """
+    names = tuple(names)
+    if batch_axes is None:
+        if found := tuple(name for name in BATCH_AXES if name in names):
+            return found
+        raise ConfigError(
+            f"the mesh must have the axis 'data' or 'fsdp', or `batch_axes` must name the axes that divide the batch, "
+            f"got the axes {names}; for instance batch_axes=({names[0]!r},)"
+        )
+    for name in batch_axes:
+        if name not in names:
+            raise ConfigError(f"batch_axes must be axes of the mesh {names}, got {name!r}{closest(str(name), names)}")
+    if not batch_axes or len(set(batch_axes)) < len(batch_axes):
+        raise ConfigError(f"batch_axes must name one or several different axes of the mesh, got {tuple(batch_axes)}")
+    return tuple(batch_axes)
+
+
+def describe_mesh(mesh: Mesh) -> str:
+    """Return the sizes of the axes, and which of them are explicit."""
+    explicit = ", ".join(axes_of_type(mesh, AxisType.Explicit))
+    return f"{dict(mesh.shape)} with explicit {explicit}" if explicit else str(dict(mesh.shape))
+
+
+def axes_of_type(mesh: Mesh, kind: AxisType) -> list[str]:
+    """Return the axes of this type."""
+    return [str(name) for name, found in zip(mesh.axis_names, mesh.axis_types, strict=True) if found == kind]
+
+
+def find_data_shard(mesh: Mesh, process: int, batch_axes: Sequence[str] | None = None) -> DataShard:
     """Return the rows that a process must supply, from the sharding of the batch.
 
     Args:
       mesh: the mesh of all processes.
       process: index of the process.
+      batch_axes: the axes over which the batch is sharded, see `choose_batch_axes`.
 
     Raises:
       ConfigError: the process has no device in the mesh, or the rows of two processes overlap in part.
     """
-    parts = batch_parts(mesh)
-    sharding = NamedSharding(mesh, PartitionSpec(batch_axes(mesh)))
+    axes = choose_batch_axes(mesh.axis_names, batch_axes)
+    parts = math.prod(mesh.shape[name] for name in axes)
+    sharding = NamedSharding(mesh, PartitionSpec(axes))
     parts_by_process: dict[int, set[int]] = collections.defaultdict(set)
     device: Any
     for device, (index,) in sharding.devices_indices_map((parts,)).items():

@@ -2,17 +2,27 @@
 
 import functools
 import logging
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jengine import paths
 from jengine.logging import format_table
 from jengine.model import get_model
-from jengine.sharding.mesh import DataShard, batch_axes, batch_parts, check_batch, find_data_shard
+from jengine.sharding.mesh import (
+    DataShard,
+    check_batch,
+    check_context,
+    choose_batch_axes,
+    context_mesh,
+    describe_mesh,
+    find_data_shard,
+)
 from jengine.sharding.placement import COLUMNS, Axis, Placement, placement_table
 from jengine.sharding.strategy import jit_init
 
@@ -25,9 +35,12 @@ class MeshStrategy:
 
     Args:
       placement: determines how parameters are sharded over its mesh.
+      batch_axes: the axes of the mesh over which the batch is sharded; None for `data` and `fsdp`.
 
     Attributes:
       mesh: the `jax.sharding.Mesh`.
+      batch_axes: the axes over which the batch is sharded.
+      mesh_description: the axes of the mesh for the log.
       axis_name: the mapped axis of the step, or None.
       replicas: number of replicas of the state; None if it has no replica axis.
       max_in_flight: number of dispatched steps that may be unfinished; 1 on several CPU devices, where more hang.
@@ -36,8 +49,12 @@ class MeshStrategy:
     axis_name: str | None = None
     replicas: int | None = None
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, batch_axes: Sequence[str] | None = None) -> None:
         self.mesh: Mesh = placement.mesh
+        self.batch_axes = choose_batch_axes(self.mesh.axis_names, batch_axes)
+        check_context(list(self.mesh.devices.flat))
+        source = " of jax.set_mesh" if self.mesh == context_mesh() else ""
+        self.mesh_description = f"{describe_mesh(self.mesh)}{source}"
         self._placement = placement
         self._specs: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
         self._state: PyTree = None  # shardings of the training state, once it has been created
@@ -51,12 +68,12 @@ class MeshStrategy:
     @property
     def batch_multiple(self) -> int:
         """The number of devices of this process over which a batch is divided."""
-        return batch_parts(self.mesh) // self.data_shard.count
+        return math.prod(self.mesh.shape[name] for name in self.batch_axes) // self.data_shard.count
 
     @functools.cached_property
     def data_shard(self) -> DataShard:
         """The rows of each global batch that this process supplies."""
-        return find_data_shard(self.mesh, jax.process_index())
+        return find_data_shard(self.mesh, jax.process_index(), self.batch_axes)
 
     @property
     def mesh_shape(self) -> Mapping[str, int]:
@@ -65,8 +82,7 @@ class MeshStrategy:
 
     def batch_sharding(self, chunked: bool = False) -> NamedSharding:
         """Return the sharding of each array of a batch, or of the stacked batches of a chunk."""
-        axes = batch_axes(self.mesh)
-        return self.sharding(None, axes) if chunked else self.sharding(axes)
+        return self.sharding(None, self.batch_axes) if chunked else self.sharding(self.batch_axes)
 
     def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
         """Compile `make`, called once, so that each device creates its own shard and none ever holds the whole state.
@@ -156,13 +172,32 @@ class MeshStrategy:
         """Compile an evaluation step; the metrics, its third argument, are donated and replicated."""
         return jax.jit(self._with_mesh(step), donate_argnums=2, out_shardings=(self.sharding(), None))
 
-    def _with_mesh(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `call` with the mesh as context if it has explicit axes, which `out_sharding=` in a model requires.
+
+        Otherwise it has no mesh, also within `jax.set_mesh`: Linen would take names of logical axes for mesh axes.
+        """
+        is_explicit = AxisType.Explicit in self.mesh.axis_types
+        return self._with_mesh(call, self.mesh.abstract_mesh if is_explicit else AbstractMesh((), ()))
+
+    def _with_mesh(self, step: Callable[..., Any], mesh: AbstractMesh | None = None) -> Callable[..., Any]:
         """Return a step whose traces have the mesh as context: a model may constrain shardings by names of its axes."""
+        context = self.mesh.abstract_mesh if mesh is None else mesh
 
         @functools.wraps(step)
         def run(*args: Any) -> Any:
-            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
-                return step(*args)
+            with jax.sharding.use_abstract_mesh(context):
+                try:
+                    return step(*args)
+                except Exception as error:
+                    if AxisType.Explicit in context.axis_types and re.search("shard|mesh", str(error)):
+                        error.add_note(
+                            f"The mesh is {describe_mesh(self.mesh)}: with explicit axes a model must choose shardings "
+                            "that JAX cannot determine (`out_sharding=`, `jax.sharding.reshard`), and it cannot have "
+                            "`nn.with_partitioning` of Linen or `with_sharding_constraint`; axes of AxisType.Auto "
+                            "leave the choice to XLA."
+                        )
+                    raise
 
         return run
 
@@ -174,7 +209,7 @@ class MeshStrategy:
         assigned = self._placement.place(params, logical_axes)
         shapes = paths.flatten(params)
         self._specs = {path: (tuple(shapes[path].shape), spec) for path, (spec, _) in assigned.items()}
-        title = f"Placement on the mesh {dict(self.mesh.shape)}"
+        title = f"Placement on the mesh {self.mesh_description}"
         logger.debug("%s", "\n" + format_table(COLUMNS, placement_table(assigned, params, self.mesh), title=title))
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:

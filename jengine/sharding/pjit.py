@@ -7,10 +7,11 @@ import jax
 from jax.sharding import Mesh
 
 from jengine.annotations import Count, Index
+from jengine.model.constrain import set_sharding
 from jengine.registry import STRATEGIES
-from jengine.sharding.mesh import build_mesh
+from jengine.sharding.mesh import build_mesh, context_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
-from jengine.sharding.placement import Axis, Placement
+from jengine.sharding.placement import Axis, Placement, Rules
 from jengine.sharding.strategy import SingleDevice, Strategy
 
 PyTree = Any
@@ -26,27 +27,32 @@ class Pjit(MeshStrategy):
     per update.
 
     Args:
-      mesh: number of devices along `data`, `fsdp` and `tensor`; -1 for the remaining ones. Or a `jax.sharding.Mesh`.
+      mesh: number of devices along `data`, `fsdp` and `tensor`; -1 for the remaining ones. Or a `jax.sharding.Mesh`,
+        with explicit or automatic axes. By default that of `jax.set_mesh`, or all devices along `data`.
       rules: `(part of a name, axes)` pairs, see `Placement`.
       logical_axes: logical axis of a Flax model -> axis of the mesh.
       fsdp_min_size: minimum number of elements of a parameter to be sharded over `fsdp` without a rule.
       strict: whether a rule that matches nothing is an error instead of a warning.
       devices: number of devices to use; None for all.
+      batch_axes: the axes of the mesh over which the batch is sharded, by default `data` and `fsdp`. With it the axes
+        may have any names.
 
     Raises:
-      ConfigError: see `build_mesh` and `Placement`.
+      ConfigError: see `build_mesh`, `choose_batch_axes` and `Placement`.
     """
 
     def __init__(
         self,
         mesh: Mesh | Mapping[str, int] | None = None,
-        rules: Sequence[tuple[str, Sequence[Axis]]] = (),
+        rules: Rules = (),
         logical_axes: Mapping[str, Axis] | None = None,
         fsdp_min_size: Index = 2**18,
         strict: bool = False,
         devices: Count | None = None,
+        batch_axes: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(Placement(build_mesh(mesh, devices), rules, logical_axes, fsdp_min_size, strict))
+        built = build_mesh(mesh, devices, batch_axes)
+        super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict), batch_axes)
 
     def compile_train_step(self, step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
         """Compile a training step or a chunk; the state is donated and keeps its shardings."""
@@ -55,7 +61,9 @@ class Pjit(MeshStrategy):
 
     def constrain(self, tree: PyTree, under: str = "") -> PyTree:
         """Set the shardings of a part of the training state within a compiled step; see `Strategy`."""
-        return jax.lax.with_sharding_constraint(tree, self.shardings(tree, under))
+        return jax.tree.map(
+            lambda leaf, sharding: set_sharding(leaf, self.mesh, sharding.spec), tree, self.shardings(tree, under)
+        )
 
     def gather_tables(self, params: PyTree) -> PyTree:
         """Return the parameters themselves."""
@@ -73,8 +81,9 @@ class Pjit(MeshStrategy):
 def default_strategy() -> Strategy:
     """Return the default strategy of a run.
 
-    It uses all devices along the axis `data` of one mesh, but on CPU, in a single process, only the first device:
-    several CPU devices share the cores that one device uses.
+    It is Pjit over the mesh of `jax.set_mesh`, if there is one. Else it uses all devices along the axis `data` of one
+    mesh, but on CPU, in a single process, only the first device: several CPU devices share the cores that one device
+    uses.
     """
     several = len(jax.devices()) > 1 and jax.devices()[0].platform != "cpu"
-    return Pjit() if several or jax.process_count() > 1 else SingleDevice()
+    return Pjit() if several or jax.process_count() > 1 or not context_mesh().empty else SingleDevice()

@@ -14,6 +14,7 @@ logger = logging.getLogger("jengine")
 
 COLUMNS = ("parameter", "shape", "sharded by", "spec", "MiB per device")
 Axis = str | tuple[str, ...] | None
+Rules = Sequence[tuple[str, Sequence[Axis] | PartitionSpec]]
 
 
 class ShardingRule(NamedTuple):
@@ -39,7 +40,8 @@ class Placement:
 
     Args:
       mesh: the mesh.
-      rules: `(key, axes)` pairs: `('mlp.up.kernel', (None, 'tensor'))`; missing axes are None.
+      rules: `(key, axes)` pairs: `('mlp.up.kernel', (None, 'tensor'))`, or with a `PartitionSpec`,
+        `('mlp.up.kernel', P(None, 'tensor'))`; missing axes are None.
       logical_axes: name of a logical axis -> axis of the mesh; the names of mesh axes need no entry.
       fsdp_min_size: minimum number of elements of a parameter to be sharded over `fsdp` without a rule.
       strict: whether a rule that matches nothing is an error instead of a warning.
@@ -53,7 +55,7 @@ class Placement:
     def __init__(
         self,
         mesh: Mesh,
-        rules: Sequence[tuple[str, Sequence[Axis]]] = (),
+        rules: Rules = (),
         logical_axes: Mapping[str, Axis] | None = None,
         fsdp_min_size: int = 2**18,
         strict: bool = False,
@@ -156,8 +158,10 @@ class Placement:
                 f"a rule must be a pair of a part of a name and axes, ('kernel', (None, 'tensor')), got {rule!r}"
             )
         key, axes = rule
-        if isinstance(axes, str) or not isinstance(axes, Sequence):
+        if isinstance(axes, str) or not isinstance(axes, Sequence | PartitionSpec):
             raise ConfigError(f"the axes of the rule {key!r} must be a tuple, one entry for each axis, got {axes!r}")
+        if isinstance(axes, PartitionSpec) and (axes.unreduced or axes.reduced or PartitionSpec.UNCONSTRAINED in axes):
+            raise ConfigError(f"the axes of the rule {key!r} must be axes of the mesh or None, got {axes!r}")
         for axis in axes:
             self._check_axis(axis)
         return ShardingRule(key, tuple(tuple(axis) if isinstance(axis, list) else axis for axis in axes))

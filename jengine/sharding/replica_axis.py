@@ -1,16 +1,30 @@
 """Convert states between different numbers of replicas, the leading axis of some leaves, and gather their examples."""
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jengine import paths
 
 PyTree = Any
 
-AXIS = "data"  # the mapped axis of a step of `DataParallel`
+AXIS = "data"  # the mapped axis of a step of `DataParallel`, by default
+_axis = contextvars.ContextVar("axis", default=AXIS)  # that of the step which is traced
+
+
+@contextlib.contextmanager
+def replicas_along(axis: str) -> Iterator[None]:
+    """Set the mapped axis of the step which is traced in this context, for `gather_replicas`."""
+    token = _axis.set(axis)
+    try:
+        yield
+    finally:
+        _axis.reset(token)
 
 
 def is_per_replica(path: str) -> bool:
@@ -30,6 +44,18 @@ def _is_share(path: str) -> bool:
 def map_per_replica(fn: Callable[[Any], Any], state: PyTree) -> PyTree:
     """Apply `fn` to the per-replica leaves of `state`, a training state or a dict of its items."""
     return paths.map_with_path(lambda path, leaf: fn(leaf) if is_per_replica(path) else leaf, state)
+
+
+def take_first_replica(state: PyTree) -> PyTree:
+    """Return a training state with the values of the first replica."""
+
+    def first(leaf: jax.Array) -> jax.Array:
+        sharding = leaf.sharding
+        if isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types:
+            leaf = jax.sharding.reshard(leaf, NamedSharding(sharding.mesh, PartitionSpec()))  # else it has no index
+        return leaf[0]
+
+    return map_per_replica(first, state)
 
 
 def convert_replica_axis(state: PyTree, before: int | None, after: int | None) -> PyTree:
@@ -91,7 +117,7 @@ def gather_replicas(rows: jax.Array) -> jax.Array:
     `rows`, real[B, ...], are those of the whole batch already, and are returned.
     """
     try:
-        return jax.lax.all_gather(rows, AXIS, tiled=True)
+        return jax.lax.all_gather(rows, _axis.get(), tiled=True)
     except NameError:  # JAX's error for an axis that is not mapped
         return rows
 
@@ -99,6 +125,6 @@ def gather_replicas(rows: jax.Array) -> jax.Array:
 def select_replica(rows: jax.Array, count: int) -> jax.Array:
     """Return this replica's part, real[count, ...], of the rows that `gather_replicas` returned."""
     try:
-        return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(AXIS) * count, count)
+        return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(_axis.get()) * count, count)
     except NameError:
         return rows

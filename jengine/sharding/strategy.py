@@ -9,7 +9,7 @@ import jax
 
 from jengine.annotations import Index
 from jengine.registry import STRATEGIES
-from jengine.sharding.mesh import DataShard
+from jengine.sharding.mesh import DataShard, check_context
 
 PyTree = Any
 
@@ -23,11 +23,13 @@ class Strategy(Protocol):
       axis_name: the mapped axis of the step, or None.
       replicas: number of replicas of the state; None if it has no replica axis.
       max_in_flight: number of dispatched steps that may be unfinished; at more, the host waits.
+      mesh_description: the mesh for the log; empty for a single device.
     """
 
     axis_name: str | None
     replicas: int | None
     max_in_flight: int
+    mesh_description: str
 
     @property
     def mesh_shape(self) -> Mapping[str, int]:
@@ -55,6 +57,9 @@ class Strategy(Protocol):
 
     def put_replicated(self, tree: PyTree) -> PyTree:
         """Copy small values, which are equal on all processes, to every device."""
+
+    def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `call`, which calls a model outside of a step, with the mesh as context if it has explicit axes."""
 
     def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
         """Compile a function that is called once with `args` and creates the training state, or states of hooks."""
@@ -99,7 +104,7 @@ class SingleDevice:
       axis_name, replicas: None: the step has no mapped axis.
       batch_multiple: 1: a batch is not divided.
       data_shard: all rows.
-      mesh_shape: empty: there is no mesh.
+      mesh_shape, mesh_description: empty: there is no mesh.
       max_in_flight: see `Strategy`.
     """
 
@@ -108,12 +113,14 @@ class SingleDevice:
     batch_multiple = 1
     data_shard = DataShard()
     mesh_shape: Mapping[str, int] = types.MappingProxyType({})
+    mesh_description = ""
 
     def __init__(self, device: Index = 0) -> None:
         devices = jax.local_devices()
         if not 0 <= device < len(devices):
             raise ValueError(f"SingleDevice: device must be an index of the {len(devices)} local devices, got {device}")
         self.device = devices[device]
+        check_context([self.device])
         self.max_in_flight = 8 if self.platform == "cpu" else 2  # on an accelerator each holds a batch in device memory
 
     @property
@@ -133,6 +140,10 @@ class SingleDevice:
     def put_replicated(self, tree: PyTree) -> PyTree:
         """Copy values to the device."""
         return jax.device_put(tree, self.device)
+
+    def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `call` itself."""
+        return call
 
     def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Any = None) -> Any:
         """Compile a function that is called once with `args`; `model` is not used."""

@@ -95,6 +95,6 @@ def _reduce(value: Any, mask: jax.Array | None) -> jax.Array:
     value = at_least_float32(value)
     if mask is None or value.ndim == 0 or value.shape[0] != mask.shape[0]:
         return value.mean()
-    per_example = value.reshape(value.shape[0], -1).mean(axis=1)
+    per_example = value.mean(axis=tuple(range(1, value.ndim)))  # a reshape would not work with explicit mesh axes
     mask = mask.astype(bool)
     return jnp.where(mask, per_example, 0.0).sum() / jnp.maximum(mask.sum(dtype=jnp.float32), 1.0)

@@ -103,11 +103,14 @@ def test_data_parallel_accumulation_has_no_collectives_before_the_update(config)
     assert size == (UP + REST) // 1024  # the gradients once, with the loss
 
 
-def test_accumulation_on_data_and_tensor_axes_has_only_tensor_collectives(config):
+@pytest.mark.parametrize(
+    ("data", "tensor", "names"), [("data", "tensor", {}), ("rows", "columns", dict(batch_axes=("rows",)))]
+)
+def test_accumulation_on_data_and_tensor_axes_has_only_tensor_collectives(config, data, tensor, names):
     cfg = resolve(load_config(config, ["--config.optim_wrapper.accumulative_counts=2"]))
-    cfg = {**cfg, "parallel": dict(type="DataParallel", rules=[("up", (None, "tensor")), ("down", ("tensor",))])}
-    text = format_plan(compile_plan(set_devices(cfg, 4, {"data": 2, "tensor": 2}), training_only=True))
-    assert re.search(r"\| up +\| \(64, 256\) +\| \(None, 'tensor'\) +\| \(64, 128\) +\| 32.00 KiB ", text), text
+    cfg = {**cfg, "parallel": dict(type="DataParallel", rules=[("up", (None, tensor)), ("down", (tensor,))], **names)}
+    text = format_plan(compile_plan(set_devices(cfg, 4, {data: 2, tensor: 2}), training_only=True))
+    assert re.search(rf"\| up +\| \(64, 256\) +\| \(None, '{tensor}'\) +\| \(64, 128\) +\| 32.00 KiB ", text), text
     update, accumulate = text[text.index("Collectives (update") :].split("Program: accumulate")
     sizes = [re.search(r"\| all-reduce +\| \d +\| \d +\| ([\d.]+) (B|KiB)", part) for part in (update, accumulate)]
     assert (sizes[0][2], int(sizes[0][1].split(".")[0])) == (

@@ -6,6 +6,7 @@ from jengine.cli.plan_process import PlanError
 from jengine.cli.plan_report import format_search
 from jengine.cli.plan_search import Candidate, build_space, iterate_meshes, rank, search
 from jengine.cli.topologies import parse_topology
+from jengine.errors import ConfigError
 
 CFG = dict(
     model=dict(type="M", module=dict(type="N", remat=False)),
@@ -79,6 +80,13 @@ def test_a_mesh_and_a_model_without_remat_are_kept():
         'config.parallel = dict(type="Pjit", mesh=dict(data=2, fsdp=4))',
         "config.train_dataloader.batch_size = 8",
     ]
+
+
+def test_a_search_over_meshes_with_axes_of_other_names_is_refused():
+    cfg = {**CFG, "parallel": dict(type="Pjit", batch_axes=("rows",))}
+    with pytest.raises(ConfigError, match=r"`parallel.batch_axes` must be left out, got \('rows',\)"):
+        build_space(cfg, parse_topology("h100:8"), None)
+    assert build_space(cfg, parse_topology("h100:8"), {"rows": 8}).meshes == [{"rows": 8}]
 
 
 def test_an_update_after_accumulation_counts_with_its_share():

@@ -1,9 +1,12 @@
 import re
 import textwrap
 
+import pytest
+
 from jengine.cli import main
 
 CONFIG = """
+import jax
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
@@ -36,9 +39,18 @@ def get_config():
 """
 
 
-def test_the_command_in_the_error_finds_the_operation(tmp_path, monkeypatch, capsys):
+EXPLICIT = CONFIG.replace('* batch["x"]', '* jax.sharding.reshard(batch["x"], jax.P("data"))').replace(
+    "    return config",
+    """    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    config.parallel = dict(type="Pjit", mesh=mesh)
+    return config""",
+)
+
+
+@pytest.mark.parametrize("config", [CONFIG, EXPLICIT], ids=["one device", "explicit axes"])
+def test_the_command_in_the_error_finds_the_operation(tmp_path, monkeypatch, capsys, config):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "falling.py").write_text(textwrap.dedent(CONFIG))
+    (tmp_path / "falling.py").write_text(textwrap.dedent(config))
     # 2.5, then 2.5 - 4 / 2.5 = 0.9, then 0.9 - 4 / 0.9 < 0, whose logarithm is NaN
     assert main(["train", "falling.py"]) == 1
     error = capsys.readouterr().err

@@ -212,7 +212,10 @@ def test_replicas_draw_different_random_numbers_and_the_devices_of_one_the_same(
         ),
         (dict(rules=[("up", ("data",))], impl="pmap"), "must not be sharded over 'data', whose parts are replicas\nin"),
         (dict(logical_axes=dict(mlp="data")), "must not be sharded over 'data'"),
-        (dict(mesh=jax.make_mesh((8,), ("fsdp",))), r"the mesh must have the axis 'data', got the axes \('fsdp',\)"),
+        (
+            dict(mesh=jax.make_mesh((8,), ("fsdp",))),
+            r"the mesh must have the axis 'data', or `batch_axes` must .* got the axes \('fsdp',\)",
+        ),
         (dict(mesh=dict(data=3)), "must be the number of devices, 8, got 3"),
     ],
 )

@@ -3,18 +3,33 @@
 import pathlib
 import re
 
+from jax.sharding import AxisType
+
 from jengine.registry import STRATEGIES
 from jengine.sharding import DataParallel, Pjit, SingleDevice
 
 
 def test_the_configs_of_the_page_can_be_built():
     page = (pathlib.Path(__file__).parents[2] / "docs" / "devices.md").read_text()
-    lines, rules = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    lines, rules, meshes = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     built = []
-    for config in [*lines.strip().splitlines(), rules]:
+    set_up, *configs = re.split(r"(?m)^(?=parallel)", meshes)
+    for config in [*lines.strip().splitlines(), rules, *(set_up + config for config in configs)]:
         names = {}
         exec(config, names)
         built.append(STRATEGIES.build(names["parallel"]))
-    assert [type(strategy) for strategy in built] == [Pjit, Pjit, DataParallel, DataParallel, SingleDevice, Pjit]
+    assert [type(strategy) for strategy in built] == [
+        Pjit,
+        Pjit,
+        DataParallel,
+        DataParallel,
+        SingleDevice,
+        Pjit,
+        Pjit,
+        Pjit,
+    ]
     assert dict(built[1].mesh.shape) == dict(built[3].mesh.shape) == dict(data=2, fsdp=4, tensor=1)
     assert built[3].replicas == 2
+    assert built[6].mesh.shape == built[7].mesh.shape == dict(replica=4, expert=2)
+    assert built[6].mesh.axis_types == (AxisType.Explicit,) * 2
+    assert built[7].mesh.axis_types == (AxisType.Auto,) * 2

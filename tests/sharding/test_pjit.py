@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
@@ -88,17 +88,6 @@ def test_a_run_resumes_on_another_mesh(make_run, assert_close):
     assert runner.iter == 8
     assert state.params["up"]["kernel"].sharding.spec == P(None, "fsdp")
     assert_close(state.params, expected.params)
-
-
-def test_a_mesh_with_explicit_axes_works_like_an_automatic_one_and_a_line_states_it(caplog):
-    explicit = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
-    strategy = Pjit(mesh=explicit)
-    assert "The mesh axes data, tensor are used as automatic ones" in caplog.text
-    batch = strategy.put_batch({"x": np.arange(16.0, dtype=np.float32).reshape(8, 2)})
-    # explicit axes would allow neither the reshape nor the indexing of a sharded array
-    out = jax.jit(lambda b: b["x"].reshape(-1)[3:5])(batch)
-    np.testing.assert_array_equal(out, [3.0, 4.0])
-    assert batch["x"].sharding == NamedSharding(strategy.mesh, P(("data",)))
 
 
 def test_an_indivisible_batch_is_refused_before_compilation(make_run):
