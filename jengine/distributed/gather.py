@@ -15,14 +15,15 @@ def process_local_batch(tree: PyTree, batch: PyTree) -> PyTree:
     """Return the examples that this process has loaded, from arrays with one entry per example of the global batch.
 
     Args:
-      tree: pytree of arrays. Arrays with a batch axis first are sliced; others must be replicated.
+      tree: pytree of arrays. Arrays with a batch axis first are sliced, whatever their sharding; others must be
+        replicated.
       batch: the global batch as placed by the strategy, which determines the examples of each process.
 
     Returns:
       `tree` with numpy arrays.
 
     Raises:
-      ValueError: an array that is not sharded like the batch.
+      ValueError: an array without a batch axis that is sharded.
     """
     global_array = jax.tree.leaves(batch)[0]
     local_spans = _spans(global_array)
@@ -36,13 +37,13 @@ def process_local_batch(tree: PyTree, batch: PyTree) -> PyTree:
             if not has_batch_axis:
                 return leaf
             return np.concatenate([np.asarray(leaf)[start:stop] for start, stop in local_spans])
-        shards = {_span(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards}
-        complete = all(data.shape[1:] == leaf.shape[1:] for data in shards.values())
-        if not has_batch_axis or not complete or sorted(shards) != local_spans:
+        if not has_batch_axis:
             raise ValueError(
-                "predictions must be sharded along the batch axis like the batch, so that a metric on the host gets "
-                f"the examples of its process, got an array of the shape {leaf.shape} with {leaf.sharding}"
+                f"predictions must have the batch axis of {global_array.shape[0]} examples first, so that a metric on "
+                f"the host gets those of its process, got an array of the shape {leaf.shape} with {leaf.sharding}"
             )
+        leaf = jax.device_put(leaf, global_array.sharding)  # XLA may have sharded other axes, of classes for instance
+        shards = {_span(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards}
         return np.concatenate([np.asarray(shards[span]) for span in local_spans])
 
     return jax.tree.map(select, tree)
