@@ -66,11 +66,12 @@ def one_device_each(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two_devices_each(tmp_path_factory):
-    """Results of the cases that depend on the layout of devices and processes, with two devices each."""
+    """Results of the cases that depend on the layout, with two devices each; the last case ends with an error."""
     results = run_cases(
-        tmp_path_factory.mktemp("two"), ["replicas", "sharded", "tensor", "data_tensor", "data_tensor_stream"], 2
+        tmp_path_factory.mktemp("two"),
+        ["replicas", "sharded", "tensor", "data_tensor", "data_tensor_stream", "nonfinite"],
+        2,
     )
-    assert results.exit_codes == [0, 0], results.outputs
     return results
 
 
@@ -236,6 +237,15 @@ def test_too_many_nans_in_a_row_end_both_with_the_same_error_and_one_dump(one_de
     first_of_process_1 = [False] * 8 + [True] + [False] * 7
     assert np.isnan(dump["batch"]["x"]).any(axis=1).tolist() == first_of_process_1
     assert dump["state"].step == 2
+
+
+def test_a_loss_that_is_not_finite_stops_both_at_the_same_iteration_with_the_same_error(two_devices_each):
+    outputs = two_devices_each.outputs
+    assert two_devices_each.exit_codes == [1, 1], outputs
+    for output in outputs:  # its own error, or that of the other, which has been faster
+        assert "NonFiniteLossError: the loss of iteration 2, counted from 0, is nan" in output
+        assert "in LoggerHook.after_train_iter at iteration 3 (epoch 0)" in output  # at the next log line
+    assert set(re.findall("^stopped at .*", "".join(outputs), re.MULTILINE)) == {"stopped at 3"}
 
 
 def test_processes_share_the_examples_of_a_stream_and_resume_at_their_positions(one_device_each, tmp_path):

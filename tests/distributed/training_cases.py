@@ -383,6 +383,28 @@ def train_failing(work_dir, devices):
     return train_guarded(work_dir, devices, nans=(17, 33, 49), max_in_row=2, interval=4, steps_per_call=4)
 
 
+class ReadLoss(Hook):
+    """Read the loss on one process, before the LoggerHook."""
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if jax.process_index() == 1:
+            runner.message_hub.get_scalar("train/loss").current()
+
+
+def train_nonfinite(work_dir, devices):
+    """Train with a NaN in a sample that process 1 reads, in the third batch: the run must stop."""
+    x = X.copy()
+    x[33] = np.nan
+    runner = make_runner(
+        work_dir, x=x, default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=1)),
+        custom_hooks=[ReadLoss()], parallel=dict(type="Pjit", devices=devices), train_cfg=dict(max_epochs=100),
+    )  # fmt: skip
+    try:
+        runner.train()
+    finally:
+        print("stopped at", runner.iter, flush=True)
+
+
 def train_exact(work_dir, parallel, loss, **changes):
     """Train with every feature at once; each process reads its share of batches of 12 and 6 real examples."""
     data = ArrayDataset({name: array[:18] for name, array in test_exactness.DATA.arrays.items()})
