@@ -98,12 +98,13 @@ def batch_parts(mesh: Mesh) -> int:
     return math.prod(mesh.shape[name] for name in batch_axes(mesh))
 
 
-def find_data_shard(mesh: Mesh, process: int) -> DataShard:
+def find_data_shard(mesh: Mesh, process: int, process_of: Mapping[Any, int] | None = None) -> DataShard:
     """Return the rows that a process must supply, from the sharding of the batch.
 
     Args:
       mesh: the mesh of all processes.
       process: index of the process.
+      process_of: device -> index of its process; by default JAX's.
 
     Raises:
       ConfigError: the process has no device in the mesh, or the rows of two processes overlap in part.
@@ -113,7 +114,8 @@ def find_data_shard(mesh: Mesh, process: int) -> DataShard:
     parts_by_process: dict[int, set[int]] = collections.defaultdict(set)
     device: Any
     for device, (index,) in sharding.devices_indices_map((parts,)).items():
-        parts_by_process[device.process_index].add(index.start or 0)
+        owner = device.process_index if process_of is None else process_of[device]
+        parts_by_process[owner].add(index.start or 0)
     if process not in parts_by_process:
         raise ConfigError(f"the mesh must have devices of every process, got none of process {process}")
     shards = sorted({tuple(sorted(held)) for held in parts_by_process.values()})
