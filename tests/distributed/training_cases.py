@@ -234,6 +234,7 @@ def train_on_mesh(work_dir, data=False, stream=False, stop=3, resume=False):
 
     class HostError(HostMetric):
         def process(self, data_batch, data_samples):
+            assert len(data_batch["name"]) == len(data_samples)
             self.results += np.stack([data_batch["y"][:, 0], squared_error(data_samples, data_batch)], axis=1).tolist()
 
         def compute_metrics(self, results):
@@ -259,7 +260,10 @@ def train_on_mesh(work_dir, data=False, stream=False, stop=3, resume=False):
             optim_wrapper=dict(
                 optimizer=dict(type="SGD", lr=0.05, momentum=0.9), clip_grad=dict(max_norm=1.0), accumulative_counts=2
             ),
-            val_dataloader=dict(batch_size=size, dataset=ArrayDataset(dict(x=X[:13], y=Y[:13]))),
+            val_dataloader=dict(
+                batch_size=size,
+                dataset=ArrayDataset(dict(name=np.array([str(i) for i in range(13)]), x=X[:13], y=Y[:13])),
+            ),
             val_cfg=dict(),
             val_evaluator=[dict(type="MeanLoss", loss=squared_error), HostError()],
             default_hooks=dict(
