@@ -10,7 +10,7 @@ EXTRAS ?= dev
 PYTHON_TAG := import sys; print("py%d%d" % sys.version_info[:2])
 PINS = $(wildcard constraints/$(shell $(BIN)/python -c '$(PYTHON_TAG)').txt)
 
-.PHONY: demo test test-all configs foreign test-chips pytest-chips test-newest test-versions lint types pytest lock lock-oldest docs docs-serve bench bench-peers clean
+.PHONY: demo test test-all configs processes foreign test-chips pytest-chips test-newest test-versions lint types pytest lock lock-oldest docs docs-serve bench bench-peers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/jengine train $(CONFIG)
@@ -29,7 +29,7 @@ types: $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 pytest: $(VENV)/.installed
 	@$(BIN)/python .ci/versions.py
-	$(PYTEST) -m "not full_optimization"
+	$(PYTEST) -m "not full_optimization and not four_processes"
 	$(PYTEST) -m full_optimization
 
 # Compiles every config and example for TPUs and GPUs, with XLA's compilers for them, in an environment of its own.
@@ -43,9 +43,13 @@ pytest-chips: $(VENV)/.installed
 configs: $(VENV)/.installed
 	JENGINE_RANDOM_CONFIGS=200 $(PYTEST) --dist load -m full_optimization tests/runner/test_random_configs.py
 
+# Trains with four processes; `make test` does so with two and three.
+processes: $(VENV)/.installed
+	$(PYTEST) -m four_processes tests/distributed
+
 # The tests with PyTorch, TensorFlow, Hugging Face datasets, Haiku and Equinox as well, in an environment of their own;
 # `make test` skips them. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.
-test-all: test configs
+test-all: test configs processes
 	$(MAKE) foreign VENV=$(VENV)-all EXTRAS=dev,interop
 
 foreign: $(VENV)/.installed

@@ -68,11 +68,14 @@ def _plan_on_cpus(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapp
 
     from jengine.cli.program_costs import compile_plan
     from jengine.config import load_config, resolve
+    from jengine.sharding import build_mesh
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", args.devices)
-    cfg = resolve(load_config(args.config, overrides))
-    return compile_plan(set_devices(cfg, args.devices, mesh, args.processes or 1))
+    cfg = set_devices(resolve(load_config(args.config, overrides)), args.devices, mesh)
+    parallel = cfg["parallel"]
+    built = build_mesh(parallel.get("mesh"), args.devices, parallel.get("batch_axes"))
+    return compile_plan(scale_batches(cfg, built, args.processes or 1))
 
 
 def _plan_on_chips(
@@ -125,16 +128,13 @@ def parse_mesh(text: str | None) -> dict[str, int] | None:
     return {axis: int(size) for axis, size in pairs}
 
 
-def set_devices(
-    cfg: Mapping[str, Any], devices: int, mesh: Mapping[str, int] | None = None, processes: int = 1
-) -> dict[str, Any]:
+def set_devices(cfg: Mapping[str, Any], devices: int, mesh: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Return the config for many devices that all belong to one process.
 
     Args:
       cfg: a resolved config.
       devices: number of devices.
       mesh: number of devices along each axis; the config's own by default.
-      processes: number of processes that read a batch each.
 
     Raises:
       ConfigError: the config has no training, its loader is not a config, or it runs on a single device.
@@ -147,12 +147,37 @@ def set_devices(
         parallel["mesh"] = dict(mesh)
     if "impl" in parallel:  # pmap has the same traffic, but does not show it before it runs
         parallel["impl"] = "shard_map"
+    return {**cfg, "parallel": {**parallel, "devices": devices}}
+
+
+def scale_batches(cfg: Mapping[str, Any], mesh: Any, processes: int) -> dict[str, Any]:
+    """Return the config with the batches that the processes read for the devices which here belong to one process.
+
+    Args:
+      cfg: a resolved config.
+      mesh: its `jax.sharding.Mesh`.
+      processes: number of processes, with equally many devices each.
+
+    Raises:
+      ConfigError: the devices cannot be divided over the processes, or the mesh cannot be; see `find_data_shard`.
+    """
+    import jax
+
+    from jengine.sharding.mesh import find_data_shard
+
+    devices = sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))
+    if len(devices) % processes:
+        raise ConfigError(f"--processes must divide the {len(devices)} devices, got {processes}")
+    process_of = {device: i * processes // len(devices) for i, device in enumerate(devices)}
+    axes = (cfg.get("parallel") or {}).get("batch_axes")
+    here = find_data_shard(mesh, jax.process_index(), axes)
+    shards = find_data_shard(mesh, 0, axes, process_of).count // here.count
     loaders = {
-        name: {**loader, "batch_size": loader.get("batch_size", 1) * processes}
+        name: {**loader, "batch_size": loader.get("batch_size", 1) * shards}
         for name in ("train_dataloader", "val_dataloader")
         if isinstance(loader := cfg.get(name), Mapping)
     }
-    return {**cfg, "parallel": {**parallel, "devices": devices}, **loaders}
+    return {**cfg, **loaders}
 
 
 def _check_plannable(cfg: Mapping[str, Any]) -> None:

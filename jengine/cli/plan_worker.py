@@ -36,7 +36,7 @@ def main(request: Mapping[str, Any], path: str) -> None:
 
 
 def _compile(request: Mapping[str, Any], candidate: Mapping[str, Any], topology: Topology) -> dict[str, Any]:
-    from jengine.cli.plan import set_devices
+    from jengine.cli.plan import scale_batches, set_devices
     from jengine.sharding import build_mesh
 
     cfg = resolve(load_config(request["config"], [*request["overrides"], *candidate["overrides"]]))
@@ -45,9 +45,10 @@ def _compile(request: Mapping[str, Any], candidate: Mapping[str, Any], topology:
     processes = request["processes"] or hosts
     if processes % hosts:
         raise ConfigError(f"--processes must be a multiple of the {hosts} hosts of {topology}, got {processes}")
-    cfg = set_devices(cfg, len(devices), candidate["mesh"], processes // hosts)
+    cfg = set_devices(cfg, len(devices), candidate["mesh"])
     parallel = {name: value for name, value in cfg["parallel"].items() if name != "devices"}
-    cfg["parallel"] = {**parallel, "mesh": build_mesh(parallel.get("mesh"), devices, parallel.get("batch_axes"))}
+    mesh = build_mesh(parallel.get("mesh"), devices, parallel.get("batch_axes"))
+    cfg = scale_batches({**cfg, "parallel": {**parallel, "mesh": mesh}}, mesh, processes)
     plan = compile_plan(cfg, topology.chip, training_only=request["training_only"])
     chip = {"topology": str(topology), "chip": topology.chip.kind, "chip_memory": topology.chip.memory}
     return {**chip, "processes": processes, **plan}

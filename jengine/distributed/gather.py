@@ -14,38 +14,49 @@ PyTree = Any
 def process_local_batch(tree: PyTree, batch: PyTree) -> PyTree:
     """Return the examples that this process has loaded, from arrays with one entry per example of the global batch.
 
+    All processes must call it, since arrays that are not sharded like the batch are exchanged.
+
     Args:
-      tree: pytree of arrays. Arrays with a batch axis first are sliced; others must be replicated.
-      batch: the global batch as placed by the strategy, which determines the examples of each process.
+      tree: pytree of arrays. Arrays with a batch axis first are sliced, whatever their sharding; others must be
+        replicated.
+      batch: the global batch as placed by the strategy, which determines the examples of each process; its entries on
+        the host are those of this process.
 
     Returns:
       `tree` with numpy arrays.
 
     Raises:
-      ValueError: an array that is not sharded like the batch.
+      ValueError: an array without a batch axis that is sharded.
     """
-    global_array = jax.tree.leaves(batch)[0]
+    global_array = next((leaf for leaf in jax.tree.leaves(batch) if isinstance(leaf, jax.Array)), None)
+    if global_array is None or global_array.is_fully_addressable:
+        return tree
     local_spans = _spans(global_array)
 
     def select(leaf: Any) -> Any:
         """Return the examples of this process."""
-        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        if not isinstance(leaf, jax.Array):
             return leaf
         has_batch_axis = leaf.ndim > 0 and leaf.shape[0] == global_array.shape[0]
         if leaf.is_fully_replicated:
             if not has_batch_axis:
                 return leaf
             return np.concatenate([np.asarray(leaf)[start:stop] for start, stop in local_spans])
-        shards = {_span(shard.index, leaf.shape): shard.data for shard in leaf.addressable_shards}
-        complete = all(data.shape[1:] == leaf.shape[1:] for data in shards.values())
-        if not has_batch_axis or not complete or sorted(shards) != local_spans:
+        if not has_batch_axis:
             raise ValueError(
-                "predictions must be sharded along the batch axis like the batch, so that a metric on the host gets "
-                f"the examples of its process, got an array of the shape {leaf.shape} with {leaf.sharding}"
+                f"predictions must have the batch axis of {global_array.shape[0]} examples first, so that a metric on "
+                f"the host gets those of its process, got an array of the shape {leaf.shape} with {leaf.sharding}"
             )
-        return np.concatenate([np.asarray(shards[span]) for span in local_spans])
+        leaf = jax.device_put(leaf, global_array.sharding)  # XLA may have sharded other axes, of classes for instance
+        return concatenate_local_shards(leaf)
 
     return jax.tree.map(select, tree)
+
+
+def concatenate_local_shards(array: jax.Array) -> np.ndarray:
+    """Concatenate the shards on this process's devices of an array that is sharded along its first axis."""
+    shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)])
 
 
 def all_gather_objects(values: list[Any], name: str, processes: SingleProcess | Processes) -> list[Any]:

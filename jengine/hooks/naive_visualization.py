@@ -9,9 +9,9 @@ import numpy as np
 
 from jengine.annotations import Count
 from jengine.data.masking import get_mask
+from jengine.distributed import process_local_batch
 from jengine.errors import require_extra
 from jengine.hooks.hook import Hook
-from jengine.hooks.local_examples import fetch_local_examples
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.selection import Selector, find, select_array
@@ -83,9 +83,11 @@ class NaiveVisualizationHook(Hook):
         images = select_array(data_batch, self.image, "NaiveVisualizationHook.image", "batch")
         first, batch_size = self._num_examples, len(images)
         self._num_examples += batch_size
-        if not self.every_n_inner_iters(batch_idx, self.interval) or jax.process_index() != 0:
+        if not self.every_n_inner_iters(batch_idx, self.interval):
             return
-        batch, predictions = fetch_local_examples((data_batch, outputs))
+        batch, predictions = jax.device_get(process_local_batch((data_batch, outputs), data_batch))
+        if jax.process_index() != 0:
+            return
         meta = runner.test_dataloader.metainfo or {}
         files = meta.get("img_path")
         if runner.visualizer.dataset_meta is None:

@@ -46,16 +46,17 @@ class LossWatch:
                         last, count = iteration, value
                 self._counters[key] = last, count
 
-    def pop(self, *, waits: bool = False) -> tuple[int, float] | None:
+    def pop(self, last: float = math.inf, *, waits: bool = False) -> tuple[int, float] | None:
         """Return the iteration and the value of the first non-finite loss of a step that counts, and forget those seen.
 
         Args:
+          last: the last iteration to consider; later losses are kept.
           waits: keep losses for which no later value of a counter is known yet, as within an accumulation window, which
             a loss scale skips as a whole.
         """
         with self._lock:
             known = max((last for last, _ in self._counters.values()), default=-1) if waits else math.inf
-            decided = [entry for entry in self._bad if entry[0] <= known]
+            decided = [entry for entry in self._bad if entry[0] <= min(known, last)]
             self._bad = self._bad[len(decided) :]
             counted = (e for e in decided if not any(first <= e[0] <= last for first, last in self._dropped))
             found = next(counted, None)

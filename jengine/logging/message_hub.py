@@ -40,6 +40,7 @@ class MessageHub:
       fetches: number of transfers from the device so far.
       before_read: called before a scalar is read; the Runner sets it to `flush` of its log writer, whose pending jobs
         hold earlier scalars (see `snapshot`).
+      last_snapshot: iteration of the last snapshot.
       losses: receives the scalars that are fetched; None for a run that does not check its losses.
     """
 
@@ -53,6 +54,7 @@ class MessageHub:
         self.fetches = 0
         self.before_read: Callable[[], None] | None = None
         self.losses: LossWatch | None = None
+        self.last_snapshot = -1
         self._capacity = capacity
         self.iteration = 0
         self._pending = PendingScalars()
@@ -219,6 +221,7 @@ class MessageHub:
         Snapshots share the histories of the hub, so they must be flushed in the order of their creation.
         """
         pending, self._pending = self._pending, PendingScalars()
+        self.last_snapshot = self.iteration
         return HubSnapshot(self, pending, dict(self._runtime_info))
 
     def state_dict(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class LinenModel(Model):
         inputs = select_inputs(batch, self._inputs)
         names = dict.fromkeys(("params", *self._rngs, *self._predict_rngs))
         rngs = {name: jax.random.fold_in(rng, i) for i, name in enumerate(names)}
-        with nn.intercept_methods(record_type):
+        with nn.intercept_methods(record_type), _dense_general_without_mesh():
             variables = self.module.init(rngs, *inputs, **train_arguments(type(self.module), train=False))
         self.module_types = types
         leaves = jax.tree_util.tree_flatten_with_path(
@@ -95,7 +95,7 @@ class LinenModel(Model):
     ) -> tuple[Losses, PyTree]:
         """Return the losses of the module's outputs in training mode, and the new model state."""
         with exclude_padding(batch):
-            outputs, updated = autocast(self.module.apply)(
+            outputs, updated = self._apply(
                 {"params": params, **model_state},
                 *select_inputs(batch, self._inputs),
                 rngs={name: jax.random.fold_in(rng, i) for i, name in enumerate(self._rngs)},
@@ -109,7 +109,7 @@ class LinenModel(Model):
 
     def predict(self, params: PyTree, model_state: PyTree, batch: PyTree) -> PyTree:
         """Return the module's outputs in inference mode."""
-        outputs = autocast(self.module.apply)(
+        outputs = self._apply(
             {"params": params, **model_state},
             *select_inputs(batch, self._inputs),
             rngs=_fixed_keys(self._predict_rngs),
@@ -134,6 +134,10 @@ class LinenModel(Model):
             return self.module.bind(variables, rngs=_fixed_keys(self._predict_rngs))
         return self.module.bind(variables, rngs=_fixed_keys(self._rngs), mutable=list(model_state))
 
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        with _dense_general_without_mesh():
+            return autocast(self.module.apply)(*args, **kwargs)
+
     def _is_sown(self, name: str, variables: Mapping[str, Any], inputs: tuple[Any, ...]) -> bool:
         """Return whether the module only sows into a collection: it works without, as `sow` then does nothing.
 
@@ -151,10 +155,27 @@ class LinenModel(Model):
         arguments = train_arguments(type(self.module), train=False)
         rngs = _fixed_keys((*self._rngs, *self._predict_rngs))
         try:
-            jax.eval_shape(lambda variables: self.module.apply(variables, *inputs, rngs=rngs, **arguments), rest)
+            jax.eval_shape(lambda variables: self._apply(variables, *inputs, rngs=rngs, **arguments), rest)
         except Exception:  # of any type: the module reads a variable that is missing
             return False
         return True
+
+
+def _dense_general_without_mesh() -> Any:
+    """Return a context in which each `nn.DenseGeneral` is called without the mesh of the step.
+
+    DenseGeneral initializes a matrix and reshapes it, also in `apply`, which compares the shapes. On a mesh, the axis
+    names of `nn.with_partitioning` constrain that matrix, although they name the axes of the reshaped parameter.
+    """
+    from flax import linen as nn
+
+    def call(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        if not isinstance(context.module, nn.DenseGeneral):
+            return next_fun(*args, **kwargs)
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            return next_fun(*args, **kwargs)
+
+    return nn.intercept_methods(call)
 
 
 def _flatten(collections: Mapping[str, Any]) -> Sown:

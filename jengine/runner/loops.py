@@ -250,11 +250,12 @@ class TrainLoop:
           NonFiniteLossError: a loss is not finite.
         """
         self.runner.programs.check_hooks()
-        check_losses(self.runner)
+        check_losses(self.runner, at_line=True)
 
     def _validate_if_due(self, count: int, end: int) -> None:
         """Validate if it is due after `count` epochs or iterations."""
-        self.check()
+        self.runner.programs.check_hooks()
+        check_losses(self.runner)
         interval = self._get_interval(count + 1)
         in_turn = count >= max(self.val_begin, 1) and (count % interval == 0 or count == end)
         is_due = self.runner.val_loop is not None and in_turn

@@ -1,6 +1,7 @@
 """Stop a run whose loss is not finite, and show how to continue it."""
 
 import contextlib
+import math
 from pathlib import Path
 
 from jengine.checkpoint import CheckpointSaveError, list_checkpoints
@@ -10,11 +11,13 @@ from jengine.optim import AmpOptimWrapper
 from jengine.runner.runner_protocol import Runner
 
 
-def check_losses(runner: Runner, *, at_end: bool = False) -> None:
+def check_losses(runner: Runner, *, at_line: bool = False, at_end: bool = False) -> None:
     """Check the losses that were fetched since the last call, as `train_cfg.on_nonfinite` requires.
 
     Args:
       runner: in training; elsewhere nothing is checked.
+      at_line: at a log line, where several processes check the losses up to the previous line, so that all of them stop
+        at the same iteration; elsewhere they fetch all losses.
       at_end: training has ended: fetch all losses that are left.
 
     Raises:
@@ -23,11 +26,15 @@ def check_losses(runner: Runner, *, at_end: bool = False) -> None:
     loop, hub = runner.train_loop, runner.message_hub
     if loop is None or hub.losses is None:
         return
-    if at_end:
+    last: float = math.inf
+    if at_line and runner.processes.count > 1:
+        runner.log_writer.flush()
+        last = hub.last_snapshot
+    elif at_end or runner.processes.count > 1:
         hub.flush()
     wrapper = runner.optim_wrapper
     has_scale = isinstance(wrapper, AmpOptimWrapper) and wrapper.loss_scale is not None
-    found = hub.losses.pop(waits=has_scale and wrapper.accumulates and not at_end)
+    found = hub.losses.pop(last, waits=has_scale and wrapper.accumulates and not at_end)
     if found is None:
         return
     iteration, value = found

@@ -162,13 +162,19 @@ def axes_of_type(mesh: Mesh, kind: AxisType) -> list[str]:
     return [str(name) for name, found in zip(mesh.axis_names, mesh.axis_types, strict=True) if found == kind]
 
 
-def find_data_shard(mesh: Mesh, process: int, batch_axes: Sequence[str] | None = None) -> DataShard:
+def find_data_shard(
+    mesh: Mesh,
+    process: int,
+    batch_axes: Sequence[str] | None = None,
+    process_of: Mapping[Any, int] | None = None,
+) -> DataShard:
     """Return the rows that a process must supply, from the sharding of the batch.
 
     Args:
       mesh: the mesh of all processes.
       process: index of the process.
       batch_axes: the axes over which the batch is sharded, see `choose_batch_axes`.
+      process_of: device -> index of its process; by default JAX's.
 
     Raises:
       ConfigError: the process has no device in the mesh, or the rows of two processes overlap in part.
@@ -179,7 +185,8 @@ def find_data_shard(mesh: Mesh, process: int, batch_axes: Sequence[str] | None =
     parts_by_process: dict[int, set[int]] = collections.defaultdict(set)
     device: Any
     for device, (index,) in sharding.devices_indices_map((parts,)).items():
-        parts_by_process[device.process_index].add(index.start or 0)
+        owner = device.process_index if process_of is None else process_of[device]
+        parts_by_process[owner].add(index.start or 0)
     if process not in parts_by_process:
         raise ConfigError(f"the mesh must have devices of every process, got none of process {process}")
     shards = sorted({tuple(sorted(held)) for held in parts_by_process.values()})

@@ -6,12 +6,13 @@ import jax
 import pytest
 
 from jengine.cli import main
-from jengine.cli.plan import parse_mesh, set_devices
+from jengine.cli.plan import parse_mesh, scale_batches, set_devices
 from jengine.cli.plan_report import format_plan
 from jengine.cli.program_costs import compile_plan
 from jengine.config import load_config, resolve
 from jengine.errors import ConfigError
 from jengine.runner import Runner
+from jengine.sharding import build_mesh
 
 CONFIG = """
 import jax.numpy as jnp
@@ -120,12 +121,30 @@ def test_accumulation_on_data_and_tensor_axes_has_only_tensor_collectives(config
     assert sizes[1][2] == "B"  # the output of 4 examples
 
 
-def test_several_processes_read_a_batch_each(config):
-    cfg = resolve(load_config(config))
-    planned = set_devices(cfg, 4, {"data": 4}, processes=4)
-    assert planned["train_dataloader"]["batch_size"] == 32
-    assert planned["parallel"] == {"type": "Pjit", "fsdp_min_size": 1024, "mesh": {"data": 4}, "devices": 4}
+@pytest.mark.parametrize(
+    ("mesh", "processes", "shards"),
+    [
+        (dict(data=4), 4, 4),
+        (dict(data=4), 2, 2),
+        (dict(data=2, tensor=2), 4, 2),
+        (dict(data=2, tensor=2), 2, 2),
+        (dict(data=1, tensor=4), 4, 1),
+    ],
+)
+def test_several_processes_read_a_batch_for_each_data_shard(config, mesh, processes, shards):
+    cfg = set_devices(resolve(load_config(config)), 4, mesh)
+    assert cfg["parallel"] == {"type": "Pjit", "fsdp_min_size": 1024, "mesh": mesh, "devices": 4}
+    planned = scale_batches(cfg, build_mesh(mesh, 4), processes)
+    assert planned["train_dataloader"]["batch_size"] == 8 * shards  # as `DataShard` counts the shards of a run
     assert cfg["train_dataloader"]["batch_size"] == 8
+
+
+def test_processes_whose_rows_would_overlap_are_refused_as_in_the_run(config):
+    cfg = set_devices(resolve(load_config(config)), 6, dict(data=3, tensor=2))
+    with pytest.raises(ConfigError, match=r"the same parts of a batch or none in common, got \[\(0, 1\), \(1, 2\)\]"):
+        scale_batches(cfg, build_mesh(dict(data=3, tensor=2), 6), 2)
+    with pytest.raises(ConfigError, match="--processes must divide the 6 devices, got 4"):
+        scale_batches(cfg, build_mesh(dict(data=3, tensor=2), 6), 4)
 
 
 def test_the_state_is_abstract(config, tmp_path):

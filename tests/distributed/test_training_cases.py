@@ -17,6 +17,7 @@ from tests.distributed import training_cases
 from tests.distributed.test_processes import PATIENCE, address, environment
 from tests.sharding.test_exactness import SAVED
 
+SHARDED = ["tensor", "data_tensor", "tensor_stream", "data_tensor_stream"]
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
@@ -58,16 +59,27 @@ def one_device_each(tmp_path_factory):
     """Results of all cases, by two processes with one device each; the last case ends with an error."""
     return run_cases(
         tmp_path_factory.mktemp("one"),
-        ["nothing", "replicas", "sharded", "tensor", "guarded", "stream", "swav", "odc", "failing"],
+        ["nothing", "replicas", "sharded", "tensor", "tensor_stream", "guarded", "stream", "swav", "odc", "failing"],
         1,
     )
 
 
 @pytest.fixture(scope="module")
 def two_devices_each(tmp_path_factory):
-    """Results of the cases that depend on the layout of devices and processes, with two devices each."""
-    results = run_cases(tmp_path_factory.mktemp("two"), ["replicas", "sharded", "tensor"], 2)
-    assert results.exit_codes == [0, 0], results.outputs
+    """Results of the cases that depend on the layout, with two devices each; the last case ends with an error."""
+    results = run_cases(
+        tmp_path_factory.mktemp("two"),
+        ["replicas", "sharded", "tensor", "data_tensor", "data_tensor_stream", "nonfinite"],
+        2,
+    )
+    return results
+
+
+@pytest.fixture(scope="module")
+def four_processes(tmp_path_factory):
+    """Results of the cases with `tensor`, by four processes with one device each."""
+    results = run_cases(tmp_path_factory.mktemp("four"), SHARDED, 1, count=4)
+    assert results.exit_codes == [0] * 4, results.outputs
     return results
 
 
@@ -114,12 +126,78 @@ def test_replicas_train_alike_with_separate_statistics(results, tmp_path):
     np.testing.assert_allclose(first[after][0], second[after][-1], rtol=1e-6)  # and the mean after the epoch
 
 
-def test_processes_that_share_rows_read_the_same_examples(results, tmp_path):
-    expected = training_cases.train_tensor(tmp_path, 1)
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory):
+    """Results of one device for the cases with `tensor`, by whether the data are a stream."""
+    folder = tmp_path_factory.mktemp("one_device")
+    return {stream: training_cases.train_on_mesh(folder / str(stream), stream=stream) for stream in (False, True)}
+
+
+def assert_equal(found, expected, names):
+    for name in names:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def split_batches(found):
+    return np.split(found["seen"], found["bounds"][:-1])
+
+
+@pytest.fixture(
+    params=[
+        ("one_device_each", "tensor"),
+        ("one_device_each", "tensor_stream"),
+        ("two_devices_each", "tensor"),
+        ("two_devices_each", "data_tensor"),
+        ("two_devices_each", "data_tensor_stream"),
+        *[pytest.param(("four_processes", case), marks=pytest.mark.four_processes) for case in SHARDED],
+    ],
+    ids="-".join,
+)
+def sharded(request):
+    """Results of several processes, and the case: `two_devices_each` has fsdp=2 or data=2 besides tensor=2."""
+    layout, case = request.param
+    return request.getfixturevalue(layout), case
+
+
+def test_data_shards_train_validate_and_predict_like_one_device(sharded, one_device):
+    shards, case = sharded
+    expected = one_device[case.endswith("stream")]
     assert expected["examples"] == 13
-    for found in results.load("tensor"):
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-6, err_msg=name)
+    processes = shards.load(case)
+    for found in processes:
+        assert_equal(found, expected, expected.keys() - {"shard", "seen", "bounds"})
+    # each process has seen the rows of its shard, and all shards together every example of each batch once
+    batches = {int(found["shard"]): split_batches(found) for found in processes}
+    for found in processes:
+        for rows, other in zip(split_batches(found), batches[int(found["shard"])], strict=True):
+            np.testing.assert_array_equal(rows, other)
+    for rows, *parts in zip(split_batches(expected), *batches.values(), strict=True):
+        np.testing.assert_array_equal(np.sort(np.concatenate(parts)), rows)
+    log = next((shards.folder / case).rglob("*.log")).read_text()
+    readers = f"; each {len(processes) // len(batches)} processes read the same" * (len(processes) > len(batches))
+    assert re.search(f"^train data: .* of {8 // len(batches)} per process, 8 in all{readers}$", log, re.M), log
+
+
+@pytest.mark.parametrize(
+    "sharded",
+    [
+        ("one_device_each", "tensor"),
+        ("one_device_each", "tensor_stream"),
+        ("two_devices_each", "data_tensor"),
+        pytest.param(("four_processes", "tensor"), marks=pytest.mark.four_processes),
+    ],
+    ids="-".join,
+    indirect=True,
+)
+def test_one_process_resumes_data_shards_within_a_window(sharded, one_device, tmp_path):
+    shards, case = sharded
+    shards.load(case)
+    found = training_cases.train_on_mesh(
+        tmp_path, stream=case.endswith("stream"), resume=shards.folder / case / "iter_3"
+    )
+    expected = one_device[case.endswith("stream")]
+    assert_equal(found, expected, expected.keys() - {"seen", "bounds"})
+    assert len(found["bounds"]) == len(expected["bounds"]) - 3
 
 
 def test_one_process_resumes_the_replicas_of_two(results, tmp_path):
@@ -159,6 +237,15 @@ def test_too_many_nans_in_a_row_end_both_with_the_same_error_and_one_dump(one_de
     first_of_process_1 = [False] * 8 + [True] + [False] * 7
     assert np.isnan(dump["batch"]["x"]).any(axis=1).tolist() == first_of_process_1
     assert dump["state"].step == 2
+
+
+def test_a_loss_that_is_not_finite_stops_both_at_the_same_iteration_with_the_same_error(two_devices_each):
+    outputs = two_devices_each.outputs
+    assert two_devices_each.exit_codes == [1, 1], outputs
+    for output in outputs:  # its own error, or that of the other, which has been faster
+        assert "NonFiniteLossError: the loss of iteration 2, counted from 0, is nan" in output
+        assert "in LoggerHook.after_train_iter at iteration 3 (epoch 0)" in output  # at the next log line
+    assert set(re.findall("^stopped at .*", "".join(outputs), re.MULTILINE)) == {"stopped at 3"}
 
 
 def test_processes_share_the_examples_of_a_stream_and_resume_at_their_positions(one_device_each, tmp_path):

@@ -16,11 +16,14 @@ from jax.sharding import Mesh
 
 from jengine.contrib.selfsup import PseudoLabelDataset
 from jengine.data import ArrayDataset
+from jengine.data.masking import get_mask
 from jengine.distributed import all_gather_objects, assert_equal_across_processes, get_processes, launch
 from jengine.evaluation import HostMetric
 from jengine.hooks import Hook
 from jengine.model import LinenModel
 from jengine.runner import Runner
+from jengine.sharding import DataShard
+from jengine.sharding.mesh import find_data_shard
 from tests.contrib.selfsup import test_odc_hook, test_swav_hook
 from tests.sharding import test_exactness
 from tests.sharding.conftest import make_loader
@@ -53,6 +56,14 @@ def local_entries(array):
     """Return the entries on the devices of this process, in order."""
     shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return np.concatenate([np.asarray(shard.data) for shard in shards])
+
+
+def local_rows(array):
+    """Return the rows of a global batch that this process holds, each once."""
+    if not isinstance(array, jax.Array):
+        return array
+    shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)])
 
 
 def make_runner(work_dir, x=X, **changes):
@@ -183,48 +194,115 @@ def mask_remote_entries(array):
     return local
 
 
-def train_tensor(work_dir, devices):
-    """Train with `tensor` across the processes, which hold the same rows, and with partial and padded batches."""
-    mesh = dict(data=1, fsdp=devices // 2, tensor=2)
-    seen = []
+def make_mesh(data):
+    """Return a mesh with `tensor=2` across processes if possible, and `data` as well; None in a single process.
 
-    class Seen(HostMetric):
+    Of four processes, the first and the second read the same rows, or with `data` the first and the third.
+    """
+    count = jax.process_count()
+    if count == 1:
+        return None
+    devices = np.array(jax.devices())
+    if data:
+        devices = devices.reshape(count // 2, 2, -1).swapaxes(0, 1).reshape(2, 1, 2)
+    else:
+        devices = devices.reshape(count, -1).T.reshape(1, -1, 2)
+    return Mesh(devices, ("data", "fsdp", "tensor"))
+
+
+def train_on_mesh(work_dir, data=False, stream=False, stop=3, resume=False):
+    """Train in two parts, with partial and padded batches and `tensor` across the processes, or on one device.
+
+    Args:
+      work_dir: for the logs and checkpoints.
+      data: see `make_mesh`.
+      stream: whether the data are a stream, in passes of four batches and an epoch of five, or 44 shuffled examples.
+      stop: the number of iterations of the first part, which ends within a window of two and within an epoch.
+      resume: a checkpoint from which to train the second part only.
+    """
+    mesh = make_mesh(data)
+    shard = DataShard() if mesh is None else find_data_shard(mesh, jax.process_index())
+    seen, last_validation = [], []
+
+    class Record(Hook):
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            rows, is_real = (local_rows(entry) for entry in (data_batch["x"], get_mask(data_batch)))
+            seen.append(np.sort(rows[:, 0] if is_real is None else rows[is_real, 0]))
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            runner.train_loop.stop_training = runner.iter + 1 == stop and not resume
+
+    class HostError(HostMetric):
         def process(self, data_batch, data_samples):
-            self.results += data_batch["y"][:, 0].tolist()
+            assert len(data_batch["name"]) == len(data_samples)
+            self.results += np.stack([data_batch["y"][:, 0], squared_error(data_samples, data_batch)], axis=1).tolist()
 
         def compute_metrics(self, results):
-            seen.extend(results)
-            return {"examples": len(results)}
+            last_validation[:] = results
+            return {"examples": len(results), "median": float(np.median([error for _, error in results]))}
 
-    devices_in_turn = np.array(jax.devices()).reshape(jax.process_count(), -1).T.ravel()
-    loader = dict(sampler=dict(type="DefaultSampler", shuffle=True), drop_last=False)
-    runner = Runner(
-        model=LinenModel(Net(), squared_error, inputs="x"),
-        work_dir=work_dir,
-        train_dataloader=dict(loader, batch_size=8, dataset=ArrayDataset(dict(x=X[:44], y=Y[:44]))),
-        train_cfg=dict(max_epochs=3),
-        optim_wrapper=dict(
-            optimizer=dict(type="SGD", lr=0.05, momentum=0.9), clip_grad=dict(max_norm=1.0), accumulative_counts=2
-        ),
-        val_dataloader=dict(batch_size=8, dataset=ArrayDataset(dict(x=X[:13], y=Y[:13]))),
-        val_cfg=dict(),
-        val_evaluator=[dict(type="MeanLoss", loss=squared_error), Seen()],
-        default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=3), logger=None),
-        parallel=dict(
-            type="Pjit",
-            mesh=Mesh(devices_in_turn.reshape(1, -1, 2), tuple(mesh)),
-            rules=[("up.kernel", (None, "tensor")), ("down.kernel", ("tensor", None))],
-            fsdp_min_size=1,
+    size = 8 // shard.count
+    if stream:
+        loader = dict(batch_size=size, dataset=lambda: yield_examples(X[:32], Y[:32]))
+    else:
+        loader = dict(
+            batch_size=size,
+            dataset=ArrayDataset(dict(x=X[:44], y=Y[:44])),
+            sampler=dict(type="DefaultSampler", shuffle=True),
+            drop_last=False,
         )
-        if jax.process_count() > 1
-        else None,
-    )
-    state = runner.train()
+    for checkpoint in [resume] if resume else [False, True]:
+        runner = Runner(
+            model=LinenModel(Net(), squared_error, inputs="x"),
+            work_dir=work_dir,
+            train_dataloader=loader,
+            train_cfg=dict(max_epochs=2, epoch_length=5 if stream else None),
+            optim_wrapper=dict(
+                optimizer=dict(type="SGD", lr=0.05, momentum=0.9), clip_grad=dict(max_norm=1.0), accumulative_counts=2
+            ),
+            val_dataloader=dict(
+                batch_size=size,
+                dataset=ArrayDataset(dict(name=np.array([str(i) for i in range(13)]), x=X[:13], y=Y[:13])),
+            ),
+            val_cfg=dict(),
+            val_evaluator=[dict(type="MeanLoss", loss=squared_error), HostError()],
+            default_hooks=dict(
+                checkpoint=dict(type="CheckpointHook", interval=3, by_epoch=False, max_keep_ckpts=-1), logger=None
+            ),
+            custom_hooks=[Record()],
+            parallel=mesh
+            and dict(
+                type="Pjit",
+                mesh=mesh,
+                rules=[("up.kernel", (None, "tensor")), ("down.kernel", (None, "tensor"))],
+                fsdp_min_size=1,
+            ),
+            resume=checkpoint,
+        )
+        state = runner.train()
     validation = {name: value for _, _, metrics in runner.validations for name, value in metrics.items()}
     return {
-        **flatten("params", gather(state.params)), **validation, "seen": np.sort(np.float32(seen[-13:])),
-        "predictions": runner.predict(dict(x=X[:13]), batch_size=8),
+        **flatten("params", gather(state.params)), **validation, "validated": np.sort(last_validation, axis=0),
+        "predictions of arrays": runner.predict(dict(x=X[:13]), batch_size=size),
+        "predictions of a dataset": runner.predict(ArrayDataset(dict(x=X[:13])), batch_size=size),
+        "shard": shard.index, "seen": np.concatenate(seen), "bounds": np.cumsum([len(rows) for rows in seen]),
     }  # fmt: skip
+
+
+def train_tensor(work_dir, devices):
+    return train_on_mesh(work_dir)
+
+
+def train_tensor_stream(work_dir, devices):
+    return train_on_mesh(work_dir, stream=True)
+
+
+def train_data_tensor(work_dir, devices):
+    return train_on_mesh(work_dir, data=True)
+
+
+def train_data_tensor_stream(work_dir, devices):
+    return train_on_mesh(work_dir, data=True, stream=True)
 
 
 def train_guarded(work_dir, devices, nans=(33,), steps_per_call=1, **settings):
@@ -307,6 +385,28 @@ def flatten(name, tree):
 def train_failing(work_dir, devices):
     """Train with NaNs in three consecutive batches, one more than the guard allows, in one call of the step."""
     return train_guarded(work_dir, devices, nans=(17, 33, 49), max_in_row=2, interval=4, steps_per_call=4)
+
+
+class ReadLoss(Hook):
+    """Read the loss on one process, before the LoggerHook."""
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if jax.process_index() == 1:
+            runner.message_hub.get_scalar("train/loss").current()
+
+
+def train_nonfinite(work_dir, devices):
+    """Train with a NaN in a sample that process 1 reads, in the third batch: the run must stop."""
+    x = X.copy()
+    x[33] = np.nan
+    runner = make_runner(
+        work_dir, x=x, default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=1)),
+        custom_hooks=[ReadLoss()], parallel=dict(type="Pjit", devices=devices), train_cfg=dict(max_epochs=100),
+    )  # fmt: skip
+    try:
+        runner.train()
+    finally:
+        print("stopped at", runner.iter, flush=True)
 
 
 def train_exact(work_dir, parallel, loss, **changes):

@@ -216,6 +216,14 @@ def test_replicas_draw_different_random_numbers_and_the_devices_of_one_the_same(
             dict(mesh=jax.make_mesh((8,), ("fsdp",))),
             r"the mesh must have the axis 'data', or `batch_axes` must .* got the axes \('fsdp',\)",
         ),
+        *[
+            (
+                dict(mesh=mesh, devices=2),
+                "the mesh must have several replicas along 'data', got .'data': 1.*; for one replica over several "
+                "devices use Pjit, which computes the same",
+            )
+            for mesh in (dict(data=1, fsdp=2), dict(data=1, tensor=2), dict(tensor=2))
+        ],
         (dict(mesh=dict(data=3)), "must be the number of devices, 8, got 3"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +12,11 @@ from jax.sharding import PartitionSpec
 from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
+from jengine.model import LinenModel
+from jengine.registry import STRATEGIES
 from jengine.sharding import Pjit, SingleDevice, default_strategy
-from tests.sharding.conftest import X, Y, make_loader, step_collectives
+from jengine.train import TrainState
+from tests.sharding.conftest import X, Y, make_loader, squared_error, step_collectives
 
 P = PartitionSpec
 TENSOR_RULES = [("up.kernel", (None, "tensor")), ("down.kernel", ("tensor", None))]
@@ -138,11 +142,6 @@ def test_the_default_on_cpu_is_one_device_and_elsewhere_all(monkeypatch):
 
 
 def test_logical_axes_of_a_flax_model_are_used(make_run):
-    from flax import linen as nn
-
-    from jengine.model import LinenModel
-    from tests.sharding.conftest import squared_error
-
     class Named(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -164,11 +163,88 @@ def test_logical_axes_of_a_flax_model_are_used(make_run):
         assert "Placement on the mesh {'data': 4, 'fsdp': 1, 'tensor': 2}" in log.read()
 
 
+class Attention(nn.Module):
+    """Self-attention whose projections are `nn.DenseGeneral`s with axis names, as in nanodo."""
+
+    names: tuple[str | None, ...]  # of the embedding and the heads
+
+    @nn.compact
+    def __call__(self, x):
+        embed, heads = self.names
+        init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+        names = nn.with_partitioning(init, (embed, heads, None))
+        query, key, value = (
+            nn.DenseGeneral((4, 2), use_bias=False, kernel_init=names, name=name)(x)
+            for name in ("query", "key", "value")
+        )
+        weights = nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", query, key))
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+        names = nn.with_partitioning(init, (heads, None, embed))
+        return nn.DenseGeneral(8, axis=(-2, -1), use_bias=False, kernel_init=names, name="out")(mixed)
+
+
+def sequence_error(outputs, batch):
+    return jnp.square(outputs - batch["y"]).mean(axis=(-2, -1))
+
+
+@pytest.mark.parametrize(
+    ("names", "parallel"),
+    [
+        (("fsdp", "tensor"), dict(type="Pjit", mesh=dict(data=1, fsdp=2, tensor=2))),
+        (
+            ("embed", "heads"),
+            dict(type="Pjit", mesh=dict(data=1, fsdp=2, tensor=2), logical_axes=dict(embed="fsdp", heads="tensor")),
+        ),
+        ((None, "tensor"), dict(type="DataParallel", mesh=dict(data=2, tensor=2))),
+    ],
+    ids=["mesh names", "logical names", "replicas"],
+)
+def test_a_dense_general_with_axis_names_is_sharded_as_named_and_trains_like_one_device(make_run, names, parallel):
+    module = Attention(names)
+    model = LinenModel(module, sequence_error, inputs="x")
+    x = np.random.RandomState(0).randn(16, 6, 8).astype(np.float32)
+    strategy = STRATEGIES.build(dict(parallel, devices=4))
+    axes = dict(parallel.get("logical_axes", {}))
+    embed, heads = (axes.get(name, name) for name in names)
+    specs = dict.fromkeys(("query", "key", "value"), P(embed, heads, None)) | dict(out=P(heads, None, embed))
+
+    def make(rng, batch):
+        params, model_state = model.init(rng, batch)
+        return TrainState(jnp.zeros((), jnp.int32), params, model_state, (), {}, jax.random.key_data(rng))
+
+    rng = jax.random.key(3)
+    params = strategy.compile_init(make, rng, {"x": x}, model=model)(rng, {"x": x}).params
+    expected = jax.jit(
+        lambda: nn.meta.unbox(module.init(jax.random.fold_in(rng, 0), x))["params"],
+        out_shardings={name: {"kernel": NamedSharding(strategy.mesh, spec)} for name, spec in specs.items()},
+    )()
+    for name, spec in specs.items():
+        kernel = params[name]["kernel"]
+        assert kernel.sharding.spec == spec
+        assert kernel.addressable_shards[0].data.size == kernel.size // (4 if embed else 2)
+        np.testing.assert_array_equal(kernel, expected[name]["kernel"])
+
+    changes = dict(
+        model=model,
+        train_dataloader=make_loader(8, dataset=ArrayDataset(dict(x=x, y=x**2))),
+        train_cfg=dict(by_epoch=False, max_iters=4),
+        val_dataloader=make_loader(8, dataset=ArrayDataset(dict(x=x, y=x**2))),
+        val_cfg=dict(),
+        val_evaluator=dict(type="MeanLoss", loss=sequence_error),
+    )
+    one = make_run(work_dir="one", **changes)
+    many = make_run(dict(parallel, devices=4), **changes)
+    expected, params = one.train().params, many.train().params
+    for name, spec in specs.items():
+        assert params[name]["kernel"].sharding.spec == spec
+        np.testing.assert_allclose(params[name]["kernel"], expected[name]["kernel"], rtol=0, atol=1e-6)
+    assert many.validations[-1][2] == pytest.approx(one.validations[-1][2], rel=1e-6)
+
+
 def test_logical_axes_of_an_nnx_model_are_used(make_run):
     from flax import nnx
 
     from jengine.model import NnxModel
-    from tests.sharding.conftest import squared_error
 
     class Named(nnx.Module):
         def __init__(self, rngs):
@@ -207,11 +283,6 @@ def test_replicated_parameters_are_updated_with_one_exchange(make_run):
 
 @pytest.mark.parametrize("mesh", [dict(data=1, fsdp=4), dict(data=2, fsdp=4)], ids=["fsdp 4", "data 2, fsdp 4"])
 def test_a_sharded_parameter_is_gathered_once_and_its_gradient_scattered_once(make_run, mesh):
-    from flax import linen as nn
-
-    from jengine.model import LinenModel
-    from tests.sharding.conftest import squared_error
-
     class Bare(nn.Module):
         @nn.compact
         def __call__(self, x):

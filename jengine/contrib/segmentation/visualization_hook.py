@@ -12,9 +12,9 @@ import numpy as np
 
 from jengine.annotations import Count, NonNegative
 from jengine.data.masking import get_mask
+from jengine.distributed import process_local_batch
 from jengine.errors import ConfigError, require_extra
 from jengine.hooks.hook import Hook
-from jengine.hooks.local_examples import fetch_local_examples
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.selection import Selector, find, select, select_array
@@ -96,7 +96,7 @@ class SegVisualizationHook(Hook):
     ) -> None:
         if not self.draw or mode == "train":
             return
-        if self.every_n_inner_iters(batch_idx, self.interval) and jax.process_index() == 0:
+        if self.every_n_inner_iters(batch_idx, self.interval):
             self._draw(runner, batch_idx, data_batch, outputs, mode)
 
     def _draw(self, runner: Runner, batch_idx: int, data_batch: Any, outputs: Any, mode: str) -> None:
@@ -108,7 +108,9 @@ class SegVisualizationHook(Hook):
         if "img_path" not in meta:
             images = select(data_batch, self.image, "SegVisualizationHook.image", "batch")
         arrays = images, find(data_batch, self.label), find(data_batch, "sample_idx"), get_mask(data_batch), predictions
-        images, labels, indices, mask, predictions = fetch_local_examples(arrays)
+        images, labels, indices, mask, predictions = jax.device_get(process_local_batch(arrays, data_batch))
+        if jax.process_index() != 0:
+            return
         if jnp.issubdtype(predictions.dtype, jnp.floating):
             predictions = predictions.argmax(axis=-1)
         mask = np.ones(len(predictions), bool) if mask is None else mask
