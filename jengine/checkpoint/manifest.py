@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -187,9 +188,13 @@ def remove(directory: Path) -> None:
 def _validate_files(directory: Path, files: Files, checksums: bool) -> str | None:
     for name, (size, digest) in files.items():
         path = directory / name
-        if not path.is_file():
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
             return f"{name} is missing"
-        if (actual := path.stat().st_size) != size:
+        if not stat.S_ISREG(status.st_mode):
+            return f"{name} must be a file"
+        if (actual := status.st_size) != size:
             return f"{name} must have {size} bytes, got {actual}"
         if (checksums or _PART.fullmatch(name)) and digest is not None and _sha256(path) != digest:
             return f"{name} is damaged (its SHA-256 is not that of the manifest)"

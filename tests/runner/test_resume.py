@@ -1,4 +1,6 @@
+import collections
 import json
+import os
 import pathlib
 import signal
 
@@ -135,6 +137,23 @@ def test_a_resumed_run_ends_with_the_same_bits(make_runner, tmp_path, changes, v
     assert runner.log_dir == broken.log_dir
     assert [entry[:2] for entry in runner.validations] == validations
     assert [entry[2] for entry in runner.validations] == [entry[2] for entry in uninterrupted.validations]
+
+
+def test_a_resume_looks_at_each_file_of_the_arrays_once(make_runner, tmp_path, monkeypatch):
+    make_runner(work_dir=tmp_path, **arguments(Average(), train_cfg=dict(max_epochs=1))).train()
+    seen, find_stat = collections.Counter(), os.stat
+
+    def count(path, **options):
+        seen.update([str(path)])
+        return find_stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", count)
+    runner = make_runner(work_dir=tmp_path, **arguments(Average(), train_cfg=dict(max_epochs=2)), resume=True)
+    runner.train()
+    assert runner.iter == 8
+    data = list((tmp_path / "epoch_1" / "state" / "d").iterdir())
+    assert data
+    assert [seen[str(path)] for path in data] == [1] * len(data)
 
 
 def test_resuming_without_a_checkpoint_starts_from_scratch_with_a_line_about_it(make_runner, tmp_path):
