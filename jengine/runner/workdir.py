@@ -295,12 +295,17 @@ class CheckpointDirectories:
 
 
 def _list_others(directory: pathlib.Path, run_id: str) -> list[pathlib.Path]:
-    """Return the checkpoints in `directory` that another run wrote."""
+    """Return the checkpoints in `directory` that another run wrote; the next save removes interrupted ones."""
     from jengine.checkpoint import list_checkpoints
+    from jengine.checkpoint.layout import INCOMING
     from jengine.checkpoint.manifest import has_manifest, read_manifest
 
-    paths = filter(has_manifest, map(pathlib.Path, list_checkpoints(directory)))
-    return [path for path in paths if (manifest := read_manifest(path)) is None or manifest.run != run_id]
+    def is_other(path: pathlib.Path) -> bool:
+        manifest = read_manifest(path)
+        is_interrupted = manifest is not None and not manifest.is_complete and path.suffix == INCOMING
+        return not is_interrupted and (manifest is None or manifest.run != run_id)
+
+    return [path for path in map(pathlib.Path, list_checkpoints(directory)) if has_manifest(path) and is_other(path)]
 
 
 def _move_others(directory: pathlib.Path, run_id: str) -> pathlib.Path | None:
