@@ -10,7 +10,7 @@ EXTRAS ?= dev
 PYTHON_TAG := import sys; print("py%d%d" % sys.version_info[:2])
 PINS = $(wildcard constraints/$(shell $(BIN)/python -c '$(PYTHON_TAG)').txt)
 
-.PHONY: demo test test-all configs foreign test-chips pytest-chips test-newest test-versions lint types pytest lock lock-oldest docs docs-serve bench bench-peers clean
+.PHONY: demo test test-all configs processes foreign test-chips pytest-chips test-newest test-versions lint types pytest lock lock-oldest docs docs-serve bench bench-peers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/jengine train $(CONFIG)
@@ -43,9 +43,14 @@ pytest-chips: $(VENV)/.installed
 configs: $(VENV)/.installed
 	JENGINE_RANDOM_CONFIGS=200 $(PYTEST) --dist load -m full_optimization tests/runner/test_random_configs.py
 
+# 20 runs of two and three processes, of which one is killed at a random moment, and exact results of four processes;
+# `make test` has one such run, and three processes.
+processes: $(VENV)/.installed
+	JENGINE_PROCESS_KILLS=20 JENGINE_PROCESSES=4 $(PYTEST) tests/crash tests/distributed/test_training_cases.py
+
 # The tests with PyTorch, TensorFlow, Hugging Face datasets, Haiku and Equinox as well, in an environment of their own;
 # `make test` skips them. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.
-test-all: test configs
+test-all: test configs processes
 	$(MAKE) foreign VENV=$(VENV)-all EXTRAS=dev,interop
 
 foreign: $(VENV)/.installed
