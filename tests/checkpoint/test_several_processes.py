@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from jengine.checkpoint.manifest import validate_checkpoint
+from jengine.errors import ConfigError, read_seconds
 
 WORKER = """
 import os
@@ -188,3 +189,11 @@ def test_a_wait_lasts_as_long_as_another_process_reads_or_writes_and_names_one_t
     assert first["stalled"] == (
         "process 1 made no progress for 1 s (JENGINE_STALL_TIMEOUT), and others wait for it (test)"
     )
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "inf", "nan"])
+def test_an_illegal_time_in_an_environment_variable_is_refused(monkeypatch, text):
+    monkeypatch.setenv("JENGINE_STALL_TIMEOUT", text)
+    message = f"JENGINE_STALL_TIMEOUT must be a number of seconds, at least 1, got '{text}'"
+    with pytest.raises(ConfigError, match=message):
+        read_seconds("JENGINE_STALL_TIMEOUT", 600, least=1)
