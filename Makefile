@@ -43,9 +43,10 @@ pytest-chips: $(VENV)/.installed
 configs: $(VENV)/.installed
 	JENGINE_RANDOM_CONFIGS=200 $(PYTEST) --dist load -m full_optimization tests/runner/test_random_configs.py
 
-# Trains with four processes; `make test` does so with two and three.
+# Trains with four processes, and kills one of two or three at 20 random moments; `make test` has two and three processes,
+# and one kill.
 processes: $(VENV)/.installed
-	$(PYTEST) -m four_processes tests/distributed
+	JENGINE_PROCESS_KILLS=20 JENGINE_PROCESSES=4 $(PYTEST) tests/crash tests/distributed/test_training_cases.py
 
 # The tests with PyTorch, TensorFlow, Hugging Face datasets, Haiku and Equinox as well, in an environment of their own;
 # `make test` skips them. PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids PyTorch's CUDA packages.

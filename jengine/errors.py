@@ -7,6 +7,8 @@ raised within it gets the full path as a note.
 import contextlib
 import contextvars
 import difflib
+import math
+import os
 from collections.abc import Iterable, Iterator
 
 _CONFIG_PATH: contextvars.ContextVar[tuple[str | int, ...]] = contextvars.ContextVar("jengine_config_path", default=())
@@ -99,6 +101,20 @@ def current_config_path() -> str:
     for key in _CONFIG_PATH.get():
         text += f"[{key}]" if isinstance(key, int) else (f".{key}" if text else str(key))
     return text
+
+
+def read_seconds(variable: str, default: float, least: float = 0.0) -> float:
+    """Return the seconds in an environment variable.
+
+    Raises:
+      ConfigError: it is not a finite number, or less than `least`.
+    """
+    text = os.environ.get(variable, str(default))
+    with contextlib.suppress(ValueError):
+        if least <= (seconds := float(text)) < math.inf:
+            return seconds
+    at_least = f", at least {least:g}" if least else ""
+    raise ConfigError(f"the environment variable {variable} must be a number of seconds{at_least}, got {text!r}")
 
 
 @contextlib.contextmanager

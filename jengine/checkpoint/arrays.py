@@ -14,11 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from jengine.checkpoint.progress import wait_for_processes
 from jengine.errors import ConfigError
 from jengine.paths import dotted, flatten, map_with_path, unwrap
 
 _SMALL = 2**22  # bytes; up to this size a state is written as NumPy arrays, which Orbax handles faster
-_WAIT = 86_400  # seconds; a process that is gone ends the wait earlier: JAX detects it by its heartbeats
+_UNLIMITED = 10**9  # seconds; Orbax requires a limit, and `wait_for_processes` has a better one
 _ALIGNMENT = 64  # bytes; JAX can use NumPy memory with this alignment without copying it
 
 
@@ -203,6 +204,7 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._orbax: Any = None
+        self._directory: Path | None = None
 
     def start(self, directory: Path, state: Any) -> Callable[[], None]:
         """Start to write a state that `encode` returned. Its arrays on devices may be donated once this returns.
@@ -222,10 +224,16 @@ class BackgroundWriter:
             # Given the processes, Orbax synchronizes them on the host. By default it runs a collective on the devices;
             # from a second thread, its order among the collectives of the steps would differ between processes.
             options = ocp.options.MultiprocessingOptions(active_processes=process_indices())
-            waits = ocp.options.AsyncOptions(timeout_secs=_WAIT, barrier_sync_fn=_get_barrier())
+            waits = ocp.options.AsyncOptions(
+                timeout_secs=_UNLIMITED,
+                barrier_sync_fn=lambda key, timeout_ms: wait_for_processes(key, self._directory),
+            )
             self._orbax = ocp.AsyncCheckpointer(
                 _make_handler(options), multiprocessing_options=options, async_options=waits
             )
+        # Orbax's own barriers in `save` end after 300 s, which cannot be set: so none of the processes may be late.
+        wait_for_processes("start of a save")
+        self._directory = directory
         self._orbax.save(directory, args=ocp.args.PyTreeSave(state))
         finish: Callable[[], None] = self._orbax.wait_until_finished
         return finish
@@ -239,19 +247,6 @@ class BackgroundWriter:
 def process_indices() -> set[int] | None:
     """Return the indices of all processes for Orbax's options, None for a single process."""
     return set(range(jax.process_count())) if jax.process_count() > 1 else None
-
-
-def wait_for_processes(name: str, suffix: str) -> None:
-    """Wait, in any thread, until all processes have reached this point of a save."""
-    _get_barrier()(key=f"{name}.{suffix}", timeout_ms=1000 * _WAIT)
-
-
-def _get_barrier() -> Callable[..., None]:
-    """Return a barrier on the host for all processes, whose requests do not list the processes, as others do."""
-    from orbax.checkpoint import multihost
-
-    barrier: Callable[..., None] = multihost.get_barrier_sync_fn()
-    return barrier
 
 
 def write_from_process(directory: Path, state: Any) -> None:

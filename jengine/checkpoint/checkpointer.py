@@ -23,6 +23,7 @@ from jengine.checkpoint.manifest import (
     sync,
     validate_checkpoint,
 )
+from jengine.checkpoint.progress import wait_for_processes
 
 
 class CheckpointSaveError(OSError):
@@ -166,9 +167,8 @@ class Checkpointer:
         finish_write()
         incoming = path.with_name(path.name + INCOMING)
         if jax.process_count() > 1:
-            arrays.wait_for_processes("jengine:written", path.name)  # the first process merges indices of the others
             seal_part(incoming, jax.process_index(), checksums=checksums)
-            arrays.wait_for_processes("jengine:sealed", path.name)
+            wait_for_processes("hashes of a save")
         if _is_primary():
             (incoming / META).write_text(meta)
             seal(incoming, run=self._run, is_latest=latest, iteration=iteration, checksums=checksums)
@@ -182,8 +182,7 @@ class Checkpointer:
                 write_pointer(self._work_dir, str(path))
             remove(outgoing)
             self._evict(path.parent, evict)
-        if jax.process_count() > 1:
-            arrays.wait_for_processes("jengine:committed", path.name)
+        wait_for_processes("end of a save")
 
     def _is_own(self, path: Path) -> bool:
         manifest = read_manifest(path)

@@ -18,12 +18,21 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.manifest import MANIFEST, META, STATE, read_manifest, validate_checkpoint, write_synced
+from jengine.checkpoint.manifest import (
+    MANIFEST,
+    META,
+    STATE,
+    find_incomplete,
+    read_manifest,
+    validate_checkpoint,
+    write_synced,
+)
+from jengine.checkpoint.progress import wait_for_processes
 
 POINTER = "last_checkpoint"
 CURRENT_RUN = "current_run"
@@ -37,6 +46,31 @@ _JSON_SCALARS = frozenset({type(None), str, bool, int, float})
 
 class CorruptCheckpointError(ValueError):
     """Signal a checkpoint with a missing or truncated file."""
+
+
+class Processes(Protocol):
+    """Describe the processes that look for a checkpoint together; see `jengine.distributed.get_processes`."""
+
+    @property
+    def index(self) -> int:
+        """Index of this process."""
+
+    @property
+    def count(self) -> int:
+        """Number of processes."""
+
+    def all_gather(self, name: str, value: Any) -> list[Any]:
+        """Return the values of all processes."""
+
+
+class _SingleProcess:
+    index, count = 0, 1
+
+    def all_gather(self, name: str, value: Any) -> list[Any]:
+        return [value]
+
+
+ALONE = _SingleProcess()
 
 
 def read_pointer(work_dir: Path) -> Path | None:
@@ -69,7 +103,9 @@ def write_current_run(work_dir: Path, run: str) -> None:
     write_synced(work_dir / CURRENT_RUN, run)
 
 
-def find_latest(work_dir: str | os.PathLike[str], *, checksums: bool = False) -> str | None:
+def find_latest(
+    work_dir: str | os.PathLike[str], *, checksums: bool = False, processes: Processes = ALONE
+) -> str | None:
     """Return the newest complete checkpoint of a run.
 
     This is the target of `last_checkpoint` if it is complete. Otherwise the result is the checkpoint with the most
@@ -79,17 +115,27 @@ def find_latest(work_dir: str | os.PathLike[str], *, checksums: bool = False) ->
     Args:
       work_dir: the run's directory; it may be missing.
       checksums: whether to skip checkpoints whose files do not match their checksums, or whose arrays are unreadable.
+      processes: those that look for it together: the first one finds it, and each verifies a share of its files.
 
     Returns:
       Its absolute path, or None if there is no complete checkpoint.
     """
-    root = Path(work_dir).absolute()
+    candidates = _iter_candidates(Path(work_dir).absolute()) if processes.index == 0 else iter(())
+    while (path := processes.all_gather("the checkpoint to resume from", next(candidates, None))[0]) is not None:
+        if (problem := _verify(path, checksums, processes, _check_readable)) is None:
+            return str(path)
+        _LOGGER.warning("skipped checkpoint %s: %s", path, problem)
+    return None
+
+
+def _iter_candidates(root: Path) -> Iterator[Path]:
+    """Yield the checkpoints that a run in `root` may resume from, as far as their manifests say, the best first."""
     directories = [root]
     run = read_current_run(root)
     target = read_pointer(root)
     if target is not None:
-        if _is_usable(target, checksums) and _belongs_to(run, target):
-            return str(target)
+        if _belongs_to(run, target):
+            yield target
         if target.parent != root:
             directories.append(target.parent)
     candidates = []
@@ -100,12 +146,12 @@ def find_latest(work_dir: str | os.PathLike[str], *, checksums: bool = False) ->
                 _LOGGER.warning("skipped checkpoint %s: %s", path, validate_checkpoint(path))
         elif manifest.iteration is not None and run in (None, manifest.run):
             candidates.append((manifest.is_latest, manifest.iteration, path.stat().st_mtime_ns, path))
-    return next((str(path) for *_, path in sorted(candidates, reverse=True) if _is_usable(path, checksums)), None)
+    yield from (path for *_, path in sorted(candidates, reverse=True))
 
 
 def _belongs_to(run: str | None, path: Path) -> bool:
     manifest = read_manifest(path)
-    return run is None or (manifest is not None and manifest.run == run)
+    return run is None or manifest is None or manifest.run == run  # without a manifest it is reported as incomplete
 
 
 def _check_readable(path: Path) -> str | None:
@@ -117,17 +163,22 @@ def _check_readable(path: Path) -> str | None:
     return None
 
 
-def _is_usable(path: Path, checksums: bool) -> bool:
-    """Return whether a checkpoint is complete; log the reason if not."""
+def _verify(
+    path: Path,
+    checksums: bool,
+    processes: Processes,
+    check_readable: Callable[[Path], str | None] = lambda path: None,
+) -> str | None:
+    """Return why a checkpoint is not complete, on all processes, whichever of them has found it; None if it is."""
     try:
-        problem = validate_checkpoint(path, checksums=checksums)
-        if problem is None and checksums:
-            problem = _check_readable(path)
-    except (OSError, ValueError) as error:  # not a path at all
+        problem = validate_checkpoint(path, checksums=checksums, share=(processes.index, processes.count))
+        if problem is None and checksums and processes.index == 0:
+            problem = check_readable(path)
+    except (OSError, ValueError) as error:  # not a path at all, or not readable
         problem = str(error)
-    if problem is not None:
-        _LOGGER.warning("skipped checkpoint %s: %s", path, problem)
-    return problem is None
+    if processes.count > 1:
+        wait_for_processes("verification")  # may take longer than devices wait for each other
+    return next(filter(None, processes.all_gather(f"the verification of {path}", problem)), None)
 
 
 def list_checkpoints(directory: str | os.PathLike[str]) -> list[str]:
@@ -135,17 +186,32 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> list[str]:
     return sorted(str(path) for path in _iter_checkpoints(Path(directory).absolute()))
 
 
-def find_checkpoint(path: str | os.PathLike[str], *, checksums: bool = False) -> str:
+def find_checkpoint(path: str | os.PathLike[str], *, checksums: bool = False, processes: Processes = ALONE) -> str:
     """Return the absolute path of a checkpoint, given the checkpoint or a work dir for its newest one.
 
     Args:
       path: a checkpoint or a work dir.
       checksums: whether to compare the files with their checksums.
+      processes: those that verify it together, each a share of its files.
 
     Raises:
       FileNotFoundError: the path does not exist, or the directory has no checkpoint; the message lists its contents.
       CorruptCheckpointError: the checkpoint is incomplete or damaged.
     """
+    return _locate(path, lambda found: _verify(found, checksums, processes), checksums, processes)
+
+
+def locate_checkpoint(path: str | os.PathLike[str]) -> str:
+    """Return the path of a checkpoint as `find_checkpoint`, by its manifest alone: its files are not looked at."""
+    return _locate(path, find_incomplete)
+
+
+def _locate(
+    path: str | os.PathLike[str],
+    verify: Callable[[Path], str | None],
+    checksums: bool = False,
+    processes: Processes = ALONE,
+) -> str:
     path = Path(path).absolute()
     replacement = path.with_name(path.name + INCOMING)
     if not path.exists() and validate_checkpoint(replacement) is None:  # killed between the renames of a replacement
@@ -155,10 +221,10 @@ def find_checkpoint(path: str | os.PathLike[str], *, checksums: bool = False) ->
             raise FileNotFoundError(f"a checkpoint must be a directory with {STATE}/ and {META}, got the file {path}")
         raise FileNotFoundError(f"there is no checkpoint {path}; {_list_contents(path.parent)}")
     if _is_checkpoint(path):
-        if (problem := validate_checkpoint(path, checksums=checksums)) is not None:
+        if (problem := verify(path)) is not None:
             raise CorruptCheckpointError(f"checkpoint {path} is corrupt: {problem}")
         return str(path)
-    if (latest := find_latest(path, checksums=checksums)) is not None:
+    if (latest := find_latest(path, checksums=checksums, processes=processes)) is not None:
         return latest
     raise FileNotFoundError(
         f"{path} is neither a checkpoint ({STATE}/, {META}, {MANIFEST}) nor a work dir with complete checkpoints; "
@@ -172,7 +238,7 @@ def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
       FileNotFoundError, CorruptCheckpointError: as `find_checkpoint`.
     """
-    return decode_meta((Path(find_checkpoint(path)) / META).read_text())
+    return decode_meta((Path(locate_checkpoint(path)) / META).read_text())
 
 
 def encode_meta(meta: Mapping[str, Any]) -> str:

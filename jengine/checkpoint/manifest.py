@@ -13,15 +13,19 @@ import json
 import os
 import re
 import shutil
+import stat
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jengine.checkpoint.progress import report_progress
+
 MANIFEST = "manifest.json"
 META = "meta.json"
 STATE = "state"
 _FORMAT = 2
+_READ_SIZE = 2**22  # bytes
 _PART = re.compile(r"manifest\.(\d+)\.json")
 Files = Mapping[str, tuple[int, str | None]]
 
@@ -106,28 +110,60 @@ def validate_checkpoint(directory: Path, *, checksums: bool = False, share: tupl
     Args:
       directory: any path.
       checksums: whether to compare the SHA-256 of each file, and the iterations of manifest and meta.
-      share: index of this process and number of processes that verify the files of several processes together.
+      share: index of this process and number of processes that verify the checkpoint together: each reads the manifest
+        and its share of the files, whichever number of processes wrote them.
     """
+    manifest, problem = _read_complete(directory)
+    if problem is not None:
+        return problem
+    for files in _list_share(directory, manifest.files, *share):
+        if (problem := _validate_files(directory, files, checksums)) is not None:
+            return problem
+    return _validate_meta(directory, manifest) if checksums and share[0] == 0 else None
+
+
+def find_incomplete(directory: Path) -> str | None:
+    """Return the reason why `directory` is not a complete checkpoint by its manifest alone, or None if it is one."""
+    return _read_complete(directory)[1]
+
+
+def _read_complete(directory: Path) -> tuple[Manifest, str | None]:
+    """Return the manifest of a checkpoint, and the reason why it is not complete; None if it is."""
+    manifest = Manifest("")
     if not directory.exists():
-        return "it does not exist"
+        return manifest, "it does not exist"
     try:
         manifest = _read(directory)
     except (FileNotFoundError, NotADirectoryError):
-        return f"{MANIFEST} is missing"
+        return manifest, f"{MANIFEST} is missing"
     except (OSError, ValueError) as error:
-        return f"{MANIFEST} is unreadable ({error})"
-    if not manifest.is_complete:
-        return "its save was never finished"
-    problem = _validate_files(directory, manifest.files, checksums)
-    for name in manifest.files if problem is None else ():
-        part = _PART.fullmatch(name)
-        if problem is None and part is not None and int(part[1]) % share[1] == share[0]:
-            problem = _validate_files(directory, _read_part(directory / name), checksums)
-    if problem is not None:
-        return problem
-    if checksums and (problem := _validate_meta(directory, manifest)) is not None:
-        return problem
-    return None
+        return manifest, f"{MANIFEST} is unreadable ({error})"
+    return manifest, None if manifest.is_complete else "its save was never finished"
+
+
+def _list_share(directory: Path, files: Files, index: int, count: int) -> Iterator[Files]:
+    """Yield the files that a process verifies: a part of those in the manifest, then those in the parts of some others.
+
+    With more processes than parts, several divide the files of each part, after they have all verified the part itself.
+
+    Args:
+      directory: the checkpoint.
+      files: those in the manifest.
+      index: index of the process.
+      count: number of processes that verify.
+    """
+    parts = sorted(name for name in files if _PART.fullmatch(name))
+    yield _select({name: record for name, record in files.items() if name not in parts}, index, count)
+    for name in parts[index % len(parts) :: count] if parts else ():
+        yield {name: files[name]}
+        members = range(index % len(parts), count, len(parts))
+        yield _select(_read_part(directory / name), members.index(index), len(members))
+
+
+def _select(files: Files, index: int, count: int) -> Files:
+    """Return the files of one of `count` processes, by size, so that all have about as much to read."""
+    names = sorted(files, key=lambda name: (-files[name][0], name))
+    return {name: files[name] for name in names[index::count]}
 
 
 def remove(directory: Path) -> None:
@@ -152,9 +188,13 @@ def remove(directory: Path) -> None:
 def _validate_files(directory: Path, files: Files, checksums: bool) -> str | None:
     for name, (size, digest) in files.items():
         path = directory / name
-        if not path.is_file():
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
             return f"{name} is missing"
-        if (actual := path.stat().st_size) != size:
+        if not stat.S_ISREG(status.st_mode):
+            return f"{name} must be a file"
+        if (actual := status.st_size) != size:
             return f"{name} must have {size} bytes, got {actual}"
         if (checksums or _PART.fullmatch(name)) and digest is not None and _sha256(path) != digest:
             return f"{name} is damaged (its SHA-256 is not that of the manifest)"
@@ -262,8 +302,12 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while data := file.read(_READ_SIZE):
+            digest.update(data)
+            report_progress()
+    return digest.hexdigest()
 
 
 def _files(directory: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ import jax
 
 from jengine.annotations import checked
 from jengine.checkpoint import arrays
-from jengine.checkpoint.layout import STATE, CorruptCheckpointError, find_checkpoint, read_meta
+from jengine.checkpoint.layout import STATE, CorruptCheckpointError, find_checkpoint, locate_checkpoint, read_meta
 from jengine.checkpoint.report import CheckpointMismatchError, LoadReport, compare
 from jengine.checkpoint.rules import list_prefixes
 from jengine.errors import UnknownNameError, closest
@@ -59,7 +59,7 @@ def load(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
 
 def list_arrays(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shape and dtype of each array of a checkpoint by dotted path, without reading the arrays."""
-    return flatten(arrays.read_structs(Path(find_checkpoint(path)) / STATE))
+    return flatten(arrays.read_structs(Path(locate_checkpoint(path)) / STATE))
 
 
 def list_item_arrays(path: str | os.PathLike[str], item: str) -> dict[str, jax.ShapeDtypeStruct]:
@@ -105,7 +105,18 @@ def restore(
       CheckpointMismatchError: paths, shapes or dtypes differ; nothing was read.
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist or is incomplete.
     """
-    directory = Path(find_checkpoint(path, checksums=checksums))
+    return restore_verified(find_checkpoint(path, checksums=checksums), target, rename, ignore, cast)
+
+
+def restore_verified(
+    path: str | os.PathLike[str],
+    target: Mapping[str, Any],
+    rename: Sequence[tuple[str, str]] = (),
+    ignore: Sequence[str] = (),
+    cast: bool = False,
+) -> tuple[Any, dict[str, Any]]:
+    """Restore a checkpoint that `find_checkpoint` has returned, without looking at its files again; as `restore`."""
+    directory = Path(path)
     expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
     items, ignored = set(map(str, target)), tuple(f"{prefix}." for prefix in ignore)
     stored = {

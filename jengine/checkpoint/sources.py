@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.checkpoint import arrays, files
-from jengine.checkpoint.layout import STATE, find_checkpoint, read_meta
+from jengine.checkpoint.layout import ALONE, STATE, Processes, find_checkpoint, read_meta
 from jengine.checkpoint.manifest import MANIFEST, META
 from jengine.checkpoint.restore import list_arrays
 from jengine.paths import dotted, flatten
@@ -58,12 +58,13 @@ class Source:
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False) -> str:
+def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False, processes: Processes = ALONE) -> str:
     """Return the absolute path of the weights at `path`, which may be the directory of several.
 
     Args:
       path: see the table of this module.
       checksums: whether to compare the files of a checkpoint of jengine with their checksums.
+      processes: those that verify a checkpoint of jengine together, each a share of its files.
 
     Raises:
       FileNotFoundError: nothing is there. ValueError: a file of another format. CorruptCheckpointError: a checkpoint of
@@ -83,7 +84,7 @@ def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False) -> 
     if _find_orbax(absolute):
         return str(absolute)
     try:
-        return find_checkpoint(absolute, checksums=checksums)
+        return find_checkpoint(absolute, checksums=checksums, processes=processes)
     except FileNotFoundError as error:
         for name in _HUB_FILES:
             if (absolute / name).is_file():
@@ -91,20 +92,21 @@ def locate_weights(path: str | os.PathLike[str], *, checksums: bool = False) -> 
         raise FileNotFoundError(f"{error}; weights must be {FORMATS}") from None
 
 
-def open_weights(weights: Any, *, raw: bool = False, evaluated: bool = False) -> Source:
+def open_weights(weights: Any, *, raw: bool = False, evaluated: bool = False, verified: bool = False) -> Source:
     """Open weights on disk or in memory.
 
     Args:
       weights: a path, or an object in memory.
       raw: whether to take the trained values from a checkpoint of a run that saved averages.
       evaluated: whether to take the values that the run of a checkpoint has validated; not with `raw`.
+      verified: whether `weights` is a path that `locate_weights` has returned, so that its files are not looked at.
 
     Raises:
       As `locate_weights`. TypeError: an object in memory that is not a pytree of arrays.
     """
     if not isinstance(weights, str | os.PathLike):
         return _open_memory(weights)
-    path = Path(locate_weights(weights))
+    path = Path(weights if verified else locate_weights(weights))
     if path.suffix == ".npz":
         structs = files.list_npz(path)
         names = {name.replace("/", "."): name for name in structs}

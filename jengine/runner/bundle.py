@@ -123,7 +123,8 @@ def load_or_resume(runner: Runner, load_from: LoadFrom | None, resume_from: str 
 
 def resume(runner: Runner, path: str) -> None:
     """Restore the run from the checkpoint at `path`, at the iteration at which it was written."""
-    from jengine.checkpoint import list_arrays, read_meta, restore
+    from jengine.checkpoint import list_arrays, read_meta
+    from jengine.checkpoint.restore import restore_verified
 
     target = {name: getattr(runner.state, name) for name in TrainState.__dataclass_fields__}
     saved_meta = read_meta(path)
@@ -148,13 +149,7 @@ def resume(runner: Runner, path: str) -> None:
         if "opt_state" in target:
             found = match_optimizer_state(runner, path, saved_meta, converted["opt_state"], stored)
             converted["opt_state"], ignored = found
-        arrays, rest = restore(
-            path,
-            converted,
-            rename=match.rename,
-            ignore=[*match.ignore, *ignored],
-            checksums=False,  # compared when the checkpoint was chosen
-        )
+        arrays, rest = restore_verified(path, converted, match.rename, [*match.ignore, *ignored])
     arrays = dict(convert_replica_axis(arrays, *reversed(replicas)))
     if ignored:
         arrays["opt_state"] = complete_optimizer_state(arrays["opt_state"], target["opt_state"])
@@ -188,7 +183,7 @@ def load_weights(runner: Runner, source: LoadFrom) -> None:
 
     assert runner.state is not None
     is_evaluated = runner.train_loop is None  # then the weights are those that the run of the checkpoint has validated
-    opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated)
+    opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated, verified=True)
     rest = dict(opened.meta)
     initial, to_run = loadable_variables(runner, [path.removeprefix("params.") for path in opened.structs])
     replicas = runner.strategy.replicas, rest.get("replicas")

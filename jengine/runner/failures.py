@@ -6,7 +6,6 @@ step that never finishes, or a disk that hangs, must not hide the error, nor kee
 
 import contextlib
 import logging
-import math
 import os
 import sys
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 import jax
 
 from jengine.config import write_config
-from jengine.errors import ConfigError
+from jengine.errors import read_seconds
 from jengine.hooks.checks import NonFiniteLossError
 from jengine.logging import log_error, open_log_file
 from jengine.runner.data_wait import watch_waits
@@ -26,24 +25,9 @@ from jengine.runner.runner_protocol import Runner, TrainLoop
 from jengine.sharding.strategy import is_pending
 
 _LIMIT_VARIABLE = "JENGINE_FAILURE_TIMEOUT"
+_LIMIT = read_seconds(_LIMIT_VARIABLE, 300)  # of the waits of a failed run
 _ANNOUNCED_AFTER = 1.0  # seconds
 _abandoned: list[jax.Array] = []  # what the device had not computed when a run stopped waiting for it
-
-
-def _read_limit() -> float:
-    """Return the seconds that a failed run waits for the device, and for what it closes.
-
-    Raises:
-      ConfigError: the environment variable is not a number of seconds.
-    """
-    text = os.environ.get(_LIMIT_VARIABLE, "300")
-    with contextlib.suppress(ValueError):
-        if 0 <= (limit := float(text)) < math.inf:
-            return limit
-    raise ConfigError(f"the environment variable {_LIMIT_VARIABLE} must be a number of seconds, got {text!r}")
-
-
-_LIMIT = _read_limit()
 
 
 def is_consistent(runner: Runner) -> bool:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import config_path
 from jengine.registry import check_arguments
 
@@ -35,12 +36,12 @@ class LoadFrom:
     item: str | None = None
 
 
-def parse_load_from(load_from: Any, checksums: bool) -> LoadFrom | None:
+def parse_load_from(load_from: Any, processes: SingleProcess | Processes) -> LoadFrom | None:
     """Return the weights to start from, and check that they exist.
 
     Args:
       load_from: a path, an object in memory, or a dict of the fields of `LoadFrom`; None for none.
-      checksums: whether to compare the files of a checkpoint with their checksums.
+      processes: those of the run, which verify a checkpoint together.
 
     Raises:
       FileNotFoundError: nothing is at the path. CorruptCheckpointError: a checkpoint is damaged. ValueError: a file of
@@ -55,7 +56,7 @@ def parse_load_from(load_from: Any, checksums: bool) -> LoadFrom | None:
         if "path" in options:
             path = options["path"]
             if isinstance(path, str | os.PathLike):
-                options["path"] = checkpoint.locate_weights(path, checksums=checksums)
+                options["path"] = checkpoint.locate_weights(path, checksums=True, processes=processes)
             elif not checkpoint.is_pytree_of_arrays(path):
                 raise TypeError(f"`load_from` must be {checkpoint.FORMATS}; got {path!r}")
         check_arguments(LoadFrom, options)

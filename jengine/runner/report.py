@@ -74,7 +74,8 @@ def log_interruption(runner: Runner) -> None:
         _finish(runner)
     except Exception as error:  # the run ends in any case
         runner.logger.error(f"The run could not be completed: {type(error).__name__}: {error}")
-    _log_summary(runner, _describe_interruption(runner), measure_speed(runner))
+    if runner.is_main_process:  # the others would only look for the checkpoints, and log nothing
+        _log_summary(runner, _describe_interruption(runner), measure_speed(runner))
 
 
 def _describe_interruption(runner: Runner) -> str:

@@ -79,24 +79,24 @@ def agree_on_identity(
     same = {name: value for name, value in cfg.items() if not name.endswith("_dataloader") or hasattr(value, "items")}
     values = {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "jax.config": read_flags(), "config": same}
     assert_equal_across_processes(processes, values)
-    identity = identify(work_dir, checksums=jax.process_index() == 0, **arguments)
+    identity = identify(processes, work_dir, **arguments)
     fields = {name: getattr(identity, name) for name in _SHARED_FIELDS}
     return dataclasses.replace(identity, **processes.broadcast("the name of the run", fields))
 
 
 def identify(
+    processes: SingleProcess | Processes,
     work_dir: Any,
     load_from: Any = None,
     resume: Any = False,
     randomness: Mapping[str, Any] | None = None,
     experiment_name: str | None = None,
     resume_policy: ResumePolicy | None = None,
-    checksums: bool = True,
 ) -> Identity:
     """Determine the identity of a run, without writing anything. The other arguments are those of the Runner.
 
     Args:
-      checksums: whether to compare the files of the checkpoint with their checksums.
+      processes: those of the run, which verify the checkpoint together.
 
     Raises:
       FileNotFoundError: a named checkpoint does not exist. CorruptCheckpointError: it is damaged.
@@ -111,7 +111,7 @@ def identify(
     _check_directory("work_dir", work_dir)
     if experiment_name is not None and not experiment_name.isprintable():
         raise ConfigError(f"experiment_name must be one line of printable characters, got {experiment_name!r}")
-    resume_path, note = _find_checkpoint_to_resume(work_dir, load_from, resume, checksums)
+    resume_path, note = _find_checkpoint_to_resume(processes, work_dir, load_from, resume)
     earlier = checkpoint.read_meta(resume_path)["meta"] if resume_path is not None else {}
 
     with config_path("randomness"):
@@ -131,13 +131,15 @@ def identify(
         experiment_name=escape_name(str(earlier.get("experiment_name", fresh_name))),
         seed=seed,
         configured_seed=configured,
-        load_from=parse_load_from(load_from, checksums),
+        load_from=parse_load_from(load_from, processes),
         resume_from=resume_path,
         resume_note=note,
     )
 
 
-def _find_checkpoint_to_resume(work_dir: str, load_from: Any, resume: Any, checksums: bool) -> tuple[str | None, str]:
+def _find_checkpoint_to_resume(
+    processes: SingleProcess | Processes, work_dir: str, load_from: Any, resume: Any
+) -> tuple[str | None, str]:
     """Return the checkpoint to continue from, if there is one, and a line for the log.
 
     As in MMEngine, `resume=True` continues from `load_from` if that is the path of a checkpoint of a run, and otherwise
@@ -146,14 +148,15 @@ def _find_checkpoint_to_resume(work_dir: str, load_from: Any, resume: Any, check
     from jengine import checkpoint
     from jengine.checkpoint.manifest import read_manifest
 
+    verification: Any = dict(checksums=True, processes=processes)
     if not resume:
         return None, ""
     if resume is not True and resume != "must":
         with config_path("resume"):
-            return checkpoint.find_checkpoint(resume, checksums=checksums), ""
+            return checkpoint.find_checkpoint(resume, **verification), ""
     if isinstance(load_from, str | os.PathLike):
         with config_path("load_from"):
-            path = checkpoint.locate_weights(load_from, checksums=checksums)
+            path = checkpoint.locate_weights(load_from, **verification)
         manifest = read_manifest(pathlib.Path(path))
         if manifest is not None and manifest.iteration is not None:  # published weights have none
             return path, (
@@ -161,7 +164,7 @@ def _find_checkpoint_to_resume(work_dir: str, load_from: Any, resume: Any, check
                 f"so again at each start. resume={os.fspath(load_from)!r} does the same. load_from=dict(path=...) "
                 f"loads only its weights, and continues from the newest checkpoint of {work_dir} when started again."
             )
-    newest = checkpoint.find_latest(work_dir, checksums=checksums)
+    newest = checkpoint.find_latest(work_dir, **verification)
     if newest is None and resume == "must":
         raise ConfigError(f"`resume` must find a checkpoint in {work_dir} with resume='must', got none")
     start = "from scratch" if load_from is None else "from the weights of load_from"
@@ -295,12 +298,17 @@ class CheckpointDirectories:
 
 
 def _list_others(directory: pathlib.Path, run_id: str) -> list[pathlib.Path]:
-    """Return the checkpoints in `directory` that another run wrote."""
+    """Return the checkpoints in `directory` that another run wrote; the next save removes interrupted ones."""
     from jengine.checkpoint import list_checkpoints
+    from jengine.checkpoint.layout import INCOMING
     from jengine.checkpoint.manifest import has_manifest, read_manifest
 
-    paths = filter(has_manifest, map(pathlib.Path, list_checkpoints(directory)))
-    return [path for path in paths if (manifest := read_manifest(path)) is None or manifest.run != run_id]
+    def is_other(path: pathlib.Path) -> bool:
+        manifest = read_manifest(path)
+        is_interrupted = manifest is not None and not manifest.is_complete and path.suffix == INCOMING
+        return not is_interrupted and (manifest is None or manifest.run != run_id)
+
+    return [path for path in map(pathlib.Path, list_checkpoints(directory)) if has_manifest(path) and is_other(path)]
 
 
 def _move_others(directory: pathlib.Path, run_id: str) -> pathlib.Path | None:

@@ -3,8 +3,8 @@
     python tests/crash/job.py WORK_DIR [ITERATIONS] [OPTIONS]
 
 The job continues from the newest checkpoint of WORK_DIR. It may be killed and restarted at any moment. OPTIONS is JSON:
-`steps_per_call`, `out_dir`, and `kill_at`, the number of the file operation at which the job kills itself. It prints the
-number of file operations at its end.
+`steps_per_call`, `out_dir`, `process` with the address, number and index of one of several processes, and `kill_at`, the
+number of the file operation at which the job kills itself. It prints the number of file operations at its end.
 """
 
 import json
@@ -12,18 +12,22 @@ import os
 import signal
 import sys
 
+import jax
 import numpy as np
 from flax import linen as nn
 
 from jengine import Runner
 from jengine.data import ArrayDataset
+from jengine.distributed import launch
 from jengine.model import LinenModel, MeanSquaredError
+
+HEARTBEAT_TIMEOUT = 10  # seconds
 
 
 class Net(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool = False):
-        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(16)(x))
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(12)(x))
         return nn.Dense(1)(nn.Dropout(0.5, deterministic=not train)(x))
 
 
@@ -52,17 +56,18 @@ class FileOperations:
 def main(work_dir, max_iters, steps_per_call=1, out_dir=None):
     x = np.random.default_rng(0).standard_normal((100, 4), np.float32)
     data = ArrayDataset(dict(x=x, target=x.sum(axis=1, keepdims=True)))
+    count = jax.process_count()
     Runner(
         LinenModel(Net(), MeanSquaredError(), inputs="x"),
         work_dir,
-        train_dataloader=dict(batch_size=8, dataset=data),
+        train_dataloader=dict(batch_size=12 // count, dataset=data),
         train_cfg=dict(by_epoch=False, max_iters=max_iters, val_interval=7, steps_per_call=steps_per_call),
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=0.05), clip_grad=dict(max_norm=1.0), accumulative_counts=3),
         param_scheduler=[
             dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=10),
             dict(type="CosineAnnealingLR", by_epoch=False, begin=10, end=max_iters),
         ],
-        val_dataloader=dict(batch_size=32, dataset=data),
+        val_dataloader=dict(batch_size=36 // count, dataset=data),
         val_cfg=dict(),
         val_evaluator=dict(type="MeanLoss", loss=MeanSquaredError()),
         default_hooks=dict(
@@ -78,6 +83,7 @@ def main(work_dir, max_iters, steps_per_call=1, out_dir=None):
             ),
         ),
         custom_hooks=[dict(type="EMAHook", momentum=0.1, begin_iter=5)],
+        parallel=dict(type="Pjit", mesh=dict(data=1, fsdp=count), fsdp_min_size=1) if count > 1 else None,
         resume=True,
     ).train()
 
@@ -86,5 +92,7 @@ if __name__ == "__main__":
     options = json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
     directories = [sys.argv[1], *([options["out_dir"]] if "out_dir" in options else [])]
     operations = FileOperations(directories, options.pop("kill_at", None))
+    if "process" in options:
+        launch("none", *options.pop("process"), timeout=60, heartbeat_timeout=HEARTBEAT_TIMEOUT)
     main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 40, **options)
     print("file operations:", operations.count)

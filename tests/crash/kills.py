@@ -1,5 +1,6 @@
 """Kill the job of `job.py` at random moments and compare its results with those of an uninterrupted run."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -13,21 +14,51 @@ import jax
 import numpy as np
 
 from jengine import checkpoint
+from tests.crash.job import HEARTBEAT_TIMEOUT
+from tests.distributed.test_processes import free_port
 
 JOB = pathlib.Path(__file__).parent / "job.py"
 ROOT = JOB.parent.parent.parent
 TIMEOUT = 120.0  # seconds
 
 
-def start(work_dir, iterations, **options):
+def start(work_dir, iterations, count=1, kill_at=None, victim=0, **options):
+    """Start the job as `count` processes, of which `victim` kills itself at a file operation if `kill_at` is given."""
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(work_dir.parent / "cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    command = [sys.executable, str(JOB), str(work_dir), str(iterations), json.dumps(options)]
+    flags = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=1"}
     work_dir.parent.mkdir(parents=True, exist_ok=True)
-    with open(work_dir.with_suffix(".out"), "a") as out:
-        return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env={**cache, **os.environ})
+    address, jobs = f"127.0.0.1:{free_port()}", []
+    for index in range(count):
+        own = dict(options, process=[address, count, index]) if count > 1 else dict(options)
+        if kill_at is not None and index == victim:
+            own["kill_at"] = kill_at
+        command = [sys.executable, str(JOB), str(work_dir), str(iterations), json.dumps(own)]
+        with open(output_path(work_dir, index), "a") as out:
+            env = {**cache, **os.environ, **flags}
+            jobs.append(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=env))
+    return jobs
+
+
+def output_path(work_dir, index=0):
+    return work_dir.with_suffix(f".{index}.out")
+
+
+def read_outputs(work_dir):
+    return "\n".join(path.read_text()[-3000:] for path in work_dir.parent.glob(f"{work_dir.name}.*.out"))
+
+
+def wait(work_dir, jobs):
+    """Return the exit codes of all processes."""
+    codes = []
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        codes = [job.wait(TIMEOUT) for job in jobs]
+    for job in jobs:
+        job.kill()
+    assert codes, read_outputs(work_dir)
+    return codes
 
 
 def read_log(work_dir):
@@ -47,35 +78,52 @@ def last_iteration(work_dir):
 
 def finish(work_dir, iterations, **options):
     """Run the job to its end; return the number of its file operations."""
-    code = start(work_dir, iterations, **options).wait(TIMEOUT)
-    output = work_dir.with_suffix(".out").read_text()
-    assert code == 0, output[-3000:]
-    return int(output.rpartition("file operations:")[2])
+    codes = wait(work_dir, start(work_dir, iterations, **options))
+    assert not any(codes), read_outputs(work_dir)
+    return count_operations(work_dir)
 
 
 def interrupt(work_dir, iterations, signum, rng, **options):
-    """Start the job and send it a signal after a random number of iterations and a random pause.
+    """Start the job and send a process of it a signal after a random number of iterations and a random pause.
 
     Returns:
       Whether the signal interrupted it before its end.
     """
     before = last_iteration(work_dir)
     goal, pause = rng.randint(1, max(1, (iterations - before) // 2)), rng.uniform(0.0, 0.08)
-    job, start_time = start(work_dir, iterations, **options), time.monotonic()
+    victim = rng.randrange(options.get("count", 1))
+    jobs, start_time = start(work_dir, iterations, **options), time.monotonic()
     first_size = None
-    while job.poll() is None:
+    while jobs[victim].poll() is None:
         size = sum(path.stat().st_size for path in work_dir.glob("*/vis_data/scalars.json"))
         first_size = size if first_size is None else first_size
         logged = last_iteration(work_dir) if size != first_size else before
         if logged >= before + goal:
             time.sleep(pause)
-            job.send_signal(signum)
+            jobs[victim].send_signal(signum)
             break
-        assert time.monotonic() - start_time < TIMEOUT, work_dir.with_suffix(".out").read_text()[-3000:]
+        assert time.monotonic() - start_time < TIMEOUT, read_outputs(work_dir)
         time.sleep(0.002)
-    code = job.wait(TIMEOUT)
-    output = work_dir.with_suffix(".out").read_text()[-3000:]
-    assert signum != signal.SIGTERM or code in (0, 143), f"exit code {code}: {output}"
+    if signum == signal.SIGKILL:
+        return wait_for_victim(work_dir, jobs, victim)
+    codes = wait(work_dir, jobs)
+    assert set(codes) <= {0, 143}, f"exit codes {codes}: {read_outputs(work_dir)}"
+    return any(codes)
+
+
+def wait_for_victim(work_dir, jobs, victim):
+    """Wait for a process that is killed, and for the others, which JAX then ends within the heartbeat timeout.
+
+    Returns:
+      Whether it was killed before its end.
+    """
+    jobs[victim].wait(TIMEOUT)
+    killed = time.monotonic()
+    codes = wait(work_dir, jobs)
+    code = codes.pop(victim)
+    assert code in (0, -signal.SIGKILL), f"exit code {code}: {read_outputs(work_dir)}"
+    assert set(codes) <= {0, -signal.SIGABRT}, f"exit codes {codes}: {read_outputs(work_dir)}"
+    assert time.monotonic() - killed < HEARTBEAT_TIMEOUT + 10, read_outputs(work_dir)
     return code != 0
 
 
@@ -97,36 +145,67 @@ def run(directory, kills, seed, signum=signal.SIGKILL, iterations=40, **options)
       seed: of the moments of the signals.
       signum: the signal.
       iterations: length of the run.
-      **options: of the job. The uninterrupted run has none, since they do not change its results.
+      **options: of the job. The uninterrupted run only has their number of processes, `count`, since the others do not
+        change its results.
 
     Returns:
       How many of the signals interrupted it before its end.
     """
-    rng, directory = random.Random(seed), pathlib.Path(directory)
-    reference_dir, work_dir = directory / "reference", directory / f"interrupted_{signum}_{seed}"
-    if not reference_dir.exists():
-        finish(reference_dir, iterations)
+    rng, directory, count = random.Random(seed), pathlib.Path(directory), options.get("count", 1)
+    work_dir = directory / f"interrupted_{signum}_{seed}_of_{count}"
+    reference_dir = make_reference(directory, iterations, count)
     interruptions = sum(interrupt(work_dir, iterations, signum, rng, **options) for _ in range(kills))
     finish(work_dir, iterations, **options)
     assert_equal_results(work_dir, reference_dir)
     return interruptions
 
 
-def run_killed_at(directory, operation, iterations=12):
-    """Kill a run at one of its file operations, let it finish, and compare it with an uninterrupted one.
+def run_killed_at(directory, operation, iterations=12, count=1, victim=0):
+    """Kill a run at one of the file operations of a process, let it finish, and compare it with an uninterrupted one.
 
     Returns:
-      Whether the run was killed: it has at least `operation` file operations.
+      Whether the run was killed: the process has at least `operation` file operations.
     """
     directory = pathlib.Path(directory)
-    reference_dir, work_dir = directory / f"reference_{iterations}", directory / f"killed_at_{operation}"
-    if not reference_dir.exists():
-        finish(reference_dir, iterations)
-    code = start(work_dir, iterations, kill_at=operation).wait(TIMEOUT)
-    assert code in (0, -signal.SIGKILL), work_dir.with_suffix(".out").read_text()[-3000:]
-    finish(work_dir, iterations)
+    work_dir = directory / f"killed_at_{operation}_of_{victim}_of_{count}"
+    reference_dir = make_reference(directory, iterations, count)
+    jobs = start(work_dir, iterations, count=count, kill_at=operation, victim=victim)
+    is_killed = wait_for_victim(work_dir, jobs, victim)
+    finish(work_dir, iterations, count=count)
     assert_equal_results(work_dir, reference_dir)
     names = (".incoming", ".outgoing", ".new")
     leftovers = [str(path) for path in work_dir.rglob("*") if path.parent.suffix in names or path.suffix == ".new"]
     assert not leftovers, leftovers
-    return code != 0
+    return is_killed
+
+
+def run_with_processes(directory, seed, count, in_save):
+    """Kill a random one of several processes, let all resume and finish, and compare them with an uninterrupted run.
+
+    Args:
+      directory: of the work dirs.
+      seed: of the process and the moment.
+      count: number of processes.
+      in_save: whether the process is killed at one of its operations on the files of checkpoints.
+
+    Returns:
+      Whether it was killed before its end.
+    """
+    directory, rng = pathlib.Path(directory), random.Random(seed)
+    if not in_save:
+        return run(directory, 1, seed, iterations=12, count=count)
+    victim = rng.randrange(count)
+    operations = count_operations(make_reference(directory, 12, count), victim)
+    return run_killed_at(directory, rng.randint(1, operations), count=count, victim=victim)
+
+
+def make_reference(directory, iterations, count):
+    """Return the work dir of an uninterrupted run."""
+    reference_dir = directory / f"reference_{iterations}_of_{count}"
+    if not reference_dir.exists():
+        finish(reference_dir, iterations, count=count)
+    return reference_dir
+
+
+def count_operations(work_dir, index=0):
+    return int(output_path(work_dir, index).read_text().rpartition("file operations:")[2])

@@ -1,10 +1,16 @@
-"""Kill and restart runs: their results equal those of an uninterrupted run. benchmarks/crash.py repeats this more often."""
+"""Kill and restart runs: their results equal those of an uninterrupted run. benchmarks/crash.py repeats this more often.
+
+`make test-all` kills 20 runs of several processes; `make test` one.
+"""
 
 import importlib.util
+import os
 import pathlib
 import signal
 
 import pytest
+
+PROCESS_KILLS = range(int(os.environ.get("JENGINE_PROCESS_KILLS", "1")))
 
 
 @pytest.fixture(scope="module")
@@ -26,3 +32,8 @@ def test_killed_runs_are_bit_identical(kills, directory):
 
 def test_terminated_runs_are_bit_identical(kills, directory):
     assert kills.run(directory, kills=1, seed=1, signum=signal.SIGTERM) == 1
+
+
+@pytest.mark.parametrize("seed", PROCESS_KILLS)
+def test_runs_of_which_one_process_is_killed_are_bit_identical(kills, directory, seed):
+    kills.run_with_processes(directory, seed, count=2 + seed // 2 % 2, in_save=seed % 2 == 0)

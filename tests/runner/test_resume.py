@@ -1,4 +1,6 @@
+import collections
 import json
+import os
 import pathlib
 import signal
 
@@ -9,7 +11,7 @@ import optax
 import pytest
 
 from jengine import checkpoint
-from jengine.checkpoint.manifest import seal
+from jengine.checkpoint.manifest import claim, seal
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
@@ -137,6 +139,23 @@ def test_a_resumed_run_ends_with_the_same_bits(make_runner, tmp_path, changes, v
     assert [entry[2] for entry in runner.validations] == [entry[2] for entry in uninterrupted.validations]
 
 
+def test_a_resume_looks_at_each_file_of_the_arrays_once(make_runner, tmp_path, monkeypatch):
+    make_runner(work_dir=tmp_path, **arguments(Average(), train_cfg=dict(max_epochs=1))).train()
+    seen, find_stat = collections.Counter(), os.stat
+
+    def count(path, **options):
+        seen.update([str(path)])
+        return find_stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", count)
+    runner = make_runner(work_dir=tmp_path, **arguments(Average(), train_cfg=dict(max_epochs=2)), resume=True)
+    runner.train()
+    assert runner.iter == 8
+    data = list((tmp_path / "epoch_1" / "state" / "d").iterdir())
+    assert data
+    assert [seen[str(path)] for path in data] == [1] * len(data)
+
+
 def test_resuming_without_a_checkpoint_starts_from_scratch_with_a_line_about_it(make_runner, tmp_path):
     runner = make_runner(resume=True, train_cfg=dict(max_epochs=1))
     assert runner.train().step == 4
@@ -212,7 +231,10 @@ def test_load_from_loads_only_the_weights(make_runner, tmp_path):
 
 def test_a_new_run_in_the_same_work_dir_moves_the_old_checkpoints(make_runner, tmp_path):
     first = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1)).train()
+    claim(tmp_path / "run" / "epoch_2.incoming", "a run that was killed during this save")
     make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1), randomness=dict(seed=7)).train()
+    assert [path.name for path in (tmp_path / "run").rglob("epoch_*")].count("epoch_1") == 2
+    assert not list((tmp_path / "run").rglob("*.incoming"))  # nothing can resume from it
     old = checkpoint.load(tmp_path / "run" / "earlier_1" / "epoch_1")
     np.testing.assert_array_equal(old.params["w"], first.params["w"])
     assert (tmp_path / "run" / "epoch_1").is_dir()

@@ -1,0 +1,82 @@
+"""Wait for the other processes of a save or a resume for as long as one of them makes progress.
+
+A barrier of JAX fails after a fixed time, but a process may hash or write for any time. So a wait is a series of
+barriers: where one has timed out, all processes enter the next, until all have arrived. A wait gives up when nothing
+has happened for a while: no process has reported that it read a part of a file, and the files of those that are missing
+have not grown, which is all that can be known about Orbax's writes.
+"""
+
+import itertools
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jengine.errors import read_seconds
+
+_VARIABLE = "JENGINE_STALL_TIMEOUT"
+_LIMIT = read_seconds(_VARIABLE, 600, least=1)
+_COUNTER = "jengine/progress"  # of all processes together, in the coordination service
+_last_report = -_LIMIT
+
+
+class StalledError(TimeoutError):
+    """Signal that processes for which this one waits make no progress."""
+
+
+def report_progress() -> None:
+    """Tell the processes that wait for this one that it works; cheap, since most calls do nothing."""
+    global _last_report
+    now = time.monotonic()
+    if now - _last_report >= _LIMIT / 10 and jax.distributed.is_initialized():
+        _last_report = now
+        _get_client().key_value_increment(_COUNTER, 1)
+
+
+def wait_for_processes(name: str, directory: Path | None = None) -> None:
+    """Wait, in any thread, until all processes have called this with the same name.
+
+    Args:
+      name: the point in the save or the resume.
+      directory: Orbax's directory of arrays, if they may be writing to it: `state`.
+
+    Raises:
+      StalledError: none of them has made progress for the seconds in the environment variable JENGINE_STALL_TIMEOUT.
+    """
+    if jax.process_count() == 1:
+        return
+    client, seen, since = _get_client(), None, time.monotonic()
+    for attempt in itertools.count():
+        try:
+            client.wait_at_barrier(f"jengine/{name}/{attempt}", int(500 * _LIMIT))
+            return
+        except jax.errors.JaxRuntimeError as error:
+            if "Barrier timed out" not in str(error):
+                raise
+            missing = re.findall(r"^(\d+)$", str(error), re.MULTILINE)
+        progress = client.key_value_increment(_COUNTER, 0), _count_bytes(directory, missing)
+        if progress != seen:  # also where this process came late, and runs through attempts that have failed
+            seen, since = progress, time.monotonic()
+        elif time.monotonic() - since >= 0.9 * _LIMIT:  # two more barriers have timed out
+            raise StalledError(
+                f"process {', '.join(missing)} made no progress for {_LIMIT:g} s ({_VARIABLE}), and others wait for it "
+                f"({name})"
+            )
+
+
+def _count_bytes(directory: Path | None, processes: list[str]) -> int:
+    """Return the size of the files that some processes write; Orbax renames the directory once it is complete."""
+    if directory is None:
+        return 0
+    patterns = [f"{directory.name}*/ocdbt.process_{process}/**/*" for process in processes]
+    if "0" in processes:  # it also merges the indices of the others
+        patterns.append(f"{directory.name}*/d/*")
+    return sum(path.stat().st_size for pattern in patterns for path in directory.parent.glob(pattern))
+
+
+def _get_client() -> Any:
+    from orbax.checkpoint import multihost
+
+    return multihost.get_jax_distributed_client()
