@@ -44,7 +44,7 @@ class BatchCheck:
             structure, leaves = tuple(batch), batch.values()
         else:
             structure, leaves = jax.tree.structure(batch), jax.tree.leaves(batch)
-        if structure != self._structure:
+        if self._structure is None or structure != self._structure:
             self._check_structure(batch, structure)
         for leaf in leaves:
             if type(leaf) is np.ndarray and leaf.dtype.itemsize == 8 and leaf.dtype.kind in "iu":

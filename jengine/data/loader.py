@@ -189,9 +189,11 @@ class DataLoader:
     def _batches(self, epoch: int, start: int) -> Iterator[Any]:
         first, end = epoch * self.length + start, (epoch + 1) * self.length
         source = self._source(epoch, first, end)
-        for self._position in range(start + 1, self.length + 1):
+        for position in range(start, self.length):
             # Not kept in a variable: the batch of a worker stays in shared memory until its last reference is gone.
-            yield next(source)
+            taken = [next(source)]
+            self._position = position + 1
+            yield taken.pop()
 
     def _source(self, epoch: int, first: int, end: int) -> Iterator[Any]:
         """Return the batches from index `first` on, from the threads and workers that are running, if there are any."""

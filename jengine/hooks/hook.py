@@ -259,8 +259,7 @@ class Hook:
     def next_step(self, runner: Runner, step: int) -> float:
         """Return the first step from `step` on at which `before_train_iter` or `after_train_iter` acts.
 
-        Both stages are called only at these steps, and no chunk crosses one of them. The hook is asked again at the
-        step that it returned, and after every other stage.
+        Both stages are called only at these steps, and no chunk crosses one of them.
 
         Args:
           runner: the runner.

@@ -63,9 +63,8 @@ class IterTimerHook(Hook):
         """Record the times of the iteration, and the remaining time."""
         if self._block:
             jax.block_until_ready(outputs)
-        elapsed = self._restart_clock()
+        elapsed = self._finish_steps(runner)
         runner.message_hub.update_scalars({"train/data_time": self._data_time, "train/time": elapsed})
-        self._estimate(runner, elapsed)
 
     def _before_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
         self._data_time = self._clock() - self._last_time
@@ -75,7 +74,8 @@ class IterTimerHook(Hook):
     ) -> None:
         if self._block:
             jax.block_until_ready(outputs)
-        elapsed, hub = self._restart_clock(), runner.message_hub
+        now, hub = self._clock(), runner.message_hub
+        elapsed, self._last_time = now - self._last_time, now
         hub.update_scalars({f"{mode}/data_time": self._data_time, f"{mode}/time": elapsed})
         self._eval_total += elapsed
         loop = runner.val_loop if mode == "val" else runner.test_loop
@@ -84,24 +84,20 @@ class IterTimerHook(Hook):
 
     def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Record the mean time of the steps of a chunk for each of them."""
-        elapsed, count = self._restart_clock(), metrics.num_steps
+        elapsed, count = self._finish_steps(runner), metrics.num_steps
         for name, seconds in (("train/data_time", self._data_time), ("train/time", elapsed)):
             runner.message_hub.update_scalar_batch(name, np.full(count, seconds / count), runner.iter - count + 1)
-        self._estimate(runner, elapsed)
 
-    def _restart_clock(self) -> float:
-        """Return the seconds since the last iteration, and start the next one."""
+    def _finish_steps(self, runner: Runner) -> float:
+        """Return the seconds since the last steps, and estimate the remaining time from the steps of this session."""
         now = self._clock()
         elapsed, self._last_time = now - self._last_time, now
-        return elapsed
-
-    def _estimate(self, runner: Runner, elapsed: float) -> None:
-        """Estimate the time to the end of training from the iterations of this session."""
         self._train_total += elapsed
         completed = runner.iter + 1
         if self._max_iters != math.inf:
             mean = self._train_total / (completed - self._start_iter)
             runner.message_hub.update_info("eta", mean * (self._max_iters - completed))
+        return elapsed
 
     def _after_epoch(self, runner: Runner, mode: str = "train") -> None:
         # A validation inside training is not part of the next training iteration.

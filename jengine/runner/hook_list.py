@@ -29,7 +29,6 @@ class HookList:
         self._hooks: list[tuple[int, Hook]] = []
         self._listeners: dict[str, list[_Listener]] = {}
         self._ahead: dict[str, list[_Listener]] = {}
-        self._due: dict[Hook, float] = {}  # the next step at which a hook acts, until it acts or another stage is called
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,18 +96,10 @@ class HookList:
         listeners = self._listeners.get(stage)
         if listeners is None:
             listeners = self._get_listeners(stage)
-        if stage not in _ITERATION_STAGES:
-            self._due.clear()  # what the hooks answered may have changed
         for hook, method, scheduled in listeners:
             try:
-                if scheduled:
-                    step = runner.iter
-                    if self._due.get(hook, step) > step:
-                        continue
-                    self._due[hook] = hook.next_step(runner, step)
-                    if self._due[hook] > step:
-                        continue
-                method(runner, **arguments)
+                if not scheduled or hook.next_step(runner, step := runner.iter) <= step:
+                    method(runner, **arguments)
             except Exception as error:
                 _add_note(error, hook, stage, runner)
                 raise

@@ -194,7 +194,7 @@ class TrainLoop:
             )
             raise
         finally:
-            runner.interrupts.stop_waiting()
+            runner.interrupts.wait = None
         if len(taken) == size > 1 and not self._checked_scan:
             self._check_scan(taken)
         runner.phase_timer.enter("hooks")

@@ -273,8 +273,8 @@ class TrainPrograms:
 
 
 def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[None]:
-    """Surround the first call of a compiled step, and report that it compiles if it takes long."""
-    return report_if_slow(f"compiling {step.name}")
+    """Surround a call of a compiled step: if it is the first and takes long, report that it compiles."""
+    return report_if_slow(f"compiling {step.name}") if step.shapes is None else _NO_REPORT
 
 
 def _with_hyperparams_vector(step: Callable[..., Any]) -> Callable[..., Any]:
