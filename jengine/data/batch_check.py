@@ -1,16 +1,17 @@
 """Check the batches of a loader on the host, before they are sent to the device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from jengine import paths
-from jengine.data.collate import is_flat
 from jengine.data.host_entries import is_array
 
 _INT32 = np.iinfo(np.int32)
+_ARRAYS = {np.ndarray}
+_INSPECTED = 10  # batches
 
 
 class BatchCheck:
@@ -18,11 +19,15 @@ class BatchCheck:
 
     Args:
       loader: the name of the loader in messages: 'train_dataloader'.
+
+    Attributes:
+      inspect: called with each of the first batches; raises for one that cannot be used. None for no further check.
     """
 
     def __init__(self, loader: str) -> None:
+        self.inspect: Callable[[Any], None] | None = None
         self._loader = loader
-        self._first: Any = None
+        self._first: list[str] = []
         self._structure: Any = None
         self._count = 0
 
@@ -33,16 +38,28 @@ class BatchCheck:
           TypeError: there is no array in it, so that nothing reaches the model.
           ValueError: it has another structure than the first, or an integer that the device would wrap around.
         """
-        structure = tuple(batch) if is_flat(batch) else jax.tree.structure(batch)
-        if self._structure is None:
-            self._check_arrays(batch)
-            self._first, self._structure = batch, structure
-            self._first = list(paths.flatten(batch))
-        elif structure != self._structure and set(paths.flatten(batch)) != set(self._first):
-            self._raise_structure(batch)
-        self._check_integers(batch)
+        structure: Any
+        leaves: Iterable[Any]
+        if type(batch) is dict and set(map(type, batch.values())) == _ARRAYS:  # needs no traversal as a pytree
+            structure, leaves = tuple(batch), batch.values()
+        else:
+            structure, leaves = jax.tree.structure(batch), jax.tree.leaves(batch)
+        if self._structure is None or structure != self._structure:
+            self._check_structure(batch, structure)
+        for leaf in leaves:
+            if type(leaf) is np.ndarray and leaf.dtype.itemsize == 8 and leaf.dtype.kind in "iu":
+                self._check_integers(batch, leaf)
+        if self._count < _INSPECTED and self.inspect is not None:
+            self.inspect(batch)
         self._count += 1
         return batch
+
+    def _check_structure(self, batch: Any, structure: Any) -> None:
+        if self._structure is None:
+            self._check_arrays(batch)
+            self._structure, self._first = structure, list(paths.flatten(batch))
+        elif set(paths.flatten(batch)) != set(self._first):
+            self._raise_structure(batch)
 
     def _check_arrays(self, batch: Any) -> None:
         leaves = paths.flatten(batch)
@@ -64,18 +81,11 @@ class BatchCheck:
             f"{self._count} {' and '.join(differences)}; give every sample the same entries"
         )
 
-    def _check_integers(self, batch: Any) -> None:
-        leaves = batch.values() if is_flat(batch) else jax.tree.leaves(batch)
-        for leaf in leaves:
-            if not isinstance(leaf, np.ndarray) or leaf.dtype.itemsize != 8 or leaf.dtype.kind not in "iu":
-                continue
-            if leaf.size:
-                low, high = int(leaf.min()), int(leaf.max())
-                if (low < _INT32.min or high > _INT32.max) and not jax.config.read("jax_enable_x64"):
-                    self._raise_integers(batch, leaf, low, high)
-
-    def _raise_integers(self, batch: Any, wrong: np.ndarray, low: int, high: int) -> None:
-        path = next(path for path, leaf in paths.flatten(batch).items() if leaf is wrong)
+    def _check_integers(self, batch: Any, array: np.ndarray) -> None:
+        low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+        if (low >= _INT32.min and high <= _INT32.max) or jax.config.read("jax_enable_x64"):
+            return
+        path = next(path for path, leaf in paths.flatten(batch).items() if leaf is array)
         raise ValueError(
             f"`{self._loader}` must yield integers that fit in int32, got {low} to {high} in the entry {path!r} of "
             f"batch {self._count}; leave the entry out, turn it into strings, which stay on the host, or set "

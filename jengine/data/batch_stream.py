@@ -42,8 +42,9 @@ class BatchStream:
         self._put = put
         self._depth = depth
         self._buffer: collections.deque[tuple[Any, Any]] = collections.deque()
+        self._is_done = False  # the source has ended, at the position `_end`, or failed
         self._error: Exception | None = None
-        self._end: tuple[Any] | None = None  # the position after the end of the source
+        self._end: Any = None
 
     def take(self, count: int) -> list[Any]:
         """Return the next batches.
@@ -58,39 +59,34 @@ class BatchStream:
         Raises:
           Exception: raised by the source, once all batches before it have been taken.
         """
-        self._read(count + self._depth)
-        if not self._buffer:
+        buffer = self._buffer
+        wanted = count + self._depth
+        while len(buffer) < wanted and not self._is_done:
+            try:
+                batch = next(self._source)
+                buffer.append((batch if self._put is None else self._put(batch), self._get_position()))
+            except StopIteration:
+                self._is_done, self._end = True, self._get_position()
+            except Exception as error:
+                self._is_done, self._error = True, error
+        if not buffer:
             if self._error is not None:
                 raise self._error
-            self.position = self._end[0] if self._end else None
+            self.position = self._end
             return []
-        self.positions = []
-        taken = [self._pop()]
-        first = _signature(taken[0]) if count > 1 else None
-        while self._buffer and len(taken) < count and _signature(self._buffer[0][0]) == first:
-            taken.append(self._pop())
+        batch, self.position = buffer.popleft()
+        taken, self.positions = [batch], [self.position]
+        first = _signature(batch) if count > 1 else None
+        while buffer and len(taken) < count and _signature(buffer[0][0]) == first:
+            batch, self.position = buffer.popleft()
+            taken.append(batch)
+            self.positions.append(self.position)
         return taken
 
     def close(self) -> None:
         """Close the source."""
         if hasattr(self._source, "close"):
             self._source.close()
-
-    def _read(self, count: int) -> None:
-        """Read batches until `count` are in the buffer, or the source ends or fails."""
-        while len(self._buffer) < count and self._error is None and self._end is None:
-            try:
-                batch = next(self._source)
-                self._buffer.append((batch if self._put is None else self._put(batch), self._get_position()))
-            except StopIteration:
-                self._end = (self._get_position(),)
-            except Exception as error:
-                self._error = error
-
-    def _pop(self) -> Any:
-        batch, self.position = self._buffer.popleft()
-        self.positions.append(self.position)
-        return batch
 
 
 def _no_position() -> None:

@@ -69,24 +69,29 @@ class BatchSource:
 
     def __getitem__(self, index: int) -> Any:
         epoch, position = divmod(index, self.length)
-        indices, mask = self.load_epoch(epoch)
+        loaded = self._epoch
+        if loaded is None or loaded[0] != epoch:
+            loaded = self.load_epoch(epoch)
+        _, indices, mask = loaded
         examples = slice(position * self.batch_size, (position + 1) * self.batch_size)
         batch = self._fetch(epoch, indices[examples])
         return with_mask(batch, mask[examples]) if self.masked else batch
 
-    def load_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sample index of every example of `epoch`, and their mask: int64 and bool[length * batch_size]."""
-        loaded = self._epoch
-        if loaded is None or loaded[0] != epoch:
-            shift = self.shift[1] if self.shift[0] == epoch else 0
-            count = self.length * self.batch_size
-            indices = self.order.indices(epoch, count + shift)
-            num_real = min(len(indices), self.order.num_real(count + shift)) - shift
-            # With a negative shift the first batches have been yielded already: anything may stand in their place.
-            indices = np.concatenate([np.repeat(indices[:1], max(-shift, 0)), indices[max(shift, 0) :]])
-            padding = np.full(count - len(indices), indices[0] if len(indices) else 0, indices.dtype)
-            loaded = self._epoch = (epoch, np.concatenate([indices, padding]), np.arange(count) < num_real)
-        return loaded[1:]
+    def load_epoch(self, epoch: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Make `epoch` the current one.
+
+        Returns:
+          The epoch, the sample index of every example and their mask: int64 and bool[length * batch_size].
+        """
+        shift = self.shift[1] if self.shift[0] == epoch else 0
+        count = self.length * self.batch_size
+        indices = self.order.indices(epoch, count + shift)
+        num_real = min(len(indices), self.order.num_real(count + shift)) - shift
+        # With a negative shift the first batches have been yielded already: anything may stand in their place.
+        indices = np.concatenate([np.repeat(indices[:1], max(-shift, 0)), indices[max(shift, 0) :]])
+        padding = np.full(count - len(indices), indices[0] if len(indices) else 0, indices.dtype)
+        self._epoch = (epoch, np.concatenate([indices, padding]), np.arange(count) < num_real)
+        return self._epoch
 
     def _fetch(self, epoch: int, indices: np.ndarray) -> Any:
         dataset = self.dataset.at_epoch(epoch) if hasattr(self.dataset, "at_epoch") else self.dataset

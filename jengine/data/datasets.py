@@ -1,5 +1,6 @@
 """Provide two datasets: arrays in memory, and the handwritten digits bundled with scikit-learn."""
 
+import operator
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -34,10 +35,10 @@ class ArrayDataset:
         return self._size
 
     def __getitem__(self, index: int) -> Any:
-        return jax.tree.map(lambda array: array[index], self.arrays)
+        return jax.tree.map(operator.itemgetter(index), self.arrays)
 
     def __getitems__(self, indices: np.ndarray) -> Any:
-        return jax.tree.map(lambda array: array[indices], self.arrays)
+        return jax.tree.map(operator.itemgetter(indices), self.arrays)
 
 
 @DATASETS.register_module()

@@ -69,14 +69,14 @@ class DataLoader:
         self.device_prefetch = device_prefetch
         self.sampler = DefaultSampler(dataset, shuffle=False) if sampler is None else sampler
         self._order = self.sampler if isinstance(self.sampler, Sampler) else IteratedSampler(self.sampler)
-        self._length = self._count_batches(num_batch_per_epoch)
+        self.length = self._count_batches(num_batch_per_epoch)
         self._collate = collate_fn or default_collate
         self._epoch = self._start = self._position = 0
         self._shift = (0, 0)  # an epoch, and the examples by which its batches are shifted
         self._prefetcher: BatchPrefetcher | None = None
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     @property
     def dataset_size(self) -> int:
@@ -99,11 +99,6 @@ class DataLoader:
         return "use a sampler of jengine.data, whose order is a function of the seed and the epoch"
 
     @property
-    def length(self) -> int:
-        """The number of batches in an epoch."""
-        return self._length
-
-    @property
     def resume(self) -> Resume:
         """'exact': any batch of any epoch can be fetched; 'replayed' if a foreign sampler determines the order."""
         return "replayed" if isinstance(self._order, IteratedSampler) else "exact"
@@ -124,8 +119,8 @@ class DataLoader:
         Raises:
           ValueError: `start` is outside the epoch.
         """
-        if not 0 <= start <= self._length:
-            raise ValueError(f"start must be a position in the epoch, 0 to {self._length}, got {start}")
+        if not 0 <= start <= self.length:
+            raise ValueError(f"start must be a position in the epoch, 0 to {self.length}, got {start}")
         self._order.set_epoch(epoch)
         self._epoch, self._start, self._position = epoch, start, start
         self._shift = (epoch, 0)
@@ -142,12 +137,12 @@ class DataLoader:
         A caller that prefetches must keep the state of each batch with it, as `BatchStream` does.
         """
         epoch, position = self._epoch, self._position
-        if position >= self._length:
+        if position >= self.length:
             epoch, position = epoch + 1, 0
         offset = self._shift[1] if self._shift[0] == epoch else 0
         examples = position * self.batch_size + offset
         if self._order.is_endless:  # its epochs are sections of one stream, whose boundaries depend on the batch size
-            examples += epoch * self._length * self.batch_size
+            examples += epoch * self.length * self.batch_size
         return {"epoch": epoch, "position": position, "examples": examples}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -158,13 +153,13 @@ class DataLoader:
         """
         epoch, examples = int(state["epoch"]), int(state["examples"])
         if self._order.is_endless:
-            self.set_epoch(*divmod(examples // self.batch_size, self._length))
+            self.set_epoch(*divmod(examples // self.batch_size, self.length))
             return
         remaining = self._count_whole(self._order.samples_per_epoch(self.drop_last) - examples)
         start, offset = divmod(examples, self.batch_size)
         if offset:
-            start = self._length - min(remaining, self._length)
-        if remaining <= 0 or start >= self._length:
+            start = self.length - min(remaining, self.length)
+        if remaining <= 0 or start >= self.length:
             epoch, start, examples = epoch + 1, 0, 0
         self.set_epoch(epoch, start)
         self._shift = (epoch, examples - start * self.batch_size)
@@ -172,9 +167,9 @@ class DataLoader:
     def example(self) -> Any:
         """Return the first batch of the next epoch; the position does not change."""
         epoch = self.epoch
-        first = epoch * self._length
+        first = epoch * self.length
         if self.num_workers:  # not read here: a dataset that opens files at its first read cannot be pickled after it
-            return next(self._source(epoch, first, first + self._length))
+            return next(self._source(epoch, first, first + self.length))
         return self._batch_source()[first]
 
     def copy_at_epoch(self, epoch: int) -> "DataLoader":
@@ -192,15 +187,13 @@ class DataLoader:
             self._prefetcher = None
 
     def _batches(self, epoch: int, start: int) -> Iterator[Any]:
-        first, end = epoch * self._length + start, (epoch + 1) * self._length
+        first, end = epoch * self.length + start, (epoch + 1) * self.length
         source = self._source(epoch, first, end)
-        for _ in range(start, self._length):
+        for position in range(start, self.length):
             # Not kept in a variable: the batch of a worker stays in shared memory until its last reference is gone.
-            yield self._count(next(source))
-
-    def _count(self, batch: Any) -> Any:
-        self._position += 1
-        return batch
+            taken = [next(source)]
+            self._position = position + 1
+            yield taken.pop()
 
     def _source(self, epoch: int, first: int, end: int) -> Iterator[Any]:
         """Return the batches from index `first` on, from the threads and workers that are running, if there are any."""
@@ -208,7 +201,7 @@ class DataLoader:
         is_shifted = self._shift[1] or (prefetcher is not None and prefetcher.source.shift[1])
         if prefetcher is not None and first < prefetcher.stop and not is_shifted:
             distance = first - prefetcher.next
-            if distance == 0 or (self._order.repeats and distance % self._length == 0):
+            if distance == 0 or (self._order.repeats and distance % self.length == 0):
                 return prefetcher
             if isinstance(self._order, Sampler):
                 prefetcher.seek(first)
@@ -225,7 +218,7 @@ class DataLoader:
 
     def _batch_source(self) -> BatchSource:
         return BatchSource(
-            self.dataset, self._order, self._collate, self.batch_size, self._length, not self.drop_last, self._shift
+            self.dataset, self._order, self._collate, self.batch_size, self.length, not self.drop_last, self._shift
         )
 
     def _count_whole(self, samples: int) -> int:

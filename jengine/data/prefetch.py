@@ -1,10 +1,12 @@
 """Send batches to the device before they are needed."""
 
-import collections
+import contextlib
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import jax
+
+from jengine.data.batch_stream import BatchStream
 
 
 def prefetch_to_device(
@@ -28,27 +30,10 @@ def prefetch_to_device(
     """
     if depth < 0:
         raise ValueError(f"depth must be 0 or more batches, got {depth}")
-    return _prefetch(iter(batches), put, depth)
+    return _prefetch(BatchStream(batches, put, depth))
 
 
-def _prefetch(source: Any, put: Callable[[Any], Any], depth: int) -> Generator[Any, None, None]:
-    ready: collections.deque[Any] = collections.deque()
-    source_error: Exception | None = None
-    try:
-        while True:
-            try:
-                while len(ready) <= depth:
-                    ready.append(put(next(source)))
-            except StopIteration:
-                break
-            except Exception as error:
-                source_error = error
-                break
-            yield ready.popleft()
-        while ready:
-            yield ready.popleft()
-        if source_error is not None:
-            raise source_error
-    finally:
-        if hasattr(source, "close"):
-            source.close()
+def _prefetch(stream: BatchStream) -> Generator[Any, None, None]:
+    with contextlib.closing(stream):
+        while taken := stream.take(1):
+            yield taken.pop()

@@ -25,6 +25,8 @@ class Sampler(abc.ABC):
       ValueError: an empty dataset, or a process index out of range.
     """
 
+    is_endless: bool = False  # whether epochs are sections of one stream of samples
+
     def __init__(
         self,
         dataset: Sized | int,
@@ -60,11 +62,6 @@ class Sampler(abc.ABC):
     @property
     def repeats(self) -> bool:
         """True if all epochs have the same order."""
-        return False
-
-    @property
-    def is_endless(self) -> bool:
-        """True if epochs are sections of one stream of samples."""
         return False
 
     @abc.abstractmethod
@@ -144,10 +141,7 @@ class InfiniteSampler(Sampler):
     stream; resuming computes the position in it instead of reading up to it. The arguments are those of `Sampler`.
     """
 
-    @property
-    def is_endless(self) -> bool:
-        """True: the epochs of a loader are sections of one stream."""
-        return True
+    is_endless = True
 
     def samples_per_epoch(self, drop_last: bool) -> int:
         """Return the size of an equal shard, rounded up."""

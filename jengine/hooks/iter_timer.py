@@ -2,17 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
-
-_NAMES = {mode: (f"{mode}/data_time", f"{mode}/time") for mode in ("train", "val", "test")}
 
 
 @HOOKS.register_module()
@@ -36,6 +35,7 @@ class IterTimerHook(Hook):
         self._last_time = 0.0
         self._data_time = 0.0
         self._start_iter = 0
+        self._max_iters: float = math.inf
         self._train_total = 0.0
         self._eval_total = 0.0
 
@@ -51,6 +51,20 @@ class IterTimerHook(Hook):
     def _before_epoch(self, runner: Runner, mode: str = "train") -> None:
         self._last_time = self._clock()
         self._eval_total = 0.0
+        self._max_iters = runner.max_iters  # known for the epoch; an iteration is too short to ask for it
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        """Record the time that the loop waited for its batch."""
+        self._data_time = self._clock() - self._last_time
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Record the times of the iteration, and the remaining time."""
+        if self._block:
+            jax.block_until_ready(outputs)
+        elapsed = self._finish_steps(runner)
+        runner.message_hub.update_scalars({"train/data_time": self._data_time, "train/time": elapsed})
 
     def _before_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, mode: str = "train") -> None:
         self._data_time = self._clock() - self._last_time
@@ -59,16 +73,10 @@ class IterTimerHook(Hook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None, mode: str = "train"
     ) -> None:
         if self._block:
-            import jax
-
             jax.block_until_ready(outputs)
-        elapsed = self._restart_clock()
-        hub, (data_time, time_) = runner.message_hub, _NAMES[mode]
-        hub.update_scalar(data_time, self._data_time)
-        hub.update_scalar(time_, elapsed)
-        if mode == "train":
-            self._estimate(runner, elapsed)
-            return
+        now, hub = self._clock(), runner.message_hub
+        elapsed, self._last_time = now - self._last_time, now
+        hub.update_scalars({f"{mode}/data_time": self._data_time, f"{mode}/time": elapsed})
         self._eval_total += elapsed
         loop = runner.val_loop if mode == "val" else runner.test_loop
         if loop.epoch_length is not None:
@@ -76,24 +84,20 @@ class IterTimerHook(Hook):
 
     def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Record the mean time of the steps of a chunk for each of them."""
-        elapsed, count = self._restart_clock(), metrics.num_steps
-        for name, seconds in zip(_NAMES["train"], (self._data_time, elapsed), strict=True):
+        elapsed, count = self._finish_steps(runner), metrics.num_steps
+        for name, seconds in (("train/data_time", self._data_time), ("train/time", elapsed)):
             runner.message_hub.update_scalar_batch(name, np.full(count, seconds / count), runner.iter - count + 1)
-        self._estimate(runner, elapsed)
 
-    def _restart_clock(self) -> float:
-        """Return the seconds since the last iteration, and start the next one."""
+    def _finish_steps(self, runner: Runner) -> float:
+        """Return the seconds since the last steps, and estimate the remaining time from the steps of this session."""
         now = self._clock()
         elapsed, self._last_time = now - self._last_time, now
-        return elapsed
-
-    def _estimate(self, runner: Runner, elapsed: float) -> None:
-        """Estimate the time to the end of training from the iterations of this session."""
         self._train_total += elapsed
         completed = runner.iter + 1
-        mean = self._train_total / (completed - self._start_iter)
-        if math.isfinite(runner.max_iters):
-            runner.message_hub.update_info("eta", mean * (runner.max_iters - completed))
+        if self._max_iters != math.inf:
+            mean = self._train_total / (completed - self._start_iter)
+            runner.message_hub.update_info("eta", mean * (self._max_iters - completed))
+        return elapsed
 
     def _after_epoch(self, runner: Runner, mode: str = "train") -> None:
         # A validation inside training is not part of the next training iteration.

@@ -27,7 +27,8 @@ class ParamSchedulerHook(Hook):
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Step the schedulers that count iterations."""
-        for scheduler in _list_schedulers(runner):
+        schedulers = runner.param_schedulers
+        for scheduler in schedulers if type(schedulers) is list else _list_schedulers(runner):
             if not scheduler.by_epoch:
                 try:
                     scheduler.step()

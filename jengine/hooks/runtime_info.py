@@ -60,16 +60,19 @@ class RuntimeInfoHook(Hook):
         """
         hub = runner.message_hub
         hub.update_info("iter", runner.iter)
+        rates = {}
         for name, values in runner.optim_wrapper.get_lr().items():
-            hub.update_scalar(f"train/{name}", values[0])
+            rates[f"train/{name}"] = values[0]
+        hub.update_scalars(rates)
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
     ) -> None:
         """Record the metrics of the step."""
-        update = runner.message_hub.update_scalar
+        scalars = {}
         for name, value in (outputs or {}).items():
-            update(f"train/{name}", value)
+            scalars[f"train/{name}"] = value
+        runner.message_hub.update_scalars(scalars)
 
     def after_train_chunk(self, runner: Runner, batch_idx: int, data_batch: Any, metrics: ChunkMetrics) -> None:
         """Record the metrics of all steps of a chunk."""

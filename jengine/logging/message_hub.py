@@ -106,13 +106,14 @@ class MessageHub:
           TypeError: `value` is not a real number, or is traced. ValueError: `value` does not have one element, or
             `count` is below 1. ArgumentError: `resumed` differs from earlier updates of the key.
         """
-        on_device = type(value) in _ARRAY_TYPES and value.shape == ()
-        if not on_device and type(value) is not float:
-            value, on_device = _check_scalar(key, value)
+        if type(value) is not float and not (type(value) in _ARRAY_TYPES and value.shape == ()):
+            value = _check_scalar(key, value)
         if count != 1:
             count = check_count(count)
-        self._check_resumed(key, resumed)
-        self._pending.add(key, value, self.iteration, count, on_device)
+        if self._resumed.get(key) is not resumed:
+            self._check_resumed(key, resumed)
+        self._pending.rows.append((key, value, self.iteration, count))
+        self._pending.size += 1
         if self._pending.size >= self._capacity:
             self.flush()
 
@@ -124,8 +125,14 @@ class MessageHub:
         """
         if not isinstance(scalars, Mapping):
             raise TypeError(f"`scalars` must be a dict name -> value, got {type(scalars).__name__}")
+        pending, iteration = self._pending, self.iteration
         for key, value in scalars.items():
-            if isinstance(value, dict):
+            kind = type(value)
+            is_plain = kind is float or (kind in _ARRAY_TYPES and value.shape == ())
+            if is_plain and self._resumed.get(key) is resumed:  # without a call, as in each training iteration
+                pending.rows.append((key, value, iteration, 1))
+                pending.size += 1
+            elif isinstance(value, dict):
                 if "value" not in value or not value.keys() <= {"value", "count"}:
                     raise KeyError(
                         f"scalar {key!r} must have the key 'value' and optionally 'count', got {sorted(value)}"
@@ -133,6 +140,8 @@ class MessageHub:
                 self.update_scalar(key, value["value"], value.get("count", 1), resumed)
             else:
                 self.update_scalar(key, value, resumed=resumed)
+        if pending.size >= self._capacity:
+            self.flush()
 
     def update_scalar_batch(
         self,
@@ -155,7 +164,9 @@ class MessageHub:
           ArgumentError: `resumed` differs from earlier updates of the key.
         """
         self._check_resumed(key, resumed)
-        self._pending.add_batch(key, values, first_iteration, reported)
+        indices = range(len(values)) if reported is None else np.flatnonzero(reported).tolist()
+        self._pending.rows.append((key, values, first_iteration, indices))
+        self._pending.size += len(indices)
 
     def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
         """Set the info `key`, of any type, replacing its value.
@@ -163,7 +174,8 @@ class MessageHub:
         Raises:
           ArgumentError: `resumed` differs from earlier updates of the key.
         """
-        self._check_resumed(key, resumed)
+        if self._resumed.get(key) is not resumed:
+            self._check_resumed(key, resumed)
         self._runtime_info[key] = value
 
     def update_info_dict(self, infos: Mapping[str, Any], resumed: bool = True) -> None:
@@ -328,8 +340,8 @@ def _get_history(histories: Mapping[str, HistoryBuffer], key: str) -> HistoryBuf
     return histories[key]
 
 
-def _check_scalar(key: str, value: Any) -> tuple[Any, bool]:
-    """Return `(value, on_device)`, where a host value is converted to a Python float.
+def _check_scalar(key: str, value: Any) -> Any:
+    """Return a device array of one element, or a host value as a Python float.
 
     Raises:
       TypeError: `value` is not a real number, or is traced. ValueError: `value` does not have one element.
@@ -342,9 +354,9 @@ def _check_scalar(key: str, value: Any) -> tuple[Any, bool]:
         if value.size != 1:
             raise ValueError(f"scalar {key!r} must have one element, got shape {value.shape}")
         _ARRAY_TYPES.add(type(value))
-        return value, True
+        return value
     try:
-        return to_float(value), False
+        return to_float(value)
     except (TypeError, ValueError) as error:
         error.add_note(f"in the update of the scalar {key!r}")
         raise

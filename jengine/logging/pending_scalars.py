@@ -26,44 +26,20 @@ class _Segment:
         return self.steps[start : self.num_taken], self.values[start : self.num_taken]
 
 
-# An array to fetch into a segment: key, array, segment, index of its first value in the segment, and the indices of the
-# elements to keep (None for a one-element array). A plain tuple, because each metric of each step creates one.
-_Transfer = tuple[str, Any, _Segment, int, Sequence[int] | None]
-
-
 class PendingScalars:
     """Buffer scalars on the host and on the device, in the order in which they are added.
 
     Attributes:
-      size: number of values added since the last `fetch`.
+      rows: the scalars that were not fetched yet: (key, value, step, number of samples), with a number or an array of
+        one element; or (key, values, first step, indices), with an array of a value per step and the indices of those
+        to keep. Callers append to it, since a step has several scalars.
+      size: number of values in `rows`, counted by the callers.
     """
 
     def __init__(self) -> None:
+        self.rows: list[tuple[str, Any, int, int | Sequence[int]]] = []
         self.size = 0
         self._segments: dict[str, list[_Segment]] = {}
-        self._last_segment: dict[str, _Segment] = {}
-        self._transfers: list[_Transfer] = []
-
-    def add(self, key: str, value: Any, step: int, count: int = 1, on_device: bool = False) -> None:
-        """Append a number, or a one-element device array; `count` is its number of samples."""
-        segment = self._last_segment.get(key)
-        if segment is None or segment.count != count:
-            segment = self._get_segment(key, count)
-        if on_device:
-            self._transfers.append((key, value, segment, len(segment.values), None))
-        segment.values.append(value)
-        segment.steps.append(step)
-        self.size += 1
-
-    def add_batch(self, key: str, values: Any, first_step: int, reported: np.ndarray | None) -> None:
-        """Append an array real[K] with one value per step; `reported`, bool[K], selects the values to keep."""
-        segment = self._get_segment(key, 1)
-        num_steps = values.shape[0]
-        indices: Sequence[int] = range(num_steps) if reported is None else np.flatnonzero(reported).tolist()
-        self._transfers.append((key, values, segment, len(segment.values), indices))
-        segment.values += [None] * len(indices)
-        segment.steps += [first_step + i for i in indices]
-        self.size += len(indices)
 
     def fetch(self) -> bool:
         """Transfer all device arrays to the host at once, waiting until they are computed.
@@ -74,22 +50,26 @@ class PendingScalars:
         Raises:
           RuntimeError: the device failed, or an array was donated. All pending values are dropped.
         """
-        transfers, self._transfers, self.size = self._transfers, [], 0
+        rows, self.rows, self.size = self.rows, [], 0
+        arrays = [value for _, value, _, _ in rows if type(value) is not float]
         try:
-            fetched = fetch_arrays([transfer[1] for transfer in transfers])
+            fetched = iter(fetch_arrays(arrays))
         except RuntimeError as error:
-            self._segments, self._last_segment = {}, {}
-            deleted = {key for key, array, *_ in transfers if isinstance(array, jax.Array) and array.is_deleted()}
+            self._segments = {}
+            deleted = {key for key, array, *_ in rows if isinstance(array, jax.Array) and array.is_deleted()}
             if deleted:
                 error.add_note(f"{sorted(deleted)} were logged from donated arrays: log outputs of the step instead")
             raise
-        for (_, _, segment, start, indices), array in zip(transfers, fetched, strict=True):
-            if indices is None:
-                segment.values[start] = array.item()
+        for key, value, step, count in rows:
+            if isinstance(count, int):
+                segment = self._get_segment(key, count)
+                segment.values.append(value if type(value) is float else next(fetched).item())
+                segment.steps.append(step)
             else:
-                selected = array if isinstance(indices, range) else array[indices]
-                segment.values[start : start + len(indices)] = selected.tolist()
-        return bool(transfers)
+                segment = self._get_segment(key, 1)
+                segment.values += next(fetched)[list(count)].tolist()
+                segment.steps += [step + i for i in count]
+        return bool(arrays)
 
     def take(self, step: float) -> Iterator[tuple[str, list[int], list[float], int]]:
         """Remove the fetched values up to and including `step`.
@@ -103,14 +83,13 @@ class PendingScalars:
                 if values:
                     yield key, steps, values, segment.count
         if step == math.inf:
-            self._segments, self._last_segment = {}, {}
+            self._segments = {}
 
     def _get_segment(self, key: str, count: int) -> _Segment:
         """Return the last segment of the key, or a new one if its sample count differs."""
         segments = self._segments.setdefault(key, [])
         if not segments or segments[-1].count != count:
             segments.append(_Segment(count))
-        self._last_segment[key] = segments[-1]
         return segments[-1]
 
 

@@ -81,17 +81,14 @@ def require_class_indices(labels: Any, num_classes: int, argument: str, ignore_i
 
 
 class LabelChecks:
-    """Check the labels of the first host batches of a step.
+    """Check the labels of host batches, until `stop`.
 
     Batches that are added before the step is first traced wait for it, and are checked in the trace, before they are
     used; later ones are checked at once.
-
-    Args:
-      limit: number of batches to check; None for all until `stop`.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
-        self._left = float("inf") if limit is None else limit
+    def __init__(self) -> None:
+        self._is_stopped = False
         self._requirements: dict[_Requirement, None] = {}
         self._waiting: list[tuple[dict[str, np.ndarray], np.ndarray | None]] = []
         self._is_traced = False
@@ -118,9 +115,8 @@ class LabelChecks:
         Raises:
           ConfigError: a label is out of range.
         """
-        if self._left <= 0 or (self._is_traced and not self._requirements):
+        if self._is_stopped or (self._is_traced and not self._requirements):
             return
-        self._left -= 1
         leaves = {path: leaf for path, leaf in paths.leaves_with_path(batch) if _is_integer_array(leaf)}
         mask = get_mask(batch)
         added = leaves, None if mask is None else np.asarray(mask, bool)
@@ -131,7 +127,7 @@ class LabelChecks:
 
     def stop(self) -> None:
         """Check no further batches."""
-        self._left, self._waiting = 0, []
+        self._is_stopped, self._waiting = True, []
 
     @contextlib.contextmanager
     def _trace(self, batch: Any) -> Iterator[None]:

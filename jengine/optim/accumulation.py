@@ -24,8 +24,8 @@ class Accumulation:
 
     def start_step(self, step: int | None = None) -> bool:
         """Count the iteration after `step` others (None: the next one); return whether it ends a window."""
-        self.done = (self.done if step is None else step) + 1
-        return self.is_update(self.done)
+        self.done = done = (self.done if step is None else step) + 1
+        return done % self.counts == 0 or done == self.total
 
     def is_update(self, count: int) -> bool:
         """Return whether the `count`-th iteration, from 1, updates the parameters."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ from jengine.optim.transforms import ClipByNormState, accumulate_gradients, get_
 from jengine.optim.transforms.accumulate import AccumulateState, init_accumulation, sum_gradients
 from jengine.optim.transforms.clip import ClipByNorm, clipping_parts, parse_clip_grad
 from jengine.registry import OPTIM_WRAPPERS
+
+_get_lr = operator.itemgetter("lr")
 
 OptState = Any  # the state of `OptimWrapper.tx`, a pytree
 
@@ -66,6 +69,8 @@ class OptimWrapper:
         self.base_param_settings = self.grouped.base_param_settings
         self.clip_grad = parse_clip_grad(clip_grad)
         self.axis_name = axis_name
+        self.accumulative_counts = accumulative_counts
+        self.accumulates = accumulative_counts > 1
         self._accumulation = Accumulation(accumulative_counts)
 
     @functools.cached_property
@@ -96,16 +101,6 @@ class OptimWrapper:
         return chain
 
     # ------------------------------------------------------------------ inputs of the step
-
-    @property
-    def accumulative_counts(self) -> int:
-        """The number of iterations per update."""
-        return self._accumulation.counts
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether some iterations only accumulate gradients."""
-        return self.accumulative_counts > 1
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -326,9 +321,9 @@ class OptimWrapper:
 
     def get_lr(self) -> dict[str, list[float]]:
         """Return the learning rates: `lr` of each group, preceded by `base_lr` when there is more than one group."""
-        if self.defaults.get("lr") is None:  # an optax transformation without a learning rate, or with a hidden one
+        if self.optimizer.defaults.get("lr") is None:  # an optax transformation without a learning rate, or with a hidden one
             return {}
-        lr = [group["lr"] for group in self.param_groups]
+        lr = list(map(_get_lr, self.param_groups))
         return (
             {"lr": lr} if self.base_param_settings is None else {"base_lr": [self.base_param_settings["lr"]], "lr": lr}
         )

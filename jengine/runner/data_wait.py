@@ -37,7 +37,7 @@ def iterate(batches: Iterable[Any], source: Source, interrupts: Interrupts) -> I
         except StopIteration:
             return
         finally:
-            interrupts.stop_waiting()
+            interrupts.wait = None
         yield batch
 
 

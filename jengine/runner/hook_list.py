@@ -93,7 +93,10 @@ class HookList:
 
         An exception keeps its type and traceback; a note names the hook, the stage and the iteration.
         """
-        for hook, method, scheduled in self._get_listeners(stage):
+        listeners = self._listeners.get(stage)
+        if listeners is None:
+            listeners = self._get_listeners(stage)
+        for hook, method, scheduled in listeners:
             try:
                 if not scheduled or hook.next_step(runner, step := runner.iter) <= step:
                     method(runner, **arguments)

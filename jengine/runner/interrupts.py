@@ -48,7 +48,6 @@ class Interrupts:
         self.signum: int | None = None
         self.agreed = False
         self.wait: tuple[Any, float, int] | None = None
-        self._waiting = False
         self._processes = processes
         self._previous_handlers: dict[int, Any] = {}
         self._signals = _read_signals()
@@ -67,7 +66,7 @@ class Interrupts:
         self._previous_handlers = {}
 
     def start_waiting(self, data: Any) -> None:
-        """Let a signal end the run at once from now on: the loop waits for `data`, perhaps forever.
+        """Let a signal end the run at once until `wait` is None again: the loop waits for `data`, perhaps forever.
 
         With several processes signals are still only recorded, since all processes must end at the same iteration.
 
@@ -75,13 +74,8 @@ class Interrupts:
           KeyboardInterrupt, SystemExit: as `check`, for a signal that was received just before.
         """
         self.wait = (data, time.monotonic(), threading.get_ident())
-        self._waiting = self._processes.count == 1
-        if self._waiting and self.signum is not None:
+        if self.signum is not None and self._processes.count == 1:
             self.check()
-
-    def stop_waiting(self) -> None:
-        """Record signals again until the next `check`."""
-        self.wait, self._waiting = None, False
 
     def check(self) -> None:
         """End the run if this process or another received a signal.
@@ -106,7 +100,7 @@ class Interrupts:
         signal.signal(signum, self._previous_handlers[signum])
         if self._processes.count > 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        if self._waiting:
+        elif self.wait is not None:
             self.check()
 
 

@@ -89,13 +89,13 @@ class TrainLoop:
         self._checked_scan = False
         self._source = Source("train_dataloader", dataloader)
         self._check_batch = BatchCheck("train_dataloader")
+        self._takes_host_batches = True  # not sent to the device ahead of their use
         self.iter = 0
         self.epoch = 0
         self.epoch_start = 0
         self.position: Any = None
         self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]
         self._intervals = [val_interval, *(interval for _, interval in dynamic_intervals or ())]
-        self._put: Callable[[PyTree], PyTree] = self._put_batch
 
     @property
     def epoch_length(self) -> int | None:
@@ -126,7 +126,7 @@ class TrainLoop:
         """
         start = self.iter
         while self.iter < stop and not self.stop_training:
-            taken = self._take(batches, self._chunk_size(stop))
+            taken = self._take(batches, 1 if self.steps_per_call == 1 else self._chunk_size(stop))
             self.position = batches.position  # hooks save it with the iteration that follows
             if not taken:
                 break
@@ -134,7 +134,7 @@ class TrainLoop:
                 self.run_chunk(batch_idx + self.iter - start, taken)
                 continue
             for batch, self.position in zip(taken, batches.positions, strict=True):
-                self.run_iter(batch_idx + self.iter - start, self._put(batch))
+                self.run_iter(batch_idx + self.iter - start, self._put(batch) if self._takes_host_batches else batch)
                 if self.stop_training:
                     break
         return self.iter - start
@@ -178,8 +178,7 @@ class TrainLoop:
     def _chunk_size(self, stop: int | float) -> int:
         """Return the number of iterations for the next call: `steps_per_call`, or 1 if a hook acts within the chunk."""
         size = self.steps_per_call
-        fits = self.iter + size <= stop and (size == 1 or self.runner.hook_list.allows_chunk(self.runner, size))
-        return size if fits else 1
+        return size if self.iter + size <= stop and self.runner.hook_list.allows_chunk(self.runner, size) else 1
 
     def _take(self, batches: BatchStream, size: int) -> list[PyTree]:
         """Take at most `size` batches of one structure; a signal received meanwhile ends training at once."""
@@ -195,7 +194,7 @@ class TrainLoop:
             )
             raise
         finally:
-            runner.interrupts.stop_waiting()
+            runner.interrupts.wait = None
         if len(taken) == size > 1 and not self._checked_scan:
             self._check_scan(taken)
         runner.phase_timer.enter("hooks")
@@ -215,15 +214,17 @@ class TrainLoop:
     def _stream(self, source: Iterable[PyTree]) -> BatchStream:
         """Return the batches of `source`; for single steps they are sent to the device ahead of their use."""
         loader = self.dataloader
-        if self.steps_per_call > 1:
-            self._put = self._put_batch
+        self._check_batch.inspect = self.runner.programs.check_labels
+        self._takes_host_batches = self.steps_per_call > 1
+        if self._takes_host_batches:
             return BatchStream(source, self._check_batch, position=loader.state_dict)
-        self._put = lambda batch: batch
-        put = lambda batch: self._put_batch(self._check_batch(batch))  # noqa: E731
-        return BatchStream(source, put, loader.device_prefetch, loader.state_dict)
+        return BatchStream(source, self._check_and_put, loader.device_prefetch, loader.state_dict)
 
-    def _put_batch(self, batch: PyTree) -> PyTree:
-        return put_arrays(batch, self.runner.programs.put_batch)
+    def _check_and_put(self, batch: PyTree) -> PyTree:
+        return put_arrays(self._check_batch(batch), self.runner.strategy.put_batch)
+
+    def _put(self, batch: PyTree) -> PyTree:
+        return put_arrays(batch, self.runner.strategy.put_batch)
 
     def _repeat_data(self) -> Iterator[PyTree]:
         """Yield the batches of one pass over the data after another, from the current position on."""

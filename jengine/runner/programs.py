@@ -35,7 +35,6 @@ PyTree = Any
 
 logger = logging.getLogger("jengine")
 _NO_REPORT = contextlib.nullcontext()
-_CHECKED_BATCHES = 10  # the number of training batches whose labels are checked on the host
 _SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
 
 
@@ -88,7 +87,7 @@ class TrainPrograms:
             )
             return dataclasses.replace(step, differentiate=self._label_checks.watch(step.differentiate, argument=1))
 
-        self._label_checks = LabelChecks(_CHECKED_BATCHES)
+        self._label_checks = LabelChecks()
         update, accumulate = build_step(update=True), build_step(update=False)
         steps = (update, accumulate) if optim_wrapper.accumulates else (update,)
         self._traced_hooks = [step.hooks for step in steps]
@@ -116,14 +115,13 @@ class TrainPrograms:
         self.hashes: dict[str, str] = {}
         self._not_hashed: list[tuple[RecompilationGuard, tuple[Any, ...]]] = []
 
-    def put_batch(self, batch: PyTree) -> PyTree:
-        """Place a host batch on its device, for `run_step`; the labels of the first batches are checked.
+    def check_labels(self, batch: PyTree) -> None:
+        """Check the labels of a host batch that is to be used, once the classes are known from a trace.
 
         Raises:
           ConfigError: a label out of range.
         """
         self._label_checks.add(batch)
-        return self._strategy.put_batch(batch)
 
     def run_step(
         self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool
@@ -163,8 +161,6 @@ class TrainPrograms:
           The new state and the metrics, both pending on the device.
         """
         updates = np.asarray(is_update)
-        for batch in batches:
-            self._label_checks.add(batch)
         batch = self._strategy.put_batch(stack_batches([select_arrays(batch) for batch in batches]), chunked=True)
         new_state, metrics = self._call(self.chunk, state, batch, (self._raveler.stack(hyperparams), updates))
         self._limiter.add(metrics.values["loss"])
@@ -261,7 +257,7 @@ class TrainPrograms:
             self._on_traced()
         self._last = step
         try:
-            with report_first_compile(step):
+            with report_first_compile(step) if step.shapes is None else _NO_REPORT:
                 new_state, metrics = self._compiled[step](state, batch, inputs)
         except jax.errors.JaxRuntimeError:
             self._failed = True

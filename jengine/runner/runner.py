@@ -293,7 +293,7 @@ class Runner:
 
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
         """Run one training step on a batch on its device, and return the metrics, which stay on the device."""
-        is_update = self.optim_wrapper.start_step(self.iter)
+        is_update = self.optim_wrapper.start_step(self.train_loop.iter)
         self._state, metrics = self.programs.run_step(self._state, batch, self.step_hyperparams(), is_update)
         return metrics
 

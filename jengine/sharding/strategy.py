@@ -121,6 +121,8 @@ class SingleDevice:
             raise ValueError(f"SingleDevice: device must be an index of the {len(devices)} local devices, got {device}")
         self.device = devices[device]
         check_context([self.device])
+        # On CPU a compiled step reads host arrays directly, without the cost of `device_put`
+        self._takes_host_batches = self.platform == "cpu"
         self.max_in_flight = 8 if self.platform == "cpu" else 2  # on an accelerator each holds a batch in device memory
 
     @property
@@ -128,14 +130,9 @@ class SingleDevice:
         """The kind of device: 'cpu', 'gpu' or 'tpu'."""
         return self.device.platform
 
-    @property
-    def takes_host_batches(self) -> bool:
-        """True on CPU, where a compiled step reads host arrays directly, without the cost of `device_put`."""
-        return self.platform == "cpu"
-
     def put_batch(self, batch: PyTree, chunked: bool = False) -> PyTree:
         """Start the transfer of a host batch to the device; see `Strategy`."""
-        return batch if self.takes_host_batches else jax.device_put(batch, self.device)
+        return batch if self._takes_host_batches else jax.device_put(batch, self.device)
 
     def put_replicated(self, tree: PyTree) -> PyTree:
         """Copy values to the device."""

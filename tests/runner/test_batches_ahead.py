@@ -4,7 +4,6 @@ import pytest
 from jengine.data import DataLoader, IterableLoader
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
-from jengine.sharding import SingleDevice
 
 BATCH = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
 
@@ -34,11 +33,6 @@ class Ahead(Hook):
 
     def before_val_iter(self, runner, batch_idx, data_batch=None):
         self.sent_before.setdefault("val", self.sent)
-
-
-@pytest.fixture(autouse=True)
-def device_with_separate_memory(monkeypatch):
-    monkeypatch.setattr(SingleDevice, "takes_host_batches", False)
 
 
 def count_sent(make_runner, train, val, **changes):

@@ -217,11 +217,11 @@ def test_a_wait_for_data_is_logged_when_it_takes_long_and_at_each_doubling():
     with watch_waits(interrupts, logger, after=0.06):
         for _ in range(100):  # short waits
             interrupts.start_waiting(Source("others", loader))
-            interrupts.stop_waiting()
+            interrupts.wait = None
         start = time.monotonic()
         interrupts.start_waiting(Source("train_dataloader", loader))
         assert three_lines.wait(10)
-        interrupts.stop_waiting()
+        interrupts.wait = None
     expected = "The run has waited 0 s for train_dataloader (DataLoader(ArrayDataset)), batch 3 of pass 2."
     assert [line for _, line in lines] == [expected] * 3
     assert all(seconds >= due for (seconds, _), due in zip(lines, (0.06, 0.12, 0.24), strict=True))

@@ -1,5 +1,6 @@
 """Run the chain of an optimizer on parameter groups, whose hyperparameters are passed as data."""
 
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -49,7 +50,8 @@ class GroupedOptimizer:
         self._chains = _group_by_chain(optimizer, self._initial)
         self._fields = {name: _field_names(name, optimizer.defaults[name]) for name in optimizer.hyperparams}
         plain = (bool, int, float, str, tuple, type(None))
-        self._watched = [name for name, value in optimizer.defaults.items() if isinstance(value, plain)]
+        watched = [name for name, value in optimizer.defaults.items() if isinstance(value, plain)]
+        self._watched = [(name, operator.itemgetter(name)) for name in watched]
         self._dtype: Any = np.float32
         self._dynamic_by_chain = [self._dynamic_in(groups) for groups in self._chains]
         self._dynamic = set().union(*self._dynamic_by_chain)
@@ -207,8 +209,8 @@ class GroupedOptimizer:
         Raises:
           ValueError: a setting of a group was changed in a way that the chain does not support.
         """
-        for name in self._watched:
-            values = [group[name] for group in self.param_groups]
+        for name, get in self._watched:
+            values = list(map(get, self.param_groups))  # without a Python call for each group and setting
             if values != self._last_values.get(name):
                 self._read(name, values)
         return dict(self._arrays)
@@ -219,14 +221,15 @@ class GroupedOptimizer:
 
     def _read(self, name: str, values: list[Any]) -> None:
         """Read the current values of a setting in the groups."""
-        self._check(name)
+        if len(values) > 1 or name not in self._dynamic:  # one value of the chain may change freely
+            self._check(name)
         self._last_values[name] = values
         if name not in self._dynamic:
             return
         if name not in self.optimizer.per_parameter:
             values = [values[groups[0]] for groups in self._chains]
         for i, field in enumerate(self._fields[name]):
-            column = [value[i] if isinstance(value, tuple) else value for value in values]
+            column = [value[i] for value in values] if isinstance(values[0], tuple) else values
             self._arrays[field] = np.asarray(column if len(column) > 1 else column[0], self._dtype)
             self._arrays[field].setflags(write=False)  # the same array is returned again
 

@@ -44,7 +44,7 @@ class RuleScheduler(ParamScheduler):
         a, b, c = change
         name, special = self.param_name, t <= self._special_until
         lowest, highest = self._lowest, self._highest
-        groups = self._groups()
+        groups = self.optimizer.param_groups if self._default_group is None else self._groups()
         for index, initial, target in self._scheduled:
             group = groups[index]
             value = group[name]
