@@ -1,7 +1,6 @@
 """Run the chain of an optimizer on parameter groups, whose hyperparameters are passed as data."""
 
 import operator
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -135,9 +134,9 @@ class GroupedOptimizer:
                     settings[name] = tuple(values) if isinstance(first[name], tuple) else values[0]
             chains.append(self.optimizer.parts(**settings))
         if len(chains) == 1:
-            return optax.named_chain(*before, *chains[0])
-        by_groups = _apply_by_groups([optax.named_chain(*parts) for parts in chains], layout, self._chains)
-        return optax.named_chain(*before, ("groups", by_groups))
+            return _named_chain(*before, *chains[0])
+        by_groups = _apply_by_groups([_named_chain(*parts) for parts in chains], layout, self._chains)
+        return _named_chain(*before, ("groups", by_groups))
 
     def _dynamic_in(self, groups: Sequence[int]) -> list[str]:
         """Return the names of the settings that are data, not constants, in the chain of these groups."""
@@ -338,6 +337,17 @@ def _dtype_of(trainable: Tree) -> Any:
     return jax.dtypes.canonicalize_dtype(jnp.result_type(np.float32, *dtypes))
 
 
+def _named_chain(*parts: tuple[str, optax.GradientTransformation]) -> optax.GradientTransformationExtraArgs:
+    """Return `optax.named_chain` with its state in a dict, which JAX flattens in C++, unlike an OrderedDict."""
+    chain = optax.named_chain(*parts)
+
+    def update(grads: Tree, state: Tree, params: Tree = None, **extra: Any) -> tuple[Tree, Tree]:
+        updates, new_state = chain.update(grads, state, params, **extra)
+        return updates, dict(new_state)
+
+    return optax.GradientTransformationExtraArgs(lambda params: dict(chain.init(params)), update)
+
+
 def _apply_by_groups(
     chains: Sequence[optax.GradientTransformationExtraArgs], layout: GroupLayout, members: Sequence[Sequence[int]]
 ) -> optax.GradientTransformationExtraArgs:
@@ -346,11 +356,11 @@ def _apply_by_groups(
 
     def init(params: Tree) -> dict[str, Any]:
         named_chains = zip(names, chains, members, strict=True)
-        return OrderedDict((name, chain.init(layout.select(params, groups))) for name, chain, groups in named_chains)
+        return {name: chain.init(layout.select(params, groups)) for name, chain, groups in named_chains}
 
     def update(grads: Tree, state: Mapping[str, Any], params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
         updates: Tree = jax.tree.map(lambda g: None, grads)
-        new_state = OrderedDict()
+        new_state = {}
         for name, chain, groups in zip(names, chains, members, strict=True):
             own_params = None if params is None else layout.select(params, groups)
             own_updates, new_state[name] = chain.update(layout.select(grads, groups), state[name], own_params, **extra)
