@@ -65,8 +65,8 @@ def _format_program(name: str, program: Mapping[str, Any], devices: int, chip_me
         rows.append(["of the chip", f"{program['total_memory'] / chip_memory:.1%} of {format_bytes(chip_memory)}"])
     table = format_table(["memory per device", "bytes"], rows, title=f"Program: {name}")
     lines = [table, f"{program['flops']:.4g} FLOPs per device, {program['flops'] * devices:.4g} in total"]
-    if program["bytes_accessed"]:
-        lines.append(f"{format_bytes(program['bytes_accessed'])} of memory traffic per device")
+    accessed = program["bytes_accessed"]
+    lines.append(f"memory traffic per device: {'unknown' if accessed is None else format_bytes(accessed)}")
     if "seconds" in program:
         lines.append(_format_time(program))
     options = "".join(f", with {name}={value}" for name, value in program["compiler_options"].items())
@@ -80,7 +80,7 @@ def _format_time(program: Mapping[str, Any]) -> str:
     compiler = program["compiler_seconds"]
     text = f"at least {bound}" if compiler is None else f"{compiler * 1e3:.4g} ms by the compiler, at least {bound}"
     used = program["utilisation"]
-    return f"estimated time: {text}" + ("" if used is None else f"; utilisation at most {used:.1%}")
+    return f"estimated time: {text}; utilisation {'unknown' if used is None else f'at most {used:.1%}'}"
 
 
 def _list_problems(program: Mapping[str, Any]) -> list[str]:
@@ -89,6 +89,8 @@ def _list_problems(program: Mapping[str, Any]) -> list[str]:
         problems.append("the program computes in float64, which accelerators emulate or do slowly")
     if program["host_callbacks"]:
         problems.append(f"the program calls the host at {program['host_callbacks']} places, and waits for it each time")
+    if count := program["unknown_loops"]:
+        problems.append(f"loops with an unknown number of iterations, which are counted as one: {count}")
     return problems
 
 
@@ -100,7 +102,7 @@ def _format_collectives(name: str, collectives: Sequence[Mapping[str, Any]]) -> 
         for row in collectives
     ]
     columns = ["collective", "count", "arrays", "bytes of arrays", "bytes sent per device"]
-    return format_table(columns, rows, title=f"Collectives ({name}; one in a loop counts once)")
+    return format_table(columns, rows, title=f"Collectives ({name}; one in a loop counts in each iteration)")
 
 
 def _format_verdict(plan: Mapping[str, Any]) -> str:
