@@ -19,7 +19,9 @@ _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 # Without a GPU on which to try them, XLA may find no tiles for Triton's matrix products; cuBLAS then computes them.
 _NO_TILES = "Couldn't find output tile sizes"
 _WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
-_HOST_CALLBACK = re.compile(r'custom_call_target="\w*callback\w*"|= [^=]* (?:outfeed|infeed|send|recv)\(')
+_HOST_CALLBACK = re.compile(
+    r'custom_call_target="\w*callback\w*"|= [^=]* (?:outfeed|infeed|send|recv)\((?!.*xla_megascale_runtime)'
+)
 _FLOAT64 = re.compile(r"\bf64\[")
 
 

@@ -20,7 +20,7 @@ from jengine import paths
 from jengine.annotations import Count, Index
 from jengine.errors import ConfigError
 from jengine.registry import STRATEGIES
-from jengine.sharding.mesh import build_mesh
+from jengine.sharding.mesh import MeshSizes, build_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
 from jengine.sharding.placement import Axis, Placement, is_table
 from jengine.sharding.replica_axis import AXIS, is_per_replica, map_per_replica
@@ -55,7 +55,7 @@ class DataParallel(MeshStrategy):
     def __init__(
         self,
         impl: Literal["shard_map", "pmap"] = "shard_map",
-        mesh: Mesh | Mapping[str, int] | None = None,
+        mesh: Mesh | MeshSizes | None = None,
         rules: Sequence[tuple[str, Sequence[Axis]]] = (),
         logical_axes: Mapping[str, Axis] | None = None,
         fsdp_min_size: Index = 2**18,

@@ -20,7 +20,12 @@ _NUMBERS = {
     "get-tuple-element": re.compile(r"index=(\d+)"),
     "while": re.compile(r'"known_trip_count":\{"n":"(\d+)"'),
 }
+# Between TPU slices, a collective is a host transfer of XLA's runtime, of which the text has both ends.
+_BETWEEN_SLICES = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _INTEGER = re.compile(r"(-?\d+)")
+_TRANSFERS = {
+    name.upper().replace("-", "_"): name for name in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
+}
 _SAME_VALUE = ("copy", "bitcast", "convert")
 _CONTINUED = ("async-update", "async-done")  # name again what their async-start calls
 
@@ -154,6 +159,10 @@ def _parse_operation(computation: str, name: str, result: str, code: str, operan
     """Return an operation of a computation from the groups of its line."""
     sizes = tuple(_size(bits, shape) for _, bits, shape in _ARRAY.findall(result))
     channel, direction = (found[1] if (found := each.search(rest)) else "" for each in (_CHANNEL, _DIRECTION))
+    if code in ("send", "recv") and (transfer := _BETWEEN_SLICES.search(rest)):
+        kind = _TRANSFERS.get(transfer[1], "collective-permute")
+        if code == ("recv" if kind == "all-gather" else "send"):  # the end that has all of the array
+            code, sizes = kind, sizes[:1]  # without its identifier and token
     called = tuple(name for names in _CALLED.findall(rest) for name in _NAME.findall(names))
     number = _NUMBERS[code].search(rest) if code in _NUMBERS else _INTEGER.fullmatch(operands)
     names, value = tuple(_NAME.findall(operands)), int(number[1]) if number else None

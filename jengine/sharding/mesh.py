@@ -12,11 +12,13 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jengine.errors import ConfigError, closest
+from jengine.sharding.slices import arrange_devices
 
 logger = logging.getLogger("jengine")
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
+MeshSizes = Mapping[str, int | Mapping[str, int]]  # the total size of each axis, and `slices`: see `build_mesh`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +33,17 @@ class DataShard:
     readers: tuple[int, ...] = (0,)  # the processes that read this shard, in order
 
 
-def build_mesh(mesh: Mesh | Mapping[str, int] | None = None, devices: int | Sequence[Any] | None = None) -> Mesh:
+def build_mesh(mesh: Mesh | MeshSizes | None = None, devices: int | Sequence[Any] | None = None) -> Mesh:
     """Return a mesh with the axes `data`, `fsdp` and `tensor`.
 
     Args:
       mesh: number of devices along each axis, by default 1 (`data`: -1); one axis may be -1 for all remaining devices.
+        `slices` may have the number of slices along some axes, such as `dict(data=2)`; see `arrange_devices`.
         Or a Mesh, whose explicit axes become automatic.
       devices: the devices, or their number; None for all.
 
     Raises:
-      ConfigError: an unknown axis, or a product of the sizes that is not the number of devices.
+      ConfigError: an unknown axis, a product of the sizes that is not the number of devices, or slices that do not fit.
     """
     if isinstance(mesh, Mesh):
         if not set(BATCH_AXES) & set(mesh.axis_names):
@@ -53,7 +56,8 @@ def build_mesh(mesh: Mesh | Mapping[str, int] | None = None, devices: int | Sequ
             )
         return Mesh(mesh.devices, mesh.axis_names)
     selected = choose_devices(devices)
-    sizes = {"data": -1, "fsdp": 1, "tensor": 1, **dict(mesh or {})}
+    sizes: dict[str, Any] = {"data": -1, "fsdp": 1, "tensor": 1, **dict(mesh or {})}
+    slices = sizes.pop("slices", None)
     for name, size in sizes.items():
         if name not in AXES:
             raise ConfigError(f"mesh: an axis must be one of {AXES}, got {name!r}{closest(str(name), AXES)}")
@@ -68,8 +72,9 @@ def build_mesh(mesh: Mesh | Mapping[str, int] | None = None, devices: int | Sequ
             f"mesh: the product of the sizes must {'divide' if open_axes else 'be'} the number of devices, "
             f"{len(selected)}, got {fixed} for {dict(sizes)}; change the mesh, or set `devices`"
         )
-    shape = tuple(len(selected) // fixed if size == -1 else size for size in sizes.values())
-    return jax.make_mesh(shape, tuple(sizes), axis_types=(AxisType.Auto,) * len(shape), devices=selected)
+    sizes = {name: len(selected) // fixed if size == -1 else size for name, size in sizes.items()}
+    arranged = arrange_devices(sizes, slices, selected)
+    return Mesh(arranged, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def choose_devices(devices: int | Sequence[Any] | None) -> Sequence[Any]:

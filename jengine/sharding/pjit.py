@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from jengine.annotations import Count, Index
 from jengine.registry import STRATEGIES
-from jengine.sharding.mesh import build_mesh
+from jengine.sharding.mesh import MeshSizes, build_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
 from jengine.sharding.placement import Axis, Placement
 from jengine.sharding.strategy import SingleDevice, Strategy
@@ -26,7 +26,8 @@ class Pjit(MeshStrategy):
     per update.
 
     Args:
-      mesh: number of devices along `data`, `fsdp` and `tensor`; -1 for the remaining ones. Or a `jax.sharding.Mesh`.
+      mesh: number of devices along `data`, `fsdp` and `tensor`; -1 for the remaining ones; see `build_mesh`. Or a
+        `jax.sharding.Mesh`.
       rules: `(part of a name, axes)` pairs, see `Placement`.
       logical_axes: logical axis of a Flax model -> axis of the mesh.
       fsdp_min_size: minimum number of elements of a parameter to be sharded over `fsdp` without a rule.
@@ -39,7 +40,7 @@ class Pjit(MeshStrategy):
 
     def __init__(
         self,
-        mesh: Mesh | Mapping[str, int] | None = None,
+        mesh: Mesh | MeshSizes | None = None,
         rules: Sequence[tuple[str, Sequence[Axis]]] = (),
         logical_axes: Mapping[str, Axis] | None = None,
         fsdp_min_size: Index = 2**18,

@@ -149,6 +149,7 @@ def test_a_malformed_mesh_is_refused(text):
 
 def test_a_mesh_is_parsed():
     assert parse_mesh("data=-1,fsdp=8") == {"data": -1, "fsdp": 8}
+    assert parse_mesh("data=-1,slices.data=2,fsdp=8") == {"data": -1, "fsdp": 8, "slices": {"data": 2}}
     assert parse_mesh(None) is None
 
 
@@ -170,6 +171,10 @@ def test_numbers_below_one_are_refused(config, capsys):
     assert "--devices must be at least 1, got 0" in capsys.readouterr().err
     assert main(["plan", str(config), "--devices", "1", "--processes", "0"]) == 2
     assert "--processes must be at least 1, got 0" in capsys.readouterr().err
+    assert main(["plan", str(config), "--topology", "v5e:2x2", "--slices", "0"]) == 2
+    assert "--slices must be at least 1, got 0" in capsys.readouterr().err
+    assert main(["plan", str(config), "--devices", "4", "--slices", "2"]) == 2
+    assert "--slices must be used with --topology" in capsys.readouterr().err
 
 
 def test_every_program_of_a_run_is_compiled(config):

@@ -249,3 +249,24 @@ def test_the_parts_of_an_asynchronous_collective_of_a_tpu_count_once():
         Collective("all-reduce", 1, 4),
         Collective("all-reduce", 1, 4),
     ]
+
+
+# as written by XLA for two slices of TPUs, shortened
+BETWEEN_SLICES = """
+ENTRY %main (x: f32[256,1024]) -> f32[256,1024] {
+  %x = f32[256,1024]{1,0} parameter(0)
+  %send = (f32[256,8,128]{2,1,0:T(8,128)}, u32[], token[]) send(%x, %after), channel_id=2, is_host_transfer=true, KIND
+  %recv = (f32[512,8,128]{2,1,0:T(8,128)}, u32[], token[]) recv(%after), channel_id=1, is_host_transfer=true, KIND
+  %other = (f32[8]{0}, u32[], token[]) send(%y, %after), channel_id=3, is_host_transfer=true
+}
+""".replace(
+    "KIND", 'frontend_attributes={_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}'
+)
+
+
+def test_a_collective_between_slices_is_found():
+    assert find_collectives(BETWEEN_SLICES) == [Collective("all-reduce", 1, 4 * 256 * 1024)]
+    gathered = BETWEEN_SLICES.replace("ALL_REDUCE", "ALL_GATHER")
+    assert find_collectives(gathered) == [Collective("all-gather", 1, 2 * 4 * 256 * 1024)]
+    permuted = BETWEEN_SLICES.replace("ALL_REDUCE", "ONE_TO_ONE")
+    assert find_collectives(permuted) == [Collective("collective-permute", 1, 4 * 256 * 1024)]
