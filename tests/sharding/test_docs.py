@@ -4,12 +4,13 @@ import pathlib
 import re
 
 from jengine.registry import STRATEGIES
-from jengine.sharding import DataParallel, Pjit, SingleDevice
+from jengine.sharding import DataParallel, Pjit, SingleDevice, build_mesh
+from tests.sharding.test_slices import make_slices
 
 
 def test_the_configs_of_the_page_can_be_built():
     page = (pathlib.Path(__file__).parents[2] / "docs" / "devices.md").read_text()
-    lines, rules = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    lines, rules, slices = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     built = []
     for config in [*lines.strip().splitlines(), rules]:
         names = {}
@@ -18,3 +19,6 @@ def test_the_configs_of_the_page_can_be_built():
     assert [type(strategy) for strategy in built] == [Pjit, Pjit, DataParallel, DataParallel, SingleDevice, Pjit]
     assert dict(built[1].mesh.shape) == dict(built[3].mesh.shape) == dict(data=2, fsdp=4, tensor=1)
     assert built[3].replicas == 2
+    names = {}
+    exec(slices, names)
+    assert dict(build_mesh(names["parallel"]["mesh"], make_slices(2)).shape) == dict(data=2, fsdp=16, tensor=1)
