@@ -6,6 +6,8 @@ from typing import Any
 
 from jengine.logging import format_table
 
+_UNKNOWN_LOOPS = "loops with an unknown number of iterations, which are counted as one"
+
 
 def format_plan(plan: Mapping[str, Any]) -> str:
     """Return a plan, as returned by `compile_plan`, as tables."""
@@ -38,6 +40,8 @@ def format_search(plans: Sequence[Mapping[str, Any]]) -> str:
         )
     columns = ["mesh", "remat", "batch_size", "memory", "ms per step", "examples/s", "fits"]
     table = format_table(columns, rows, title="Plans, by the estimated examples per second")
+    if loops := sum(each.get("unknown_loops", 0) for plan in plans[:1] for each in plan.get("programs", {}).values()):
+        table += f"\n{_UNKNOWN_LOOPS}: {loops}"
     if not plans or not plans[0]["fits"]:
         return f"{table}\n\nNothing fits."
     return "\n".join([f"{table}\n", "The first one, as lines of the config:", *plans[0]["config_lines"]])
@@ -90,7 +94,7 @@ def _list_problems(program: Mapping[str, Any]) -> list[str]:
     if program["host_callbacks"]:
         problems.append(f"the program calls the host at {program['host_callbacks']} places, and waits for it each time")
     if count := program["unknown_loops"]:
-        problems.append(f"loops with an unknown number of iterations, which are counted as one: {count}")
+        problems.append(f"{_UNKNOWN_LOOPS}: {count}")
     return problems
 
 

@@ -168,7 +168,7 @@ def test_between_slices_only_gradients_are_exchanged(network):
 def test_all_meshes_of_a_search_compile(network, chips, slices):
     topology = parse_topology(chips, slices)
     candidates = [dict(mesh=mesh, overrides=[]) for mesh in iterate_meshes(topology.size, True, slices)]
-    overrides = ["--config.parallel.type=Pjit"]
+    overrides = ["--config.parallel.type=Pjit", "--config.train_dataloader.batch_size=64"]
     results = list(compile_candidates(network, overrides, topology, candidates, training_only=True))
     assert len(results) == len(candidates) > 5
     assert [result.get("error") for result in results] == [None] * len(results)

@@ -89,6 +89,13 @@ def test_only_data_crosses_slices():
     assert lines[0] == "config.parallel.mesh = dict(data=4, fsdp=2, tensor=1, slices={'data': 2})"
 
 
+def test_loops_of_unknown_length_are_reported():
+    (best, *_) = plans = _search(CFG, "v5e:2x2", limit=400)
+    assert "loops" not in format_search(plans)
+    best["programs"]["update"]["unknown_loops"] = 2
+    assert "unknown number of iterations, which are counted as one: 2\n" in format_search(plans)
+
+
 def test_nothing_fits():
     plans = _search(CFG, "v5e:2x2", limit=1)
     assert {plan["fits"] for plan in plans} == {False}
