@@ -19,8 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHIP:SHAPE",
         help="chips to compile for: v5e:16x16, v5p:2x2x1, v6e:2x2, h100:8, a100:8, b200:8",
     )
+    parser.add_argument("--slices", type=int, metavar="N", help="number of TPU slices of --topology (default: 1)")
     parser.add_argument(
-        "--mesh", metavar="AXIS=N,...", help="number of devices along data, fsdp and tensor, or axes of the config"
+        "--mesh",
+        metavar="AXIS=N,...",
+        help="number of devices along data, fsdp and tensor, or axes of the config; slices.AXIS=N: of slices",
     )
     parser.add_argument(
         "--processes",
@@ -43,9 +46,11 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
       ConfigError: invalid options, a config without training, or a compiler that is not installed. PlanError: the
         programs cannot be compiled. RuntimeError: JAX is already initialized.
     """
-    for name in ("devices", "processes"):
+    for name in ("devices", "processes", "slices"):
         if (number := getattr(args, name)) is not None and number < 1:
             raise ConfigError(f"--{name} must be at least 1, got {number}")
+    if args.slices and args.topology is None:
+        raise ConfigError("--slices must be used with --topology, whose slices it counts; got --devices")
     mesh = parse_mesh(args.mesh)
     if args.search:
         plans = _search(args, overrides, mesh)
@@ -63,7 +68,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     return 1 if fits is False else 0
 
 
-def _plan_on_cpus(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, int] | None) -> dict[str, Any]:
+def _plan_on_cpus(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, Any] | None) -> dict[str, Any]:
     import jax
 
     from jengine.cli.program_costs import compile_plan
@@ -79,7 +84,7 @@ def _plan_on_cpus(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapp
 
 
 def _plan_on_chips(
-    args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, int] | None
+    args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     from jengine.cli.plan_process import PlanError, compile_candidates
 
@@ -94,7 +99,7 @@ def _plan_on_chips(
     return result["plan"]
 
 
-def _search(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, int] | None) -> list[dict[str, Any]]:
+def _search(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     from jengine.cli import plan_search
     from jengine.config import load_config, resolve
 
@@ -109,13 +114,13 @@ def _search(args: argparse.Namespace, overrides: Sequence[str], mesh: Mapping[st
 
 
 def _parse_chips(args: argparse.Namespace) -> Topology:
-    topology = parse_topology(args.topology)
+    topology = parse_topology(args.topology, args.slices or 1)
     check_compiler(topology)
     return topology
 
 
-def parse_mesh(text: str | None) -> dict[str, int] | None:
-    """Parse `data=32,fsdp=8` to a dict.
+def parse_mesh(text: str | None) -> dict[str, Any] | None:
+    """Parse `data=32,fsdp=8,slices.data=2` to a dict with the number of slices in a dict of its own, `slices`.
 
     Raises:
       ConfigError: not of that form.
@@ -125,16 +130,18 @@ def parse_mesh(text: str | None) -> dict[str, int] | None:
     pairs = [pair.split("=") for pair in text.split(",")]
     if not all(len(pair) == 2 and pair[1].lstrip("-").isdigit() for pair in pairs):
         raise ConfigError(f"--mesh must be a list of axes with their sizes, such as data=32,fsdp=8, got {text!r}")
-    return {axis: int(size) for axis, size in pairs}
+    sizes = {axis: int(size) for axis, size in pairs}
+    slices = {axis.removeprefix("slices."): sizes.pop(axis) for axis in list(sizes) if axis.startswith("slices.")}
+    return {**sizes, "slices": slices} if slices else sizes
 
 
-def set_devices(cfg: Mapping[str, Any], devices: int, mesh: Mapping[str, int] | None = None) -> dict[str, Any]:
+def set_devices(cfg: Mapping[str, Any], devices: int, mesh: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the config for many devices that all belong to one process.
 
     Args:
       cfg: a resolved config.
       devices: number of devices.
-      mesh: number of devices along each axis; the config's own by default.
+      mesh: see `build_mesh`; the config's own by default.
 
     Raises:
       ConfigError: the config has no training, its loader is not a config, or it runs on a single device.

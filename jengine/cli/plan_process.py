@@ -31,7 +31,7 @@ def compile_candidates(
       config: path of the config file.
       overrides: `--config.PATH=VALUE` arguments for all candidates.
       topology: the chips.
-      candidates: `mesh`, a number of devices along each axis, or None for the config's own; and further `overrides`.
+      candidates: `mesh`, see `build_mesh`, or None for the config's own; and further `overrides`.
       processes: number of processes that read `batch_size` examples each; None for one on each host.
       training_only: see `compile_plan`.
 
@@ -41,7 +41,8 @@ def compile_candidates(
     request = {
         "config": config,
         "overrides": list(overrides),
-        "topology": str(topology),
+        "topology": topology.slice_name,
+        "slices": topology.slices,
         "processes": processes,
         "training_only": training_only,
     }

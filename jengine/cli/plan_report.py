@@ -6,6 +6,8 @@ from typing import Any
 
 from jengine.logging import format_table
 
+_UNKNOWN_LOOPS = "loops with an unknown number of iterations, which are counted as one"
+
 
 def format_plan(plan: Mapping[str, Any]) -> str:
     """Return a plan, as returned by `compile_plan`, as tables."""
@@ -38,6 +40,8 @@ def format_search(plans: Sequence[Mapping[str, Any]]) -> str:
         )
     columns = ["mesh", "remat", "batch_size", "memory", "ms per step", "examples/s", "fits"]
     table = format_table(columns, rows, title="Plans, by the estimated examples per second")
+    if loops := sum(each.get("unknown_loops", 0) for plan in plans[:1] for each in plan.get("programs", {}).values()):
+        table += f"\n{_UNKNOWN_LOOPS}: {loops}"
     if not plans or not plans[0]["fits"]:
         return f"{table}\n\nNothing fits."
     return "\n".join([f"{table}\n", "The first one, as lines of the config:", *plans[0]["config_lines"]])
@@ -65,8 +69,8 @@ def _format_program(name: str, program: Mapping[str, Any], devices: int, chip_me
         rows.append(["of the chip", f"{program['total_memory'] / chip_memory:.1%} of {format_bytes(chip_memory)}"])
     table = format_table(["memory per device", "bytes"], rows, title=f"Program: {name}")
     lines = [table, f"{program['flops']:.4g} FLOPs per device, {program['flops'] * devices:.4g} in total"]
-    if program["bytes_accessed"]:
-        lines.append(f"{format_bytes(program['bytes_accessed'])} of memory traffic per device")
+    accessed = program["bytes_accessed"]
+    lines.append(f"memory traffic per device: {'unknown' if accessed is None else format_bytes(accessed)}")
     if "seconds" in program:
         lines.append(_format_time(program))
     options = "".join(f", with {name}={value}" for name, value in program["compiler_options"].items())
@@ -80,7 +84,7 @@ def _format_time(program: Mapping[str, Any]) -> str:
     compiler = program["compiler_seconds"]
     text = f"at least {bound}" if compiler is None else f"{compiler * 1e3:.4g} ms by the compiler, at least {bound}"
     used = program["utilisation"]
-    return f"estimated time: {text}" + ("" if used is None else f"; utilisation at most {used:.1%}")
+    return f"estimated time: {text}; utilisation {'unknown' if used is None else f'at most {used:.1%}'}"
 
 
 def _list_problems(program: Mapping[str, Any]) -> list[str]:
@@ -89,6 +93,8 @@ def _list_problems(program: Mapping[str, Any]) -> list[str]:
         problems.append("the program computes in float64, which accelerators emulate or do slowly")
     if program["host_callbacks"]:
         problems.append(f"the program calls the host at {program['host_callbacks']} places, and waits for it each time")
+    if count := program["unknown_loops"]:
+        problems.append(f"{_UNKNOWN_LOOPS}: {count}")
     return problems
 
 
@@ -100,7 +106,7 @@ def _format_collectives(name: str, collectives: Sequence[Mapping[str, Any]]) -> 
         for row in collectives
     ]
     columns = ["collective", "count", "arrays", "bytes of arrays", "bytes sent per device"]
-    return format_table(columns, rows, title=f"Collectives ({name}; one in a loop counts once)")
+    return format_table(columns, rows, title=f"Collectives ({name}; one in a loop counts in each iteration)")
 
 
 def _format_verdict(plan: Mapping[str, Any]) -> str:

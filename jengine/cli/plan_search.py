@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from jengine.cli.plan_process import PlanError, compile_candidates
 from jengine.cli.topologies import Topology
 from jengine.errors import ConfigError
+from jengine.sharding.mesh import MeshSizes
 
 Plan = dict[str, Any]
 
@@ -19,7 +20,7 @@ _GAIN = 1.01  # of examples per second, for a larger batch to be worth another
 class Candidate(NamedTuple):
     """Hold the values that a search varies."""
 
-    mesh: Mapping[str, int]
+    mesh: MeshSizes
     remat: bool | None  # None for a model without the option
     batch_size: int  # of one process
 
@@ -28,13 +29,13 @@ class Space(NamedTuple):
     """Hold the values to try.
 
     Attributes:
-      meshes: number of devices along each axis.
+      meshes: number of devices along each axis, and of slices.
       remat_paths: dotted paths of the options `remat` of the model.
       batch_size: of the config.
       has_parallel: whether the config has the entry `parallel`.
     """
 
-    meshes: list[dict[str, int]]
+    meshes: Sequence[MeshSizes]
     remat_paths: list[str]
     batch_size: int
     has_parallel: bool
@@ -53,7 +54,7 @@ class Space(NamedTuple):
         return [parallel, *remat, f"config.train_dataloader.batch_size = {candidate.batch_size}"]
 
 
-def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: Mapping[str, int] | None) -> Space:
+def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: MeshSizes | None) -> Space:
     """Return the values to try for a config.
 
     Args:
@@ -68,25 +69,27 @@ def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: Mapping[str, i
             f"{parallel['batch_axes']}; or give the mesh with --mesh"
         )
     has_tensor = "tensor" in repr((parallel.get("rules"), parallel.get("logical_axes")))
-    meshes = [dict(mesh)] if mesh is not None else list(iterate_meshes(topology.size, has_tensor))
+    meshes = [mesh] if mesh is not None else list(iterate_meshes(topology.size, has_tensor, topology.slices))
     remat_paths = list(_find_options(cfg["model"], "remat", "model"))
     return Space(meshes, remat_paths, cfg["train_dataloader"].get("batch_size", 1), "parallel" in cfg)
 
 
-def iterate_meshes(size: int, has_tensor: bool) -> Iterator[dict[str, int]]:
-    """Yield meshes of `size` devices: parameters replicated, divided over all devices, and over some of them.
+def iterate_meshes(size: int, has_tensor: bool, slices: int = 1) -> Iterator[MeshSizes]:
+    """Yield meshes of `size` devices: parameters replicated, divided over all devices of a slice, and over some.
 
     Args:
-      size: number of devices.
+      size: number of devices in all slices.
       has_tensor: whether the config has a rule for `tensor`.
+      slices: number of slices; only `data` crosses them.
     """
     for tensor in _TENSOR_SIZES if has_tensor else (1,):
-        if size % tensor:
+        if size // slices % tensor:
             continue
-        rest = size // tensor
+        rest = size // slices // tensor
         middle = max(n for n in range(1, math.isqrt(rest) + 1) if rest % n == 0)
         for fsdp in dict.fromkeys((1, middle, rest)):
-            yield {"data": rest // fsdp, "fsdp": fsdp, "tensor": tensor}
+            mesh = {"data": slices * rest // fsdp, "fsdp": fsdp, "tensor": tensor}
+            yield mesh if slices == 1 else {**mesh, "slices": {"data": slices}}
 
 
 def _find_options(value: Any, name: str, path: str) -> Iterator[str]:
@@ -108,7 +111,8 @@ def search(
     """Return a plan for each candidate that was tried, the fastest that fits first.
 
     All meshes are tried with and without rematerialization, with the batch size of the config: a half, a quarter or an
-    eighth of it if nothing fits. Then the batch size of the best is doubled as long as it fits and is faster.
+    eighth of it if nothing fits. Meshes that the config does not allow are left out. Then the batch size of the best is
+    doubled as long as it fits and is faster.
 
     Args:
       space: the values to try.
@@ -127,6 +131,11 @@ def search(
         found += compile_all(candidates)
         if not any("programs" in plan for plan in found):
             raise PlanError(f"no candidate can be compiled: {found[0]['error']}")
+        if refused := [plan for plan in found if plan.get("error", "").startswith(ConfigError.__name__)]:
+            found = [plan for plan in found if not any(plan is each for each in refused)]
+            meshes = {str(plan["candidate"]["mesh"]) for plan in refused}
+            space = space._replace(meshes=[mesh for mesh in space.meshes if str(mesh) not in meshes])
+            report(f"left out {len(meshes)} meshes that the config does not allow: {refused[0]['reason']}")
         if any(plan["fits"] for plan in found) or size == 1:
             break
         size //= 2
@@ -192,4 +201,4 @@ def _doubled(candidate: Mapping[str, Any]) -> Candidate:
 
 
 def _mesh_and_remat(plan: Plan) -> tuple[Any, ...]:
-    return (*plan["candidate"]["mesh"].values(), plan["candidate"]["remat"])
+    return str(plan["candidate"]["mesh"]), plan["candidate"]["remat"]

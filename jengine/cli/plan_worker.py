@@ -21,7 +21,7 @@ from jengine.errors import ConfigError
 
 def main(request: Mapping[str, Any], path: str) -> None:
     """Compile the candidates, and add the result of each to the file at `path`."""
-    topology = parse_topology(request["topology"])
+    topology = parse_topology(request["topology"], request["slices"])
     warnings = _WarningList()
     logging.getLogger("jengine").addHandler(warnings)
     for candidate in request["candidates"]:

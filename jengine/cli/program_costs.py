@@ -19,7 +19,9 @@ _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 # Without a GPU on which to try them, XLA may find no tiles for Triton's matrix products; cuBLAS then computes them.
 _NO_TILES = "Couldn't find output tile sizes"
 _WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
-_HOST_CALLBACK = re.compile(r'custom_call_target="\w*callback\w*"|= [^=]* (?:outfeed|infeed|send|recv)\(')
+_HOST_CALLBACK = re.compile(
+    r'custom_call_target="\w*callback\w*"|= [^=]* (?:outfeed|infeed|send|recv)\((?!.*xla_megascale_runtime)'
+)
 _FLOAT64 = re.compile(r"\bf64\[")
 
 
@@ -168,7 +170,7 @@ def _compile(traced: Any, arguments: Mapping[str, PyTree], devices: int, chip: C
         compile_seconds=seconds,
     )
     if chip is not None:
-        plan.update(_estimate_time(flops, plan, chip))
+        plan.update(estimate_time(flops, plan, chip))
     return plan
 
 
@@ -179,19 +181,23 @@ def measure_program(compiled: Any, arguments: Mapping[str, PyTree]) -> Plan:
       compiled: `jax.jit(f).lower(...).compile()`.
       arguments: its `state`, `variables` and `batch`, if it has them, whose memory is listed by kind.
     """
-    from jengine.sharding import find_collectives
+    from jengine.cli.memory_traffic import compute_loop_factor
+    from jengine.sharding import Program, find_collectives
 
     text = compiled.as_text()
+    program = Program(text)
     memory = _measure_memory(compiled, arguments)
     costs = compiled.cost_analysis() or {}
     costs = costs[0] if isinstance(costs, list) else costs
     return {
         "memory": memory,
         "total_memory": sum(memory.values()),
-        "compiler_flops": _positive(costs.get("flops")),
-        "compiler_seconds": _positive(costs.get("optimal_seconds")),
-        "bytes_accessed": _positive(costs.get("bytes accessed")),
-        "collectives": _sum_collectives(find_collectives(text)),
+        # The compiler counts the body of a loop once, so it has no estimate for a program whose loops repeat theirs.
+        "compiler_flops": None if program.repeats else _positive(costs.get("flops")),
+        "compiler_seconds": None if program.repeats else _positive(costs.get("optimal_seconds")),
+        "bytes_accessed": _positive(costs.get("bytes accessed"), compute_loop_factor(program)),
+        "collectives": _sum_collectives(find_collectives(program)),
+        "unknown_loops": program.unknown_loops,
         "donated_bytes": compiled.memory_analysis().alias_size_in_bytes,
         "has_float64": _FLOAT64.search(text) is not None,
         "host_callbacks": len(_HOST_CALLBACK.findall(text)),
@@ -239,17 +245,24 @@ def _shard_bytes(tree: PyTree) -> int:
 
 
 def _sum_collectives(collectives: Any) -> list[dict[str, Any]]:
-    """Return the collectives of a program by kind; one in a loop counts once."""
+    """Return the collectives of a program by kind; one in a loop counts in each iteration."""
     rows = []
     for kind in dict.fromkeys(collective.kind for collective in collectives):
         group = [collective for collective in collectives if collective.kind == kind]
-        sums = {name: sum(getattr(each, name) for each in group) for name in ("arrays", "size", "traffic")}
-        rows.append({"kind": kind, "count": len(group), **sums})
+        sums = {name: sum(getattr(each, name) * each.executions for each in group) for name in ("arrays", "size")}
+        count, traffic = sum(each.executions for each in group), sum(each.traffic for each in group)
+        rows.append({"kind": kind, "count": count, **sums, "traffic": traffic})
     return rows
 
 
-def _estimate_time(flops: Mapping[str, float], plan: Plan, chip: Chip) -> Plan:
-    """Return the estimated seconds of a program: the compiler's, and a lower bound from the peaks of the chip."""
+def estimate_time(flops: Mapping[str, float], plan: Plan, chip: Chip) -> Plan:
+    """Return the estimated seconds of a program: the compiler's, and a lower bound from the peaks of the chip.
+
+    Args:
+      flops: of the program on a device, by dtype.
+      plan: its other costs, see `measure_program`.
+      chip: the figures of the chip.
+    """
     from jengine.runner.peak_flops import get_peak_flops
 
     peaks = get_peak_flops(chip.kind)
@@ -261,17 +274,19 @@ def _estimate_time(flops: Mapping[str, float], plan: Plan, chip: Chip) -> Plan:
     }
     limited_by = max(limits, key=lambda name: limits[name])
     seconds = max(limits[limited_by], plan["compiler_seconds"] or 0.0)
+    # If nothing takes longer than the FLOPs at their peak, only the estimate is full, not the chip.
+    is_known = len(known) == len(flops) and not plan["unknown_loops"] and limits["compute"] < seconds
     return {
         "bound_seconds": limits[limited_by],
         "bound_by": limited_by,
         "seconds": seconds,
-        "utilisation": limits["compute"] / seconds if seconds and len(known) == len(flops) else None,
+        "utilisation": limits["compute"] / seconds if is_known else None,
     }
 
 
-def _positive(number: float | None) -> float | None:
-    """Return a cost; None where the compiler gives none, which may be a negative number."""
-    return float(number) if number is not None and number > 0 else None
+def _positive(number: float | None, factor: float = 1.0) -> float | None:
+    """Return a cost times a factor; None where the compiler gives none, which may be a negative number."""
+    return float(number) * factor if number is not None and number > 0 else None
 
 
 def _list_params(state: Any) -> list[dict[str, Any]]:

@@ -46,10 +46,12 @@ class Topology(NamedTuple):
     Attributes:
       name: of the chip, a key of `CHIPS`.
       shape: of a TPU slice, along its two or three dimensions; hosts and GPUs in each for GPUs.
+      slices: number of such slices.
     """
 
     name: str
     shape: tuple[int, ...]
+    slices: int = 1
 
     @property
     def chip(self) -> Chip:
@@ -59,7 +61,13 @@ class Topology(NamedTuple):
     @property
     def size(self) -> int:
         """The number of chips."""
-        return math.prod(self.shape)
+        return self.slices * math.prod(self.shape)
+
+    @property
+    def slice_name(self) -> str:
+        """The chips of one slice, as `parse_topology` accepts them."""
+        shape = (self.size,) if self.chip.platform == "gpu" else self.shape
+        return f"{self.name}:{'x'.join(map(str, shape))}"
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -71,7 +79,7 @@ class Topology(NamedTuple):
         return {
             **common,
             "TPU_SKIP_MDS_QUERY": "1",  # no request to a metadata server that only Google's hosts have
-            "TPU_ACCELERATOR_TYPE": f"{self.name}-{self.size}",
+            "TPU_ACCELERATOR_TYPE": f"{self.name}-{math.prod(self.shape)}",
             "TPU_WORKER_HOSTNAMES": "localhost",
             "TPU_WORKER_ID": "0",
             "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # its lock file is for chips, which this process does not use
@@ -94,21 +102,26 @@ class Topology(NamedTuple):
                     topology="x".join(map(str, (1, *self.shape))),
                     target_config=format_target(GPU_TARGETS[self.name]),
                 ).devices
-            bounds = {"chips_per_host_bounds": [1, 1, 1]} if self.size == 1 else {}
-            return topologies.get_topology_desc(str(self), platform="tpu", **bounds).devices
+            options: dict[str, Any] = {"num_slices": self.slices} if self.slices > 1 else {}
+            if math.prod(self.shape) == 1:
+                options["chips_per_host_bounds"] = [1, 1, 1]
+            return topologies.get_topology_desc(self.slice_name, platform="tpu", **options).devices
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             raise ConfigError(f"--topology must be chips that the compiler supports, got {self}: {error}") from error
 
     def __str__(self) -> str:
-        shape = (self.size,) if self.chip.platform == "gpu" else self.shape
-        return f"{self.name}:{'x'.join(map(str, shape))}"
+        return self.slice_name if self.slices == 1 else f"{self.slices} slices of {self.slice_name}"
 
 
-def parse_topology(text: str) -> Topology:
+def parse_topology(text: str, slices: int = 1) -> Topology:
     """Parse `v5e:16x16`, a slice of TPUs, or `h100:8`, a number of GPUs.
 
+    Args:
+      text: the chips of a slice.
+      slices: number of slices.
+
     Raises:
-      ConfigError: another form, an unknown chip, or a number of GPUs that does not fill its hosts.
+      ConfigError: another form, an unknown chip, a number of GPUs that does not fill its hosts, or slices of GPUs.
     """
     name, _, size = text.partition(":")
     if name not in CHIPS:
@@ -123,8 +136,12 @@ def parse_topology(text: str) -> Topology:
         (count,) = shape
         if count > _GPUS_PER_HOST and count % _GPUS_PER_HOST:
             raise ConfigError(f"--topology must be at most {_GPUS_PER_HOST} GPUs or a multiple of it, got {text!r}")
+        if slices > 1:
+            raise ConfigError(
+                f"--slices must be left out for GPUs, got {slices}; --topology {name}:{slices * count} has them all"
+            )
         shape = (max(count // _GPUS_PER_HOST, 1), min(count, _GPUS_PER_HOST))
-    return Topology(name, shape)
+    return Topology(name, shape, slices)
 
 
 def check_compiler(topology: Topology) -> None:

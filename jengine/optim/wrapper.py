@@ -321,7 +321,7 @@ class OptimWrapper:
 
     def get_lr(self) -> dict[str, list[float]]:
         """Return the learning rates: `lr` of each group, preceded by `base_lr` when there is more than one group."""
-        if self.optimizer.defaults.get("lr") is None:  # an optax transformation without a learning rate, or with a hidden one
+        if self.optimizer.defaults.get("lr") is None:  # an optax transformation with none or a hidden one
             return {}
         lr = list(map(_get_lr, self.param_groups))
         return (

@@ -3,7 +3,7 @@
 import bisect
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
 from jengine.annotations import Ascending, Count, Index

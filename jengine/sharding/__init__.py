@@ -4,6 +4,8 @@ from jengine.sharding.collectives import Collective as Collective
 from jengine.sharding.collectives import find_collectives as find_collectives
 from jengine.sharding.collectives import traffic as traffic
 from jengine.sharding.data_parallel import DataParallel as DataParallel
+from jengine.sharding.hlo import Operation as Operation
+from jengine.sharding.hlo import Program as Program
 from jengine.sharding.mesh import DataShard as DataShard
 from jengine.sharding.mesh import build_mesh as build_mesh
 from jengine.sharding.pjit import Pjit as Pjit

@@ -21,7 +21,7 @@ from jengine.annotations import Count, Index
 from jengine.errors import ConfigError
 from jengine.model.constrain import set_sharding
 from jengine.registry import STRATEGIES
-from jengine.sharding.mesh import axes_of_type, build_mesh, choose_batch_axes
+from jengine.sharding.mesh import MeshSizes, axes_of_type, build_mesh, choose_batch_axes
 from jengine.sharding.mesh_strategy import MeshStrategy
 from jengine.sharding.placement import Axis, Placement, Rules, is_table
 from jengine.sharding.replica_axis import AXIS, is_per_replica, map_per_replica, replicas_along
@@ -57,7 +57,7 @@ class DataParallel(MeshStrategy):
     def __init__(
         self,
         impl: Literal["shard_map", "pmap"] = "shard_map",
-        mesh: Mesh | Mapping[str, int] | None = None,
+        mesh: Mesh | MeshSizes | None = None,
         rules: Rules = (),
         logical_axes: Mapping[str, Axis] | None = None,
         fsdp_min_size: Index = 2**18,

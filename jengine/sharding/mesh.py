@@ -11,9 +11,11 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jengine.errors import ConfigError, closest
+from jengine.sharding.slices import arrange_devices
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")  # the default of `batch_axes`
+MeshSizes = Mapping[str, int | Mapping[str, int]]  # the total size of each axis, and `slices`: see `build_mesh`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +31,7 @@ class DataShard:
 
 
 def build_mesh(
-    mesh: Mesh | Mapping[str, int] | None = None,
+    mesh: Mesh | MeshSizes | None = None,
     devices: int | Sequence[Any] | None = None,
     batch_axes: Sequence[str] | None = None,
 ) -> Mesh:
@@ -37,14 +39,15 @@ def build_mesh(
 
     Args:
       mesh: a Mesh, which is used as it is; or the number of devices along each axis, one of which may be -1 for all
-        remaining devices. None for the mesh of `jax.set_mesh`, if there is one, or all devices along one axis.
+        remaining devices; `slices` may have the number of slices along some axes, such as `dict(data=2)`, see
+        `arrange_devices`. None for the mesh of `jax.set_mesh`, if there is one, or all devices along one axis.
       devices: the devices, or their number; None for all. Those of a Mesh are replaced, one by one.
       batch_axes: the axes over which the batch is sharded, of any names. With None, a new mesh has the axes `data`,
         `fsdp` and `tensor`; `data` is -1 by default and the others 1.
 
     Raises:
-      ConfigError: an unknown axis, a product of the sizes that is not the number of devices, or a Mesh whose axes have
-        to be Manual.
+      ConfigError: an unknown axis, a product of the sizes that is not the number of devices, slices that do not fit, or
+        a Mesh whose axes are Manual.
     """
     if mesh is None and devices is None and not context_mesh().empty:
         mesh = context_mesh()
@@ -60,11 +63,14 @@ def build_mesh(
             return mesh
         return Mesh(np.array(devices, object).reshape(mesh.devices.shape), mesh.axis_names, mesh.axis_types)
     selected = choose_devices(devices)
-    if batch_axes is None or mesh is None:
+    given: dict[str, Any] = dict(mesh or {})
+    slices = given.pop("slices", None)
+    sizes: dict[str, Any]
+    if batch_axes is None or not given:
         first, *others = batch_axes or AXES
-        sizes = {first: -1, **dict.fromkeys(others, 1), **dict(mesh or {})}
+        sizes = {first: -1, **dict.fromkeys(others, 1), **given}
     else:
-        sizes = dict(mesh)
+        sizes = given
         choose_batch_axes(tuple(sizes), batch_axes)
     for name, size in sizes.items():
         if batch_axes is None and name not in AXES:
@@ -83,8 +89,9 @@ def build_mesh(
             f"mesh: the product of the sizes must {'divide' if open_axes else 'be'} the number of devices, "
             f"{len(selected)}, got {fixed} for {dict(sizes)}; change the mesh, or set `devices`"
         )
-    shape = tuple(len(selected) // fixed if size == -1 else size for size in sizes.values())
-    return jax.make_mesh(shape, tuple(sizes), axis_types=(AxisType.Auto,) * len(shape), devices=selected)
+    sizes = {name: len(selected) // fixed if size == -1 else size for name, size in sizes.items()}
+    arranged = arrange_devices(sizes, slices, selected)
+    return Mesh(arranged, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def choose_devices(devices: int | Sequence[Any] | None) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jengine.annotations import Count, Index
 from jengine.model.constrain import set_sharding
 from jengine.registry import STRATEGIES
-from jengine.sharding.mesh import build_mesh, context_mesh
+from jengine.sharding.mesh import MeshSizes, build_mesh, context_mesh
 from jengine.sharding.mesh_strategy import MeshStrategy
 from jengine.sharding.placement import Axis, Placement, Rules
 from jengine.sharding.strategy import SingleDevice, Strategy
@@ -27,8 +27,9 @@ class Pjit(MeshStrategy):
     per update.
 
     Args:
-      mesh: number of devices along `data`, `fsdp` and `tensor`; -1 for the remaining ones. Or a `jax.sharding.Mesh`,
-        with explicit or automatic axes. By default that of `jax.set_mesh`, or all devices along `data`.
+      mesh: number of devices along `data`, `fsdp` and `tensor`; -1 for the remaining ones; see `build_mesh`. Or a
+        `jax.sharding.Mesh`, with explicit or automatic axes. By default that of `jax.set_mesh`, or all devices along
+        `data`.
       rules: `(part of a name, axes)` pairs, see `Placement`.
       logical_axes: logical axis of a Flax model -> axis of the mesh.
       fsdp_min_size: minimum number of elements of a parameter to be sharded over `fsdp` without a rule.
@@ -43,7 +44,7 @@ class Pjit(MeshStrategy):
 
     def __init__(
         self,
-        mesh: Mesh | Mapping[str, int] | None = None,
+        mesh: Mesh | MeshSizes | None = None,
         rules: Rules = (),
         logical_axes: Mapping[str, Axis] | None = None,
         fsdp_min_size: Index = 2**18,

@@ -12,6 +12,7 @@ import pytest
 
 from jengine import load_config
 from jengine.cli.plan_process import compile_candidates
+from jengine.cli.plan_search import iterate_meshes
 from jengine.cli.topologies import parse_topology
 from tests.cli.test_scale_page import memory_per_chip as memory_per_chip
 
@@ -75,9 +76,9 @@ def network(tmp_path_factory):
     return str(path)
 
 
-def _plan(config, chips, *overrides, mesh=None, **options):
+def _plan(config, chips, *overrides, mesh=None, slices=1, **options):
     candidate = dict(mesh=mesh, overrides=[f"--config.{override}" for override in overrides])
-    (result,) = compile_candidates(str(config), [], parse_topology(chips), [candidate], **options)
+    (result,) = compile_candidates(str(config), [], parse_topology(chips, slices), [candidate], **options)
     assert "plan" in result, result["error"] + result["traceback"]
     return result["plan"]
 
@@ -153,6 +154,42 @@ def test_sharded_parameters_are_gathered_and_their_gradients_reduced_and_scatter
     assert "all-reduce" not in _collectives(update)
 
 
+def test_between_slices_only_gradients_are_exchanged(network):
+    mesh = dict(data=-1, fsdp=4, slices=dict(data=2))
+    plan = _plan(network, "v5e:2x2", "parallel.type=Pjit", mesh=mesh, slices=2, training_only=True)
+    assert plan["mesh"] == dict(data=2, fsdp=4, tensor=1)
+    update = plan["programs"]["update"]
+    assert _collectives(update)["reduce-scatter"]["size"] == 2 * UP  # within a slice
+    assert _collectives(update)["all-reduce"]["size"] == pytest.approx(2 * UP / 4, rel=0.01)  # a shard, between them
+    assert update["host_callbacks"] == 0
+
+
+@pytest.mark.parametrize(("chips", "slices"), [("v5e:4x4", 2), ("v5p:4x4x4", 1)])
+def test_all_meshes_of_a_search_compile(network, chips, slices):
+    topology = parse_topology(chips, slices)
+    candidates = [dict(mesh=mesh, overrides=[]) for mesh in iterate_meshes(topology.size, True, slices)]
+    overrides = ["--config.parallel.type=Pjit", "--config.train_dataloader.batch_size=64"]
+    results = list(compile_candidates(network, overrides, topology, candidates, training_only=True))
+    assert len(results) == len(candidates) > 5
+    assert [result.get("error") for result in results] == [None] * len(results)
+
+
+@pytest.mark.parametrize("chips", CHIPS)
+def test_what_layers_in_a_loop_exchange_grows_with_their_number(chips):
+    overrides = "model.module.width=256", "model.module.heads=4", "parallel.fsdp_min_size=1024"
+    config, mesh = f"{CONFIGS / 'lm.py'}:tiny", dict(data=1, fsdp=parse_topology(chips).size)
+    three, five, seven = (
+        _plan(config, chips, *overrides, f"model.module.depth={depth}", mesh=mesh, training_only=True)["programs"][
+            "update"
+        ]
+        for depth in (3, 5, 7)
+    )
+    sizes = [sum(row["size"] for row in program["collectives"]) for program in (three, five, seven)]
+    assert sizes[2] - sizes[1] == pytest.approx(sizes[1] - sizes[0], rel=0.01)
+    assert sizes[1] - sizes[0] > sizes[0] / 3
+    assert five["unknown_loops"] == 0
+
+
 @pytest.mark.parametrize("chips", CHIPS)
 def test_a_chunk_with_accumulation_and_the_guard_exchanges_as_much_in_a_step_as_an_update_does(network, chips):
     sharded = "parallel.type=Pjit", "optim_wrapper.accumulative_counts=2"
@@ -161,9 +198,9 @@ def test_a_chunk_with_accumulation_and_the_guard_exchanges_as_much_in_a_step_as_
     guarded = _plan(network, chips, *sharded, "custom_hooks=[{'type': 'NumericsGuardHook'}]", mesh=mesh)["programs"]
     for programs in (plain, guarded):
         for name in ("update", "accumulate", "chunk"):
-            exchanged = _collectives(programs[name])
-            assert exchanged["reduce-scatter"]["size"] == 2 * UP  # not in each branch of the chunk
-            assert exchanged["all-gather"]["size"] <= 2.01 * UP
+            exchanged, steps = _collectives(programs[name]), programs[name].get("steps", 1)
+            assert exchanged["reduce-scatter"]["size"] == 2 * UP * steps  # not in each branch of the chunk
+            assert exchanged["all-gather"]["size"] <= 2.01 * UP * steps
             assert "all-reduce" not in exchanged
 
 

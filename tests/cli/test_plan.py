@@ -3,15 +3,21 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jengine.cli import main
 from jengine.cli.plan import parse_mesh, scale_batches, set_devices
 from jengine.cli.plan_report import format_plan
-from jengine.cli.program_costs import compile_plan
+from jengine.cli.program_costs import compile_plan, estimate_time
+from jengine.cli.topologies import CHIPS
 from jengine.config import load_config, resolve
+from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
+from jengine.model import FunctionalModel
 from jengine.runner import Runner
+from jengine.runner.peak_flops import get_peak_flops
 from jengine.sharding import build_mesh
 
 CONFIG = """
@@ -165,6 +171,7 @@ def test_a_malformed_mesh_is_refused(text):
 
 def test_a_mesh_is_parsed():
     assert parse_mesh("data=-1,fsdp=8") == {"data": -1, "fsdp": 8}
+    assert parse_mesh("data=-1,slices.data=2,fsdp=8") == {"data": -1, "fsdp": 8, "slices": {"data": 2}}
     assert parse_mesh(None) is None
 
 
@@ -186,6 +193,10 @@ def test_numbers_below_one_are_refused(config, capsys):
     assert "--devices must be at least 1, got 0" in capsys.readouterr().err
     assert main(["plan", str(config), "--devices", "1", "--processes", "0"]) == 2
     assert "--processes must be at least 1, got 0" in capsys.readouterr().err
+    assert main(["plan", str(config), "--topology", "v5e:2x2", "--slices", "0"]) == 2
+    assert "--slices must be at least 1, got 0" in capsys.readouterr().err
+    assert main(["plan", str(config), "--devices", "4", "--slices", "2"]) == 2
+    assert "--slices must be used with --topology" in capsys.readouterr().err
 
 
 def test_every_program_of_a_run_is_compiled(config):
@@ -208,6 +219,55 @@ def test_every_program_of_a_run_is_compiled(config):
 def test_a_plan_does_not_read_the_state_of_the_numerics_guard(config):
     cfg = {**resolve(load_config(config)), "custom_hooks": [dict(type="NumericsGuardHook")]}
     assert "update" in compile_plan(set_devices(cfg, 2), training_only=True)["programs"]
+
+
+def _plan_layers(depth, predict):
+    """Return the plan of `depth` layers of 32 x 32 that are sharded over 4 devices."""
+    cfg = dict(
+        model=FunctionalModel(
+            lambda: {"layers": jnp.ones((depth, 32, 32))},
+            lambda params, batch: jnp.square(predict(params["layers"], batch["x"])).mean(axis=1),
+            lambda params, batch: predict(params["layers"], batch["x"]),
+        ),
+        train_dataloader=dict(batch_size=8, dataset=ArrayDataset(dict(x=np.ones((64, 32), np.float32)))),
+        train_cfg=dict(max_epochs=1),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+        parallel=dict(type="Pjit", rules=[("layers", (None, None, "fsdp"))]),
+    )
+    return compile_plan(set_devices(cfg, 4, {"data": 1, "fsdp": 4}), training_only=True)
+
+
+def test_collectives_and_memory_traffic_grow_with_the_number_of_scanned_layers():
+    def predict(layers, x):
+        return jax.lax.scan(lambda x, layer: (jnp.tanh(x @ layer), None), x, layers)[0]
+
+    four, sixteen = (_plan_layers(depth, predict)["programs"]["update"] for depth in (4, 16))
+    exchanged = [sum(row["traffic"] for row in program["collectives"]) for program in (four, sixteen)]
+    assert exchanged[0] > 4 * 32 * 32 * 4  # at least all layers once
+    assert exchanged[1] == pytest.approx(4 * exchanged[0], rel=0.01)
+    assert sixteen["bytes_accessed"] == pytest.approx(4 * four["bytes_accessed"], rel=0.05)
+    assert four["compiler_flops"] is None  # the compiler counts one layer
+
+
+def test_the_report_says_that_a_loop_of_unknown_length_counts_once():
+    def predict(layers, x):
+        limit = jax.lax.stop_gradient(x[0, 0])
+        scale = jax.lax.while_loop(lambda scale: scale < limit, lambda scale: 2 * scale, jnp.float32(1))
+        return (x @ layers[0]) * scale
+
+    plan = _plan_layers(1, predict)
+    assert plan["programs"]["update"]["unknown_loops"] == 1
+    assert "warning: loops with an unknown number of iterations, which are counted as one: 1\n" in format_plan(plan)
+
+
+def test_no_utilisation_is_given_where_only_the_flops_are_known():
+    chip = CHIPS["v5e"]
+    costs = dict(bytes_accessed=None, memory={}, collectives=[], unknown_loops=0, compiler_seconds=None)
+    at_peak = {"float32": get_peak_flops(chip.kind)["float32"]}  # takes a second
+    assert estimate_time(at_peak, costs, chip)["utilisation"] is None
+    slower = estimate_time(at_peak, {**costs, "compiler_seconds": 4.0}, chip)
+    assert (slower["seconds"], slower["utilisation"]) == (4.0, 0.25)
+    assert estimate_time(at_peak, {**costs, "compiler_seconds": 4.0, "unknown_loops": 1}, chip)["utilisation"] is None
 
 
 def test_a_search_requires_a_topology(config, capsys):

@@ -66,6 +66,37 @@ def test_the_batch_size_is_halved_until_something_fits():
     assert "config.model.module.remat = True" in format_search(plans)
 
 
+def test_meshes_that_the_config_does_not_allow_are_left_out():
+    def compile_some(candidates):
+        refused = dict(fits=False, error="ConfigError: the rule 'up' must divide", reason="the rule")
+        plans = zip(candidates, _compile(candidates, limit=400), strict=True)
+        return [plan if each.mesh["tensor"] < 4 else dict(candidate=each._asdict(), **refused) for each, plan in plans]
+
+    lines = []
+    plans = search(build_space(CFG, parse_topology("v5e:2x2"), None), compile_some, lines.append)
+    assert {plan["candidate"]["mesh"]["tensor"] for plan in plans} == {1, 2}
+    assert "left out 1 meshes that the config does not allow: the rule" in lines
+
+
+def test_only_data_crosses_slices():
+    space = build_space(CFG, parse_topology("v5e:2x2", slices=2), None)
+    assert [tuple(mesh.values())[:3] for mesh in space.meshes if mesh["tensor"] == 1] == [
+        (8, 1, 1),
+        (4, 2, 1),
+        (2, 4, 1),
+    ]
+    assert {mesh["slices"]["data"] for mesh in space.meshes} == {2}
+    lines = space.config_lines(Candidate(space.meshes[1], None, 8))
+    assert lines[0] == "config.parallel.mesh = dict(data=4, fsdp=2, tensor=1, slices={'data': 2})"
+
+
+def test_loops_of_unknown_length_are_reported():
+    (best, *_) = plans = _search(CFG, "v5e:2x2", limit=400)
+    assert "loops" not in format_search(plans)
+    best["programs"]["update"]["unknown_loops"] = 2
+    assert "unknown number of iterations, which are counted as one: 2\n" in format_search(plans)
+
+
 def test_nothing_fits():
     plans = _search(CFG, "v5e:2x2", limit=1)
     assert {plan["fits"] for plan in plans} == {False}

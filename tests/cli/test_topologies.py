@@ -38,6 +38,14 @@ def test_other_chips_are_refused(text, message):
         parse_topology(text)
 
 
+def test_several_slices_of_tpus_are_counted_and_those_of_gpus_are_hosts():
+    topology = parse_topology("v5e:4x4", slices=2)
+    assert (topology.size, str(topology), topology.slice_name) == (32, "2 slices of v5e:4x4", "v5e:4x4")
+    assert topology.environment["TPU_ACCELERATOR_TYPE"] == "v5e-16"
+    with pytest.raises(ConfigError, match="--slices must be left out for GPUs, got 2; --topology h100:16 has them all"):
+        parse_topology("h100:8", slices=2)
+
+
 @pytest.mark.parametrize("name", CHIPS)
 def test_the_peak_of_every_chip_is_known(name):
     assert get_peak_flops(CHIPS[name].kind)["bfloat16"] > 1e14

@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jengine.sharding import Pjit, find_collectives, traffic
+from jengine.sharding import Pjit, Program, find_collectives, traffic
 from jengine.sharding.collectives import Collective
 
 # as written by XLA for CPU and for GPU, with asynchronous operations for the latter
@@ -129,6 +130,96 @@ def test_a_slice_in_a_loop_is_that_of_the_device_if_its_start_was_computed_from_
     assert find_collectives(LOOP.replace("%INDEX", "%step")) == [Collective("all-reduce", 1, 4 * 128)]
 
 
+def _compile_sums(program, *arguments):
+    """Compile a function that is called on each of 4 devices with its row of an array, and may sum over `data`."""
+    mesh = Pjit(devices=4).mesh
+    rows = jax.device_put(np.ones((4, 5), np.float32), NamedSharding(mesh, P("data")))
+    specs = (P("data"), *(P() for _ in arguments))
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    return Program(jax.jit(mapped).lower(rows, *arguments).compile().as_text())
+
+
+def _sum_over_data(x):
+    return jnp.tanh(jax.lax.psum(x, "data"))
+
+
+def test_a_collective_counts_in_each_iteration_of_the_loops_around_it():
+    def step(carry, _):
+        carry = _sum_over_data(carry)
+        return jax.lax.fori_loop(0, 3, lambda i, x: _sum_over_data(x), carry), None
+
+    found = find_collectives(program := _compile_sums(lambda row: _sum_over_data(jax.lax.scan(step, row, length=5)[0])))
+    assert sorted(each.executions for each in found) == [1, 5, 15]
+    assert traffic(found) == 21 * 2 * 20
+    assert (program.unknown_loops, program.repeats) == (0, True)
+
+
+def test_a_loop_of_unknown_length_counts_once_and_is_reported():
+    program = _compile_sums(
+        lambda row, n: jax.lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, _sum_over_data(s[1])), (0, row))[1],
+        jnp.int32(7),
+    )
+    assert find_collectives(program) == [Collective("all-reduce", 1, 20)]
+    assert (program.unknown_loops, program.repeats) == (1, True)
+
+
+def test_the_branches_of_a_conditional_count_once():
+    def branch(row):
+        return jax.lax.scan(lambda x, _: (_sum_over_data(x), None), row, length=3)[0]
+
+    found = find_collectives(_compile_sums(lambda row, flag: jax.lax.cond(flag, branch, jnp.negative, row), True))
+    assert found == [Collective("all-reduce", 1, 20, executions=3)]
+
+
+# as written by XLA for TPUs, without the number of iterations
+COUNTED = """
+%body (state: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %state = (s32[], f32[8]{0}) parameter(0)
+  %one = s32[] constant(STEP)
+  %before = s32[]{:T(128)} get-tuple-element(%state), index=0
+  %copied = s32[]{:T(128)S(6)} copy(%before)
+  %after = s32[]{:T(128)} add(%copied, %one)
+  %x = f32[8]{0} get-tuple-element(%state), index=1
+  %sum = f32[8]{0} all-reduce(%x), channel_id=1, to_apply=%add
+  ROOT %next = (s32[]{:T(128)}, f32[8]{0}) tuple(%after, %sum)
+}
+
+%cond (state.1: (s32[], f32[8])) -> pred[] {
+  %state.1 = (s32[], f32[8]{0}) parameter(0)
+  %limit = s32[]{:T(128)} constant(LIMIT)
+  %count = s32[]{:T(128)} get-tuple-element(%state.1), index=0
+  ROOT %less = pred[]{:T(512)} compare(%count, %limit), direction=DIRECTION
+}
+
+ENTRY %main (input: f32[8]) -> (s32[], f32[8]) {
+  %input = f32[8]{0} parameter(0)
+  %start = s32[]{:T(128)} constant(START)
+  %init = (s32[]{:T(128)}, f32[8]{0}) tuple(%start, %input)
+  ROOT %loop = (s32[]{:T(128)}, f32[8]{0}) while(%init), condition=%cond, body=%body
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "limit", "step", "direction", "executions", "unknown"),
+    [
+        (0, 16, 1, "LT", 16, 0),
+        (3, 17, 2, "LT", 7, 0),  # 3, 5, ..., 15
+        (9, 0, -1, "GT", 9, 0),
+        (0, 16, 1, "NE", 1, 1),
+        (0, 16, -1, "LT", 1, 1),
+        (0, 16, 0, "LT", 1, 1),
+    ],
+)
+def test_the_iterations_of_a_loop_are_read_from_its_counter(start, limit, step, direction, executions, unknown):
+    text = COUNTED
+    for name, value in dict(START=start, LIMIT=limit, STEP=step, DIRECTION=direction).items():
+        text = text.replace(name, str(value))
+    program = Program(text)
+    assert find_collectives(program) == [Collective("all-reduce", 1, 32, executions)]
+    assert program.unknown_loops == unknown
+
+
 # as written by XLA for TPUs: an all-gather that runs while two fusions compute, and a fused reduce-scatter
 FUSED = """
 %start (p: bf16[4,8]) -> bf16[16,8] {
@@ -142,6 +233,9 @@ FUSED = """
   ROOT %slice = f32[4,8]{1,0} dynamic-slice(%all-reduce.1, %offset, %zero), dynamic_slice_sizes={4,8}
 }
 ENTRY %main (x: f32[16,8]) -> f32[] {
+  %first = bf16[16,8]{1,0} fusion(%a), kind=kCustom, calls=%start
+  %second = bf16[16,8]{1,0} fusion(%b), kind=kCustom, calls=%middle
+  %scattered = f32[4,8]{1,0} fusion(%c), kind=kCustom, calls=%all-reduce-scatter.7
   %all-reduce.2 = f32[]{:T(128)} all-reduce(%loss), channel_id=5, to_apply=%add
   %all-reduce.3 = f32[]{:T(128)} all-reduce(%norm), channel_id=5, to_apply=%add
 }
@@ -155,3 +249,24 @@ def test_the_parts_of_an_asynchronous_collective_of_a_tpu_count_once():
         Collective("all-reduce", 1, 4),
         Collective("all-reduce", 1, 4),
     ]
+
+
+# as written by XLA for two slices of TPUs, shortened
+BETWEEN_SLICES = """
+ENTRY %main (x: f32[256,1024]) -> f32[256,1024] {
+  %x = f32[256,1024]{1,0} parameter(0)
+  %send = (f32[256,8,128]{2,1,0:T(8,128)}, u32[], token[]) send(%x, %after), channel_id=2, is_host_transfer=true, KIND
+  %recv = (f32[512,8,128]{2,1,0:T(8,128)}, u32[], token[]) recv(%after), channel_id=1, is_host_transfer=true, KIND
+  %other = (f32[8]{0}, u32[], token[]) send(%y, %after), channel_id=3, is_host_transfer=true
+}
+""".replace(
+    "KIND", 'frontend_attributes={_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}'
+)
+
+
+def test_a_collective_between_slices_is_found():
+    assert find_collectives(BETWEEN_SLICES) == [Collective("all-reduce", 1, 4 * 256 * 1024)]
+    gathered = BETWEEN_SLICES.replace("ALL_REDUCE", "ALL_GATHER")
+    assert find_collectives(gathered) == [Collective("all-gather", 1, 2 * 4 * 256 * 1024)]
+    permuted = BETWEEN_SLICES.replace("ALL_REDUCE", "ONE_TO_ONE")
+    assert find_collectives(permuted) == [Collective("collective-permute", 1, 4 * 256 * 1024)]

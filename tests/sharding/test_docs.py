@@ -6,12 +6,13 @@ import re
 from jax.sharding import AxisType
 
 from jengine.registry import STRATEGIES
-from jengine.sharding import DataParallel, Pjit, SingleDevice
+from jengine.sharding import DataParallel, Pjit, SingleDevice, build_mesh
+from tests.sharding.test_slices import make_slices
 
 
 def test_the_configs_of_the_page_can_be_built():
     page = (pathlib.Path(__file__).parents[2] / "docs" / "devices.md").read_text()
-    lines, rules, meshes = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    lines, rules, meshes, slices = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     built = []
     set_up, *configs = re.split(r"(?m)^(?=parallel)", meshes)
     for config in [*lines.strip().splitlines(), rules, *(set_up + config for config in configs)]:
@@ -33,3 +34,6 @@ def test_the_configs_of_the_page_can_be_built():
     assert built[6].mesh.shape == built[7].mesh.shape == dict(replica=4, expert=2)
     assert built[6].mesh.axis_types == (AxisType.Explicit,) * 2
     assert built[7].mesh.axis_types == (AxisType.Auto,) * 2
+    names = {}
+    exec(slices, names)
+    assert dict(build_mesh(names["parallel"]["mesh"], make_slices(2)).shape) == dict(data=2, fsdp=16, tensor=1)

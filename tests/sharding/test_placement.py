@@ -110,6 +110,7 @@ def test_a_rule_that_matches_nothing_is_a_warning_with_the_closest_name_or_an_er
         (dict(data=-1, fsdp=-1), None, "only one axis may be -1, got data and fsdp"),
         (dict(fdsp=2), None, "an axis must be one of .*, got 'fdsp'; did you mean 'fsdp'"),
         (dict(data=0), None, "data must be a number of devices or -1, got 0"),
+        (dict(slices=dict(data=2)), None, "must be the number of processes, .*, 1, got {'data': 2}"),
         (None, 9, "devices must be at most 8, got 9"),
     ],
 )

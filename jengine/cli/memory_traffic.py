@@ -1,0 +1,74 @@
+"""Count the bytes that the operations of a compiled program read and write, with all iterations of its loops."""
+
+from jengine.sharding import Operation, Program
+
+_CONTROL = ("while", "conditional", "call", "async-start")  # what they call reads and writes memory, they do not
+_FREE = (*_CONTROL, "async-update", "async-done", "parameter", "constant", "tuple", "get-tuple-element", "bitcast")
+_SAME_ELEMENTS = ("bitcast", "copy", "convert", "reshape", "transpose")
+
+
+def compute_loop_factor(program: Program) -> float:
+    """Return the memory traffic of a program, divided by its traffic if each loop had one iteration.
+
+    XLA's `cost_analysis` counts the body of a loop once. It also includes what the text does not show, such as
+    padding, so you should multiply its bytes by this factor instead of adding up the bytes of the text.
+    """
+    once = total = 0
+    for operation in program.operations.values():
+        if operation.code not in _FREE and _is_control(program, operation.computation):
+            size = _count_bytes(program, operation)
+            once += size
+            total += size * program.count_executions(operation.computation)
+    return total / once if once else 1.0
+
+
+def _is_control(program: Program, computation: str) -> bool:
+    """Return whether the operations of a computation run one by one, unlike those of a fusion or a reduction."""
+    return all(
+        caller.code in _CONTROL and _is_control(program, caller.computation) for caller in program.callers[computation]
+    )
+
+
+def _count_bytes(program: Program, operation: Operation) -> int:
+    """Return what an operation reads and writes."""
+    read = sum(
+        _count_read(program, operation, index, name)
+        for index, name in enumerate(operation.operands)
+        if not operation.code.endswith("-done")
+    )
+    written = 0 if operation.code.endswith("-start") else _count_written(program, operation)
+    return read + written
+
+
+def _count_read(program: Program, user: Operation, index: int, name: str) -> int:
+    """Return the bytes that an operation reads of its operand: only a slice of it, if that is all that it uses."""
+    operand = program.operations.get(name)
+    size = sum(operand.result) if operand else 0
+    if user.code == "fusion":
+        return min(size, _count_read_inside(program, program.parameters.get((user.called[0], index), "")))
+    if index == 0 and user.code in ("dynamic-slice", "slice", "gather"):
+        return sum(user.result)
+    return 0 if index == 0 and user.code == "dynamic-update-slice" else size
+
+
+def _count_read_inside(program: Program, name: str) -> int:
+    """Return the bytes of a value in a fusion that the fusion reads."""
+    total = 0
+    for user in program.users[name]:
+        if user.code in _SAME_ELEMENTS and program.users[user.name]:
+            total += _count_read_inside(program, user.name)
+        else:
+            total += sum(
+                _count_read(program, user, index, name) for index, other in enumerate(user.operands) if other == name
+            )
+    return total
+
+
+def _count_written(program: Program, operation: Operation) -> int:
+    """Return the bytes that an operation writes: those of the update, if it updates a slice in place."""
+    root = program.roots.get(operation.called[0]) if operation.code == "fusion" else operation
+    while root is not None and root.code in _SAME_ELEMENTS and root is not operation:
+        root = program.operations.get(root.operands[0])
+    if root is not None and root.code == "dynamic-update-slice":
+        return sum(program.operations[root.operands[1]].result)
+    return sum(operation.result)
