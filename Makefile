@@ -19,7 +19,6 @@ test: lint types pytest
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check jengine tests configs examples benchmarks docs/_gen .ci
-	$(BIN)/python .ci/prose.py jengine tests configs examples benchmarks docs README.md CONTRIBUTING.md CHANGELOG.md
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
@@ -31,6 +30,7 @@ pytest: $(VENV)/.installed
 	@$(BIN)/python .ci/versions.py
 	$(PYTEST) -m "not full_optimization and not four_processes"
 	$(PYTEST) -m full_optimization
+	$(PYTEST) --doctest-modules jengine
 
 # Compiles every config and example for TPUs and GPUs, with XLA's compilers for them, in an environment of its own.
 test-chips:
