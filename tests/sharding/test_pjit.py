@@ -222,7 +222,8 @@ def test_a_dense_general_with_axis_names_is_sharded_as_named_and_trains_like_one
         kernel = params[name]["kernel"]
         assert kernel.sharding.spec == spec
         assert kernel.addressable_shards[0].data.size == kernel.size // (4 if embed else 2)
-        np.testing.assert_array_equal(kernel, expected[name]["kernel"])
+        # equal bits, but for the last one where the tests compile quickly, which `jit_init` does not
+        np.testing.assert_array_max_ulp(np.asarray(kernel), np.asarray(expected[name]["kernel"]), maxulp=2)
 
     changes = dict(
         model=model,
