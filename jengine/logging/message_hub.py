@@ -123,7 +123,7 @@ class MessageHub:
         Raises:
           TypeError: `scalars` is not a mapping. KeyError: a dict lacks 'value' or has other keys.
         """
-        if not isinstance(scalars, Mapping):
+        if type(scalars) is not dict and not isinstance(scalars, Mapping):
             raise TypeError(f"`scalars` must be a dict name -> value, got {type(scalars).__name__}")
         pending, iteration = self._pending, self.iteration
         for key, value in scalars.items():

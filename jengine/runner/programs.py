@@ -97,8 +97,8 @@ class TrainPrograms:
         self.update, self.accumulate = guard(update), guard(accumulate)
         self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
         self._compiled: dict[RecompilationGuard, Any] = {
-            self.update: strategy.compile_train_step(_with_hyperparams_vector(self.update)),
-            self.accumulate: strategy.compile_train_step(_with_hyperparams_vector(self.accumulate)),
+            self.update: strategy.compile_train_step(_with_flat_metrics(_with_hyperparams_vector(self.update))),
+            self.accumulate: strategy.compile_train_step(_with_flat_metrics(_with_hyperparams_vector(self.accumulate))),
             self.chunk: strategy.compile_train_step(self.chunk, chunked=True),
         }
         self._strategy = strategy
@@ -139,8 +139,9 @@ class TrainPrograms:
         """
         step = self.update if is_update else self.accumulate
         new_state, metrics = self._call(step, state, select_arrays(batch), self._raveler.ravel(hyperparams))
-        self._limiter.add(metrics["loss"])
-        return new_state, metrics
+        named = dict(zip(metrics.names, metrics.values, strict=True))
+        self._limiter.add(named["loss"])
+        return new_state, named
 
     def run_chunk(
         self,
@@ -275,6 +276,23 @@ class TrainPrograms:
 def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[None]:
     """Surround a call of a compiled step: if it is the first and takes long, report that it compiles."""
     return report_if_slow(f"compiling {step.name}") if step.shapes is None else _NO_REPORT
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class _FlatMetrics:
+    """Metrics of a step in the order of the model; JAX would sort a dict, and flattens an OrderedDict in Python."""
+
+    values: tuple[jax.Array, ...]
+    names: tuple[str, ...] = dataclasses.field(metadata=dict(static=True))
+
+
+def _with_flat_metrics(step: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> tuple[TrainState, _FlatMetrics]:
+        state, metrics = step(*args)
+        return state, _FlatMetrics(tuple(metrics.values()), tuple(metrics))
+
+    return run
 
 
 def _with_hyperparams_vector(step: Callable[..., Any]) -> Callable[..., Any]:
