@@ -11,12 +11,12 @@ import jax
 from jengine.annotations import Count
 from jengine.errors import ConfigError, config_path, did_you_mean
 from jengine.hooks import Hook
+from jengine.hooks.hook_list import HookList
 from jengine.logging import AsyncWriter, MessageHub, build_logger
 from jengine.model import CastModel, Model, get_precision
 from jengine.optim.schedules import build_param_schedulers
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, as_config, check_arguments
-from jengine.runner.check import train_loop_config
-from jengine.runner.hook_list import HookList
+from jengine.runner.config_checks import train_loop_config
 from jengine.runner.runner_protocol import Runner
 from jengine.sharding import default_strategy
 from jengine.train.state import MAX_STEP

@@ -1,29 +1,68 @@
-"""Collect the contents of a run's checkpoint, and restore a run from it."""
+"""Bundles: what a checkpoint of a run contains, how it is saved, and how a run continues from it."""
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jengine.errors import ConfigError
+from jengine.model import get_model
 from jengine.optim.schedules import schedulers_state_dict
-from jengine.runner.base_weights import loadable_variables
-from jengine.runner.failures import recreate_work_dir
-from jengine.runner.fingerprint import collect_fingerprint
-from jengine.runner.load_from import LoadFrom
-from jengine.runner.nonfinite import check_losses
+from jengine.paths import flatten
+from jengine.runner.end_report import wait_for_device
+from jengine.runner.failures import check_losses, recreate_work_dir
+from jengine.runner.resume_check import (
+    collect_fingerprint,
+    complete_optimizer_state,
+    match_optimizer_state,
+    restore_hyperparams,
+)
 from jengine.runner.resume_data import collect_position, restore_position
-from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
-from jengine.runner.run_record import update_record
 from jengine.runner.runner_protocol import Runner
-from jengine.runner.speed import wait_for_device
-from jengine.runner.versions import package_versions
+from jengine.runner.session import update_record
+from jengine.runner.start_from import LoadFrom
 from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
 from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks
+from jengine.versions import package_versions
+
+Variables = dict[str, Any]  # `params` and `model_state`
+
+
+def loadable_variables(runner: Runner, stored: Iterable[str]) -> tuple[Variables, Callable[[Variables], Variables]]:
+    """Return the variables to load weights into, and a function from their new values to the variables of the run.
+
+    They are those of the run, except if an adapter such as `LoRA` loads weights of the model inside it.
+
+    Args:
+      runner: with an initial state.
+      stored: dotted paths of the parameters to load.
+    """
+    state, replicas = runner.state, runner.strategy.replicas
+    variables = {"params": state.params, "model_state": state.model_state}
+    model = get_model(runner.model)
+    base_params, _ = model.base_variables(state.params, state.model_state)
+    added = flatten(state.params).keys() - flatten(base_params).keys()
+    if not added or not added.isdisjoint(stored):
+        return variables, lambda loaded: loaded
+    fresh = convert_replica_axis(variables, replicas, None)
+    base = _named(*model.base_variables(fresh["params"], fresh["model_state"]))
+
+    def restore(loaded: Variables) -> Variables:
+        """Return the variables of the run with those of the inner model replaced."""
+        single = convert_replica_axis(loaded, replicas, None)
+        replaced = model.replace_base(fresh["params"], fresh["model_state"], single["params"], single["model_state"])
+        return dict(convert_replica_axis(_named(*replaced), None, replicas))
+
+    return dict(convert_replica_axis(base, None, replicas)), restore
+
+
+def _named(params: Any, model_state: Any) -> Variables:
+    return {"params": params, "model_state": model_state}
+
 
 PyTree = Any
 Bundle = dict[str, Any]

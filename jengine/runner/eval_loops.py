@@ -13,13 +13,13 @@ from jengine.errors import ConfigError
 from jengine.model import CastModel, Precision
 from jengine.model.labels import LabelChecks
 from jengine.registry import LOOPS
-from jengine.runner.data_wait import Source, iterate
+from jengine.runner.end_report import wait_for_device
 from jengine.runner.failures import mark_inconsistent, step_failed
-from jengine.runner.out_of_memory import explain_out_of_memory
+from jengine.runner.interrupts import Source, iterate
 from jengine.runner.programs import report_first_compile
 from jengine.runner.runner_protocol import Runner
-from jengine.runner.speed import wait_for_device
 from jengine.train import RecompilationGuard, build_eval_step, compilation_counter
+from jengine.train.out_of_memory import explain_out_of_memory
 
 PyTree = Any
 

@@ -11,9 +11,8 @@ from jengine.data import BatchCheck, BatchStream, put_arrays
 from jengine.errors import ConfigError
 from jengine.logging import LossWatch
 from jengine.registry import LOOPS
-from jengine.runner.data_wait import Source
-from jengine.runner.failures import mark_inconsistent
-from jengine.runner.nonfinite import check_losses
+from jengine.runner.failures import check_losses, mark_inconsistent
+from jengine.runner.interrupts import Source
 from jengine.runner.runner_protocol import Runner
 from jengine.train import check_on_recompile
 

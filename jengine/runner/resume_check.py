@@ -1,14 +1,296 @@
-"""Compare the settings of a resumed run with its checkpoint."""
+"""Comparison of a resumed run with its checkpoint, and the state of its optimizer."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
+
+from jengine.description import describe, flatten_description
 from jengine.errors import ConfigError
-from jengine.optim.schedules import check_scheduler_types, compare_schedulers, list_moved_ends
-from jengine.runner.fingerprint import compare_settings
-from jengine.runner.resume_optimizer import compare_optimizers
+from jengine.optim.schedules import (
+    check_scheduler_types,
+    compare_schedulers,
+    list_moved_ends,
+    load_schedulers_state_dict,
+    replay_schedulers,
+    reset_initial_values,
+)
+from jengine.paths import flatten
 from jengine.runner.runner_protocol import Runner
+
+_FLAGS = (
+    "jax_enable_x64", "jax_threefry_partitionable", "jax_default_matmul_precision", "jax_default_prng_impl",
+    "jax_numpy_dtype_promotion",
+)  # fmt: skip
+# Compared by kind, or different between any two runs.
+_NOT_COMPARED = (
+    "param_scheduler", "randomness", "resume", "resume_policy", "load_from", "work_dir", "experiment_name", "cfg",
+)  # fmt: skip
+_OPTIMIZER_KEYS = frozenset({"optimizer", "paramwise_cfg", "constructor"})  # compared by their effect on the groups
+_CHAIN = re.compile(r"optim_wrapper\.(init|update|(.*\.)?parts)\.")  # of optax; its settings are those of a closure
+_CODE = ".code"
+_KINDS = (".type", ".function")
+
+
+def describe_settings(arguments: Mapping[str, Any], cfg: Any) -> dict[str, Any]:
+    """Return a description of the settings of a run, before anything of it has run.
+
+    Args:
+      arguments: of the Runner, objects or configs.
+      cfg: the config that the user passed with them, or that they are from; None for none.
+    """
+    settings = {name: value for name, value in arguments.items() if name not in _NOT_COMPARED and value is not None}
+    for name, value in (cfg or {}).items():
+        if name not in _NOT_COMPARED and value is not arguments.get(name):
+            settings[f"cfg.{name}" if name in arguments else name] = value
+    return {**{name: describe(value) for name, value in settings.items()}, "jax.config": describe(read_flags())}
+
+
+def read_flags() -> dict[str, Any]:
+    """Return the options of jax that change numbers."""
+    return {name: getattr(jax.config, name) for name in _FLAGS}
+
+
+def collect_fingerprint(runner: Runner) -> dict[str, Any]:
+    """Return what a checkpoint stores for the comparison: the settings, and the hashes of the training programs."""
+    programs = runner.programs.hash_jaxprs() if runner.programs is not None else {}
+    return {"settings": runner.settings, "python": _python_version(), "programs": programs}
+
+
+def saved_hashes(path: str) -> dict[str, str]:
+    """Return the hashes of the programs that trained the run of a checkpoint, see `TrainPrograms.hash_jaxprs`."""
+    from jengine.checkpoint import read_meta
+
+    return dict(read_meta(path).get("fingerprint", {}).get("programs", {}))
+
+
+def compare_settings(runner: Runner, saved: Mapping[str, Any], *, skip_chains: bool) -> Iterator[tuple[str, str]]:
+    """Yield the path of each setting that differs from the checkpoint, and a line with both values.
+
+    Args:
+      runner: the run.
+      saved: the fingerprint in the checkpoint.
+      skip_chains: leave out chains of optax, because a difference between the optimizers is reported already.
+    """
+    own, other = (flatten_description(settings) for settings in (runner.settings, saved["settings"]))
+    is_same_python = saved["python"] == _python_version()
+    replaced: list[str] = []  # whose arguments are others anyway
+    for path in sorted(own.keys() | other.keys(), key=lambda path: (not path.endswith(_KINDS), path)):
+        if own.get(path) == other.get(path) or (skip_chains and _CHAIN.match(path)):
+            continue
+        if path.startswith(tuple(replaced)):
+            continue
+        if path.endswith(_KINDS):
+            replaced.append(f"{path.rpartition('.')[0]}.")
+        if path.startswith("optim_wrapper.") and _is_compared_by_group(path, own):
+            continue
+        if not path.endswith(_CODE) or path not in own or path not in other:
+            new, old = (repr(side[path]) if path in side else "nothing" for side in (own, other))
+            yield path, f"{path}: {new} in the config, {old} in the checkpoint"
+        elif is_same_python:  # another version compiles the same function to other code
+            path = path.removesuffix(_CODE)
+            yield path, f"{path}: the code of {own.get(f'{path}.function')} has changed since the checkpoint"
+
+
+def _is_compared_by_group(path: str, settings: Mapping[str, Any]) -> bool:
+    if _OPTIMIZER_KEYS.isdisjoint(path.split(".")):
+        return False
+    optimizer, found, _ = path.partition(".parts.")
+    return not found or settings.get(f"{optimizer}.name") != "optax"
+
+
+def _python_version() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+PyTree = Any
+
+
+class Setting(NamedTuple):
+    """Describe a setting of the optimizer that differs.
+
+    Attributes:
+      line: its path and both values.
+      is_restorable: False if it is part of the compiled chain, so that the checkpoint's value cannot be used.
+    """
+
+    line: str
+    is_restorable: bool
+
+
+def optimizer_settings(optim_wrapper: Any) -> dict[str, dict[str, Any]]:
+    """Return the type of the optimizer and the settings of its groups, as JSON-compatible values.
+
+    Args:
+      optim_wrapper: the wrapper, before schedulers change it.
+
+    Returns:
+      By the name of the optimizer, '' if there is one: `type`, `param_groups`, the number of parameters in each group
+      as `group_sizes` (None for a single one) and, with several groups, `base_param_settings`.
+    """
+    settings = {}
+    for name, wrapper in _by_name(optim_wrapper).items():
+        groups = wrapper.param_groups
+        sizes = [len(group.paths) for group in groups] if len(groups) > 1 else [None]  # a single group may be unbound
+        settings[name] = {"type": wrapper.optimizer.name, "group_sizes": sizes, **wrapper.group_state_dict()}
+    return settings
+
+
+def compare_optimizers(runner: Runner, saved: Mapping[str, Any]) -> list[Setting]:
+    """Return the optimizer settings in which the config of a run and a checkpoint differ.
+
+    Args:
+      runner: with its optimizer.
+      saved: everything of the checkpoint but its arrays.
+    """
+    if "optimizer_settings" not in saved:  # saved without the optimizer
+        return []
+    old, new = saved["optimizer_settings"], runner.optimizer_settings
+    if set(old) != set(new):
+        return [Setting(f"optim_wrapper: {_names(new)} in the config, {_names(old)} in the checkpoint", False)]
+    differences: list[Setting] = []
+    for name, wrapper in _by_name(runner.optim_wrapper).items():
+        path = f"optim_wrapper.{name}.optimizer" if name else "optim_wrapper.optimizer"
+        differences += _compare_groups(path, wrapper.optimizer, new[name], old[name])
+    return differences
+
+
+def _compare_groups(path: str, optimizer: Any, new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[Setting]:
+    """Yield the differences between the settings of one optimizer; `optimizer` is that of the config."""
+    if new["type"] != old["type"]:
+        yield _describe(f"{path}.type", new["type"], old["type"], False)
+        return  # its settings have other meanings
+    if new["group_sizes"] != old["group_sizes"]:
+        yield _describe(f"{path}: numbers of parameters by group", new["group_sizes"], old["group_sizes"], False)
+        return
+    pairs = [(f"{path}.param_groups[{i}]", *pair) for i, pair in enumerate(_zip_groups(new, old))]
+    if len(new["group_sizes"]) == 1:
+        pairs = [(path, *pairs[0][1:])]
+    else:
+        pairs.insert(0, (path, new["base_param_settings"], old["base_param_settings"]))
+    is_absent = {
+        key: all(group.get(key) == 0 for group in new["param_groups"]) for key in optimizer.absent_at_zero
+    }  # the chain has no part for it
+    for prefix, own, other in pairs:
+        for key in own.keys() | other.keys():
+            if own.get(key) != other.get(key):
+                is_traced = key in optimizer.hyperparams or key not in optimizer.defaults
+                is_restorable = is_traced and not is_absent.get(key, False)
+                yield _describe(f"{prefix}.{key}", own.get(key), other.get(key), is_restorable)
+
+
+def _zip_groups(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(new["param_groups"], old["param_groups"], strict=True)
+
+
+def _describe(path: str, new: Any, old: Any, is_restorable: bool) -> Setting:
+    return Setting(f"{path}: {new} in the config, {old} in the checkpoint", is_restorable)
+
+
+class StateMatch(NamedTuple):
+    """Describe which part of an optimizer state is restored.
+
+    Attributes:
+      target: the structure to restore; None if the state is new.
+      ignore: stored prefixes that are not restored.
+    """
+
+    target: PyTree | None
+    ignore: list[str]
+
+
+def match_optimizer_state(
+    runner: Runner, path: str, saved: Mapping[str, Any], opt_state: PyTree, stored: Mapping[str, Any]
+) -> StateMatch:
+    """Match the state of the optimizer to a checkpoint.
+
+    If settings differ, hyperparameters in the state are not restored: each update receives them. If the rest does not
+    fit either, the state is new, as `resume_policy` allows.
+
+    Args:
+      runner: with its optimizer.
+      path: the checkpoint.
+      saved: everything of the checkpoint but its arrays.
+      opt_state: the state of this run, in the form of the checkpoint.
+      stored: the arrays of the checkpoint by dotted path.
+
+    Raises:
+      ConfigError: the state does not fit, and the policy requires that of the checkpoint.
+    """
+    differences = compare_optimizers(runner, saved)
+    if not differences:
+        return StateMatch(opt_state, [])
+    ignore = [
+        f"opt_state.{name}.hyperparams" if name else "opt_state.hyperparams" for name in runner.optimizer_settings
+    ]
+    target = _strip_hyperparams(opt_state)
+    shapes = {f"opt_state.{path}": leaf.shape for path, leaf in flatten(target).items()}
+    prefixes = tuple(f"{prefix}." for prefix in ignore)
+    saved_shapes = {path: leaf.shape for path, leaf in stored.items() if path.startswith("opt_state.")}
+    if shapes == {path: shape for path, shape in saved_shapes.items() if not path.startswith(prefixes)}:
+        return StateMatch(target, ignore)
+    if runner.resume_policy.optimizer == "checkpoint":
+        lines = "".join(f"\n  {setting.line}" for setting in differences)
+        raise ConfigError(
+            f"the optimizer must have the state of the checkpoint {path}, got another one; to start with a new state, "
+            f"set resume_policy.optimizer='config':{lines}"
+        )
+    runner.logger.warning(f"The state of the optimizer in {path} does not fit that of the config: it is new.")
+    return StateMatch(None, ["opt_state"])
+
+
+def _strip_hyperparams(opt_state: PyTree) -> PyTree:
+    """Return the state of one or several optimizers without the hyperparameters."""
+    if isinstance(opt_state, Mapping):
+        return {name: _strip_hyperparams(state) for name, state in opt_state.items()}
+    return opt_state._replace(hyperparams={})
+
+
+def complete_optimizer_state(restored: PyTree | None, initial: PyTree) -> PyTree:
+    """Return the restored state of one or several optimizers with the hyperparameters of the initial state.
+
+    Args:
+      restored: a state without hyperparameters; None for a new state.
+      initial: the initial state of this run.
+    """
+    if restored is None:
+        return initial
+    if isinstance(restored, Mapping):
+        return {name: complete_optimizer_state(state, initial[name]) for name, state in restored.items()}
+    return restored._replace(hyperparams=initial.hyperparams)
+
+
+def restore_hyperparams(runner: Runner, bundle: Mapping[str, Any]) -> None:
+    """Restore the parameter groups and the schedules; replay the schedules if they or their initial values differ."""
+    loop, wrapper, schedulers = runner.train_loop, runner.optim_wrapper, runner.param_schedulers
+    is_new = runner.resume_policy.optimizer == "config" and bool(compare_optimizers(runner, bundle))
+    if "optimizer" in bundle and not is_new:
+        wrapper.load_group_state_dict(bundle["optimizer"])
+        runner.optimizer_settings = bundle.get("optimizer_settings", runner.optimizer_settings)
+    if "param_schedulers" not in bundle:
+        return
+    converted = loop.iter  # schedules that are converted from epochs keep their place in the epoch
+    if loop.by_epoch and loop.epoch_length is not None:
+        converted = loop.epoch * loop.epoch_length + loop.iter - loop.epoch_start
+    choice = "config" if runner.resume_policy.schedules == "config" else "checkpoint"
+    if load_schedulers_state_dict(schedulers, bundle["param_schedulers"], settings=choice) or is_new:
+        settings = runner.optimizer_settings
+        wrapper.load_group_state_dict(settings.get("", settings))
+        reset_initial_values(schedulers)
+        replay_schedulers(
+            schedulers, iters=loop.iter, epochs=loop.epoch, epoch_length=loop.epoch_length, converted_iters=converted
+        )
+
+
+def _by_name(optim_wrapper: Any) -> Mapping[str, Any]:
+    return optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
+
+
+def _names(settings: Mapping[str, Any]) -> str:
+    return "one optimizer" if "" in settings else f"the optimizers {sorted(settings)}"
+
 
 _MAX_LINES = 20
 _DATA = re.compile(r"train_dataloader(\.dataset|\[)")

@@ -13,28 +13,23 @@ from jengine.config import resolve
 from jengine.distributed import get_processes
 from jengine.errors import config_path
 from jengine.hooks import Hook, Priority
+from jengine.hooks.hook_list import HookList
 from jengine.hooks.runner_protocol import MaybeNone
 from jengine.logging import PhaseTimer, parse_level
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.runner import build, bundle, check, report, run_record
-from jengine.runner.compilation_cache import use_compilation_cache
+from jengine.runner import build, bundle, config_checks
+from jengine.runner.config_checks import check_extras
 from jengine.runner.dataloaders import DataLoaders
+from jengine.runner.end_report import format_config_file, use_compilation_cache
 from jengine.runner.eval_loops import EvalLoop
-from jengine.runner.extras import check_extras
 from jengine.runner.failures import check_consistent, close, closing
-from jengine.runner.fingerprint import describe_settings, saved_hashes
-from jengine.runner.hook_list import HookList
-from jengine.runner.hyperparams import Hyperparams
-from jengine.runner.initial_state import StateInitializer
+from jengine.runner.initial_state import StateInitializer, trained_module
 from jengine.runner.interrupts import Interrupts, abort_all_on_error, default_resume_command
-from jengine.runner.load_from import remove_in_memory
 from jengine.runner.predict import Predictor, open_batches
-from jengine.runner.programs import TrainPrograms
-from jengine.runner.resume_check import check_resume
-from jengine.runner.resume_optimizer import optimizer_settings
-from jengine.runner.resume_policy import parse_resume_policy
-from jengine.runner.session import RunFiles, record_session
-from jengine.runner.trained_module import trained_module
+from jengine.runner.programs import Hyperparams, TrainPrograms
+from jengine.runner.resume_check import check_resume, describe_settings, optimizer_settings, saved_hashes
+from jengine.runner.session import RunFiles, record_session, update_record
+from jengine.runner.start_from import parse_resume_policy, remove_in_memory
 from jengine.runner.workdir import CheckpointDirectories, agree_on_identity
 from jengine.sharding import DispatchLimiter
 from jengine.train import TrainState
@@ -132,12 +127,12 @@ class Runner:
             param_scheduler=param_scheduler, auto_scale_lr=auto_scale_lr,
         )  # fmt: skip
         build.read_auto_scale_lr(auto_scale_lr)
-        self._sections, schedulers = check.check_sections(sections)
+        self._sections, schedulers = config_checks.check_sections(sections)
         with config_path("log_level"):
             level = parse_level(log_level)
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
-        self.cfg_text, unwritable = report.format_config_file(self.cfg, work_dir)
+        self.cfg_text, unwritable = format_config_file(self.cfg, work_dir)
 
         self.processes = get_processes()
         identity = agree_on_identity(
@@ -159,10 +154,10 @@ class Runner:
         self.visualizer = build.build_visualizer(visualizer, self.log_dir)
         self.hook_list = HookList(functools.partial(build.require_drawing, self.visualizer))
         self.register_hooks(default_hooks, custom_hooks)
-        check.check_names(self.hooks, schedulers, self._sections)
+        config_checks.check_names(self.hooks, schedulers, self._sections)
         self._directories = CheckpointDirectories(self.work_dir, self.hooks, self.run_id)
         self.files = RunFiles(self, self._directories, unwritable)
-        self.log_processor = build.build_log_processor(log_processor, by_epoch=check.is_epoch_based(train_cfg))
+        self.log_processor = build.build_log_processor(log_processor, by_epoch=config_checks.is_epoch_based(train_cfg))
         self.logger, self.log_writer, self.message_hub = build.build_logs(
             self.log_dir, self.timestamp, self.experiment_name, level
         )
@@ -196,7 +191,7 @@ class Runner:
           ConfigError: unknown keys, or `model` or `work_dir` is missing. MissingPackageError: an optional package
             that the config requires is not installed.
         """
-        plain, dropped = check.check_top_level(resolve(cfg), cls.__init__)
+        plain, dropped = config_checks.check_top_level(resolve(cfg), cls.__init__)
         check_extras(plain)
         runner = cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
         if dropped:
@@ -319,7 +314,7 @@ class Runner:
     def record_validation(self, metrics: dict[str, float]) -> None:
         """Record the metrics of a validation for the table at the end of the run."""
         self.validations.append((self.epoch, self.iter, metrics))
-        run_record.update_record(self)
+        update_record(self)
 
     def save_checkpoint(
         self,
@@ -492,7 +487,7 @@ class Runner:
         """
         traced, init = self._initializer.trace(batch, optim_wrapper, hooks)
         shapes = traced.out_info
-        check.check_state(self.hooks if optim_wrapper is not None else (), shapes)
+        config_checks.check_state(self.hooks if optim_wrapper is not None else (), shapes)
         if isinstance(self.val_loop, EvalLoop) and optim_wrapper is not None and not abstract:
             self._loaders.call_with_example("val", self.val_loop.check, shapes.params, shapes.model_state)
         self.state = shapes if abstract else init()

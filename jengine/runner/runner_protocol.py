@@ -10,11 +10,11 @@ import jax
 
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.hooks import runner_protocol
+from jengine.hooks.hook_list import HookList
 from jengine.hooks.runner_protocol import MaybeNone
-from jengine.runner.hook_list import HookList
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.programs import TrainPrograms
-from jengine.runner.resume_policy import ResumePolicy
+from jengine.runner.start_from import ResumePolicy
 from jengine.sharding import DispatchLimiter
 from jengine.train.scanned_step import ChunkMetrics
 

@@ -21,9 +21,8 @@ from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook
 from jengine.logging import escape_name
-from jengine.runner.fingerprint import read_flags
-from jengine.runner.load_from import LoadFrom, parse_load_from
-from jengine.runner.resume_policy import ResumePolicy, choose_seed
+from jengine.runner.resume_check import read_flags
+from jengine.runner.start_from import LoadFrom, ResumePolicy, choose_seed, parse_load_from
 
 # Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts.
 _SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from", "resume_note")

@@ -19,8 +19,7 @@ from jengine.data import ArrayDataset, DataLoader
 from jengine.distributed.processes import SingleProcess
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
-from jengine.runner.data_wait import Source, watch_waits
-from jengine.runner.interrupts import Interrupts
+from jengine.runner.interrupts import Interrupts, Source, watch_waits
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=1))
 

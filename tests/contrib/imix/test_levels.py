@@ -4,9 +4,9 @@ import pytest
 
 from jengine.contrib.imix import HookBase, PriorityStatus, get_level, to_priority
 from jengine.errors import ConfigError
+from jengine.hooks.hook_list import HookList
 from jengine.registry import HOOKS
 from jengine.runner import build
-from jengine.runner.hook_list import HookList
 
 
 class Custom(HookBase):

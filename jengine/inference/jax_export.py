@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jengine.data.collate import count_examples
 from jengine.errors import ConfigError, MissingPackageError
-from jengine.runner.loaded_model import LoadedModel
+from jengine.inference.loaded_model import LoadedModel
 
 PyTree = Any
 
