@@ -18,6 +18,7 @@ from jengine.optim.schedules import build_param_schedulers
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, as_config, check_arguments
 from jengine.runner.config_checks import train_loop_config
 from jengine.runner.runner_protocol import Runner
+from jengine.runner.workdir import Identity
 from jengine.sharding import default_strategy
 from jengine.train.state import MAX_STEP
 from jengine.visualization import Visualizer
@@ -32,13 +33,13 @@ DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
 )
 
 
-def build_logs(
-    log_dir: str, timestamp: str, experiment_name: str, level: int
-) -> tuple[logging.Logger, AsyncWriter, MessageHub]:
+def build_logs(identity: Identity, level: int | str) -> tuple[logging.Logger, AsyncWriter, MessageHub]:
     """Return the logger, the writer of log lines and the message hub of a run; the log file is opened later."""
-    logger = build_logger(log_file=os.path.join(log_dir, f"{timestamp}.log"), level=level, wait=True)
+    with config_path("log_level"):
+        log_file = os.path.join(identity.log_dir, f"{identity.timestamp}.log")
+        logger = build_logger(log_file=log_file, level=level, wait=True)
     writer = AsyncWriter()
-    message_hub = MessageHub.new_instance(experiment_name)
+    message_hub = MessageHub.new_instance(identity.experiment_name)
     message_hub.before_read = writer.flush
     return logger, writer, message_hub
 

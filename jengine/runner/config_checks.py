@@ -4,6 +4,7 @@ import copy
 import difflib
 import importlib.util
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -93,6 +94,7 @@ _SECTIONS = {
     "val": ("val_dataloader", "val_cfg", "val_evaluator"),
     "test": ("test_dataloader", "test_cfg", "test_evaluator"),
 }
+_TRAINING_OPTIONS = ("param_scheduler", "auto_scale_lr")
 _EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
 # Entries of a checkpoint; hooks may add others in `before_save_checkpoint`.
 _CHECKPOINT_KEYS = (
@@ -133,7 +135,7 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
     Raises:
       ConfigError, TypeError, ValueError, KeyError: an illegal section; its note gives the path in the config.
     """
-    checked = dict(sections)
+    checked = {name: sections[name] for name in (*itertools.chain(*_SECTIONS.values()), *_TRAINING_OPTIONS)}
     for mode, names in _SECTIONS.items():
         missing = [name for name in names if sections[name] is None]
         if missing and len(missing) < len(names):

@@ -11,11 +11,10 @@ from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
 from jengine.config import resolve
 from jengine.distributed import get_processes
-from jengine.errors import config_path
 from jengine.hooks import Hook, Priority
 from jengine.hooks.hook_list import HookList
 from jengine.hooks.runner_protocol import MaybeNone
-from jengine.logging import PhaseTimer, parse_level
+from jengine.logging import PhaseTimer
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.runner import build, bundle, config_checks
 from jengine.runner.config_checks import check_extras
@@ -28,7 +27,7 @@ from jengine.runner.interrupts import Interrupts, abort_all_on_error, default_re
 from jengine.runner.predict import Predictor, open_batches
 from jengine.runner.programs import Hyperparams, TrainPrograms
 from jengine.runner.resume_check import check_resume, describe_settings, optimizer_settings, saved_hashes
-from jengine.runner.session import RunFiles, record_session, update_record
+from jengine.runner.session import GroupTable, RunFiles, record_session, update_record
 from jengine.runner.start_from import parse_resume_policy, remove_in_memory
 from jengine.runner.workdir import CheckpointDirectories, agree_on_identity
 from jengine.sharding import DispatchLimiter
@@ -89,6 +88,19 @@ class Runner:
       ConfigError, TypeError, ValueError, KeyError: an invalid argument; a note gives its path in the config.
     """
 
+    train_loop: Any = None
+    val_loop: Any = None
+    test_loop: Any = None
+    optim_wrapper: Any = None
+    param_schedulers: Any = None
+    programs: TrainPrograms | MaybeNone = None
+    _state: TrainState | MaybeNone = None
+    _is_loaded = False  # whether the state is from the checkpoint to resume or to load
+    _predictor: Predictor | None = None
+    _first_iter = 0
+    _group_table: GroupTable
+    _failure = ""  # the point at which training stopped with an error
+
     def __init__(
         self,
         model: Any,
@@ -120,16 +132,8 @@ class Runner:
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = describe_settings(arguments, cfg) if train_cfg is not None else {}
-        sections = dict(
-            train_dataloader=train_dataloader, train_cfg=train_cfg, optim_wrapper=optim_wrapper,
-            val_dataloader=val_dataloader, val_cfg=val_cfg, val_evaluator=val_evaluator,
-            test_dataloader=test_dataloader, test_cfg=test_cfg, test_evaluator=test_evaluator,
-            param_scheduler=param_scheduler, auto_scale_lr=auto_scale_lr,
-        )  # fmt: skip
         build.read_auto_scale_lr(auto_scale_lr)
-        self._sections, schedulers = config_checks.check_sections(sections)
-        with config_path("log_level"):
-            level = parse_level(log_level)
+        self._sections, schedulers = config_checks.check_sections(arguments)
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
         self.cfg_text, unwritable = format_config_file(self.cfg, work_dir)
@@ -158,27 +162,15 @@ class Runner:
         self._directories = CheckpointDirectories(self.work_dir, self.hooks, self.run_id)
         self.files = RunFiles(self, self._directories, unwritable)
         self.log_processor = build.build_log_processor(log_processor, by_epoch=config_checks.is_epoch_based(train_cfg))
-        self.logger, self.log_writer, self.message_hub = build.build_logs(
-            self.log_dir, self.timestamp, self.experiment_name, level
-        )
+        self.logger, self.log_writer, self.message_hub = build.build_logs(identity, log_level)
         if identity.resume_note:
             self.logger.info(identity.resume_note)
-
-        self._state: TrainState | MaybeNone = None
-        self.train_loop: Any = None
-        self.val_loop: Any = None
-        self.test_loop: Any = None
-        self.optim_wrapper: Any = None
-        self.param_schedulers: Any = None
         self.optimizer_settings: dict[str, dict[str, Any]] = {}
-        self.programs: TrainPrograms | MaybeNone = None
         self.hyperparams = Hyperparams()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._loaders = DataLoaders(self._sections, self.seed, self.processes, self.strategy.data_shard)
+        self._initializer = StateInitializer(self.model, self.strategy, self.seed)
         self.checkpointer = Checkpointer(self.work_dir, self.run_id)
-        self._is_loaded = False  # from the checkpoint to resume or to load
-        self._first_iter = 0
-        self._failure = ""  # the point at which training stopped with an error
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> "Runner":
@@ -221,19 +213,11 @@ class Runner:
         return self.state
 
     def val(self) -> dict[str, float]:
-        """Validate once and return the metrics.
-
-        Raises:
-          RuntimeError: the Runner has no sections for validation.
-        """
+        """Validate once and return the metrics; raise RuntimeError without the sections for validation."""
         return self._evaluate("val")
 
     def test(self) -> dict[str, float]:
-        """Test once and return the metrics, of the trained state after `train`, else of `load_from`.
-
-        Raises:
-          RuntimeError: the Runner has no sections for a test.
-        """
+        """Test the trained state, or `load_from`, once and return the metrics; raise RuntimeError without a test."""
         return self._evaluate("test")
 
     def module(self, train: bool = False) -> Any:
@@ -257,6 +241,8 @@ class Runner:
         self._load_or_resume()
         self.files.open()
         with self.phase_timer.phase("prediction"), abort_all_on_error(self.processes, self.interrupts):
+            if self._predictor is None:
+                self._predictor = Predictor(self.model, self.strategy, self.processes)
             return self._predictor.predict(*self.eval_variables()[""], batches, self.dispatch_limiter)
 
     def register_hook(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> None:
@@ -469,14 +455,6 @@ class Runner:
             self._eval_loop("val")
         if self.state is None or self.state.opt_state is None:
             self._loaders.call_with_example("train", self._init_state, self.optim_wrapper, self.hooks, abstract)
-
-    @functools.cached_property
-    def _initializer(self) -> StateInitializer:
-        return StateInitializer(self.model, self.strategy, self.seed)
-
-    @functools.cached_property
-    def _predictor(self) -> Predictor:
-        return Predictor(self.model, self.strategy, self.processes)
 
     def _init_state(self, batch: PyTree, optim_wrapper: Any = None, hooks: Any = (), abstract: bool = False) -> None:
         """Create the state on the device, once its shapes are known to fit the checkpoints and evaluations of the run.
