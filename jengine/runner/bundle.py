@@ -186,8 +186,8 @@ def resume(runner: Runner, path: str) -> None:
         converted = dict(convert_replica_axis_structs(target, *replicas))
         ignored: list[str] = []  # of the optimizer's state
         if "opt_state" in target:
-            found = match_optimizer_state(runner, path, saved_meta, converted["opt_state"], stored)
-            converted["opt_state"], ignored = found
+            matched = match_optimizer_state(runner, path, saved_meta, converted["opt_state"], stored)
+            converted["opt_state"], ignored = matched
         arrays, rest = restore_verified(path, converted, match.rename, [*match.ignore, *ignored])
     arrays = dict(convert_replica_axis(arrays, *reversed(replicas)))
     if ignored:

@@ -1,4 +1,4 @@
-"""Compiled programs of training: the update, the accumulation, and a chunk of both, with their hyperparameters."""
+"""Compiled training programs (update, accumulation, and chunks of both) with their hyperparameters."""
 
 import contextlib
 import dataclasses
@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from jengine.data import select_arrays, stack_batches
+from jengine.hooks import Hook
 from jengine.logging import PhaseTimer
 from jengine.logging.slow_call import report_if_slow
 from jengine.model import Model
@@ -31,30 +32,35 @@ from jengine.train.jaxpr_hash import hash_jaxpr, hash_shapes
 from jengine.train.out_of_memory import explain_out_of_memory
 from jengine.train.scanned_step import ChunkMetrics
 
-_NO_VALUES = np.empty(0, np.float32)  # for an optax transformation without hyperparameters of the host
+PyTree = Any
+
+logger = logging.getLogger("jengine")
+_NO_VALUES = np.empty(0, np.float32)  # an optax transformation may have no hyperparameters on the host
+_NO_REPORT = contextlib.nullcontext()
+_SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
 
 
 class Hyperparams(dict[str, np.float32]):
-    """Map names to scalars, each stored as np.float32, so that a new value never causes a trace.
+    """Scalars by name, each stored as np.float32, so that a new value never causes a trace.
 
-    They are scalars, not arrays, which `hyperparams["x"] += 1` would modify while a dispatched step still reads them.
+    >>> hyperparams = Hyperparams()
+    >>> hyperparams["temperature"] = 1
+    >>> hyperparams
+    {'temperature': np.float32(1.0)}
     """
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Set a scalar.
-
-        Raises:
-          TypeError: `value` is not a number.
-        """
+        """Set a scalar; raise TypeError for anything else."""
         array = np.asarray(value)
         if array.size != 1 or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
             raise TypeError(f"the hyperparameter {name!r} must be a number, got {value!r}")
+        # A scalar, not an array, which `hyperparams["x"] += 1` would modify while a dispatched step still reads it
         super().__setitem__(name, np.float32(array.item()))
 
 
 @dataclasses.dataclass(frozen=True)
 class _VectorSpec:
-    """Describe the structure of hyperparameters, and the shape and dtype of each leaf."""
+    """Structure of hyperparameters, with the shape and dtype of each leaf."""
 
     treedef: Any
     leaves: tuple[tuple[tuple[int, ...], np.dtype], ...]
@@ -63,7 +69,7 @@ class _VectorSpec:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class HyperparamsVector:
-    """Hold the hyperparameters of a step, or of each step of a chunk, as one array: one transfer for each call.
+    """Hyperparameters of a step, or of each step in a chunk, as one array, which is one transfer per call.
 
     Attributes:
       vector: float[n]; float[K, n] for a chunk.
@@ -84,7 +90,7 @@ class HyperparamsVector:
 
 
 class HyperparamsRaveler:
-    """Concatenate the hyperparameters of steps; vectors share one spec, so that JAX compares it by identity."""
+    """Builder of hyperparameter vectors, which share one spec, so that JAX compares it by identity."""
 
     def __init__(self) -> None:
         self._spec: _VectorSpec | None = None
@@ -100,32 +106,24 @@ class HyperparamsRaveler:
         return HyperparamsVector(vector, self._spec)
 
     def stack(self, steps: Sequence[Mapping[str, Any]]) -> HyperparamsVector:
-        """Return the hyperparameters of the steps of a chunk as one array, float[K, n].
+        """Return the hyperparameters of all steps in a chunk as one array, float[K, n].
 
         Raises:
           ValueError: a name was added or removed between two steps.
         """
-        spec = self.ravel(steps[0]).spec
-        flat = [jax.tree.flatten(hyperparams) for hyperparams in steps]
-        if any(treedef != spec.treedef for _, treedef in flat):
+        vectors = [self.ravel(hyperparams) for hyperparams in steps]
+        spec = vectors[0].spec
+        if any(vector.spec is not spec for vector in vectors):
             names = sorted({tuple(sorted(hyperparams)) for hyperparams in steps})
             raise ValueError(
                 f"the steps of a chunk must have the same hyperparams, got {names}; set new ones before training, or "
                 "in a hook that acts at each step"
             )
-        vectors = np.concatenate([leaf for leaves, _ in flat for leaf in leaves] or [_NO_VALUES], axis=None)
-        return HyperparamsVector(vectors.reshape(len(steps), -1), spec)
-
-
-PyTree = Any
-
-logger = logging.getLogger("jengine")
-_NO_REPORT = contextlib.nullcontext()
-_SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
+        return HyperparamsVector(np.stack([vector.vector for vector in vectors]), spec)
 
 
 class TrainPrograms:
-    """Compile and dispatch training steps. Each program is compiled at its first call.
+    """Training steps, each compiled at its first call.
 
     Args:
       model: computes the losses.
@@ -133,7 +131,7 @@ class TrainPrograms:
       hooks: their traced points are part of the step.
       strategy: places arrays and compiles.
       limiter: limits the number of steps in flight.
-      timer: attributes the time of calls to 'step' and 'compile'.
+      timer: attributes call time to 'step' and 'compile'.
       phases: see `build_train_step`.
       on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
       on_traced: called when the first step is traced, before it is compiled.
@@ -142,15 +140,16 @@ class TrainPrograms:
       update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
       accumulate: the step that only accumulates gradients.
       chunk: several steps, see `build_scanned_step`.
-      hashes: of the traced programs, by program, structure of the batch, devices and versions; at first those of the
-        checkpoint that the run continues.
+      check_labels: checks a host batch's labels, once a trace has shown the classes; raises ConfigError.
+      hashes: hashes of the traced programs, by program, batch structure, devices and versions; a resumed run starts
+        with those in the checkpoint.
     """
 
     def __init__(
         self,
         model: Model,
         optim_wrapper: OptimWrapper | OptimWrapperDict,
-        hooks: Sequence[Any],
+        hooks: Sequence[Hook],
         strategy: Strategy,
         limiter: DispatchLimiter,
         timer: PhaseTimer,
@@ -158,30 +157,27 @@ class TrainPrograms:
         on_recompile: str | None = None,
         on_traced: Callable[[], None] = lambda: None,
     ) -> None:
+        label_checks = LabelChecks()
+
         def guard(step: Callable[..., Any]) -> RecompilationGuard:
             return RecompilationGuard(step, ("state", "batch", "hyperparams"), on_recompile=on_recompile)
 
         def build_step(*, update: bool) -> TrainStep:
             step = build_train_step(
-                model,
-                optim_wrapper,
-                hooks,
-                update=update,
-                phases=phases,
-                constrain=strategy.constrain,
+                model, optim_wrapper, hooks, update=update, phases=phases, constrain=strategy.constrain,
                 gather_tables=strategy.gather_tables,
-            )
-            return dataclasses.replace(step, differentiate=self._label_checks.watch(step.differentiate, argument=1))
+            )  # fmt: skip
+            return dataclasses.replace(step, differentiate=label_checks.watch(step.differentiate, argument=1))
 
-        self._label_checks = LabelChecks()
         update, accumulate = build_step(update=True), build_step(update=False)
         steps = (update, accumulate) if optim_wrapper.accumulates else (update,)
-        self._traced_hooks = [step.hooks for step in steps]
         scanned = build_scanned_step(
             *(dataclasses.replace(step, differentiate=_with_hyperparams_vector(step.differentiate)) for step in steps)
         )
         self.update, self.accumulate = guard(update), guard(accumulate)
         self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
+        self.check_labels = label_checks.add
+        self.hashes: dict[str, str] = {}
         self._compiled: dict[RecompilationGuard, Any] = {
             self.update: strategy.compile_train_step(_with_hyperparams_vector(self.update)),
             self.accumulate: strategy.compile_train_step(_with_hyperparams_vector(self.accumulate)),
@@ -193,21 +189,13 @@ class TrainPrograms:
         self._on_traced = on_traced
         self._raveler = HyperparamsRaveler()
         self._accumulates = optim_wrapper.accumulates
+        self._traced_hooks = [step.hooks for step in steps]
         self._last: RecompilationGuard | None = None
         self._failed = False
         self._environment = (
             f"{type(strategy).__name__} {strategy.mesh_description or {}} {strategy.platform} jax-{jax.__version__}"
         )
-        self.hashes: dict[str, str] = {}
         self._not_hashed: list[tuple[RecompilationGuard, tuple[Any, ...]]] = []
-
-    def check_labels(self, batch: PyTree) -> None:
-        """Check the labels of a host batch that is to be used, once the classes are known from a trace.
-
-        Raises:
-          ConfigError: a label out of range.
-        """
-        self._label_checks.add(batch)
 
     def run_step(
         self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool
@@ -235,102 +223,21 @@ class TrainPrograms:
         hyperparams: Sequence[Mapping[str, Any]],
         is_update: Sequence[bool],
     ) -> tuple[TrainState, ChunkMetrics]:
-        """Dispatch the steps of a chunk in one call.
+        """Dispatch K steps in one call, as `run_step` with one entry for each step.
 
         Args:
           state: donated.
-          batches: K host batches of equal structure, shapes and dtypes.
-          hyperparams: of each step.
-          is_update: of each step.
-
-        Returns:
-          The new state and the metrics, both pending on the device.
+          batches: K host batches with equal structures, shapes and dtypes.
+          hyperparams, is_update: K entries.
         """
         updates = np.asarray(is_update)
-        batch = self._strategy.put_batch(stack_batches([select_arrays(batch) for batch in batches]), chunked=True)
-        new_state, metrics = self._call(self.chunk, state, batch, (self._raveler.stack(hyperparams), updates))
+        inputs = self._raveler.stack(hyperparams), updates
+        new_state, metrics = self._call(self.chunk, state, self._put_chunk(batches), inputs)
         self._limiter.add(metrics.values["loss"])
         return new_state, ChunkMetrics(metrics.values, updates, metrics.update_only)
 
-    def is_slow_in_scan(self, state: TrainState, batches: Sequence[PyTree], hyperparams: Mapping[str, Any]) -> bool:
-        """Return whether the step has convolutions, which XLA compiles to slow code within a loop on a CPU."""
-        program = self._compiled[self.chunk]
-        if self._strategy.platform != "cpu" or not hasattr(program, "trace"):  # a pmap cannot be traced
-            return False
-        inputs = self._raveler.stack([hyperparams] * len(batches)), np.ones(len(batches), bool)
-        batch = self._strategy.put_batch(stack_batches([select_arrays(batch) for batch in batches]), chunked=True)
-        return _SLOW_IN_SCAN in str(program.trace(state, batch, inputs).jaxpr)
-
-    def check_hooks(self) -> None:
-        """Check that the hooks' attributes are those that the compiled steps have read.
-
-        Raises:
-          RuntimeError: an attribute has changed.
-        """
-        for hooks in self._traced_hooks:
-            hooks.check_unchanged()
-
-    def flops(self) -> Flops:
-        """Return the operations of an iteration over all devices, see `count_flops`; {} before the first iteration."""
-        for step, program in self._compiled.items():
-            if step.shapes is not None and hasattr(program, "trace"):  # a pmap cannot be traced
-                flops = count_flops(program.trace(*step.shapes).jaxpr)
-                steps = len(step.shapes[2][1]) if step is self.chunk else 1
-                return {kind: count / steps for kind, count in flops.items()}
-        return {}
-
-    def hash_jaxprs(self) -> dict[str, str]:
-        """Return `hashes`, with those of all programs compiled so far; log a warning for one that has changed.
-
-        JAX has kept what it traced for the compilation, so only the text of the program is new.
-        """
-        names = {self.update: "update", self.accumulate: "accumulate", self.chunk: "chunk"}
-        while self._not_hashed:
-            step, shapes = self._not_hashed.pop(0)
-            if not hasattr(self._compiled[step], "trace"):  # a pmap cannot be traced
-                continue
-            key = f"{names[step]} {hash_shapes(shapes[1])} {self._environment}"
-            new = hash_jaxpr(self._compiled[step].trace(*shapes).jaxpr)
-            if self.hashes.get(key, new) != new:
-                logger.warning(
-                    "The computation of the training step (%s) has changed since the checkpoint: the model, the loss, "
-                    "the optimizer or a hook computes something else. That of this run is used.",
-                    names[step],
-                )
-            self.hashes[key] = new
-        return dict(self.hashes)
-
-    def trace(
-        self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], batches: PyTree = None
-    ) -> dict[str, jax.stages.Traced]:
-        """Trace the programs that a run calls, by name, without compiling them.
-
-        Args:
-          state, batch: arrays, or `jax.ShapeDtypeStruct`s with shardings.
-          hyperparams: host arrays.
-          batches: the batch of a chunk, real[K, B, ...]; None for a run without chunks.
-        """
-        vector = self._raveler.ravel(hyperparams)
-        programs = {"update": self._compiled[self.update].trace(state, batch, vector)}
-        if self._accumulates:
-            programs["accumulate"] = self._compiled[self.accumulate].trace(state, batch, vector)
-        if batches is not None:
-            num_steps = len(jax.tree.leaves(batches)[0])
-            inputs = self._raveler.stack([hyperparams] * num_steps), np.ones(num_steps, bool)
-            programs["chunk"] = self._compiled[self.chunk].trace(state, batches, inputs)
-        return programs
-
-    def explain_out_of_memory(self, error: BaseException, noticed: bool) -> None:
-        """Add a note to an error of a device that ran out of memory.
-
-        Args:
-          error: any error.
-          noticed: whether a step failed on the device, which whatever waited for it has noticed.
-        """
-        if self._last is not None and (noticed or self._failed):
-            kind = {self.update: "update", self.accumulate: "accumulation", self.chunk: "chunk"}[self._last]
-            name = f"{self._last.name} ({kind})"
-            explain_out_of_memory(error, name, self._compiled[self._last], self._last.shapes, noticed)
+    def _put_chunk(self, batches: Sequence[PyTree]) -> PyTree:
+        return self._strategy.put_batch(stack_batches([select_arrays(batch) for batch in batches]), chunked=True)
 
     def _call(self, step: RecompilationGuard, state: TrainState, batch: PyTree, inputs: PyTree) -> Any:
         """Call a program; the timer runs for 'step' from now on."""
@@ -357,9 +264,82 @@ class TrainPrograms:
                 self.hash_jaxprs()
         return new_state, metrics
 
+    def is_slow_in_scan(self, state: TrainState, batches: Sequence[PyTree], hyperparams: Mapping[str, Any]) -> bool:
+        """Return whether the step has convolutions, which XLA compiles to slow code within a loop on a CPU."""
+        program = self._compiled[self.chunk]
+        if self._strategy.platform != "cpu" or not hasattr(program, "trace"):
+            return False
+        inputs = self._raveler.stack([hyperparams] * len(batches)), np.ones(len(batches), bool)
+        return _SLOW_IN_SCAN in str(program.trace(state, self._put_chunk(batches), inputs).jaxpr)
+
+    def check_hooks(self) -> None:
+        """Raise RuntimeError if a hook attribute that the compiled steps have read has changed."""
+        for hooks in self._traced_hooks:
+            hooks.check_unchanged()
+
+    def flops(self) -> Flops:
+        """Return per-iteration FLOPs over all devices, see `count_flops`; {} before the first iteration."""
+        for step, program in self._compiled.items():
+            if step.shapes is not None and hasattr(program, "trace"):
+                flops = count_flops(program.trace(*step.shapes).jaxpr)
+                steps = len(step.shapes[2][1]) if step is self.chunk else 1
+                return {kind: count / steps for kind, count in flops.items()}
+        return {}
+
+    def hash_jaxprs(self) -> dict[str, str]:
+        """Return `hashes` with those of all programs compiled so far; log a warning for one that has changed."""
+        names = {self.update: "update", self.accumulate: "accumulate", self.chunk: "chunk"}
+        while self._not_hashed:
+            step, shapes = self._not_hashed.pop(0)
+            if not hasattr(self._compiled[step], "trace"):
+                continue
+            key = f"{names[step]} {hash_shapes(shapes[1])} {self._environment}"
+            # JAX has kept the trace from the compilation, so only the program text is new
+            new = hash_jaxpr(self._compiled[step].trace(*shapes).jaxpr)
+            if self.hashes.get(key, new) != new:
+                logger.warning(
+                    "The computation of the training step (%s) has changed since the checkpoint: the model, the loss, "
+                    "the optimizer or a hook computes something else. That of this run is used.",
+                    names[step],
+                )
+            self.hashes[key] = new
+        return dict(self.hashes)
+
+    def trace(
+        self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], batches: PyTree = None
+    ) -> dict[str, jax.stages.Traced]:
+        """Trace the programs that a run calls, by name, without compiling them.
+
+        Args:
+          state, batch: arrays, or `jax.ShapeDtypeStruct`s with shardings.
+          hyperparams: host arrays.
+          batches: a chunk's batches, real[K, B, ...]; None for a run without chunks.
+        """
+        vector = self._raveler.ravel(hyperparams)
+        programs = {"update": self._compiled[self.update].trace(state, batch, vector)}
+        if self._accumulates:
+            programs["accumulate"] = self._compiled[self.accumulate].trace(state, batch, vector)
+        if batches is not None:
+            num_steps = len(jax.tree.leaves(batches)[0])
+            inputs = self._raveler.stack([hyperparams] * num_steps), np.ones(num_steps, bool)
+            programs["chunk"] = self._compiled[self.chunk].trace(state, batches, inputs)
+        return programs
+
+    def explain_out_of_memory(self, error: BaseException, noticed: bool) -> None:
+        """Add a note to an error if the device ran out of memory.
+
+        Args:
+          error: any error.
+          noticed: whether a step failed on the device, which the host notices at some later wait.
+        """
+        if self._last is not None and (noticed or self._failed):
+            kind = {self.update: "update", self.accumulate: "accumulation", self.chunk: "chunk"}[self._last]
+            name = f"{self._last.name} ({kind})"
+            explain_out_of_memory(error, name, self._compiled[self._last], self._last.shapes, noticed)
+
 
 def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[None]:
-    """Surround a call of a compiled step: if it is the first and takes long, report that it compiles."""
+    """Report that a step compiles, if the call inside is the first and takes long."""
     return report_if_slow(f"compiling {step.name}") if step.shapes is None else _NO_REPORT
 
 

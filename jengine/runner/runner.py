@@ -9,7 +9,7 @@ import jax
 
 from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
-from jengine.config import resolve
+from jengine.config import format_config, resolve
 from jengine.distributed import get_processes
 from jengine.hooks import Hook, Priority
 from jengine.hooks.hook_list import HookList
@@ -19,7 +19,7 @@ from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.runner import build, bundle, config_checks
 from jengine.runner.config_checks import check_extras
 from jengine.runner.dataloaders import DataLoaders
-from jengine.runner.end_report import format_config_file, use_compilation_cache
+from jengine.runner.end_report import use_compilation_cache
 from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_consistent, close, closing
 from jengine.runner.initial_state import StateInitializer, trained_module
@@ -136,7 +136,8 @@ class Runner:
         self._sections, schedulers = config_checks.check_sections(arguments)
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
-        self.cfg_text, unwritable = format_config_file(self.cfg, work_dir)
+        config_file = os.path.join(work_dir, "config.py")
+        self.cfg_text, unwritable = format_config(self.cfg, config_file) if self.cfg else ("", [])
 
         self.processes = get_processes()
         identity = agree_on_identity(

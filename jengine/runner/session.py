@@ -1,4 +1,4 @@
-"""Files of a run, and its start and end: what is logged and recorded."""
+"""Sessions of a run: what is logged and recorded when training starts and ends, and when its files are created."""
 
 import contextlib
 import json
@@ -13,20 +13,22 @@ from typing import Any
 import jax
 
 from jengine.checkpoint.manifest import write_synced
-from jengine.logging import format_table, shorten_rows
+from jengine.config import write_config
+from jengine.errors import ConfigError
+from jengine.logging import format_table, open_log_file, shorten_rows
 from jengine.paths import flatten
-from jengine.runner.end_report import log_interruption, log_summary, open_files
+from jengine.runner.end_report import log_interruption, log_summary
 from jengine.runner.failures import check_losses, handle_failure
 from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.workdir import CheckpointDirectories
-from jengine.sharding import DataShard
 from jengine.versions import describe_device, package_versions
 
 GroupTable = tuple[Sequence[str], Sequence[Sequence[str]]]
-"""The columns and rows of a table of parameter groups."""
+"""The columns and rows of a table with parameter groups."""
 
-# With these limits the description and some warnings have at most 40 lines.
+FILE = "run.json"
+# With these limits the description and some warnings have at most 40 lines
 _MAX_GROUPS = 8
 _MAX_HOOKS = 10
 _MAX_PARAMETERS = 40
@@ -34,47 +36,135 @@ _MAX_PATTERNS = 20  # characters, so that the table fits into 80 columns
 _MODES = ("train", "val", "test")
 
 
-def log_start(runner: Runner, groups: GroupTable) -> None:
-    """Log a description of a run before training, and what it cannot do as configured.
+@contextlib.contextmanager
+def record_session(runner: Runner, groups: GroupTable) -> Iterator[None]:
+    """Log and record the start of training, which runs inside, and its end: complete, or by an error or a signal."""
+    log_start(runner, groups)
+    with runner.interrupts:
+        try:
+            yield
+            check_losses(runner, at_end=True)
+        except BaseException as error:
+            if runner.files.exist:
+                update_record(runner, f"stopped by {type(error).__name__}")
+            handle_failure(runner, error)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                log_interruption(runner)
+            raise
+    runner.files.open()  # if a loop of the user ran no step
+    log_summary(runner)
+    update_record(runner, "finished")
 
-    The complete tables of parameters, groups and stages have the level DEBUG: the log file has them.
+
+class RunFiles:
+    """Files of a run, which are created when its first step or evaluation is traced: nothing can be refused any more.
 
     Args:
-      runner: about to train.
-      groups: the table of its parameter groups.
+      runner: the run; the other arguments are used when the files are created.
+      directories: other runs' checkpoints in these make room for a training.
+      problems: why the config file does not reproduce a value, see `format_config`.
+
+    Attributes:
+      exist: whether the files exist.
+    """
+
+    def __init__(self, runner: Runner, directories: CheckpointDirectories, problems: Sequence[str]) -> None:
+        self._runner = runner
+        self._directories = directories
+        self._problems = problems
+        self._has_log = False
+        self._groups: GroupTable | None = None
+        self.exist = False
+
+    def expect_training(self, groups: GroupTable) -> None:
+        """Have the next call of `open` also create the record of a training with these parameter groups."""
+        self._groups = groups
+        self.exist = False
+
+    def open(self) -> None:
+        """Create the files, unless they exist; raise ConfigError if the work dir cannot be written."""
+        if self.exist:
+            return
+        self.exist, runner = True, self._runner
+        if not self._has_log:
+            self._has_log = True
+            self._open_logs()
+        if self._groups is not None:
+            if runner.is_main_process:
+                for moved in self._directories.claim():
+                    runner.logger.warning(f"The checkpoints of another run are now in {moved}.")
+            start_record(runner, self._groups)
+            self._groups = None
+
+    def _open_logs(self) -> None:
+        runner = self._runner
+        try:
+            open_log_file(runner.logger)
+        except OSError as error:
+            raise ConfigError(f"`work_dir` must be writable, got {runner.work_dir}: {error}") from error
+        if runner.cfg_text and runner.is_main_process:
+            write_config(runner.cfg_text, os.path.join(runner.work_dir, "config.py"))
+            runner.visualizer.add_config(runner.cfg_text)
+            if self._problems:
+                problems = "; ".join(self._problems)
+                runner.logger.warning(f"The config in {runner.work_dir} cannot be run again: {problems}.")
+
+
+# --- The log at the start ---
+
+
+def log_start(runner: Runner, groups: GroupTable) -> None:
+    """Log a description before training, and what the run cannot do as configured.
+
+    The complete tables with parameters, groups and stages have the level DEBUG: the log file has them.
 
     Raises:
       ConfigError: the position in the data cannot be saved, and `resume_policy.data` is 'exact'.
     """
-    details = [parameter_overview(runner.state.params), format_groups(*groups), runner.get_hooks_info()]
-    runner.logger.debug("\n".join([*details[:2], "Hooks will be executed in the following order:", details[2]]))
+    parameters = [
+        [path, str(tuple(leaf.shape)), str(leaf.dtype), f"{math.prod(leaf.shape):,}"]
+        for path, leaf in flatten(runner.state.params).items()
+    ]
+    columns = ["parameter", "shape", "dtype", "size"]
+    details = [
+        format_table(columns, shorten_rows(parameters, _MAX_PARAMETERS), title="Parameters"),
+        parameter_size(runner.state.params),
+        format_groups(*groups),
+        "Hooks will be executed in the following order:",
+        runner.get_hooks_info(),
+    ]
+    runner.logger.debug("\n".join(details))
     runner.logger.info(describe_start(runner, groups))
-    warn_if_chunks_are_blocked(runner)
+    steps_per_call, blockers = runner.train_loop.steps_per_call, runner.hook_list.list_chunk_blockers(runner)
+    if steps_per_call > 1 and blockers:
+        names = ", ".join(type(hook).__name__ for hook in blockers)
+        runner.logger.warning(
+            f"steps_per_call={steps_per_call} has no effect: {names} may act at each step; "
+            "iterations run one by one. To allow chunks, define `next_step`, `runs_ahead` or `after_train_chunk`."
+        )
     warn_if_inexact(runner)
 
 
 def describe_start(runner: Runner, groups: GroupTable) -> str:
-    """Return a short description: name, devices, seed, model size, groups, hooks, data, and the path of the log.
-
-    Args:
-      runner: about to train.
-      groups: the table of its parameter groups.
-    """
-    return "\n".join(
-        [
-            runner.experiment_name,
-            f"devices:    {_describe_devices(runner)}, jax {jax.__version__}, seed {runner.seed}",
-            f"model:      {parameter_size(runner.state.params)}",
-            *_describe_data(runner),
-            f"log:        {_shorten_path(os.path.join(runner.log_dir, f'{runner.timestamp}.log'))} (with all details)",
-            _short_group_table(*groups),
-            hook_table(runner),
-        ]
-    )
+    """Return a short description: name, devices, seed, model size, groups, hooks, data, and the log path."""
+    columns, rows = groups
+    short = [[x if len(x) <= _MAX_PATTERNS else f"{x[: _MAX_PATTERNS - 1]}…" for x in row] for row in rows]
+    path = os.path.join(runner.log_dir, f"{runner.timestamp}.log")
+    relative = os.path.relpath(path)
+    lines = [
+        runner.experiment_name,
+        f"devices:    {_describe_devices(runner)}, jax {jax.__version__}, seed {runner.seed}",
+        f"model:      {parameter_size(runner.state.params)}",
+        *_describe_data(runner),
+        f"log:        {path if relative.startswith(os.pardir) else relative} (with all details)",
+        format_groups(columns, shorten_rows(short, _MAX_GROUPS)),
+        hook_table(runner),
+    ]
+    return "\n".join(lines)
 
 
 def hook_table(runner: Runner) -> str:
-    """Return a table of the hooks in order: priority, the loops in which they act, and their traced points."""
+    """Return a table with the hooks in order: priority, the loops in which they act, and their traced points."""
     rows = []
     for hook in runner.hook_list:
         stages = hook.get_triggered_stages()
@@ -86,51 +176,27 @@ def hook_table(runner: Runner) -> str:
     return format_table(["hooks, in order", "priority", "acts in", "in the step"], shorten_rows(rows, _MAX_HOOKS))
 
 
-def warn_if_chunks_are_blocked(runner: Runner) -> None:
-    """Log a warning if hooks limit chunks to one step although `steps_per_call` is larger.
-
-    Args:
-      runner: about to train.
-    """
-    steps_per_call, hooks = runner.train_loop.steps_per_call, runner.hook_list.list_chunk_blockers(runner)
-    if steps_per_call > 1 and hooks:
-        names = ", ".join(type(hook).__name__ for hook in hooks)
-        runner.logger.warning(
-            f"steps_per_call={steps_per_call} has no effect: {names} may act at each step; "
-            "iterations run one by one. To allow chunks, define `next_step`, `runs_ahead` or `after_train_chunk`."
-        )
-
-
-def parameter_overview(params: Any) -> str:
-    """Return a table of the path, shape, dtype and size of every parameter; a long table is cut in the middle."""
-    rows = [
-        [path, str(tuple(leaf.shape)), str(leaf.dtype), f"{math.prod(leaf.shape):,}"]
-        for path, leaf in flatten(params).items()
-    ]
-    columns = ["parameter", "shape", "dtype", "size"]
-    return f"{format_table(columns, shorten_rows(rows, _MAX_PARAMETERS), title='Parameters')}\n{parameter_size(params)}"
-
-
 def parameter_size(params: Any) -> str:
-    """Return the numbers of tensors and parameters, and their memory."""
+    """Return the numbers of tensors and parameters, and their memory.
+
+    >>> parameter_size({"w": jax.ShapeDtypeStruct((1024, 256), "float32")})
+    '1 tensors, 262,144 parameters, 1.00 MiB'
+    """
+    tensors, parameters, size = _count(params)
+    return f"{tensors} tensors, {parameters:,} parameters, {size / 2**20:,.2f} MiB"
+
+
+def _count(params: Any) -> tuple[int, int, int]:
+    """Return the numbers of tensors, parameters and bytes."""
     leaves = flatten(params).values()
-    total = sum(math.prod(leaf.shape) for leaf in leaves)
-    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    return f"{len(leaves)} tensors, {total:,} parameters, {size / 2**20:,.2f} MiB"
+    sizes = [math.prod(leaf.shape) for leaf in leaves]
+    size = sum(size * leaf.dtype.itemsize for size, leaf in zip(sizes, leaves, strict=True))
+    return len(sizes), sum(sizes), size
 
 
 def format_groups(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the table of parameter groups as text."""
+    """Return the table with parameter groups as text."""
     return format_table(columns, rows, title="Parameter groups")
-
-
-def _short_group_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the table of parameter groups, cut in the middle; rules that match nothing are its last rows."""
-    return format_groups(columns, [[_cut(cell) for cell in row] for row in shorten_rows(rows, _MAX_GROUPS)])
-
-
-def _cut(cell: str) -> str:
-    return cell if len(cell) <= _MAX_PATTERNS else f"{cell[: _MAX_PATTERNS - 1]}…"
 
 
 def _describe_devices(runner: Runner) -> str:
@@ -151,39 +217,24 @@ def _describe_data(runner: Runner) -> list[str]:
         batches = "length unknown" if loader.length is None else f"{loader.length:,} batches"
         size = f" of {loader.batch_size}" if loader.batch_size else ""
         if loader.batch_size and runner.processes.count > 1:
-            size += _describe_global_batch(loader.batch_size, runner.strategy.data_shard)
+            shard = runner.strategy.data_shard
+            size += f" per process, {loader.batch_size * shard.count} in all"
+            if len(shard.readers) > 1:
+                size += f"; each {len(shard.readers)} processes read the same"
         lines.append(f"{name + ':':<11} {loader.kind}, {batches}{size}")
     return lines
 
 
-def _describe_global_batch(batch_size: int, shard: DataShard) -> str:
-    readers = f"; each {len(shard.readers)} processes read the same" if len(shard.readers) > 1 else ""
-    return f" per process, {batch_size * shard.count} in all{readers}"
+# --- The record, a JSON file ---
 
 
-def _shorten_path(path: str) -> str:
-    """Return a path below the current directory relative to it, any other as it is."""
-    relative = os.path.relpath(path)
-    return path if relative.startswith(os.pardir) else relative
-
-
-FILE = "run.json"
-
-
-def start_record(runner: Runner, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Write the record of a run before training; a resumed run adds a session to its record.
-
-    Args:
-      runner: about to train.
-      columns: headings of the table of parameter groups.
-      rows: cells of the table.
-    """
+def start_record(runner: Runner, groups: GroupTable) -> None:
+    """Write the record before training; a resumed run adds a session to it."""
     from jengine import __version__
 
     if not runner.is_main_process:
         return
-    leaves = flatten(runner.state.params).values()
-    sizes = [math.prod(leaf.shape) for leaf in leaves]
+    tensors, parameters, size = _count(runner.state.params)
     devices = jax.devices()
     session = dict(
         started=_now(),
@@ -193,17 +244,14 @@ def start_record(runner: Runner, columns: Sequence[str], rows: Sequence[Sequence
         devices=f"{len(devices)} x {describe_device(devices[0])}",
         processes=runner.processes.count,
     )
+    columns, rows = groups
     record = dict(
         experiment_name=runner.experiment_name,
         seed=runner.seed,
         max_iters=runner.max_iters if math.isfinite(runner.max_iters) else None,
         max_epochs=runner.max_epochs if runner.train_loop.by_epoch else None,
         epoch_length=runner.train_loop.epoch_length,
-        model=dict(
-            tensors=len(sizes),
-            parameters=sum(sizes),
-            bytes=sum(size * leaf.dtype.itemsize for size, leaf in zip(sizes, leaves, strict=True)),
-        ),
+        model=dict(tensors=tensors, parameters=parameters, bytes=size),
         groups=dict(columns=list(columns), rows=[list(row) for row in rows]),
         sessions=[*_read(runner).get("sessions", []), session],
     )
@@ -212,7 +260,7 @@ def start_record(runner: Runner, columns: Sequence[str], rows: Sequence[Sequence
 
 
 def update_record(runner: Runner, status: str | None = None) -> None:
-    """Update the progress and the time by phase of the current session.
+    """Update the progress and the time by phase in the current session.
 
     Args:
       runner: in or after training; a run that only validates or tests has no record.
@@ -229,7 +277,7 @@ def update_record(runner: Runner, status: str | None = None) -> None:
 
 
 def _read(runner: Runner) -> dict[str, Any]:
-    """Return the record; {} if there is none, as before training and after the log directory was deleted."""
+    """Return the record; {} if there is none, as before training or in a deleted log directory."""
     try:
         return dict(json.loads(pathlib.Path(runner.log_dir, FILE).read_text()))
     except FileNotFoundError:
@@ -248,69 +296,3 @@ def _write(runner: Runner, record: dict[str, Any]) -> None:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S")
-
-
-class RunFiles:
-    """Create the files of a run once nothing can be refused any more: when its first step or evaluation is traced.
-
-    Args:
-      runner: the run; the other arguments are used when the files are created.
-      directories: with the checkpoints of other runs, which are moved out of the way of a training.
-      problems: why the config file does not reproduce a value, see `open_files`.
-
-    Attributes:
-      exist: whether the files exist.
-    """
-
-    def __init__(self, runner: Runner, directories: CheckpointDirectories, problems: Sequence[str]) -> None:
-        self._runner = runner
-        self._directories = directories
-        self._problems = problems
-        self._has_log = False
-        self._groups: GroupTable | None = None
-        self.exist = False
-
-    def expect_training(self, groups: GroupTable) -> None:
-        """Have the next call of `open` also create the record of a training; `groups` is its table of groups."""
-        self._groups = groups
-        self.exist = False
-
-    def open(self) -> None:
-        """Create the files, unless they exist."""
-        if self.exist:
-            return
-        self.exist, runner = True, self._runner
-        if not self._has_log:
-            self._has_log = True
-            open_files(runner, self._problems)
-        if self._groups is not None:
-            if runner.is_main_process:
-                for moved in self._directories.claim():
-                    runner.logger.warning(f"The checkpoints of another run are now in {moved}.")
-            start_record(runner, *self._groups)
-            self._groups = None
-
-
-@contextlib.contextmanager
-def record_session(runner: Runner, groups: GroupTable) -> Iterator[None]:
-    """Log and record the start of training, and its end: complete, or by an error or a signal.
-
-    Args:
-      runner: about to train; the body trains.
-      groups: the table of its parameter groups.
-    """
-    log_start(runner, groups)
-    with runner.interrupts:
-        try:
-            yield
-            check_losses(runner, at_end=True)
-        except BaseException as error:
-            if runner.files.exist:
-                update_record(runner, f"stopped by {type(error).__name__}")
-            handle_failure(runner, error)
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                log_interruption(runner)
-            raise
-    runner.files.open()  # if a loop of the user ran no step
-    log_summary(runner)
-    update_record(runner, "finished")
