@@ -16,7 +16,7 @@ from jengine.data.collate import count_examples
 from jengine.distributed.processes import SingleProcess
 from jengine.errors import ConfigError
 from jengine.model import Model
-from jengine.runner.build import build_model
+from jengine.runner.components import build_model
 from jengine.runner.predict import Predictor, iterate_batches
 from jengine.sharding import DispatchLimiter, SingleDevice, convert_replica_axis
 

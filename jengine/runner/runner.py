@@ -16,7 +16,7 @@ from jengine.hooks.hook_list import HookList
 from jengine.hooks.runner_protocol import MaybeNone
 from jengine.logging import PhaseTimer
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.runner import build, bundle, config_checks
+from jengine.runner import bundle, components, config_checks
 from jengine.runner.config_checks import check_extras
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.end_report import use_compilation_cache
@@ -132,7 +132,7 @@ class Runner:
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = describe_settings(arguments, cfg) if train_cfg is not None else {}
-        build.read_auto_scale_lr(auto_scale_lr)
+        self._auto_scale_lr = components.read_auto_scale_lr(auto_scale_lr)
         self._sections, schedulers = config_checks.check_sections(arguments)
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
@@ -153,17 +153,19 @@ class Runner:
         use_compilation_cache()
         self.phase_timer = PhaseTimer()
         self.interrupts = Interrupts(self.processes)
-        self.strategy = build.build_strategy(parallel)
+        self.strategy = components.build_strategy(parallel)
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
-        self.model = build.build_model(model, precision)
-        self.visualizer = build.build_visualizer(visualizer, self.log_dir)
-        self.hook_list = HookList(functools.partial(build.require_drawing, self.visualizer))
+        self.model = components.build_model(model, precision)
+        self.visualizer = components.build_visualizer(visualizer, self.log_dir)
+        self.hook_list = HookList(functools.partial(components.require_drawing, self.visualizer))
         self.register_hooks(default_hooks, custom_hooks)
         config_checks.check_names(self.hooks, schedulers, self._sections)
         self._directories = CheckpointDirectories(self.work_dir, self.hooks, self.run_id)
         self.files = RunFiles(self, self._directories, unwritable)
-        self.log_processor = build.build_log_processor(log_processor, by_epoch=config_checks.is_epoch_based(train_cfg))
-        self.logger, self.log_writer, self.message_hub = build.build_logs(identity, log_level)
+        self.log_processor = components.build_log_processor(
+            log_processor, by_epoch=config_checks.is_epoch_based(train_cfg)
+        )
+        self.logger, self.log_writer, self.message_hub = components.build_logs(identity, log_level)
         if identity.resume_note:
             self.logger.info(identity.resume_note)
         self.optimizer_settings: dict[str, dict[str, Any]] = {}
@@ -257,11 +259,11 @@ class Runner:
 
     def register_default_hooks(self, hooks: Mapping[str, Any] | None = None) -> None:
         """Replace, add or, with None, remove default hooks by name."""
-        build.register_default_hooks(self.hook_list, hooks)
+        components.register_default_hooks(self.hook_list, hooks)
 
     def register_custom_hooks(self, hooks: Any = None) -> None:
         """Add hooks or configs of hooks: a list, or one."""
-        build.register_custom_hooks(self.hook_list, hooks)
+        components.register_custom_hooks(self.hook_list, hooks)
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Call every hook that defines `stage`, in priority order; your own loop may define its own stages."""
@@ -401,7 +403,8 @@ class Runner:
                 params = self._loaders.call_with_example("train", self._initializer.param_shapes)
                 optim_wrapper = build_optim_wrapper(params, optim_wrapper, module_types=self.model.module_types)
             self.optim_wrapper = optim_wrapper
-            build.set_axis_name(self.strategy.axis_name, self.optim_wrapper)
+            for wrapper in components.list_wrappers(optim_wrapper):
+                wrapper.axis_name = self.strategy.axis_name or wrapper.axis_name
         return self.optim_wrapper
 
     def _train(self) -> None:
@@ -440,16 +443,18 @@ class Runner:
         """
         loader = self.train_dataloader
         if self.train_loop is None:
-            self.train_loop = build.build_train_loop(self, self._sections["train_cfg"], loader)
+            self.train_loop = components.build_train_loop(self, self._sections["train_cfg"], loader)
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
             batch_size = (loader.batch_size or 1) * self.strategy.data_shard.count
-            build.scale_lr(wrapper, self._sections["auto_scale_lr"], batch_size, self.logger)
+            components.scale_lr(wrapper, self._auto_scale_lr, batch_size, self.logger)
             self._group_table = wrapper.group_table()  # before a warm-up changes the hyperparameters
-            if warning := build.check_accumulation(wrapper, self.model.module_types):
+            if warning := components.check_accumulation(wrapper, self.model.module_types):
                 self.logger.warning(warning)
             self.optimizer_settings = optimizer_settings(wrapper)  # before schedulers change them
-            self.param_schedulers = build.build_schedulers(self.train_loop, self._sections["param_scheduler"], wrapper)
+            self.param_schedulers = components.build_schedulers(
+                self.train_loop, self._sections["param_scheduler"], wrapper
+            )
             if self._resume_from is not None:
                 check_resume(self, self._resume_from)
         if self._sections["val_cfg"] is not None:
@@ -497,7 +502,7 @@ class Runner:
         loop = self.val_loop if mode == "val" else self.test_loop
         if loop is None:
             cfg, evaluator = self._sections[f"{mode}_cfg"], self._sections[f"{mode}_evaluator"]
-            loop = build.build_eval_loop(self, mode, cfg, self._loaders.get(mode), evaluator)
+            loop = components.build_eval_loop(self, mode, cfg, self._loaders.get(mode), evaluator)
             if mode == "val":
                 self.val_loop = loop
             else:

@@ -1,10 +1,10 @@
-"""Build the objects of a run from the sections of a config; errors name the section."""
+"""Components of a run, built from config sections; errors name the section."""
 
 import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -14,9 +14,10 @@ from jengine.hooks import Hook
 from jengine.hooks.hook_list import HookList
 from jengine.logging import AsyncWriter, MessageHub, build_logger
 from jengine.model import CastModel, Model, get_precision
+from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.schedules import build_param_schedulers
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, as_config, check_arguments
-from jengine.runner.config_checks import train_loop_config
+from jengine.runner.config_checks import EVAL_LOOPS, train_loop_config
 from jengine.runner.runner_protocol import Runner
 from jengine.runner.workdir import Identity
 from jengine.sharding import default_strategy
@@ -32,16 +33,7 @@ DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
     checkpoint=dict(type="CheckpointHook", interval=1),
 )
 
-
-def build_logs(identity: Identity, level: int | str) -> tuple[logging.Logger, AsyncWriter, MessageHub]:
-    """Return the logger, the writer of log lines and the message hub of a run; the log file is opened later."""
-    with config_path("log_level"):
-        log_file = os.path.join(identity.log_dir, f"{identity.timestamp}.log")
-        logger = build_logger(log_file=log_file, level=level, wait=True)
-    writer = AsyncWriter()
-    message_hub = MessageHub.new_instance(identity.experiment_name)
-    message_hub.before_read = writer.flush
-    return logger, writer, message_hub
+# --- Model, strategy and logs ---
 
 
 def build_model(model: Any, precision: Any) -> Model:
@@ -77,19 +69,53 @@ def build_strategy(parallel: Any) -> Any:
         return strategy
 
 
+def build_logs(identity: Identity, level: int | str) -> tuple[logging.Logger, AsyncWriter, MessageHub]:
+    """Return the logger, the log writer and the message hub; the log file is opened later."""
+    with config_path("log_level"):
+        log_file = os.path.join(identity.log_dir, f"{identity.timestamp}.log")
+        logger = build_logger(log_file=log_file, level=level, wait=True)
+    writer = AsyncWriter()
+    message_hub = MessageHub.new_instance(identity.experiment_name)
+    message_hub.before_read = writer.flush
+    return logger, writer, message_hub
+
+
+def build_visualizer(visualizer: Any, save_dir: str) -> Any:
+    """Return the visualizer, from an instance, a config, or None for JSON lines and PNG files."""
+    default = {"type": "LocalVisualizer", "save_dir": save_dir}
+    return _build(VISUALIZERS, visualizer, default, "visualizer", "add_scalars")
+
+
+def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
+    """Return the log processor, from an instance, a config, or None; by default it counts as the training loop does."""
+    default = {"type": "LogProcessor", "by_epoch": by_epoch}
+    return _build(LOG_PROCESSORS, log_processor, default, "log_processor", "get_log_after_iter")
+
+
+def _build(registry: Any, value: Any, default: Mapping[str, Any], argument: str, method: str) -> Any:
+    """Build a config, completed with the default; or return an instance with a method that its kind requires."""
+    with config_path(argument):
+        value = as_config(value)
+        if value is None or hasattr(value, "items"):
+            return registry.build({**default, **dict(value or {})})
+        return _require(value, method, argument)
+
+
 def _require(built: Any, method: str, argument: str) -> Any:
-    """Return an object that the user built, if it has a method that its kind requires."""
     if not callable(getattr(built, method, None)):
         raise TypeError(f"`{argument}` must be a dict with a type, or have a method {method!r}, got {built!r}")
     return built
 
 
+# --- Hooks ---
+
+
 def register_default_hooks(hook_list: HookList, hooks: Any = None) -> None:
-    """Register the default hooks as changed by the config.
+    """Register the default hooks with the config's changes.
 
     Args:
-      hook_list: the hooks of the run.
-      hooks: configs or hooks by name; each replaces the default hook of its name or is added, and None removes it.
+      hook_list: the run's hooks.
+      hooks: configs or hooks by name; each replaces the default hook with its name or is added, and None removes it.
 
     Raises:
       TypeError: no dict. ValueError: None for a name that is not a default hook. ConfigError: a misspelled name.
@@ -110,18 +136,14 @@ def register_default_hooks(hook_list: HookList, hooks: Any = None) -> None:
 
 
 def _check_hook_name(name: str, known: Sequence[str]) -> None:
-    """Raise ConfigError for the misspelled name of a default hook; `logger_of_mine` is another name."""
+    # `logger_of_mine` is another name, `loger` is a misspelled one
     hint = "" if any(str(name).startswith(other) for other in known) else did_you_mean(str(name), known, cutoff=0.8)
     if hint:
         raise ConfigError(f"`default_hooks` must have other names for further hooks, got {name!r}{hint}")
 
 
 def register_custom_hooks(hook_list: HookList, hooks: Any = None) -> None:
-    """Register further hooks: a list of configs or hooks, or a single one.
-
-    Raises:
-      TypeError: something else.
-    """
+    """Register further hooks: a list with hooks or configs, or a single one."""
     if isinstance(hooks, str | Hook) or hasattr(hooks, "items"):
         hooks = [hooks]
     if hooks is not None and not isinstance(hooks, list | tuple):
@@ -131,43 +153,19 @@ def register_custom_hooks(hook_list: HookList, hooks: Any = None) -> None:
             hook_list.register(hook)
 
 
-def build_visualizer(visualizer: Any, save_dir: str) -> Any:
-    """Return the visualizer, from an instance, a config, or None for scalars as JSON lines and pictures as PNG."""
-    with config_path("visualizer"):
-        visualizer = as_config(visualizer)
-        if visualizer is None or hasattr(visualizer, "items"):
-            cfg = dict(visualizer or {})
-            return VISUALIZERS.build({"type": "LocalVisualizer", "save_dir": save_dir, **cfg})
-        return _require(visualizer, "add_scalars", "visualizer")
-
-
 def require_drawing(visualizer: Any, hook: Hook) -> None:
-    """Check that the visualizer draws, if the hook passes samples to it.
-
-    Raises:
-      ConfigError, TypeError: it does not. ImportError: it lacks an optional package.
-    """
+    """Raise ConfigError, TypeError or ImportError if a hook passes samples to a visualizer that cannot draw them."""
     if hook.draws_samples:
         _require(visualizer, "add_datasample", "visualizer")
-        if isinstance(visualizer, Visualizer):  # another class of the user need not have the check
+        if isinstance(visualizer, Visualizer):  # a custom class may lack the check
             visualizer.require_drawing(type(hook).__name__)
 
 
-def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
-    """Return the log processor, from an instance, a config, or None; by default it counts as the training loop does."""
-    with config_path("log_processor"):
-        log_processor = as_config(log_processor)
-        if log_processor is None or hasattr(log_processor, "items"):
-            return LOG_PROCESSORS.build({"type": "LogProcessor", "by_epoch": by_epoch, **dict(log_processor or {})})
-        return _require(log_processor, "get_log_after_iter", "log_processor")
+# --- Loops and schedules ---
 
 
 def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
-    """Return the training loop, selected by `type`, or by `by_epoch` (default True).
-
-    Raises:
-      ConfigError: it has more iterations than `TrainState.step` can count.
-    """
+    """Return the training loop, selected by `type`, or by `by_epoch` (default True)."""
     loop = as_config(cfg)
     if hasattr(loop, "items"):
         with config_path("train_cfg"):
@@ -180,8 +178,18 @@ def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
     return loop
 
 
-def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: Any) -> Any:
-    """Return the schedulers of `cfg` for the hyperparameters of `optim_wrapper`, over all of training."""
+def build_eval_loop(runner: Runner, mode: str, cfg: Any, dataloader: Any, evaluator: Any) -> Any:
+    """Return the validation or test loop; `type` is optional."""
+    cfg = as_config(cfg)
+    if not hasattr(cfg, "items"):
+        return cfg
+    with config_path(f"{mode}_cfg"):
+        cfg = {"type": EVAL_LOOPS[mode], **dict(cfg)}
+        return LOOPS.build(cfg, runner=runner, dataloader=dataloader, evaluator=evaluator)
+
+
+def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: OptimWrapper | OptimWrapperDict) -> Any:
+    """Return the parameter schedulers over the whole training."""
     return build_param_schedulers(
         cfg,
         optim_wrapper,
@@ -192,24 +200,16 @@ def build_schedulers(train_loop: Any, cfg: Any, optim_wrapper: Any) -> Any:
     )
 
 
-def build_eval_loop(runner: Runner, mode: str, cfg: Any, dataloader: Any, evaluator: Any) -> Any:
-    """Return the validation or test loop; `type` is optional."""
-    cfg = as_config(cfg)
-    if not hasattr(cfg, "items"):
-        return cfg
-    with config_path(f"{mode}_cfg"):
-        kind = {"val": "ValLoop", "test": "TestLoop"}[mode]
-        return LOOPS.build({"type": kind, **dict(cfg)}, runner=runner, dataloader=dataloader, evaluator=evaluator)
+# --- The optimizer ---
 
 
-def set_axis_name(axis_name: str | None, optim_wrapper: Any) -> None:
-    """Set the mapped axis of the strategy's step, if there is one, on every wrapper."""
-    for wrapper in _list_wrappers(optim_wrapper):
-        wrapper.axis_name = axis_name or wrapper.axis_name
+def list_wrappers(optim_wrapper: OptimWrapper | OptimWrapperDict) -> list[OptimWrapper]:
+    """Return the wrappers of all optimizers."""
+    return list(optim_wrapper.values()) if isinstance(optim_wrapper, OptimWrapperDict) else [optim_wrapper]
 
 
-def check_accumulation(optim_wrapper: Any, module_types: Mapping[str, str]) -> str:
-    """Return a warning about BatchNorm under gradient accumulation, to log before training; empty without both."""
+def check_accumulation(optim_wrapper: OptimWrapper | OptimWrapperDict, module_types: Mapping[str, str]) -> str:
+    """Return a warning about BatchNorm under gradient accumulation; empty without both."""
     norms = [path for path, kind in module_types.items() if "BatchNorm" in kind]
     if not (optim_wrapper.accumulates and norms):
         return ""
@@ -220,20 +220,39 @@ def check_accumulation(optim_wrapper: Any, module_types: Mapping[str, str]) -> s
     )
 
 
-def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int, logger: logging.Logger) -> None:
+class AutoScaleLR(NamedTuple):
+    """Argument `auto_scale_lr`: whether to scale learning rates, and the batch size that they are for."""
+
+    base_batch_size: Count
+    enable: bool = False
+
+
+def read_auto_scale_lr(cfg: Mapping[str, Any] | None) -> AutoScaleLR:
+    """Return the checked argument; None disables it."""
+    if cfg is None:
+        return AutoScaleLR(1)
+    with config_path("auto_scale_lr"):
+        if not hasattr(cfg, "items"):
+            raise TypeError(f"`auto_scale_lr` must be a dict, got {cfg!r}")
+        check_arguments(AutoScaleLR, dict(cfg))
+        return AutoScaleLR(**dict(cfg))
+
+
+def scale_lr(
+    optim_wrapper: OptimWrapper | OptimWrapperDict, scaling: AutoScaleLR, batch_size: int, logger: logging.Logger
+) -> None:
     """Scale every learning rate by the linear rule: the actual batch size over that of the config's learning rates.
 
     Args:
-      optim_wrapper: its groups are scaled, including the group of base settings.
-      auto_scale_lr: None, or `dict(enable=bool, base_batch_size=int)`.
+      optim_wrapper: its groups are scaled, including the base settings.
+      scaling: does nothing unless enabled.
       batch_size: examples per iteration over all devices.
       logger: logs the factor.
     """
-    enable, base = read_auto_scale_lr(auto_scale_lr)
-    if not enable:
+    if not scaling.enable:
         return
-    factor = batch_size / base
-    for wrapper in _list_wrappers(optim_wrapper):
+    factor = batch_size / scaling.base_batch_size
+    for wrapper in list_wrappers(optim_wrapper):
         for group in [*wrapper.param_groups, wrapper.base_param_settings]:
             if group is not None:
                 if "lr" not in group:
@@ -241,23 +260,3 @@ def scale_lr(optim_wrapper: Any, auto_scale_lr: Any, batch_size: int, logger: lo
                 group["lr"] = group["lr"] * factor
     if factor != 1.0:
         logger.info(f"Learning rates are scaled by {factor:g} for a batch size of {batch_size}.")
-
-
-def _list_wrappers(optim_wrapper: Any) -> list[Any]:
-    """Return the wrappers of all optimizers."""
-    return list(optim_wrapper.values()) if isinstance(optim_wrapper, Mapping) else [optim_wrapper]
-
-
-def read_auto_scale_lr(cfg: Mapping[str, Any] | None) -> tuple[bool, int]:
-    """Return whether learning rates are scaled, and the batch size that they are for."""
-    if cfg is None:
-        return False, 0
-    with config_path("auto_scale_lr"):
-        if not hasattr(cfg, "items"):
-            raise TypeError(f"`auto_scale_lr` must be a dict, got {cfg!r}")
-        check_arguments(_auto_scale_lr, dict(cfg))
-        return _auto_scale_lr(**dict(cfg))
-
-
-def _auto_scale_lr(base_batch_size: Count, enable: bool = False) -> tuple[bool, int]:
-    return enable, base_batch_size
