@@ -15,9 +15,9 @@ from jengine.config.foreign import only_known_classes
 from jengine.data.collate import count_examples
 from jengine.distributed.processes import SingleProcess
 from jengine.errors import ConfigError
+from jengine.inference.predict import Predictor, iterate_batches
 from jengine.model import Model
 from jengine.runner.components import build_model
-from jengine.runner.predict import Predictor, iterate_batches
 from jengine.sharding import DispatchLimiter, SingleDevice, convert_replica_axis
 
 PyTree = Any

@@ -18,7 +18,7 @@ from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.schedules import build_param_schedulers
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, as_config, check_arguments
 from jengine.runner.config_checks import EVAL_LOOPS, train_loop_config
-from jengine.runner.runner_protocol import Runner
+from jengine.runner.runner_protocol import RunnerInternals
 from jengine.runner.workdir import Identity
 from jengine.sharding import default_strategy
 from jengine.train.state import MAX_STEP
@@ -164,7 +164,7 @@ def require_drawing(visualizer: Any, hook: Hook) -> None:
 # --- Loops and schedules ---
 
 
-def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
+def build_train_loop(runner: RunnerInternals, cfg: Any, dataloader: Any) -> Any:
     """Return the training loop, selected by `type`, or by `by_epoch` (default True)."""
     loop = as_config(cfg)
     if hasattr(loop, "items"):
@@ -178,7 +178,7 @@ def build_train_loop(runner: Runner, cfg: Any, dataloader: Any) -> Any:
     return loop
 
 
-def build_eval_loop(runner: Runner, mode: str, cfg: Any, dataloader: Any, evaluator: Any) -> Any:
+def build_eval_loop(runner: RunnerInternals, mode: str, cfg: Any, dataloader: Any, evaluator: Any) -> Any:
     """Return the validation or test loop; `type` is optional."""
     cfg = as_config(cfg)
     if not hasattr(cfg, "items"):
@@ -213,8 +213,9 @@ def check_accumulation(optim_wrapper: OptimWrapper | OptimWrapperDict, module_ty
     norms = [path for path, kind in module_types.items() if "BatchNorm" in kind]
     if not (optim_wrapper.accumulates and norms):
         return ""
+    counts = max(wrapper.accumulative_counts for wrapper in list_wrappers(optim_wrapper))
     return (
-        f"Gradients are accumulated over {optim_wrapper.accumulative_counts} iterations, but BatchNorm "
+        f"Gradients are accumulated over {counts} iterations, but BatchNorm "
         f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) computes its statistics from each "
         "small batch: the result differs from that of the large batch."
     )

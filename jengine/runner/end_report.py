@@ -13,7 +13,7 @@ import jax
 from jengine.checkpoint import find_latest, infer_rule, read_meta
 from jengine.logging import format_table
 from jengine.runner.failures import is_consistent, list_directories, recreate_work_dir
-from jengine.runner.runner_protocol import Runner
+from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train.peak_flops import compute_utilisation
 
 Validation = tuple[int, int, Mapping[str, Any]]
@@ -27,7 +27,7 @@ _is_listening = False
 # --- Logged after training ---
 
 
-def log_summary(runner: Runner) -> None:
+def log_summary(runner: RunnerInternals) -> None:
     """Log the validations, the time by phase and the file paths after training; the hub gets the time as well."""
     _finish(runner)
     recreate_work_dir(runner)
@@ -37,7 +37,7 @@ def log_summary(runner: Runner) -> None:
     _log_summary(runner, "Training is done.", scalars)
 
 
-def log_interruption(runner: Runner) -> None:
+def log_interruption(runner: RunnerInternals) -> None:
     """Log what is saved after a signal and how to continue, then the same as `log_summary`."""
     if runner.processes.count > 1 and not runner.interrupts.agreed:
         return  # it ends without the other processes
@@ -53,7 +53,7 @@ def log_interruption(runner: Runner) -> None:
         _log_summary(runner, _describe_interruption(runner), measure_speed(runner))
 
 
-def _finish(runner: Runner) -> None:
+def _finish(runner: RunnerInternals) -> None:
     """Wait for pending steps, saves and log lines."""
     wait_for_device(runner)
     with runner.phase_timer.phase("checkpoint"):
@@ -62,7 +62,7 @@ def _finish(runner: Runner) -> None:
         runner.log_writer.flush()
 
 
-def _log_summary(runner: Runner, headline: str, scalars: Mapping[str, float]) -> None:
+def _log_summary(runner: RunnerInternals, headline: str, scalars: Mapping[str, float]) -> None:
     parts = [headline, format_speed(scalars), list_files(runner)]
     if runner.validations:
         monitored = [(name, rule) for hook in runner.hooks for _, name, rule in hook.monitored_metrics()]
@@ -71,7 +71,7 @@ def _log_summary(runner: Runner, headline: str, scalars: Mapping[str, float]) ->
     runner.logger.info("\n".join(parts))
 
 
-def _describe_interruption(runner: Runner) -> str:
+def _describe_interruption(runner: RunnerInternals) -> str:
     """Return what is saved, and the command that continues the run."""
     signum = runner.interrupts.signum
     reason = f" by {'Ctrl-C' if signum == signal.SIGINT else signal.Signals(signum).name}" if signum else ""
@@ -86,7 +86,7 @@ def _describe_interruption(runner: Runner) -> str:
     return f"{at}; saved: {os.path.basename(newest)}{lost}. To continue: {command}"
 
 
-def list_files(runner: Runner) -> str:
+def list_files(runner: RunnerInternals) -> str:
     """Return the paths of checkpoints, logs and TensorBoard files, one per line."""
     last = pathlib.Path(runner.work_dir, "last_checkpoint")
     newest = f" (last: {os.path.basename(last.read_text().strip())})" if last.exists() else ""
@@ -172,13 +172,13 @@ def _format_number(value: Any) -> str:
 # --- Time and speed ---
 
 
-def wait_for_device(runner: Runner) -> None:
+def wait_for_device(runner: RunnerInternals) -> None:
     """Wait until all dispatched steps are finished; the time counts as 'step', whatever the caller waits for."""
     with runner.phase_timer.phase("step"):
         runner.dispatch_limiter.drain()
 
 
-def measure_speed(runner: Runner) -> dict[str, float]:
+def measure_speed(runner: RunnerInternals) -> dict[str, float]:
     """Return the time by phase and the speed, as scalars.
 
     Returns:

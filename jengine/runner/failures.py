@@ -25,7 +25,7 @@ from jengine.hooks.checks import NonFiniteLossError
 from jengine.logging import log_error, open_log_file
 from jengine.optim import AmpOptimWrapper
 from jengine.runner.interrupts import watch_waits
-from jengine.runner.runner_protocol import Runner, TrainLoop
+from jengine.runner.runner_protocol import RunnerInternals, TrainLoopInternals
 from jengine.sharding.strategy import is_pending
 from jengine.train.out_of_memory import explain_out_of_memory
 
@@ -37,7 +37,7 @@ _abandoned: list[jax.Array] = []  # not computed when a run stopped waiting for 
 # --- Losses ---
 
 
-def check_losses(runner: Runner, *, at_line: bool = False, at_end: bool = False) -> None:
+def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool = False) -> None:
     """Check the losses that were fetched since the last call, as `train_cfg.on_nonfinite` requires.
 
     Args:
@@ -78,7 +78,7 @@ def check_losses(runner: Runner, *, at_line: bool = False, at_end: bool = False)
     )
 
 
-def _find_checkpoint_before(runner: Runner, iteration: int) -> str | None:
+def _find_checkpoint_before(runner: RunnerInternals, iteration: int) -> str | None:
     """Return this run's newest checkpoint with parameters from before the step of `iteration`."""
     if runner.processes.count == 1:  # several would have to wait together
         with contextlib.suppress(CheckpointSaveError):
@@ -97,7 +97,7 @@ def _find_checkpoint_before(runner: Runner, iteration: int) -> str | None:
     return max(found)[2] if found else None
 
 
-def list_directories(runner: Runner) -> list[Path]:
+def list_directories(runner: RunnerInternals) -> list[Path]:
     """Return the work dir and the other directories to which hooks write checkpoints."""
     others = (path for hook in runner.hooks for path in hook.list_directories(runner.work_dir))
     return [Path(runner.work_dir), *map(Path, others)]
@@ -106,7 +106,7 @@ def list_directories(runner: Runner) -> list[Path]:
 # --- Whether training can continue or be saved ---
 
 
-def is_consistent(runner: Runner) -> bool:
+def is_consistent(runner: RunnerInternals) -> bool:
     """Return whether counters, state and hooks agree, so that training can continue or be saved."""
     loop, state = runner.train_loop, runner.state
     if loop is None or state is None:
@@ -117,7 +117,7 @@ def is_consistent(runner: Runner) -> bool:
     return device_finishes(runner) and not step_failed(runner) and int(state.step) == loop.iter
 
 
-def check_consistent(runner: Runner, failure: str) -> None:
+def check_consistent(runner: RunnerInternals, failure: str) -> None:
     """Raise RuntimeError if an earlier call of `train` that stopped at `failure` left an inconsistent run."""
     if not is_consistent(runner):
         raise RuntimeError(
@@ -127,7 +127,7 @@ def check_consistent(runner: Runner, failure: str) -> None:
 
 
 @contextlib.contextmanager
-def mark_inconsistent(loop: TrainLoop | None) -> Iterator[None]:
+def mark_inconsistent(loop: TrainLoopInternals | None) -> Iterator[None]:
     """Mark the counters, state and hooks as inconsistent inside, and permanently after an error."""
     if loop is None:
         yield
@@ -137,7 +137,7 @@ def mark_inconsistent(loop: TrainLoop | None) -> Iterator[None]:
     loop.is_consistent = before
 
 
-def device_finishes(runner: Runner) -> bool:
+def device_finishes(runner: RunnerInternals) -> bool:
     """Wait until the device has finished all steps; return False after the limit, at once in later calls."""
     start, is_announced = time.monotonic(), False
     while pending := _find_pending(runner):
@@ -160,13 +160,13 @@ def device_finishes(runner: Runner) -> bool:
     return True
 
 
-def _find_pending(runner: Runner) -> list[jax.Array]:
+def _find_pending(runner: RunnerInternals) -> list[jax.Array]:
     """Return arrays in the state, and step outputs, that the device has not computed."""
     pending = [array for array in jax.tree.leaves(runner.state) if isinstance(array, jax.Array) and is_pending(array)]
     return [*pending, *runner.dispatch_limiter.find_unfinished()]
 
 
-def step_failed(runner: Runner) -> bool:
+def step_failed(runner: RunnerInternals) -> bool:
     """Return whether the device failed in a training step or when it created the state."""
     try:
         for array in jax.tree.leaves(runner.state):
@@ -180,7 +180,7 @@ def step_failed(runner: Runner) -> bool:
 # --- The end of a failed run ---
 
 
-def handle_failure(runner: Runner, error: BaseException) -> None:
+def handle_failure(runner: RunnerInternals, error: BaseException) -> None:
     """Name the iteration in the error, show it, save the completed iterations, and call the stage `on_failure`."""
     runner.programs.explain_out_of_memory(error, noticed=step_failed(runner))
     explain_out_of_memory(error, "a program other than the training step")
@@ -199,7 +199,7 @@ def handle_failure(runner: Runner, error: BaseException) -> None:
         runner.logger.error(f"A hook failed after that as well: {type(second).__name__}: {second}")
 
 
-def _save_completed_iterations(runner: Runner) -> None:
+def _save_completed_iterations(runner: RunnerInternals) -> None:
     """Save the completed iterations, unless the error came within one, so that counters, state and hooks disagree."""
     # Several processes save together, so they can save only if all of them end here
     all_end_here = runner.processes.count == 1 or runner.interrupts.agreed
@@ -220,7 +220,7 @@ def _save_completed_iterations(runner: Runner) -> None:
 
 
 @contextlib.contextmanager
-def closing(runner: Runner) -> Iterator[None]:
+def closing(runner: RunnerInternals) -> Iterator[None]:
     """Watch the waits for data inside, and close the run's resources at its end."""
     try:
         with _ignore_closed_event_loops(), watch_waits(runner.interrupts, runner.logger):
@@ -238,7 +238,7 @@ def closing(runner: Runner) -> Iterator[None]:
     close(runner)
 
 
-def close(runner: Runner, is_limited: bool = False) -> None:
+def close(runner: RunnerInternals, is_limited: bool = False) -> None:
     """Finish all background work, even if a part fails.
 
     Args:
@@ -262,7 +262,7 @@ def close(runner: Runner, is_limited: bool = False) -> None:
                 runner.checkpointer.wait()
 
 
-def _run_within_limit(job: Callable[[], object], runner: Runner, what: str) -> bool:
+def _run_within_limit(job: Callable[[], object], runner: RunnerInternals, what: str) -> bool:
     """Run `job` in a thread, and return whether it finished within the limit."""
     errors: list[Exception] = []
 
@@ -289,7 +289,7 @@ def _run_within_limit(job: Callable[[], object], runner: Runner, what: str) -> b
     return True
 
 
-def _end_without(is_waiting: Callable[[], bool], runner: Runner) -> None:
+def _end_without(is_waiting: Callable[[], bool], runner: RunnerInternals) -> None:
     """Let the process end with its main thread although something never answers."""
     code = 128 + signum if (signum := runner.interrupts.signum) else 1
 
@@ -321,7 +321,7 @@ def _ignore_closed_event_loops() -> Iterator[None]:
         sys.unraisablehook = previous
 
 
-def recreate_work_dir(runner: Runner) -> None:
+def recreate_work_dir(runner: RunnerInternals) -> None:
     """Create the run's directories again, and warn, if they were deleted meanwhile: later files are kept."""
     if os.path.isdir(runner.log_dir) or not runner.is_main_process:
         return

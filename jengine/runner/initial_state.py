@@ -1,4 +1,4 @@
-"""The initial training state, and the Flax module of a trained one."""
+"""Initial training state, and the Flax module of a trained one."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from jengine.hooks import Hook
 from jengine.logging.slow_call import report_if_slow
 from jengine.model import Model, get_model
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.runner.runner_protocol import Runner
+from jengine.runner.runner_protocol import RunnerInternals
 from jengine.sharding import Strategy, convert_replica_axis
 from jengine.train import TrainState, create_train_state
 from jengine.train.out_of_memory import explain_out_of_memory
@@ -21,12 +21,12 @@ PyTree = Any
 
 
 class StateInitializer:
-    """Create the initial `TrainState` of a run.
+    """Creator of the initial `TrainState`.
 
     Args:
       model: initializes the parameters.
       strategy: compiles the initialization, and places the state.
-      seed: of the keys for the parameters and for the steps.
+      seed: for the parameter key and the step key.
     """
 
     def __init__(self, model: Model, strategy: Strategy, seed: int) -> None:
@@ -45,17 +45,22 @@ class StateInitializer:
         optim_wrapper: OptimWrapper | OptimWrapperDict | None = None,
         hooks: Sequence[Hook] = (),
     ) -> tuple[jax.stages.Traced, Callable[[], TrainState]]:
-        """Return the program of the initial state, traced and not compiled, and a function that runs it.
+        """Return the program for the initial state, traced and not compiled, and a function that runs it.
 
         Args:
-          batch: an example of the structure and shapes of batches.
-          optim_wrapper: initializes the optimizer state; None for none, in a run that does not train.
+          batch: an example with the structure and shapes of all batches.
+          optim_wrapper: initializes the optimizer state; None in a run that does not train.
           hooks: those with traced state add theirs.
         """
-        program = self._compile(batch, optim_wrapper, hooks)
+        wrapper: Any = _NoOptimizer() if optim_wrapper is None else optim_wrapper
 
-        def init() -> TrainState:
-            """Compile the program, of which the trace is reused, and run it."""
+        def init_state(seed: jax.Array, batch: PyTree) -> TrainState:
+            params, model_state = self._init_model(seed, batch)
+            return create_train_state(params, model_state, wrapper, hooks, rng=_make_key(seed, 1))
+
+        program: Any = self._strategy.compile_init(init_state, self._seed, batch, model=self._model)
+
+        def init() -> TrainState:  # compiles the program, for which the trace is reused
             try:
                 with report_if_slow("creating the state"):
                     return program(self._seed, batch)
@@ -65,32 +70,16 @@ class StateInitializer:
 
         return program.trace(self._seed, batch), init
 
-    def _compile(
-        self, batch: PyTree, optim_wrapper: OptimWrapper | OptimWrapperDict | None, hooks: Sequence[Hook]
-    ) -> Any:
-        wrapper: Any = _NoOptimizer() if optim_wrapper is None else optim_wrapper
-
-        def init_state(seed: jax.Array, batch: PyTree) -> TrainState:
-            params, model_state = self._init_model(seed, batch)
-            return create_train_state(params, model_state, wrapper, hooks, rng=_make_key(seed, 1))
-
-        return self._strategy.compile_init(init_state, self._seed, batch, model=self._model)
-
     @functools.cached_property
     def _init_model(self) -> Any:
-        """`(seed, batch) -> (params, model_state)`, traced once for the shapes and for the state.
-
-        The key is created inside: outside, its operations would be separate programs, which take a while to compile.
-        """
+        """`(seed, batch) -> (params, model_state)`, traced once for the shapes and for the state."""
         init = self._strategy.with_explicit_mesh(self._model.init)
+        # Outside, the key's operations would be separate programs, which take a while to compile
         return jax.jit(lambda seed, batch: init(_make_key(seed, 0), batch))
 
 
 class _NoOptimizer:
-    """Replace the optimizer wrapper in runs that do not train."""
-
     def init(self, params: Any) -> None:
-        """Return None: there is no state."""
         return None
 
 
@@ -99,10 +88,10 @@ def _make_key(seed: Any, purpose: int) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), purpose)
 
 
-def trained_module(runner: Runner, train: bool) -> Any:
-    """Return the module of a run with a copy of its weights, which further training neither changes nor donates.
+def trained_module(runner: RunnerInternals, train: bool) -> Any:
+    """Return the Flax module with a copy of the run's weights, which further training neither changes nor donates.
 
-    The weights are those that evaluation uses, such as the averages of an `EMAHook`. Statistics that differ between
+    The weights are those that evaluation uses, such as the averages from an `EMAHook`. Statistics that differ between
     replicas are averaged.
 
     Args:
@@ -114,8 +103,7 @@ def trained_module(runner: Runner, train: bool) -> Any:
       `(module, variables)`.
 
     Raises:
-      RuntimeError: the run has no state yet.
-      TypeError: the model is not made of a Flax module.
+      RuntimeError: the run has no state yet. TypeError: the model is not made from a Flax module.
     """
     if runner.state is None:
         raise RuntimeError("the run has no weights yet: call train, val or test before `module`")

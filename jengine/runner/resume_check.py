@@ -18,7 +18,7 @@ from jengine.optim.schedules import (
     reset_initial_values,
 )
 from jengine.paths import flatten
-from jengine.runner.runner_protocol import Runner
+from jengine.runner.runner_protocol import RunnerInternals
 
 PyTree = Any
 
@@ -41,7 +41,7 @@ _MAX_LINES = 20
 # --- All differences ---
 
 
-def check_resume(runner: Runner, path: str) -> None:
+def check_resume(runner: RunnerInternals, path: str) -> None:
     """Compare the settings of a run with a checkpoint, and log what differs and which side holds.
 
     Nothing is restored and nothing compiled yet, but loop, optimizer and schedulers should be built.
@@ -80,7 +80,7 @@ def check_resume(runner: Runner, path: str) -> None:
         runner.logger.warning(message)
 
 
-def _check_length(runner: Runner, path: str, meta: Mapping[str, Any]) -> None:
+def _check_length(runner: RunnerInternals, path: str, meta: Mapping[str, Any]) -> None:
     loop = runner.train_loop
     name, unit = ("max_epochs", "epoch") if loop.by_epoch else ("max_iters", "iter")
     end = loop.max_epochs if loop.by_epoch else loop.max_iters
@@ -107,7 +107,9 @@ def _report(kind: str, name: str, choice: str, lines: Sequence[str], path: str) 
     ]
 
 
-def _compare_others(runner: Runner, path: str, saved: Mapping[str, Any] | None, *, skip_chains: bool) -> list[str]:
+def _compare_others(
+    runner: RunnerInternals, path: str, saved: Mapping[str, Any] | None, *, skip_chains: bool
+) -> list[str]:
     """Return the message about settings without a policy of their own; raise ConfigError for other data."""
     if saved is None:
         return [f"{path} was written by an older version of jengine: other settings cannot be compared with it."]
@@ -152,7 +154,7 @@ def read_flags() -> dict[str, Any]:
     return {name: getattr(jax.config, name) for name in _FLAGS}
 
 
-def collect_fingerprint(runner: Runner) -> dict[str, Any]:
+def collect_fingerprint(runner: RunnerInternals) -> dict[str, Any]:
     """Return what a checkpoint stores for the comparison: the settings, and the hashes of the training programs."""
     programs = runner.programs.hash_jaxprs() if runner.programs is not None else {}
     return {"settings": runner.settings, "python": _PYTHON, "programs": programs}
@@ -165,7 +167,9 @@ def saved_hashes(path: str) -> dict[str, str]:
     return dict(read_meta(path).get("fingerprint", {}).get("programs", {}))
 
 
-def compare_settings(runner: Runner, saved: Mapping[str, Any], *, skip_chains: bool) -> Iterator[tuple[str, str]]:
+def compare_settings(
+    runner: RunnerInternals, saved: Mapping[str, Any], *, skip_chains: bool
+) -> Iterator[tuple[str, str]]:
     """Yield the path of each setting that differs from the checkpoint, and a line with both values.
 
     Args:
@@ -228,7 +232,7 @@ def _by_name(optim_wrapper: Any) -> Mapping[str, Any]:
     return optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
 
 
-def compare_optimizers(runner: Runner, saved: Mapping[str, Any]) -> list[Setting]:
+def compare_optimizers(runner: RunnerInternals, saved: Mapping[str, Any]) -> list[Setting]:
     """Return the optimizer settings that differ between a config and a checkpoint's metadata."""
     if "optimizer_settings" not in saved:  # saved without the optimizer
         return []
@@ -270,7 +274,7 @@ def _compare_groups(path: str, optimizer: Any, new: Mapping[str, Any], old: Mapp
 
 
 def match_optimizer_state(
-    runner: Runner, path: str, saved: Mapping[str, Any], opt_state: PyTree, stored: Mapping[str, Any]
+    runner: RunnerInternals, path: str, saved: Mapping[str, Any], opt_state: PyTree, stored: Mapping[str, Any]
 ) -> tuple[PyTree | None, list[str]]:
     """Match the optimizer state to a checkpoint.
 
@@ -327,7 +331,7 @@ def complete_optimizer_state(restored: PyTree | None, initial: PyTree) -> PyTree
     return restored._replace(hyperparams=initial.hyperparams)
 
 
-def restore_hyperparams(runner: Runner, bundle: Mapping[str, Any]) -> None:
+def restore_hyperparams(runner: RunnerInternals, bundle: Mapping[str, Any]) -> None:
     """Restore parameter groups and schedules; replay the schedules if they or their initial values differ."""
     loop, wrapper, schedulers = runner.train_loop, runner.optim_wrapper, runner.param_schedulers
     is_new = runner.resume_policy.optimizer == "config" and bool(compare_optimizers(runner, bundle))

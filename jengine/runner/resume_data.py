@@ -6,7 +6,7 @@ from typing import Any
 
 from jengine.data.state_encoding import decode, encode
 from jengine.errors import ConfigError
-from jengine.runner.runner_protocol import Runner
+from jengine.runner.runner_protocol import RunnerInternals
 
 _IGNORED = {"replayed": "read and dropped", "lost": "repeated or lost"}
 _EFFECTS = {
@@ -16,7 +16,7 @@ _EFFECTS = {
 }
 
 
-def collect_position(runner: Runner, meta: Mapping[str, Any]) -> dict[str, Any] | None:
+def collect_position(runner: RunnerInternals, meta: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the position between two iterations as JSON-serializable values; None in a loop without one.
 
     Args:
@@ -39,7 +39,7 @@ def collect_position(runner: Runner, meta: Mapping[str, Any]) -> dict[str, Any] 
     }
 
 
-def warn_if_inexact(runner: Runner) -> None:
+def warn_if_inexact(runner: RunnerInternals) -> None:
     """Log that the position cannot be saved, or raise ConfigError if `resume_policy.data` is 'exact'."""
     loader = runner.train_dataloader
     if loader.resume == "exact":
@@ -54,7 +54,7 @@ def warn_if_inexact(runner: Runner) -> None:
     runner.logger.info(f"The position in {loader.kind} cannot be saved: {effect}{advice}.")
 
 
-def restore_position(runner: Runner, saved: Mapping[str, Any] | None) -> None:
+def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -> None:
     """Continue at a checkpoint's position, once the loop's `iter` and `epoch` have been restored.
 
     Another batch size or number of data shards continues at the same example if the data have access by index, or
@@ -104,7 +104,7 @@ def restore_position(runner: Runner, saved: Mapping[str, Any] | None) -> None:
     _report_changes(runner, saved, changes, first["epoch"] + 1, repeated)
 
 
-def _report_inexact(runner: Runner, examples: int) -> None:
+def _report_inexact(runner: RunnerInternals, examples: int) -> None:
     loader = runner.train_dataloader
     if loader.resume == "exact" or not examples:
         return
@@ -119,7 +119,9 @@ def _report_inexact(runner: Runner, examples: int) -> None:
     )
 
 
-def _report_changes(runner: Runner, saved: Mapping[str, Any], changes: list[str], number: int, repeated: int) -> None:
+def _report_changes(
+    runner: RunnerInternals, saved: Mapping[str, Any], changes: list[str], number: int, repeated: int
+) -> None:
     loop, effect = runner.train_loop, "the run continues at the same example"
     if repeated:
         what = "repeated" if repeated > 0 else "skipped"

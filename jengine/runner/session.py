@@ -20,7 +20,7 @@ from jengine.paths import flatten
 from jengine.runner.end_report import log_interruption, log_summary
 from jengine.runner.failures import check_losses, handle_failure
 from jengine.runner.resume_data import warn_if_inexact
-from jengine.runner.runner_protocol import Runner
+from jengine.runner.runner_protocol import RunnerInternals
 from jengine.runner.workdir import CheckpointDirectories
 from jengine.versions import describe_device, package_versions
 
@@ -37,7 +37,7 @@ _MODES = ("train", "val", "test")
 
 
 @contextlib.contextmanager
-def record_session(runner: Runner, groups: GroupTable) -> Iterator[None]:
+def record_session(runner: RunnerInternals, groups: GroupTable) -> Iterator[None]:
     """Log and record the start of training, which runs inside, and its end: complete, or by an error or a signal."""
     log_start(runner, groups)
     with runner.interrupts:
@@ -68,7 +68,7 @@ class RunFiles:
       exist: whether the files exist.
     """
 
-    def __init__(self, runner: Runner, directories: CheckpointDirectories, problems: Sequence[str]) -> None:
+    def __init__(self, runner: RunnerInternals, directories: CheckpointDirectories, problems: Sequence[str]) -> None:
         self._runner = runner
         self._directories = directories
         self._problems = problems
@@ -113,7 +113,7 @@ class RunFiles:
 # --- The log at the start ---
 
 
-def log_start(runner: Runner, groups: GroupTable) -> None:
+def log_start(runner: RunnerInternals, groups: GroupTable) -> None:
     """Log a description before training, and what the run cannot do as configured.
 
     The complete tables with parameters, groups and stages have the level DEBUG: the log file has them.
@@ -145,7 +145,7 @@ def log_start(runner: Runner, groups: GroupTable) -> None:
     warn_if_inexact(runner)
 
 
-def describe_start(runner: Runner, groups: GroupTable) -> str:
+def describe_start(runner: RunnerInternals, groups: GroupTable) -> str:
     """Return a short description: name, devices, seed, model size, groups, hooks, data, and the log path."""
     columns, rows = groups
     short = [[x if len(x) <= _MAX_PATTERNS else f"{x[: _MAX_PATTERNS - 1]}…" for x in row] for row in rows]
@@ -163,7 +163,7 @@ def describe_start(runner: Runner, groups: GroupTable) -> str:
     return "\n".join(lines)
 
 
-def hook_table(runner: Runner) -> str:
+def hook_table(runner: RunnerInternals) -> str:
     """Return a table with the hooks in order: priority, the loops in which they act, and their traced points."""
     rows = []
     for hook in runner.hook_list:
@@ -199,7 +199,7 @@ def format_groups(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return format_table(columns, rows, title="Parameter groups")
 
 
-def _describe_devices(runner: Runner) -> str:
+def _describe_devices(runner: RunnerInternals) -> str:
     kind = describe_device(jax.local_devices()[0])
     mesh_shape, description = runner.strategy.mesh_shape, runner.strategy.mesh_description
     mesh = f", mesh {description}" if description else ""
@@ -207,7 +207,7 @@ def _describe_devices(runner: Runner) -> str:
     return f"{math.prod(mesh_shape.values())} x {kind}{mesh}{processes}"
 
 
-def _describe_data(runner: Runner) -> list[str]:
+def _describe_data(runner: RunnerInternals) -> list[str]:
     """Return a line for the training data, and one for the validation data if there are any."""
     loaders = {"train data": runner.train_dataloader}
     if runner.val_dataloader is not None:
@@ -228,7 +228,7 @@ def _describe_data(runner: Runner) -> list[str]:
 # --- The record, a JSON file ---
 
 
-def start_record(runner: Runner, groups: GroupTable) -> None:
+def start_record(runner: RunnerInternals, groups: GroupTable) -> None:
     """Write the record before training; a resumed run adds a session to it."""
     from jengine import __version__
 
@@ -259,7 +259,7 @@ def start_record(runner: Runner, groups: GroupTable) -> None:
     update_record(runner)
 
 
-def update_record(runner: Runner, status: str | None = None) -> None:
+def update_record(runner: RunnerInternals, status: str | None = None) -> None:
     """Update the progress and the time by phase in the current session.
 
     Args:
@@ -276,7 +276,7 @@ def update_record(runner: Runner, status: str | None = None) -> None:
         _write(runner, record)
 
 
-def _read(runner: Runner) -> dict[str, Any]:
+def _read(runner: RunnerInternals) -> dict[str, Any]:
     """Return the record; {} if there is none, as before training or in a deleted log directory."""
     try:
         return dict(json.loads(pathlib.Path(runner.log_dir, FILE).read_text()))
@@ -287,7 +287,7 @@ def _read(runner: Runner) -> dict[str, Any]:
         return {}
 
 
-def _write(runner: Runner, record: dict[str, Any]) -> None:
+def _write(runner: RunnerInternals, record: dict[str, Any]) -> None:
     try:
         write_synced(pathlib.Path(runner.log_dir, FILE), json.dumps(record, allow_nan=False, indent=1))
     except OSError as error:  # training does not depend on it
