@@ -1,4 +1,4 @@
-"""Build a Runner with test-time augmentation."""
+"""Test-time augmentation in a Runner."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def build_runner_with_tta(cfg: Any) -> "Runner":
-    """Return a Runner whose test merges predictions for several views of each batch.
+    """Return a Runner whose test merges predictions for several views on each batch.
 
     Args:
-      cfg: a config for `Runner.from_cfg`, with `tta_model`, the config of a `BaseTTAModel`, which receives the run's
-        model as `module`; and optionally `tta_pipeline`, transforms of the test data that replace the configured ones.
-        Both may also be given under the key `vars`, which `Runner.from_cfg` ignores. It is not modified.
+      cfg: a config for `Runner.from_cfg`, with `tta_model`, a config for a `BaseTTAModel`, which receives the run's
+        model as `module`; and optionally `tta_pipeline`, which replaces the test data's transforms. Both may also be
+        given under the key `vars`, which `Runner.from_cfg` ignores.
 
     Returns:
       The Runner; training and validation do not augment.

@@ -1,4 +1,4 @@
-"""Runner and its loops; the names from `jengine.inference` are here as well."""
+"""Runner and loops; the names from `jengine.inference` are here as well."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -116,7 +116,7 @@ def _arrays(runner: RunnerInternals) -> dict[str, PyTree]:
 
 
 def load_or_resume(runner: RunnerInternals, load_from: LoadFrom | None, resume_from: str | None) -> None:
-    """Continue from a checkpoint, or start from its weights; a run that does not train resumes only the weights."""
+    """Continue from a checkpoint or start from weights; a run that does not train resumes only the weights."""
     if resume_from is not None and runner.train_loop is not None:
         resume(runner, resume_from)
     elif load_from is not None:
@@ -158,7 +158,7 @@ def resume(runner: RunnerInternals, path: str) -> None:
 def _restore_arrays(
     runner: RunnerInternals, path: str, saved_meta: Mapping[str, Any]
 ) -> tuple[Bundle, "HookStateMatch"]:
-    """Return the checkpoint with its arrays on their devices, and how the hook states match."""
+    """Return the checkpoint with arrays on the devices, and how the hook states match."""
     from jengine.checkpoint import list_arrays
     from jengine.checkpoint.restore import restore_verified
 
@@ -226,12 +226,12 @@ class HookStateMatch(NamedTuple):
 def match_hook_states(
     states: Mapping[str, PyTree], stored: Iterable[str], exchanged: Mapping[str, str]
 ) -> HookStateMatch:
-    """Match the hook states of a run to the entries in a checkpoint.
+    """Match traced states by hook to the dotted paths that a checkpoint has stored.
 
     Args:
       states: the run's traced states by hook.
-      stored: the dotted paths to the checkpoint's arrays.
-      exchanged: state items that were swapped with parts of a hook's state for the checkpoint, such as
+      stored: the checkpoint's dotted paths.
+      exchanged: items that were swapped with parts of a hook's state for the checkpoint, such as
         `{'params': 'hook_state.EMAHook.params'}`. They are swapped back; without the hook only the item is restored.
     """
 
@@ -312,13 +312,10 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
 def loadable_variables(
     runner: RunnerInternals, stored: Iterable[str]
 ) -> tuple[Variables, Callable[[Variables], Variables]]:
-    """Return the variables to load weights into, and a function from their new values to the run's variables.
+    """Return the variables to load into, and a function from the loaded values to the run's variables.
 
-    They are the run's own, unless an adapter such as `LoRA` loads weights for the model inside it.
-
-    Args:
-      runner: with an initial state.
-      stored: dotted paths to the parameters to load.
+    They are the run's own, unless an adapter such as `LoRA` loads the weights at the dotted paths `stored` for the
+    model inside.
     """
     state, replicas = runner.state, runner.strategy.replicas
     variables = _named(state.params, state.model_state)

@@ -17,7 +17,7 @@ from jengine.model import CastModel, Model, get_precision
 from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.schedules import build_param_schedulers
 from jengine.registry import LOG_PROCESSORS, LOOPS, MODELS, STRATEGIES, VISUALIZERS, as_config, check_arguments
-from jengine.runner.config_checks import EVAL_LOOPS, train_loop_config
+from jengine.runner.config_checks import EVAL_LOOPS, is_epoch_based, train_loop_config
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.runner.workdir import Identity
 from jengine.sharding import default_strategy
@@ -74,6 +74,8 @@ def build_logs(identity: Identity, level: int | str) -> tuple[logging.Logger, As
     with config_path("log_level"):
         log_file = os.path.join(identity.log_dir, f"{identity.timestamp}.log")
         logger = build_logger(log_file=log_file, level=level, wait=True)
+    if identity.resume_note:
+        logger.info(identity.resume_note)
     writer = AsyncWriter()
     message_hub = MessageHub.new_instance(identity.experiment_name)
     message_hub.before_read = writer.flush
@@ -86,14 +88,14 @@ def build_visualizer(visualizer: Any, save_dir: str) -> Any:
     return _build(VISUALIZERS, visualizer, default, "visualizer", "add_scalars")
 
 
-def build_log_processor(log_processor: Any, *, by_epoch: bool) -> Any:
+def build_log_processor(log_processor: Any, train_cfg: Any) -> Any:
     """Return the log processor, from an instance, a config, or None; by default it counts as the training loop does."""
-    default = {"type": "LogProcessor", "by_epoch": by_epoch}
+    default = {"type": "LogProcessor", "by_epoch": is_epoch_based(train_cfg)}
     return _build(LOG_PROCESSORS, log_processor, default, "log_processor", "get_log_after_iter")
 
 
 def _build(registry: Any, value: Any, default: Mapping[str, Any], argument: str, method: str) -> Any:
-    """Build a config, completed with the default; or return an instance with a method that its kind requires."""
+    """Build a config, completed with the default; or return an instance, which must have the method."""
     with config_path(argument):
         value = as_config(value)
         if value is None or hasattr(value, "items"):
@@ -111,15 +113,7 @@ def _require(built: Any, method: str, argument: str) -> Any:
 
 
 def register_default_hooks(hook_list: HookList, hooks: Any = None) -> None:
-    """Register the default hooks with the config's changes.
-
-    Args:
-      hook_list: the run's hooks.
-      hooks: configs or hooks by name; each replaces the default hook with its name or is added, and None removes it.
-
-    Raises:
-      TypeError: no dict. ValueError: None for a name that is not a default hook. ConfigError: a misspelled name.
-    """
+    """Register the default hooks; `hooks` replaces them by name, removes them with None, or adds others."""
     if hooks is not None and not hasattr(hooks, "items"):
         raise TypeError(f"default_hooks must be a dict of hooks by name, got {type(hooks).__name__}")
     missing = {name: hook for name, hook in DEFAULT_HOOKS.items() if name not in hook_list.names}
@@ -178,13 +172,13 @@ def build_train_loop(runner: RunnerInternals, cfg: Any, dataloader: Any) -> Any:
     return loop
 
 
-def build_eval_loop(runner: RunnerInternals, mode: str, cfg: Any, dataloader: Any, evaluator: Any) -> Any:
+def build_eval_loop(runner: RunnerInternals, mode: str, sections: Mapping[str, Any], dataloader: Any) -> Any:
     """Return the validation or test loop; `type` is optional."""
-    cfg = as_config(cfg)
-    if not hasattr(cfg, "items"):
-        return cfg
+    loop, evaluator = as_config(sections[f"{mode}_cfg"]), sections[f"{mode}_evaluator"]
+    if not hasattr(loop, "items"):
+        return loop
     with config_path(f"{mode}_cfg"):
-        cfg = {"type": EVAL_LOOPS[mode], **dict(cfg)}
+        cfg = {"type": EVAL_LOOPS[mode], **dict(loop)}
         return LOOPS.build(cfg, runner=runner, dataloader=dataloader, evaluator=evaluator)
 
 
@@ -242,14 +236,7 @@ def read_auto_scale_lr(cfg: Mapping[str, Any] | None) -> AutoScaleLR:
 def scale_lr(
     optim_wrapper: OptimWrapper | OptimWrapperDict, scaling: AutoScaleLR, batch_size: int, logger: logging.Logger
 ) -> None:
-    """Scale every learning rate by the linear rule: the actual batch size over that of the config's learning rates.
-
-    Args:
-      optim_wrapper: its groups are scaled, including the base settings.
-      scaling: does nothing unless enabled.
-      batch_size: examples per iteration over all devices.
-      logger: logs the factor.
-    """
+    """Scale every learning rate by the linear rule: the batch size over all devices, over the base batch size."""
     if not scaling.enable:
         return
     factor = batch_size / scaling.base_batch_size

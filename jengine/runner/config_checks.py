@@ -48,11 +48,7 @@ _ALMOST = 0.9  # similarity at which a method is a misspelled stage; hooks may d
 
 
 def check_extras(cfg: Mapping[str, Any]) -> None:
-    """Check that the packages are installed that the types in a resolved config and its `load_from` require.
-
-    Raises:
-      MissingPackageError: some are not; the message has all of them, and the command that installs them.
-    """
+    """Raise MissingPackageError, with the command to install them, if types or weights in a config lack packages."""
     missing: dict[str, str] = {}
     for path, extra in _list_extras({key: value for key, value in cfg.items() if key != "vars"}, ""):
         module, _ = _EXTRAS[extra]
@@ -99,10 +95,7 @@ def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> tup
 
 
 def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[ParamScheduler]]:
-    """Check the sections for training, validation and test, and build what depends on neither data nor model.
-
-    Args:
-      sections: the Runner's arguments by name.
+    """Check the sections for training, validation and test, among the Runner's arguments by name.
 
     Returns:
       The sections, with built evaluators; and the schedulers, built for an optimizer without parameters.
@@ -131,7 +124,7 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
 
 
 def train_loop_config(cfg: Any) -> dict[str, Any]:
-    """Return the config of a training loop with its `type`, which `by_epoch` (default True) may replace.
+    """Return the training loop config with a `type`, which `by_epoch` (default True) may replace.
 
     >>> train_loop_config(dict(by_epoch=False, max_iters=100))
     {'type': 'IterBasedTrainLoop', 'max_iters': 100}
@@ -168,11 +161,7 @@ def is_epoch_based(train_cfg: Any) -> bool:
 
 
 def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sections: Mapping[str, Any]) -> None:
-    """Check the names that hooks and schedules expect elsewhere in the config.
-
-    Args:
-      hooks: the run's hooks.
-      schedulers, sections: as returned by `check_sections`.
+    """Check the names that hooks and schedules expect elsewhere in the config, from `check_sections`.
 
     Raises:
       ConfigError: a metric that the evaluator does not compute, a misspelled key or stage, or two checkpoint hooks

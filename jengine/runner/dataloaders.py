@@ -1,4 +1,4 @@
-"""Dataloaders of a run, each built at its first use."""
+"""Dataloaders of a run, each built at the first use."""
 
 import contextlib
 import hashlib
@@ -26,13 +26,9 @@ _CLEAR = ("in the config at ", "with the first batch of ")  # notes that say eno
 
 
 class DataLoaders:
-    """Dataloaders for training, validation and test.
+    """Dataloaders for training, validation and test, from the sections '<mode>_dataloader'.
 
-    Args:
-      sections: configs, loaders, or iterables over batches under '<mode>_dataloader'; None for none.
-      seed: for the samplers.
-      processes: the run's processes.
-      shard: the part of the data that this process reads.
+    Each section is a config, a loader, an iterable over batches, or None; `shard` is the part that this process reads.
     """
 
     def __init__(
@@ -105,11 +101,7 @@ class DataLoaders:
                 )
 
     def check_state_access(self, loop: TrainLoopInternals, interrupts: Interrupts) -> None:
-        """Check an access to the state: training data that read it must not be read ahead.
-
-        Raises:
-          ConfigError: the access is within the training data, and settings let batches be read ahead.
-        """
+        """Raise ConfigError if training data access the state, and settings let batches be read ahead."""
         thread, wait = threading.current_thread(), interrupts.wait
         in_pool = thread.name.startswith(_POOLS)
         if thread.ident == self._example_reader:

@@ -1,4 +1,4 @@
-"""Failures in training: the error is shown, its iteration named, completed iterations are saved, and the run is closed.
+"""Failures in training: the error is shown with the iteration, completed iterations are saved, and the run is closed.
 
 The error comes before anything that can wait, and waits for the device, files and services have a limit: a step that
 never finishes, or a disk that hangs, must neither hide the error nor keep the process alive.
@@ -221,7 +221,7 @@ def _save_completed_iterations(runner: RunnerInternals) -> None:
 
 @contextlib.contextmanager
 def closing(runner: RunnerInternals) -> Iterator[None]:
-    """Watch the waits for data inside, and close the run's resources at its end."""
+    """Watch the waits for data inside, and close the run's resources at the end."""
     try:
         with _ignore_closed_event_loops(), watch_waits(runner.interrupts, runner.logger):
             yield
@@ -239,12 +239,7 @@ def closing(runner: RunnerInternals) -> Iterator[None]:
 
 
 def close(runner: RunnerInternals, is_limited: bool = False) -> None:
-    """Finish all background work, even if a part fails.
-
-    Args:
-      runner: the runner.
-      is_limited: whether logs and visualization backends have a limit. A save may take any time.
-    """
+    """Finish all background work, even if a part fails; `is_limited` sets a time limit for logs, but not for saves."""
 
     def close_logs() -> None:
         try:
@@ -290,7 +285,7 @@ def _run_within_limit(job: Callable[[], object], runner: RunnerInternals, what: 
 
 
 def _end_without(is_waiting: Callable[[], bool], runner: RunnerInternals) -> None:
-    """Let the process end with its main thread although something never answers."""
+    """Let the process end with the main thread although something never answers."""
     code = 128 + signum if (signum := runner.interrupts.signum) else 1
 
     def end() -> None:

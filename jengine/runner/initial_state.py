@@ -21,13 +21,7 @@ PyTree = Any
 
 
 class StateInitializer:
-    """Creator of the initial `TrainState`.
-
-    Args:
-      model: initializes the parameters.
-      strategy: compiles the initialization, and places the state.
-      seed: for the parameter key and the step key.
-    """
+    """Creator of the initial `TrainState`, which the strategy places on devices."""
 
     def __init__(self, model: Model, strategy: Strategy, seed: int) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""Signals that end a run between two iterations, all its processes together, and waits for data."""
+"""Signals that end a run between two iterations, in all processes together, and waits for data."""
 
 import contextlib
 import logging
@@ -25,7 +25,7 @@ _POLLS = 60  # by a thread in that time
 
 
 class WaitedLoader(NamedTuple):
-    """Loader with its name in the config, such as 'train_dataloader'."""
+    """Loader with the name in the config, such as 'train_dataloader'."""
 
     name: str
     loader: DataLoader | IterableLoader
@@ -45,9 +45,6 @@ class Interrupts:
     The environment variable `JENGINE_STOP_SIGNALS` names the signals; SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 by
     default. With several processes SIGTERM belongs to JAX's preemption service, which agrees on the iteration at which
     all of them end; other signals are passed on to it as SIGTERM.
-
-    Args:
-      processes: the run's processes.
 
     Attributes:
       signum: the signal that this process received; None for none.
@@ -99,8 +96,8 @@ class Interrupts:
         """End the run if this process or another received a signal.
 
         Raises:
-          KeyboardInterrupt: after SIGINT. SystemExit: after another signal, with exit code 128 + its number: 143
-            after SIGTERM.
+          KeyboardInterrupt: after SIGINT. SystemExit: after another signal, with exit code 128 + the signal number:
+            143 after SIGTERM.
         """
         if self._processes.count > 1:
             if not self._processes.reached_sync_point():
@@ -144,13 +141,7 @@ def iterate(batches: Iterable[Any], data: WaitedLoader, interrupts: Interrupts) 
 
 @contextlib.contextmanager
 def watch_waits(interrupts: Interrupts, logger: logging.Logger, after: float = _AFTER) -> Iterator[None]:
-    """Log a wait for data that takes long, again at each doubling; after SIGTERM, kill the data workers.
-
-    Args:
-      interrupts: has the current wait.
-      logger: the run's logger.
-      after: seconds after which a wait takes long.
-    """
+    """Log a wait for data after `after` seconds and at each doubling; after SIGTERM, kill the data workers."""
     done = threading.Event()
 
     def end_workers() -> None:  # one that hangs would keep the run from ending

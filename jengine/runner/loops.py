@@ -3,7 +3,7 @@
 One iteration, in order (`TrainLoop.run_iters` and `run_iter`):
 
 * source: `BatchStream.take`, at most one batch ahead of the step;
-* check and put: `_check_and_put`, the batch's structure, then its arrays to the device;
+* check and put: `_check_and_put`, which sends checked batches to the device;
 * hooks: `before_train_iter`;
 * step: `Runner.train_step`, which calls `TrainPrograms.run_step`;
 * hooks and metrics: `after_train_iter`, with metrics that stay on the device.
@@ -30,15 +30,15 @@ Intervals = Annotated[Sequence[tuple[Index, Count]], Ascending()]  # (milestone,
 
 
 class TrainLoop:
-    """Training loop without an end, which its subclasses define: the iterations, and when to validate.
+    """Base class for training loops: the iterations, and when to validate; subclasses define the end.
 
     Args:
       runner: provides the step, the hooks and the logs.
       dataloader: yields host batches.
       val_begin: first epoch (or iteration) after which a validation may run; 0 also validates before training.
       val_interval: epochs (or iterations) between validations.
-      dynamic_intervals: `(milestone, interval)` pairs with ascending milestones; from a milestone on its interval
-        replaces `val_interval`.
+      dynamic_intervals: `(milestone, interval)` pairs with ascending milestones; the interval holds from the
+        milestone on.
       phases: with several optimizers, the order and number of updates in one iteration: `[('disc', 2), ('gen', 1)]`.
       steps_per_call: iterations in a chunk, one call of the compiled step. If a hook acts between them, at the end of
         an epoch and before a validation, iterations run one by one. Parameters, logs and checkpoints are the same.
@@ -50,15 +50,15 @@ class TrainLoop:
     Attributes:
       by_epoch: whether the loop counts in epochs.
       stop_training: set it to True to end training after the current iteration or chunk. An epoch that this cuts short
-        does not end: without `after_train_epoch` and its validation, and a resumed run continues it.
+        does not end: without `after_train_epoch` and a validation, and a resumed run continues it.
       iter: completed training iterations, from which every other count is derived. During the stages and the step of an
         iteration it is the index of that iteration.
       epoch: completed epochs; 0 throughout in an iteration loop.
       epoch_start: `iter` at the start of the current epoch.
       position: the position in the data after the completed iterations, from the loader's `state_dict`; None before the
         first iteration.
-      is_consistent: False while counters, state and hooks disagree: from the first stage of an iteration to its last,
-        and in the stages at the end of an epoch and of a validation.
+      is_consistent: False while counters, state and hooks disagree: from the first to the last stage of an
+        iteration, and in the stages at the end of an epoch and of a validation.
     """
 
     by_epoch: bool = True
@@ -98,7 +98,7 @@ class TrainLoop:
         self._checked_scan = False
         self._waited = WaitedLoader("train_dataloader", dataloader)
         self._check_batch = BatchCheck("train_dataloader")
-        self._takes_host_batches = True  # not sent to the device ahead of their use
+        self._takes_host_batches = True  # not sent to the device ahead of time
         self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]
         self._intervals = [val_interval, *(interval for _, interval in dynamic_intervals or ())]
 
@@ -171,7 +171,7 @@ class TrainLoop:
         return taken
 
     def _stream(self, source: Iterable[PyTree]) -> BatchStream:
-        """Return the batches from `source`; for single steps they are sent to the device ahead of their use."""
+        """Return the batches from `source`; for single steps they are sent to the device ahead of time."""
         loader = self.dataloader
         self._check_batch.inspect = self.runner.programs.check_labels
         self._takes_host_batches = self.steps_per_call > 1
@@ -211,7 +211,7 @@ class TrainLoop:
         runner.interrupts.check()
 
     def run_chunk(self, batch_idx: int, batches: Sequence[PyTree]) -> None:
-        """Run an iteration for each batch in one call, with hooks at its start and end."""
+        """Run an iteration for each batch in one call, with hooks at the start and end."""
         runner, hooks = self.runner, self.runner.hook_list
         hyperparams, is_update = [], []
         self.is_consistent = False
@@ -383,7 +383,7 @@ class EpochBasedTrainLoop(TrainLoop):
             self.epoch, self.epoch_start = self.epoch + 1, self.iter
 
     def close(self) -> None:
-        """Close the data of epochs that are not passes; the next epoch continues at their position."""
+        """Close the data, if epochs are not passes; the next epoch continues at the same position."""
         if self._batches is not None:
             self._batches.close()
             self._batches = None

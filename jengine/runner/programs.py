@@ -1,4 +1,4 @@
-"""Compiled training programs (update, accumulation, and chunks of both) with their hyperparameters."""
+"""Compiled training programs (update, accumulation, and chunks of both) and hyperparameters."""
 
 import contextlib
 import dataclasses
@@ -69,18 +69,13 @@ class _VectorSpec:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class HyperparamsVector:
-    """Hyperparameters of a step, or of each step in a chunk, as one array, which is one transfer per call.
+    """Hyperparameters of a step, or of each step in a chunk, as one array, which is one transfer per call."""
 
-    Attributes:
-      vector: float[n]; float[K, n] for a chunk.
-      spec: static; the structure that `unravel` restores.
-    """
-
-    vector: Any
-    spec: _VectorSpec = dataclasses.field(metadata=dict(static=True))
+    vector: Any  # float[n]; float[K, n] for a chunk
+    spec: _VectorSpec = dataclasses.field(metadata=dict(static=True))  # the structure that `unravel` restores
 
     def unravel(self) -> Any:
-        """Return the arrays in their original structure, within a compiled step."""
+        """Return the arrays in the original structure, within a compiled step."""
         arrays, start = [], 0
         for shape, dtype in self.spec.leaves:
             stop = start + math.prod(shape)
@@ -123,12 +118,12 @@ class HyperparamsRaveler:
 
 
 class TrainPrograms:
-    """Training steps, each compiled at its first call.
+    """Training steps, each compiled at the first call.
 
     Args:
       model: computes the losses.
       optim_wrapper: applies the gradients.
-      hooks: their traced points are part of the step.
+      hooks: supply the traced points in the step.
       strategy: places arrays and compiles.
       limiter: limits the number of steps in flight.
       timer: attributes call time to 'step' and 'compile'.
@@ -204,7 +199,7 @@ class TrainPrograms:
 
         Args:
           state: donated.
-          batch: on its device; entries that stay on the host are left out.
+          batch: on the device; entries that stay on the host are left out.
           hyperparams: host arrays.
           is_update: whether the step updates or only accumulates gradients.
 
@@ -223,13 +218,7 @@ class TrainPrograms:
         hyperparams: Sequence[Mapping[str, Any]],
         is_update: Sequence[bool],
     ) -> tuple[TrainState, ChunkMetrics]:
-        """Dispatch K steps in one call, as `run_step` with one entry for each step.
-
-        Args:
-          state: donated.
-          batches: K host batches with equal structures, shapes and dtypes.
-          hyperparams, is_update: K entries.
-        """
+        """Dispatch K steps in one call: `run_step` for K host batches with equal structures, shapes and dtypes."""
         updates = np.asarray(is_update)
         inputs = self._raveler.stack(hyperparams), updates
         new_state, metrics = self._call(self.chunk, state, self._put_chunk(batches), inputs)
@@ -310,10 +299,7 @@ class TrainPrograms:
     ) -> dict[str, jax.stages.Traced]:
         """Trace the programs that a run calls, by name, without compiling them.
 
-        Args:
-          state, batch: arrays, or `jax.ShapeDtypeStruct`s with shardings.
-          hyperparams: host arrays.
-          batches: a chunk's batches, real[K, B, ...]; None for a run without chunks.
+        State and batch may be `jax.ShapeDtypeStruct`s with shardings; `batches`, real[K, B, ...], is for chunks.
         """
         vector = self._raveler.ravel(hyperparams)
         programs = {"update": self._compiled[self.update].trace(state, batch, vector)}
@@ -326,12 +312,7 @@ class TrainPrograms:
         return programs
 
     def explain_out_of_memory(self, error: BaseException, noticed: bool) -> None:
-        """Add a note to an error if the device ran out of memory.
-
-        Args:
-          error: any error.
-          noticed: whether a step failed on the device, which the host notices at some later wait.
-        """
+        """Add a note to an error if the device ran out of memory; the host may have `noticed` that at a later wait."""
         if self._last is not None and (noticed or self._failed):
             kind = {self.update: "update", self.accumulate: "accumulation", self.chunk: "chunk"}[self._last]
             name = f"{self._last.name} ({kind})"
@@ -344,7 +325,7 @@ def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContext
 
 
 def _with_hyperparams_vector(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the step, or its first half, with its hyperparameters passed as one array."""
+    """Return the step, or the first half, with hyperparameters passed as one array."""
 
     def run(state: TrainState, batch: PyTree, hyperparams: HyperparamsVector, *is_update: jax.Array | bool) -> Any:
         return step(state, batch, hyperparams.unravel(), *is_update)

@@ -1,4 +1,4 @@
-"""Comparison between a resumed run and its checkpoint, and the optimizer state that is restored."""
+"""Comparison between a resumed run and the checkpoint, and the optimizer state that is restored."""
 
 import re
 import sys
@@ -93,7 +93,7 @@ def _check_length(runner: RunnerInternals, path: str, meta: Mapping[str, Any]) -
 
 
 def _report(kind: str, name: str, choice: str, lines: Sequence[str], path: str) -> list[str]:
-    """Return the message about a kind that differs; raise ConfigError if its policy is 'error'."""
+    """Return the message about a kind that differs; raise ConfigError if the policy is 'error'."""
     if not lines:
         return []
     if choice == "error":
@@ -110,7 +110,7 @@ def _report(kind: str, name: str, choice: str, lines: Sequence[str], path: str) 
 def _compare_others(
     runner: RunnerInternals, path: str, saved: Mapping[str, Any] | None, *, skip_chains: bool
 ) -> list[str]:
-    """Return the message about settings without a policy of their own; raise ConfigError for other data."""
+    """Return the message about settings without a policy; raise ConfigError for other data."""
     if saved is None:
         return [f"{path} was written by an older version of jengine: other settings cannot be compared with it."]
     differences = dict(compare_settings(runner, saved, skip_chains=skip_chains))
@@ -136,12 +136,7 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def describe_settings(arguments: Mapping[str, Any], cfg: Any) -> dict[str, Any]:
-    """Return a description of all settings, before anything has run.
-
-    Args:
-      arguments: the Runner's, objects or configs.
-      cfg: the config that the user passed with them, or that they are from; None for none.
-    """
+    """Return a description of the Runner's arguments and the config passed with them, before anything has run."""
     settings = {name: value for name, value in arguments.items() if name not in _NOT_COMPARED and value is not None}
     for name, value in (cfg or {}).items():
         if name not in _NOT_COMPARED and value is not arguments.get(name):
@@ -170,12 +165,9 @@ def saved_hashes(path: str) -> dict[str, str]:
 def compare_settings(
     runner: RunnerInternals, saved: Mapping[str, Any], *, skip_chains: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield the path of each setting that differs from the checkpoint, and a line with both values.
+    """Yield the path and both values of each setting that differs from the fingerprint `saved`.
 
-    Args:
-      runner: the run.
-      saved: the checkpoint's fingerprint.
-      skip_chains: leave out optax chains, because other optimizers are reported already.
+    With `skip_chains`, optax chains are left out, because other optimizers are reported already.
     """
     own, other = (flatten_description(settings) for settings in (runner.settings, saved["settings"]))
     replaced: list[str] = []  # objects of another kind, so that their arguments differ anyway
@@ -332,7 +324,7 @@ def complete_optimizer_state(restored: PyTree | None, initial: PyTree) -> PyTree
 
 
 def restore_hyperparams(runner: RunnerInternals, bundle: Mapping[str, Any]) -> None:
-    """Restore parameter groups and schedules; replay the schedules if they or their initial values differ."""
+    """Restore parameter groups and schedules; replay the schedules if they or the initial values differ."""
     loop, wrapper, schedulers = runner.train_loop, runner.optim_wrapper, runner.param_schedulers
     is_new = runner.resume_policy.optimizer == "config" and bool(compare_optimizers(runner, bundle))
     if "optimizer" in bundle and not is_new:

@@ -17,12 +17,7 @@ _EFFECTS = {
 
 
 def collect_position(runner: RunnerInternals, meta: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the position between two iterations as JSON-serializable values; None in a loop without one.
-
-    Args:
-      runner: the run.
-      meta: the checkpoint's `epoch` and `iter`.
-    """
+    """Return the position between two iterations as JSON-serializable values; None in a loop without one."""
     loop, loader = runner.train_loop, runner.train_dataloader
     if loop is None or loop.position is None:
         return None

@@ -19,7 +19,6 @@ from jengine.logging import PhaseTimer
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.optim.schedules import Schedulers
 from jengine.runner import bundle, components, config_checks
-from jengine.runner.config_checks import check_extras
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.end_report import use_compilation_cache
 from jengine.runner.eval_loops import EvalLoop
@@ -43,8 +42,17 @@ PyTree = Any
 class Runner:
     """Runner that trains, validates and tests a model, with hooks around one compiled step.
 
-    Each argument is an object or its config (`dict(type=..., ...)`); the arguments are MMEngine's. Invalid arguments
-    raise here, before anything is compiled; objects that depend on the data are built by `train`, `val` and `test`.
+    Each argument is an object or a config (`dict(type=..., ...)`), with MMEngine's names. Invalid arguments raise
+    here, with the path in the config; `train`, `val` and `test` build what depends on the data.
+
+    >>> from jengine.model import FunctionalModel
+    >>> model = FunctionalModel(lambda rng: {"w": 0.0}, lambda params, batch: (params["w"] - batch) ** 2)
+    >>> runner = Runner(
+    ...     model, "work_dirs/mean", train_dataloader=[jax.numpy.ones(4)], train_cfg=dict(max_epochs=9),
+    ...     optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+    ... )
+    >>> runner.train().params  # doctest: +SKIP
+    {'w': Array(0.86578226, dtype=float32)}
 
     Args:
       model: a `Model`, or a config for one.
@@ -78,16 +86,11 @@ class Runner:
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it.
-      train_loop, val_loop, test_loop: the loops; None before `train`, `val` or `test` builds them.
-      optim_wrapper, param_schedulers: built with the training loop.
-      programs: the compiled training programs; None before `train`.
-      resume_command: returns the text that an interrupted run logs as the way to continue; takes the arguments of
-        `default_resume_command`.
+      train_loop, val_loop, test_loop: None before `train`, `val` or `test` builds them.
+      optim_wrapper, param_schedulers, programs: None before `train`.
+      resume_command: returns how an interrupted run can continue, with the arguments of `default_resume_command`.
       hyperparams: scalars that hooks pass to the step besides the optimizer's. Add a key before training; the value may
         change at any time without a new trace.
-
-    Raises:
-      ConfigError, TypeError, ValueError, KeyError: an invalid argument; a note gives its path in the config.
     """
 
     train_loop: TrainLoop | MaybeNone = None
@@ -164,12 +167,8 @@ class Runner:
         config_checks.check_names(self.hooks, schedulers, self._sections)
         self._directories = CheckpointDirectories(self.work_dir, self.hooks, self.run_id)
         self.files = RunFiles(self, self._directories, unwritable)
-        self.log_processor = components.build_log_processor(
-            log_processor, by_epoch=config_checks.is_epoch_based(train_cfg)
-        )
+        self.log_processor = components.build_log_processor(log_processor, train_cfg)
         self.logger, self.log_writer, self.message_hub = components.build_logs(identity, log_level)
-        if identity.resume_note:
-            self.logger.info(identity.resume_note)
         self.optimizer_settings: dict[str, dict[str, Any]] = {}
         self.hyperparams = Hyperparams()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
@@ -181,15 +180,15 @@ class Runner:
     def from_cfg(cls, cfg: Any) -> "Runner":
         """Return a Runner from a config whose keys are the constructor's arguments.
 
-        The key `vars` is reserved for the user: its values are saved with the config and otherwise ignored. The log
-        names MMEngine keys that mean nothing here.
+        The key `vars` is reserved for the user: saved with the config and otherwise ignored. The log names MMEngine
+        keys that mean nothing here.
 
         Raises:
           ConfigError: unknown keys, or `model` or `work_dir` is missing. MissingPackageError: an optional package
             that the config requires is not installed.
         """
         plain, dropped = config_checks.check_top_level(resolve(cfg), cls.__init__)
-        check_extras(plain)
+        config_checks.check_extras(plain)
         runner = cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
         if dropped:
             runner.logger.info(dropped)
@@ -235,9 +234,8 @@ class Runner:
             if warning := components.check_accumulation(wrapper, self.model.module_types):
                 self.logger.warning(warning)
             self.optimizer_settings = optimizer_settings(wrapper)  # before schedulers change them
-            self.param_schedulers = components.build_schedulers(
-                self.train_loop, self._sections["param_scheduler"], wrapper
-            )
+            schedulers = self._sections["param_scheduler"]
+            self.param_schedulers = components.build_schedulers(self.train_loop, schedulers, wrapper)
             if self._resume_from is not None:
                 check_resume(self, self._resume_from)
         if self._sections["val_cfg"] is not None:
@@ -258,7 +256,7 @@ class Runner:
         return self.optim_wrapper
 
     def _init_state(self, batch: PyTree, optim_wrapper: Any = None, hooks: Any = (), abstract: bool = False) -> None:
-        """Create the state, once its shapes are known to fit checkpoints and evaluations; see `StateInitializer`."""
+        """Create the state, once the shapes are known to fit checkpoints and evaluations; see `StateInitializer`."""
         traced, init = self._initializer.trace(batch, optim_wrapper, hooks)
         shapes = traced.out_info
         config_checks.check_state(self.hooks if optim_wrapper is not None else (), shapes)
@@ -273,12 +271,9 @@ class Runner:
             bundle.load_or_resume(self, self._load_from, self._resume_from)
 
     def build_programs(self) -> TrainPrograms:
-        """Return the training programs for this run's devices; each is compiled at its first call."""
-        loop = self.train_loop
-        return TrainPrograms(
-            self.model, self.optim_wrapper, self.hooks, self.strategy, self.dispatch_limiter, self.phase_timer,
-            phases=loop.phases, on_recompile=loop.on_recompile, on_traced=self.files.open,
-        )  # fmt: skip
+        """Return the training programs for this run's devices; each is compiled at the first call."""
+        parts = self.model, self.optim_wrapper, self.hooks, self.strategy, self.dispatch_limiter, self.phase_timer
+        return TrainPrograms(*parts, self.train_loop.phases, self.train_loop.on_recompile, self.files.open)
 
     def _run_train_loop(self) -> None:
         loop = self.train_loop
@@ -321,11 +316,10 @@ class Runner:
         return metrics
 
     def _eval_loop(self, mode: str) -> EvalLoop:
-        """Return the validation or test loop, built at its first use."""
+        """Return the validation or test loop, built at the first use."""
         name = f"{mode}_loop"
         if getattr(self, name) is None:
-            cfg, evaluator = self._sections[f"{mode}_cfg"], self._sections[f"{mode}_evaluator"]
-            setattr(self, name, components.build_eval_loop(self, mode, cfg, self._loaders.get(mode), evaluator))
+            setattr(self, name, components.build_eval_loop(self, mode, self._sections, self._loaders.get(mode)))
         return getattr(self, name)
 
     def module(self, train: bool = False) -> Any:
@@ -377,7 +371,7 @@ class Runner:
         components.register_custom_hooks(self.hook_list, hooks)
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
-        """Call every hook that defines `stage`, in priority order; your own loop may define its own stages."""
+        """Call every hook that defines `stage`, in priority order; your own loop may define other stages."""
         self.hook_list.call(self, stage, arguments)
 
     def get_hooks_info(self) -> str:
@@ -387,7 +381,7 @@ class Runner:
     # --- Steps and checkpoints, called by loops and hooks ---
 
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
-        """Run one training step on a batch on its device, and return the metrics, which stay on the device."""
+        """Run one training step on a batch on the device, and return the metrics, which stay there."""
         is_update = self.optim_wrapper.start_step(self.train_loop.iter)
         self._state, metrics = self.programs.run_step(self._state, batch, self.step_hyperparams(), is_update)
         return metrics
@@ -423,8 +417,8 @@ class Runner:
         """Write a checkpoint in the background and return its path.
 
         Args:
-          out_dir: its directory; the work dir by default.
-          filename: its name.
+          out_dir: the work dir by default.
+          filename: name of the checkpoint.
           save_optimizer: save the optimizer state and hyperparameters.
           save_param_scheduler: save the schedulers.
           meta: entries that override the Runner's own (`epoch`, `iter`, …).
@@ -477,17 +471,17 @@ class Runner:
 
     @property
     def train_dataloader(self) -> Any:
-        """Training data, built at its first use."""
+        """Loader for the training data, built at the first use."""
         return self._loaders.get("train")
 
     @property
     def val_dataloader(self) -> Any:
-        """Validation data, built at its first use."""
+        """Loader for the validation data, built at the first use."""
         return self._loaders.get("val")
 
     @property
     def test_dataloader(self) -> Any:
-        """Test data, built at its first use."""
+        """Loader for the test data, built at the first use."""
         return self._loaders.get("test")
 
     @property

@@ -1,4 +1,4 @@
-"""Protocols of the Runner and its training loop for the other modules in this package, which the Runner imports.
+"""Protocols for the Runner and the training loop in the other modules of this package, which the Runner imports.
 
 They extend those for hooks with what only the run itself needs. `Runner` and `TrainLoop` describe the members.
 """

@@ -1,4 +1,4 @@
-"""Sessions of a run: what is logged and recorded when training starts and ends, and when its files are created."""
+"""Sessions of a run: what is logged and recorded when training starts and ends, and when files are created."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ _MODES = ("train", "val", "test")
 
 @contextlib.contextmanager
 def record_session(runner: RunnerInternals, groups: GroupTable) -> Iterator[None]:
-    """Log and record the start of training, which runs inside, and its end: complete, or by an error or a signal."""
+    """Log and record the start and the end of training, which runs inside: complete, or by an error or a signal."""
     log_start(runner, groups)
     with runner.interrupts:
         try:
@@ -57,15 +57,12 @@ def record_session(runner: RunnerInternals, groups: GroupTable) -> Iterator[None
 
 
 class RunFiles:
-    """Files of a run, which are created when its first step or evaluation is traced: nothing can be refused any more.
+    """Files of a run, created when the first step or evaluation is traced: nothing can be refused any more.
 
     Args:
-      runner: the run; the other arguments are used when the files are created.
+      runner: the run.
       directories: other runs' checkpoints in these make room for a training.
       problems: why the config file does not reproduce a value, see `format_config`.
-
-    Attributes:
-      exist: whether the files exist.
     """
 
     def __init__(self, runner: RunnerInternals, directories: CheckpointDirectories, problems: Sequence[str]) -> None:
@@ -164,7 +161,7 @@ def describe_start(runner: RunnerInternals, groups: GroupTable) -> str:
 
 
 def hook_table(runner: RunnerInternals) -> str:
-    """Return a table with the hooks in order: priority, the loops in which they act, and their traced points."""
+    """Return a table with the hooks in order: priority, the loops in which they act, and the traced points."""
     rows = []
     for hook in runner.hook_list:
         stages = hook.get_triggered_stages()
@@ -177,7 +174,7 @@ def hook_table(runner: RunnerInternals) -> str:
 
 
 def parameter_size(params: Any) -> str:
-    """Return the numbers of tensors and parameters, and their memory.
+    """Return the numbers of tensors and parameters, and the memory.
 
     >>> parameter_size({"w": jax.ShapeDtypeStruct((1024, 256), "float32")})
     '1 tensors, 262,144 parameters, 1.00 MiB'
@@ -260,13 +257,8 @@ def start_record(runner: RunnerInternals, groups: GroupTable) -> None:
 
 
 def update_record(runner: RunnerInternals, status: str | None = None) -> None:
-    """Update the progress and the time by phase in the current session.
-
-    Args:
-      runner: in or after training; a run that only validates or tests has no record.
-      status: the new status: 'finished', or why training stopped; None leaves it unchanged.
-    """
-    if runner.train_loop is None or not runner.is_main_process:
+    """Update the progress, the time by phase and the status ('finished', or why training stopped) in the record."""
+    if runner.train_loop is None or not runner.is_main_process:  # only training has a record
         return
     if record := _read(runner):
         seconds = {phase: round(value, 3) for phase, value in runner.phase_timer.report().items()}

@@ -26,8 +26,7 @@ class ResumePolicy:
     Attributes:
       optimizer: the settings of the parameter groups (lr, weight_decay, betas, ...), and the optimizer type. With
         'config', the optimizer starts with a new state if that in the checkpoint does not fit.
-      schedules: the schedules and their settings. With 'config', values are set as if these schedules had run from the
-        start.
+      schedules: the schedules with all settings. With 'config', values are set as if they had run from the start.
       seed: the seed for random numbers and for the data order.
       data: 'closest' continues as near to the position in the data as they allow, and logs what is repeated or skipped;
         'exact' refuses data whose position cannot be saved, and another batch size or dataset.
@@ -56,7 +55,7 @@ class LoadFrom:
       rename: `(old, new)` prefixes of parameter paths, for a model with other names.
       strict: False keeps the model's own values where there are no matching ones.
       raw: True loads the raw parameters from a run that saved averages.
-      exclude: paths of parameters that keep their initial values.
+      exclude: paths of parameters that keep the initial values.
       interpolate: paths of position embeddings that are resized to the model's grid.
       interpolation: how they are resized.
       item: dotted path to the weights in a tree, if it is not that of the parameters.

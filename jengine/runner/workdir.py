@@ -1,4 +1,4 @@
-"""Identity of a run (name, seed, directories and initial weights), and the locks on its directories."""
+"""Identity of a run (name, seed, directories and initial weights), and locks on the directories."""
 
 import contextlib
 import dataclasses
@@ -36,44 +36,24 @@ class _Randomness(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """Identity of a run. A resumed run has the name, seed and log directory of the run that it continues.
+    """Identity of a run. A resumed run has the name, seed and log directory of the run that it continues."""
 
-    Attributes:
-      work_dir: absolute path to the checkpoint directory.
-      log_dir: `<work_dir>/<timestamp>`, the log directory.
-      timestamp: start time, `20250131_235959`.
-      run_id: distinguishes this run's checkpoints from others.
-      experiment_name: the name in the logs.
-      seed: for all random numbers.
-      configured_seed: the seed in the config; None if it has none.
-      load_from: the weights to start from; None for random ones.
-      resume_from: the checkpoint to continue; None for none.
-      resume_note: a line for the log about where `resume` looked for it; empty if `resume` is its path.
-    """
-
-    work_dir: str
-    log_dir: str
-    timestamp: str
-    run_id: str
+    work_dir: str  # an absolute path
+    log_dir: str  # `<work_dir>/<timestamp>`
+    timestamp: str  # the start, `20250131_235959`
+    run_id: str  # distinguishes this run's checkpoints from others
     experiment_name: str
     seed: int
-    configured_seed: int | None
-    load_from: LoadFrom | None
-    resume_from: str | None
-    resume_note: str
+    configured_seed: int | None  # None if the config has none
+    load_from: LoadFrom | None  # None for random weights
+    resume_from: str | None  # the checkpoint to continue
+    resume_note: str  # a line for the log about where `resume` looked for it; empty if `resume` is a path
 
 
 def agree_on_identity(
     processes: SingleProcess | Processes, cfg: Mapping[str, Any], work_dir: Any, **arguments: Any
 ) -> Identity:
-    """Determine the identity that all processes share.
-
-    Args:
-      processes: the run's processes.
-      cfg: the config, which must be the same on all.
-      work_dir: the work dir, which must be the same on all.
-      **arguments: see `identify`.
-    """
+    """Determine the identity that all processes share; they must have the same config and work dir."""
     # A loader that is not a config has data for its process
     same = {name: value for name, value in cfg.items() if not name.endswith("_dataloader") or hasattr(value, "items")}
     values = {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "jax.config": read_flags(), "config": same}
@@ -167,7 +147,7 @@ def _find_checkpoint_to_resume(
 
 
 def _check_directory(name: str, path: str) -> None:
-    """Raise ConfigError unless a run can write its files to the directory, which need not exist yet."""
+    """Raise ConfigError unless a run can write files to the directory, which need not exist yet."""
     from jengine.checkpoint.layout import CURRENT_RUN, POINTER
     from jengine.checkpoint.lock import LOCK
 
@@ -211,12 +191,7 @@ def _choose_seed(randomness: Mapping[str, Any] | None, saved: int | None, policy
 
 
 class CheckpointDirectories:
-    """Directories that a run writes checkpoints to: locked, and free from other runs' checkpoints.
-
-    Args:
-      work_dir: absolute path to the work dir.
-      hooks: those that write checkpoints to other directories list these.
-      run_id: identifies the run.
+    """Directories that a run writes checkpoints to, including those that hooks list: locked, without other runs' ones.
 
     Raises:
       ConfigError: a directory cannot be written, or has checkpoints from another work dir.
