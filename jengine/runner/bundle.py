@@ -48,14 +48,14 @@ def save(
     options: Mapping[str, Any],
 ) -> None:
     """Write a checkpoint to `path` in the background; see `Runner.save_checkpoint`."""
-    wait_for_device(runner)
+    wait_for_device(runner)  # so that the save is not charged with the steps
     runner.files.open()
     recreate_work_dir(runner)
     checkpoint = collect_checkpoint(
         runner, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
     )
     check_losses(runner)  # of all iterations so far, which the message hub has fetched to be saved
-    runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
+    runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)  # hooks may exchange averages
     state = checkpoint.pop("state")
     runner.checkpointer.save(path, state, checkpoint, **options)
     update_record(runner)
@@ -143,12 +143,12 @@ def resume(runner: RunnerInternals, path: str) -> None:
             f"{path} must have one number of iterations, got {loop.iter} in `meta` and {step} in `state.step`"
         )
     runner.message_hub.load_state_dict(bundle["message_hub"])
-    runner.visualizer.load_state_dict(bundle["visualizer"], meta["iter"])
+    runner.visualizer.load_state_dict(bundle["visualizer"], meta["iter"])  # drops scalars written after it
     runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
     for name, value in bundle["hyperparams"].items():
         runner.hyperparams[name] = value
     restore_position(runner, bundle["data"])
-    restore_hyperparams(runner, bundle)
+    restore_hyperparams(runner, bundle)  # after the position, which may move `epoch_start`
     for name, hook in hook_names(runner.hooks).items():
         if name in bundle["hooks"]:
             hook.load_state_dict(bundle["hooks"][name])
@@ -175,7 +175,7 @@ def _restore_arrays(
         fresh["rng"] = target.pop("rng")
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
     with _name_versions(path, saved_meta["meta"]):
-        stored = list_arrays(path)
+        stored = list_arrays(path)  # shapes only
         match = match_hook_states(target["hook_state"], stored, saved_meta.get("exchanged", {}))
         target["hook_state"] = match.states
         converted = dict(convert_replica_axis_structs(target, *replicas))

@@ -78,7 +78,7 @@ def build_logs(identity: Identity, level: int | str) -> tuple[logging.Logger, As
         logger.info(identity.resume_note)
     writer = AsyncWriter()
     message_hub = MessageHub.new_instance(identity.experiment_name)
-    message_hub.before_read = writer.flush
+    message_hub.before_read = writer.flush  # reads see all scalars that were queued
     return logger, writer, message_hub
 
 
@@ -245,6 +245,6 @@ def scale_lr(
             if group is not None:
                 if "lr" not in group:
                     raise ConfigError("`auto_scale_lr.enable` must be False for an optimizer without `lr`, got True")
-                group["lr"] = group["lr"] * factor
+                group["lr"] = group["lr"] * factor  # before schedulers take their initial values
     if factor != 1.0:
         logger.info(f"Learning rates are scaled by {factor:g} for a batch size of {batch_size}.")

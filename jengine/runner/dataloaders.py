@@ -51,7 +51,7 @@ class DataLoaders:
             with config_path(name):
                 self._loaders[mode] = build_dataloader(
                     self._sections[name],
-                    train=mode == "train",
+                    train=mode == "train",  # shuffles by default
                     seed=self._seed,
                     process_index=self._shard.index,
                     process_count=self._shard.count,
@@ -69,7 +69,7 @@ class DataLoaders:
         self._host_entries[mode] = list_host_entries(batch)
         arrays = select_arrays(batch)
         self._examples[mode] = describe_tree(arrays, "batch")
-        with self.note_example(mode):
+        with self.note_example(mode):  # most errors of a first trace are about the batch
             return function(arrays, *args)
 
     def _read_example(self, mode: str, loader: DataLoader | IterableLoader) -> Any:

@@ -115,7 +115,7 @@ class EvalLoop:
     def _evaluate(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
         runner, mode, loader = self.runner, self.mode, self.dataloader
         sums = runner.strategy.put_replicated(self.evaluator.init())
-        loader.set_epoch(0)
+        loader.set_epoch(0)  # the same order in each evaluation
         with contextlib.closing(prefetch_to_device(loader, self._check_and_put, loader.device_prefetch)) as batches:
             data = WaitedLoader(f"{mode}_dataloader", loader)
             ready = iterate(itertools.islice(batches, self._epoch_length), data, runner.interrupts)
@@ -123,7 +123,7 @@ class EvalLoop:
                 self._counted = batch_idx + 1
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
                 runner.dispatch_limiter.wait()
-                sums, predictions = self._call(params, model_state, sums, select_arrays(batch))
+                sums, predictions = self._call(params, model_state, sums, select_arrays(batch))  # on the device
                 runner.dispatch_limiter.add(jax.tree.leaves(predictions)[0])
                 self._process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)

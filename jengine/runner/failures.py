@@ -55,7 +55,7 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
     last: float = math.inf
     if at_line and runner.processes.count > 1:
         runner.log_writer.flush()
-        last = hub.last_snapshot
+        last = hub.last_snapshot  # the same line on all processes
     elif at_end or runner.processes.count > 1:
         hub.flush()
     wrapper = runner.optim_wrapper
@@ -156,7 +156,7 @@ def device_finishes(runner: RunnerInternals) -> bool:
         if elapsed >= _ANNOUNCED_AFTER and not is_announced:
             is_announced = True
             runner.logger.info(f"Waiting for the device to finish, at most {_LIMIT:g} s.")
-        time.sleep(0.01)
+        time.sleep(0.01)  # JAX has no wait with a limit
     return True
 
 
@@ -267,7 +267,7 @@ def _run_within_limit(job: Callable[[], object], runner: RunnerInternals, what: 
         except Exception as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="jengine-close", daemon=True)
+    thread = threading.Thread(target=run, name="jengine-close", daemon=True)  # must not keep the process
     thread.start()
     thread.join(min(_LIMIT, _ANNOUNCED_AFTER))
     if thread.is_alive() and _LIMIT > _ANNOUNCED_AFTER:
@@ -293,7 +293,7 @@ def _end_without(is_waiting: Callable[[], bool], runner: RunnerInternals) -> Non
             logging.shutdown()
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)
+            os._exit(code)  # without the waits of a normal exit
 
     # Not `atexit`: the interpreter waits for executors' threads before it, and for the device after it, both forever
     threading._register_atexit(end)  # type: ignore[attr-defined]  # as concurrent.futures, which it precedes

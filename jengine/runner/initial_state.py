@@ -26,7 +26,7 @@ class StateInitializer:
     def __init__(self, model: Model, strategy: Strategy, seed: int) -> None:
         self._model = model
         self._strategy = strategy
-        self._seed = np.int64(seed)
+        self._seed = np.int64(seed)  # seeds reach 2**32 - 1
 
     def param_shapes(self, batch: PyTree) -> PyTree:
         """Return the parameters for a batch like `batch` as `jax.ShapeDtypeStruct`s."""
@@ -62,7 +62,7 @@ class StateInitializer:
                 explain_out_of_memory(error, "the creation of the state", program, (self._seed, batch))
                 raise
 
-        return program.trace(self._seed, batch), init
+        return program.trace(self._seed, batch), init  # the shapes are checked before memory is used
 
     @functools.cached_property
     def _init_model(self) -> Any:

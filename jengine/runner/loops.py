@@ -141,7 +141,7 @@ class TrainLoop:
             for batch, self.position in zip(taken, batches.positions, strict=True):
                 on_device = put_arrays(batch, put_batch) if self._takes_host_batches else batch
                 self.run_iter(batch_idx + self.iter - start, on_device)
-                if self.stop_training:
+                if self.stop_training:  # the remaining batches are taken again after a resume
                     break
         return self.iter - start
 
@@ -165,7 +165,7 @@ class TrainLoop:
             raise
         finally:
             runner.interrupts.wait = None
-        if len(taken) == size > 1 and not self._checked_scan:
+        if len(taken) == size > 1 and not self._checked_scan:  # once, with the first chunk
             self._check_scan(taken)
         runner.phase_timer.enter("hooks")
         return taken
@@ -175,7 +175,7 @@ class TrainLoop:
         loader = self.dataloader
         self._check_batch.inspect = self.runner.programs.check_labels
         self._takes_host_batches = self.steps_per_call > 1
-        if self._takes_host_batches:
+        if self._takes_host_batches:  # a chunk is stacked on the host
             return BatchStream(source, self._check_batch, position=loader.state_dict)
         return BatchStream(source, self._check_and_put, loader.device_prefetch, loader.state_dict)
 
@@ -195,7 +195,7 @@ class TrainLoop:
                 yield batch
             if batch is None and not start["position"]:
                 self._raise_no_batches(start["epoch"])
-            loader.load_state_dict(loader.state_dict())
+            loader.load_state_dict(loader.state_dict())  # starts the next pass
 
     def run_iter(self, batch_idx: int, batch: PyTree) -> None:
         """Run one iteration: the hooks before the step, the step, and the hooks after it, which get the metrics."""
@@ -203,10 +203,10 @@ class TrainLoop:
         self.is_consistent = False
         runner.message_hub.start_iteration(self.iter)
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
-        metrics = runner.train_step(batch)
+        metrics = runner.train_step(batch)  # dispatched: the host does not wait for them
         runner.phase_timer.enter("hooks")
         runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=metrics)
-        self.iter += 1
+        self.iter += 1  # after the hooks, which see the index of the iteration
         self.is_consistent = True
         runner.interrupts.check()
 
@@ -259,7 +259,7 @@ class TrainLoop:
     def _validate_if_due(self, count: int, end: int) -> None:
         """Validate if it is due after `count` epochs or iterations."""
         self.runner.programs.check_hooks()
-        check_losses(self.runner)
+        check_losses(self.runner)  # before a validation that would be wasted
         interval = self._get_interval(count + 1)
         in_turn = count >= max(self.val_begin, 1) and (count % interval == 0 or count == end)
         is_due = self.runner.val_loop is not None and in_turn
@@ -444,7 +444,7 @@ class IterBasedTrainLoop(TrainLoop):
         with contextlib.closing(self._stream(self._repeat_data())) as batches:
             while self.iter < self.max_iters and not self.stop_training:
                 self.run_iters(batches, self.iter, self._next_stop())
-                self._validate_if_due(self.iter, self.max_iters)
+                self._validate_if_due(self.iter, self.max_iters)  # `_next_stop` has chosen this iteration
         if self.iter >= self.max_iters:  # otherwise the only epoch is not complete: a resumed run continues it
             runner.call_hook("after_train_epoch")
         runner.call_hook("after_train")

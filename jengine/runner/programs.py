@@ -164,7 +164,7 @@ class TrainPrograms:
             )  # fmt: skip
             return dataclasses.replace(step, differentiate=label_checks.watch(step.differentiate, argument=1))
 
-        update, accumulate = build_step(update=True), build_step(update=False)
+        update, accumulate = build_step(update=True), build_step(update=False)  # the host knows which one it needs
         steps = (update, accumulate) if optim_wrapper.accumulates else (update,)
         scanned = build_scanned_step(
             *(dataclasses.replace(step, differentiate=_with_hyperparams_vector(step.differentiate)) for step in steps)
@@ -185,8 +185,8 @@ class TrainPrograms:
         self._raveler = HyperparamsRaveler()
         self._accumulates = optim_wrapper.accumulates
         self._traced_hooks = [step.hooks for step in steps]
-        self._last: RecompilationGuard | None = None
-        self._failed = False
+        self._last: RecompilationGuard | None = None  # the suspect if the device runs out of memory
+        self._failed = False  # whether a dispatch raised
         self._environment = (
             f"{type(strategy).__name__} {strategy.mesh_description or {}} {strategy.platform} jax-{jax.__version__}"
         )
@@ -219,7 +219,7 @@ class TrainPrograms:
         is_update: Sequence[bool],
     ) -> tuple[TrainState, ChunkMetrics]:
         """Dispatch K steps in one call: `run_step` for K host batches with equal structures, shapes and dtypes."""
-        updates = np.asarray(is_update)
+        updates = np.asarray(is_update)  # `lax.cond` selects the program of each step
         inputs = self._raveler.stack(hyperparams), updates
         new_state, metrics = self._call(self.chunk, state, self._put_chunk(batches), inputs)
         self._limiter.add(metrics.values["loss"])
@@ -230,9 +230,9 @@ class TrainPrograms:
 
     def _call(self, step: RecompilationGuard, state: TrainState, batch: PyTree, inputs: PyTree) -> Any:
         """Call a program; the timer runs for 'step' from now on."""
-        self._timer.enter("step")
+        self._timer.enter("step")  # until the loop enters the next phase
         compiled = compilation_counter.count
-        self._limiter.wait()
+        self._limiter.wait()  # bounds the run-ahead
         if step.shapes is None:
             if hasattr(program := self._compiled[step], "trace"):  # a pmap cannot be traced
                 program.trace(state, batch, inputs)  # the call below uses this trace
@@ -243,10 +243,10 @@ class TrainPrograms:
                 new_state, metrics = self._compiled[step](state, batch, inputs)
         except jax.errors.JaxRuntimeError:
             self._failed = True
-            step.record_shapes(state, batch, inputs)
+            step.record_shapes(state, batch, inputs)  # for the estimate in the note
             raise
         if compilation_counter.count != compiled:
-            self._timer.relabel("compile")
+            self._timer.relabel("compile")  # the time since `enter`
             step.check_shardings(state, batch, inputs)
             self._not_hashed.append((step, step.shapes or ()))
             if self.hashes:  # the run continues another, whose programs may differ
@@ -271,7 +271,7 @@ class TrainPrograms:
         for step, program in self._compiled.items():
             if step.shapes is not None and hasattr(program, "trace"):
                 flops = count_flops(program.trace(*step.shapes).jaxpr)
-                steps = len(step.shapes[2][1]) if step is self.chunk else 1
+                steps = len(step.shapes[2][1]) if step is self.chunk else 1  # `is_update` has one entry per step
                 return {kind: count / steps for kind, count in flops.items()}
         return {}
 

@@ -135,10 +135,10 @@ class Runner:
         log_level: int | str = "INFO",
         resume_policy: Mapping[str, Any] | None = None,
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name != "self"}
+        arguments = {name: value for name, value in locals().items() if name != "self"}  # before any other local
         self.settings = describe_settings(arguments, cfg) if train_cfg is not None else {}
         self._auto_scale_lr = components.read_auto_scale_lr(auto_scale_lr)
-        self._sections, schedulers = config_checks.check_sections(arguments)
+        self._sections, schedulers = config_checks.check_sections(arguments)  # refuses before anything is built
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
         config_file = os.path.join(work_dir, "config.py")
@@ -205,7 +205,7 @@ class Runner:
         if not self.is_training_configured:
             raise RuntimeError("there is nothing to train: set train_dataloader, train_cfg and optim_wrapper")
         check_consistent(self, self._failure)
-        self.phase_timer.start("setup")
+        self.phase_timer.start("setup")  # `prepare_training` may compile
         self.prepare_training()
         try:
             with closing(self), abort_all_on_error(self.processes, self.interrupts):
@@ -215,7 +215,7 @@ class Runner:
                 self._run_train_loop()
                 self.call_hook("after_run")
         finally:
-            self._directories.unlock()
+            self._directories.unlock()  # also after a refusal
         return self.state
 
     def prepare_training(self, abstract: bool = False) -> None:
@@ -281,7 +281,7 @@ class Runner:
         self.programs = self.build_programs()
         if self._resume_from is not None:
             self.programs.hashes.update(saved_hashes(self._resume_from))
-        self._first_iter = loop.iter
+        self._first_iter = loop.iter  # for the speed
         self.files.expect_training(self._group_table)
         with record_session(self, self._group_table):
             try:

@@ -43,7 +43,7 @@ def record_session(runner: RunnerInternals, groups: GroupTable) -> Iterator[None
     with runner.interrupts:
         try:
             yield
-            check_losses(runner, at_end=True)
+            check_losses(runner, at_end=True)  # those that no log line has fetched
         except BaseException as error:
             if runner.files.exist:
                 update_record(runner, f"stopped by {type(error).__name__}")
@@ -52,7 +52,7 @@ def record_session(runner: RunnerInternals, groups: GroupTable) -> Iterator[None
                 log_interruption(runner)
             raise
     runner.files.open()  # if a loop of the user ran no step
-    log_summary(runner)
+    log_summary(runner)  # after the files exist: it writes scalars
     update_record(runner, "finished")
 
 
@@ -69,7 +69,7 @@ class RunFiles:
         self._runner = runner
         self._directories = directories
         self._problems = problems
-        self._has_log = False
+        self._has_log = False  # a second call of `train` keeps it
         self._groups: GroupTable | None = None
         self.exist = False
 

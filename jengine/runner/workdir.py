@@ -51,20 +51,8 @@ class Identity:
 
 
 def agree_on_identity(
-    processes: SingleProcess | Processes, cfg: Mapping[str, Any], work_dir: Any, **arguments: Any
-) -> Identity:
-    """Determine the identity that all processes share; they must have the same config and work dir."""
-    # A loader that is not a config has data for its process
-    same = {name: value for name, value in cfg.items() if not name.endswith("_dataloader") or hasattr(value, "items")}
-    values = {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "jax.config": read_flags(), "config": same}
-    assert_equal_across_processes(processes, values)
-    identity = identify(processes, work_dir, **arguments)
-    fields = {name: getattr(identity, name) for name in _SHARED_FIELDS}
-    return dataclasses.replace(identity, **processes.broadcast("the name of the run", fields))
-
-
-def identify(
     processes: SingleProcess | Processes,
+    cfg: Mapping[str, Any],
     work_dir: Any,
     load_from: Any = None,
     resume: Any = False,
@@ -72,15 +60,20 @@ def identify(
     experiment_name: str | None = None,
     resume_policy: ResumePolicy | None = None,
 ) -> Identity:
-    """Determine the identity of a run, without writing anything; the arguments are the Runner's.
+    """Determine the identity that all processes share, without writing anything; the arguments are the Runner's.
 
     Raises:
+      ProcessMismatchError: the processes have other configs, work dirs or versions.
       FileNotFoundError: a named checkpoint does not exist. CorruptCheckpointError: it is damaged.
       ConfigError: an unknown key in `randomness`, a work dir that cannot be written, a seed that `resume_policy`
         refuses, or nothing to resume with 'must'.
     """
     from jengine import checkpoint
 
+    # A loader that is not a config has data for its process
+    same = {name: value for name, value in cfg.items() if not name.endswith("_dataloader") or hasattr(value, "items")}
+    values = {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "jax.config": read_flags(), "config": same}
+    assert_equal_across_processes(processes, values)
     if not os.fspath(work_dir).strip():
         raise ConfigError(f"`work_dir` must be the path of a directory, got {os.fspath(work_dir)!r}")
     work_dir = os.path.abspath(os.fspath(work_dir))
@@ -94,11 +87,11 @@ def identify(
         check_keys(dict(randomness or {}), ["seed"])
         check_values("", _Randomness, dict(randomness or {}))
         seed = _choose_seed(randomness, earlier.get("seed"), resume_policy or ResumePolicy())
-    timestamp = str(earlier.get("timestamp", ""))
+    timestamp = str(earlier.get("timestamp", ""))  # a resumed run appends to its logs
     if not _TIMESTAMP.fullmatch(timestamp):  # it names a directory: from a checkpoint, any other text is refused
         timestamp = _new_timestamp(work_dir)
     fresh_name = f"{experiment_name}_{timestamp}" if experiment_name else timestamp
-    return Identity(
+    identity = Identity(
         work_dir=work_dir,
         log_dir=os.path.join(work_dir, timestamp),
         timestamp=timestamp,
@@ -110,6 +103,8 @@ def identify(
         resume_from=resume_path,
         resume_note=note,
     )
+    fields = {name: getattr(identity, name) for name in _SHARED_FIELDS}
+    return dataclasses.replace(identity, **processes.broadcast("the name of the run", fields))
 
 
 def _find_checkpoint_to_resume(
@@ -242,7 +237,7 @@ class CheckpointDirectories:
         from jengine.checkpoint.layout import write_current_run
 
         self._work_dir.mkdir(parents=True, exist_ok=True)
-        write_current_run(self._work_dir, self._run_id)
+        write_current_run(self._work_dir, self._run_id)  # from here on `resume=True` finds only this run
         moved = (_move_others(directory, self._run_id) for directory in self._directories)
         return [str(path) for path in moved if path is not None]
 
