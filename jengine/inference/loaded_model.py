@@ -17,7 +17,6 @@ from jengine.distributed.processes import SingleProcess
 from jengine.errors import ConfigError
 from jengine.inference.predict import Predictor, iterate_batches
 from jengine.model import Model
-from jengine.runner.components import build_model
 from jengine.sharding import DispatchLimiter, SingleDevice, convert_replica_axis
 
 PyTree = Any
@@ -53,6 +52,7 @@ def load_model(
         averages. Building the model may raise others.
     """
     from jengine.checkpoint import find_checkpoint, read_meta
+    from jengine.runner.components import build_model  # the Runner imports this package, for `Runner.predict`
 
     path = str(find_checkpoint(checkpoint, checksums=True))
     meta = read_meta(path)
