@@ -9,13 +9,13 @@ import sys
 
 ROOT = pathlib.Path(__file__).parent.parent / "jengine"
 LAYERS = {  # the table of packages in the design
-    "errors": 1, "description": 1, "annotations": 1, "registry": 1, "config": 1, "paths": 1, "selection": 1,
+    "errors": 1, "description": 1, "versions": 1, "annotations": 1, "registry": 1, "config": 1, "paths": 1, "selection": 1,
     "model": 2, "averaging": 2, "data": 2, "logging": 2,
     "optim": 3,
     "train": 4,
     "sharding": 5, "distributed": 5, "checkpoint": 5, "evaluation": 5, "visualization": 5,
     "hooks": 6,
-    "runner": 7,
+    "runner": 7, "inference": 7,
     "contrib": 8, "cli": 8,
     "__main__": 9,
 }  # fmt: skip

@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> None:
     Raises:
       ConfigError: an invalid option, or a model that needs a fixed batch size.
     """
+    from jengine.inference.jax_export import PLATFORMS
     from jengine.runner import export_model, load_model
-    from jengine.runner.jax_export import PLATFORMS
 
     if args.batch_stats:
         raise ConfigError("`--batch-stats` must be left out with --jax-export, which always contains them")

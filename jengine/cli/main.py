@@ -129,7 +129,7 @@ def _groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     import tempfile
 
     from jengine.runner import Runner
-    from jengine.runner.start_report import format_groups
+    from jengine.runner.session import format_groups
 
     with tempfile.TemporaryDirectory() as work_dir:  # the command leaves no files behind
         cfg = _load_config(args, overrides)

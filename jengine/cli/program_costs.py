@@ -39,7 +39,7 @@ def compile_plan(cfg: Mapping[str, Any], chip: Chip | None = None, training_only
       What `jengine plan --json` prints, without the chip.
     """
     from jengine.runner import Runner
-    from jengine.runner.check import check_top_level
+    from jengine.runner.config_checks import check_top_level
 
     with tempfile.TemporaryDirectory() as work_dir:
         settings = {"work_dir": work_dir, "log_level": "WARNING", "resume": False, "load_from": None}
@@ -263,7 +263,7 @@ def estimate_time(flops: Mapping[str, float], plan: Plan, chip: Chip) -> Plan:
       plan: its other costs, see `measure_program`.
       chip: the figures of the chip.
     """
-    from jengine.runner.peak_flops import get_peak_flops
+    from jengine.train.peak_flops import get_peak_flops
 
     peaks = get_peak_flops(chip.kind)
     known = {kind: count for kind, count in flops.items() if kind in peaks}

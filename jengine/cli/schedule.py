@@ -15,7 +15,7 @@ def run(args: argparse.Namespace, cfg: Mapping[str, Any]) -> None:
     Raises:
       ImportError: `--png` without matplotlib.
     """
-    from jengine.runner.preview import preview_schedules
+    from jengine.cli.schedule_curves import preview_schedules
 
     curves = preview_schedules(cfg, args.epoch_length)
     varying = {name: values for name, values in curves.items() if min(values) != max(values)}

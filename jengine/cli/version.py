@@ -22,7 +22,7 @@ class VersionAction(argparse.Action):
 
 def describe_versions() -> str:
     """Return the versions of jengine, Python and the libraries, and the devices, a line each."""
-    from jengine.runner.versions import package_versions
+    from jengine.versions import package_versions
 
     versions = [("jengine", jengine.__version__), ("python", f"{platform.python_version()} on {platform.platform()}")]
     versions += package_versions().items()
@@ -32,7 +32,7 @@ def describe_versions() -> str:
 def _describe_devices() -> str:
     import jax
 
-    from jengine.runner.versions import describe_device
+    from jengine.versions import describe_device
 
     try:
         devices = jax.local_devices()

@@ -1,55 +1,74 @@
-"""Collect the contents of a run's checkpoint, and restore a run from it."""
+"""Bundles: what a run's checkpoint contains, how it is saved, and how a run continues from it."""
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jengine.errors import ConfigError
+from jengine.model import get_model
 from jengine.optim.schedules import schedulers_state_dict
-from jengine.runner.base_weights import loadable_variables
-from jengine.runner.failures import recreate_work_dir
-from jengine.runner.fingerprint import collect_fingerprint
-from jengine.runner.load_from import LoadFrom
-from jengine.runner.nonfinite import check_losses
+from jengine.paths import flatten
+from jengine.runner.end_report import wait_for_device
+from jengine.runner.failures import check_losses, recreate_work_dir
+from jengine.runner.resume_check import (
+    collect_fingerprint,
+    complete_optimizer_state,
+    match_optimizer_state,
+    restore_hyperparams,
+)
 from jengine.runner.resume_data import collect_position, restore_position
-from jengine.runner.resume_optimizer import complete_optimizer_state, match_optimizer_state, restore_hyperparams
-from jengine.runner.run_record import update_record
-from jengine.runner.runner_protocol import Runner
-from jengine.runner.speed import wait_for_device
-from jengine.runner.versions import package_versions
+from jengine.runner.runner_protocol import RunnerInternals
+from jengine.runner.session import update_record
+from jengine.runner.start_from import LoadFrom
 from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
 from jengine.train import TrainState, hook_names
 from jengine.train.traced_hooks import TracedHooks
+from jengine.versions import package_versions
 
 PyTree = Any
 Bundle = dict[str, Any]
+Variables = dict[str, Any]  # `params` and `model_state`
 
 _ACCUMULATED = "sum over replicas"  # what the accumulated gradients of all replicas are together
 
+# --- Saving ---
 
-class HookStateMatch(NamedTuple):
-    """Describe how the hook states of a run match those of a checkpoint."""
 
-    states: dict[str, PyTree]  # of this run, restricted to hooks with a state in the checkpoint
-    missing: list[str]  # hooks of this run without a state in the checkpoint
-    unused: list[str]  # hooks with a state in the checkpoint that this run does not have
-    rename: list[tuple[str, str]]  # stored prefix -> prefix in the training state, where they differ
-    ignore: list[str]  # stored prefixes that this run does not use
+def save(
+    runner: RunnerInternals,
+    path: str,
+    *,
+    save_optimizer: bool,
+    save_param_scheduler: bool,
+    meta: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint to `path` in the background; see `Runner.save_checkpoint`."""
+    wait_for_device(runner)  # so that the save is not charged with the steps
+    runner.files.open()
+    recreate_work_dir(runner)
+    checkpoint = collect_checkpoint(
+        runner, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
+    )
+    check_losses(runner)  # of all iterations so far, which the message hub has fetched to be saved
+    runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)  # hooks may exchange averages
+    state = checkpoint.pop("state")
+    runner.checkpointer.save(path, state, checkpoint, **options)
+    update_record(runner)
 
 
 def collect_checkpoint(
-    runner: Runner, *, save_optimizer: bool, save_param_scheduler: bool, meta: Mapping[str, Any] | None
+    runner: RunnerInternals, *, save_optimizer: bool, save_param_scheduler: bool, meta: Mapping[str, Any]
 ) -> Bundle:
     """Return everything that an exact resume needs: `state` (arrays) and JSON-serializable entries."""
     from jengine import __version__
 
     runner.log_writer.flush()  # the visualizer records the sizes of the scalar files
-    state = runner.state
-    arrays = {name: getattr(state, name) for name in TrainState.__dataclass_fields__}
+    arrays = _arrays(runner)
     if not save_optimizer:
         del arrays["opt_state"]
     bundle: Bundle = dict(
@@ -74,9 +93,12 @@ def collect_checkpoint(
         replicas=runner.strategy.replicas,
         accumulated=_ACCUMULATED,
         fingerprint=collect_fingerprint(runner),
-        validations=[[epoch, iteration, _select_scalars(metrics)] for epoch, iteration, metrics in runner.validations],
+        validations=[
+            [epoch, iteration, {name: float(value) for name, value in metrics.items() if np.ndim(value) == 0}]
+            for epoch, iteration, metrics in runner.validations
+        ],
     )
-    bundle["meta"].update(meta or {})
+    bundle["meta"].update(meta)
     bundle["data"] = collect_position(runner, bundle["meta"])
     if save_optimizer:
         bundle["optimizer"] = runner.optim_wrapper.group_state_dict()
@@ -86,31 +108,15 @@ def collect_checkpoint(
     return bundle
 
 
-def save(
-    runner: Runner,
-    path: str,
-    *,
-    save_optimizer: bool,
-    save_param_scheduler: bool,
-    meta: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> None:
-    """Write a checkpoint to `path` in the background; see `Runner.save_checkpoint`."""
-    wait_for_device(runner)
-    runner.files.open()
-    recreate_work_dir(runner)
-    checkpoint = collect_checkpoint(
-        runner, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
-    )
-    check_losses(runner)  # of all iterations so far, which the message hub has fetched to be saved
-    runner.call_hook("before_save_checkpoint", checkpoint=checkpoint)
-    state = checkpoint.pop("state")
-    runner.checkpointer.save(path, state, checkpoint, **options)
-    update_record(runner)
+def _arrays(runner: RunnerInternals) -> dict[str, PyTree]:
+    return {name: getattr(runner.state, name) for name in TrainState.__dataclass_fields__}
 
 
-def load_or_resume(runner: Runner, load_from: LoadFrom | None, resume_from: str | None) -> None:
-    """Continue from a checkpoint, or start from its weights; a run that does not train resumes only the weights."""
+# --- Resuming ---
+
+
+def load_or_resume(runner: RunnerInternals, load_from: LoadFrom | None, resume_from: str | None) -> None:
+    """Continue from a checkpoint or start from weights; a run that does not train resumes only the weights."""
     if resume_from is not None and runner.train_loop is not None:
         resume(runner, resume_from)
     elif load_from is not None:
@@ -121,14 +127,42 @@ def load_or_resume(runner: Runner, load_from: LoadFrom | None, resume_from: str 
         runner.logger.warning("The model has its initial weights: set load_from to evaluate those of a checkpoint.")
 
 
-def resume(runner: Runner, path: str) -> None:
+def resume(runner: RunnerInternals, path: str) -> None:
     """Restore the run from the checkpoint at `path`, at the iteration at which it was written."""
-    from jengine.checkpoint import list_arrays, read_meta
+    from jengine.checkpoint import read_meta
+
+    saved_meta = read_meta(path)
+    bundle, match = _restore_arrays(runner, path, saved_meta)
+    runner.call_hook("after_load_checkpoint", checkpoint=bundle)
+    meta = bundle["meta"]
+    runner.state = _add_missing_hook_states(runner, TrainState(**bundle["state"]), match, path)
+    loop = runner.train_loop
+    loop.iter, loop.epoch = meta["iter"], meta["epoch"]
+    if (step := int(runner.state.step)) != loop.iter:  # an overflow of int32, or the work of a hook
+        raise ConfigError(
+            f"{path} must have one number of iterations, got {loop.iter} in `meta` and {step} in `state.step`"
+        )
+    runner.message_hub.load_state_dict(bundle["message_hub"])
+    runner.visualizer.load_state_dict(bundle["visualizer"], meta["iter"])  # drops scalars written after it
+    runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
+    for name, value in bundle["hyperparams"].items():
+        runner.hyperparams[name] = value
+    restore_position(runner, bundle["data"])
+    restore_hyperparams(runner, bundle)  # after the position, which may move `epoch_start`
+    for name, hook in hook_names(runner.hooks).items():
+        if name in bundle["hooks"]:
+            hook.load_state_dict(bundle["hooks"][name])
+    runner.logger.info(f"Resumed from {path}: epoch {loop.epoch}, iteration {loop.iter}.")
+
+
+def _restore_arrays(
+    runner: RunnerInternals, path: str, saved_meta: Mapping[str, Any]
+) -> tuple[Bundle, "HookStateMatch"]:
+    """Return the checkpoint with arrays on the devices, and how the hook states match."""
+    from jengine.checkpoint import list_arrays
     from jengine.checkpoint.restore import restore_verified
 
-    target = {name: getattr(runner.state, name) for name in TrainState.__dataclass_fields__}
-    saved_meta = read_meta(path)
-    fresh = {}
+    target, fresh = _arrays(runner), {}
     if "optimizer" not in saved_meta:
         runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
         fresh["opt_state"] = target.pop("opt_state")
@@ -141,127 +175,24 @@ def resume(runner: Runner, path: str) -> None:
         fresh["rng"] = target.pop("rng")
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
     with _name_versions(path, saved_meta["meta"]):
-        stored = list_arrays(path)
+        stored = list_arrays(path)  # shapes only
         match = match_hook_states(target["hook_state"], stored, saved_meta.get("exchanged", {}))
         target["hook_state"] = match.states
         converted = dict(convert_replica_axis_structs(target, *replicas))
-        ignored: list[str] = []  # of the optimizer's state
+        ignored: list[str] = []  # parts of the optimizer state
         if "opt_state" in target:
-            found = match_optimizer_state(runner, path, saved_meta, converted["opt_state"], stored)
-            converted["opt_state"], ignored = found
+            matched = match_optimizer_state(runner, path, saved_meta, converted["opt_state"], stored)
+            converted["opt_state"], ignored = matched
         arrays, rest = restore_verified(path, converted, match.rename, [*match.ignore, *ignored])
     arrays = dict(convert_replica_axis(arrays, *reversed(replicas)))
     if ignored:
         arrays["opt_state"] = complete_optimizer_state(arrays["opt_state"], target["opt_state"])
-    arrays = _put_like(arrays, target)
-    bundle: Bundle = {"state": {**arrays, **fresh}, **rest}
-    runner.call_hook("after_load_checkpoint", checkpoint=bundle)
-    meta = bundle["meta"]
-    runner.state = _add_missing_hook_states(runner, TrainState(**bundle["state"]), match, path)
-    loop = runner.train_loop
-    loop.iter, loop.epoch = meta["iter"], meta["epoch"]
-    if (step := int(runner.state.step)) != loop.iter:  # an overflow of int32, or the work of a hook
-        raise ConfigError(
-            f"{path} must have one number of iterations, got {loop.iter} in `meta` and {step} in `state.step`"
-        )
-    runner.message_hub.load_state_dict(bundle["message_hub"])
-    runner.visualizer.load_state_dict(bundle["visualizer"], meta["iter"])
-    runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
-    for name, value in bundle["hyperparams"].items():
-        runner.hyperparams[name] = value
-    restore_position(runner, bundle["data"])
-    restore_hyperparams(runner, bundle)
-    for name, hook in hook_names(runner.hooks).items():
-        if name in bundle["hooks"]:
-            hook.load_state_dict(bundle["hooks"][name])
-    runner.logger.info(f"Resumed from {path}: epoch {loop.epoch}, iteration {loop.iter}.")
-
-
-def load_weights(runner: Runner, source: LoadFrom) -> None:
-    """Load only the parameters and the model state, from a checkpoint or other pretrained weights."""
-    from jengine.checkpoint import load_pretrained, open_weights
-
-    assert runner.state is not None
-    is_evaluated = runner.train_loop is None  # then the weights are those that the run of the checkpoint has validated
-    opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated, verified=True)
-    rest = dict(opened.meta)
-    initial, to_run = loadable_variables(runner, [path.removeprefix("params.") for path in opened.structs])
-    replicas = runner.strategy.replicas, rest.get("replicas")
-    target = convert_replica_axis(initial, *replicas)
-    options = {name: value for name, value in vars(source).items() if name not in ("path", "raw")}
-    with _name_versions(opened.label, rest.get("meta", {})):
-        params, model_state, report = load_pretrained(opened, target["params"], target["model_state"], **options)
-    loaded = convert_replica_axis({"params": params, "model_state": model_state}, *reversed(replicas))
-    like = {"params": runner.state.params, "model_state": runner.state.model_state}
-    bundle: Bundle = {"state": _put_like(to_run(dict(loaded)), like), **rest}
-    runner.call_hook("after_load_checkpoint", checkpoint=bundle)
-    weights = {item: bundle["state"][item] for item in initial}
-    # Hook states derived from the weights, such as averages, start from the loaded weights.
-    states = init_hook_states(runner, runner.state.hook_state, **weights)
-    runner.state = runner.state.replace(**weights, hook_state=states)
-    is_raw = source.raw or (is_evaluated and "evaluated" in rest)
-    averaged = "averaged " if "exchanged" in rest and not is_raw else ""
-    runner.logger.info(f"Loaded the {averaged}weights of {opened.label}:\n{report.summary()}")
-    if not report.fits:
-        runner.logger.warning(f"Not all parameters were loaded from {opened.label} (strict=False): {report}")
-
-
-def match_hook_states(
-    states: Mapping[str, PyTree], stored: Iterable[str], exchanged: Mapping[str, str]
-) -> HookStateMatch:
-    """Match the hook states of a run to the entries of a checkpoint.
-
-    Args:
-      states: the run's traced states by hook.
-      stored: the dotted paths of the checkpoint's arrays.
-      exchanged: items of the state that were swapped with parts of a hook's state when the checkpoint was saved, such
-        as `{'params': 'hook_state.EMAHook.params'}`. They are swapped back; without the hook only the item is restored.
-    """
-    paths = [path for path in stored if path.startswith("hook_state.")]
-    stored_hooks = {_hook_name(path) for path in paths}
-    rename, ignore = [], []
-    for item, source in exchanged.items():
-        rename.append((source, item))
-        if _hook_name(source) in states:
-            rename.append((item, source))
-        else:
-            ignore.append(item)
-    sources = tuple(f"{source}." for source in exchanged.values())
-    ignore += [path for path in paths if _hook_name(path) not in states and not path.startswith(sources)]
-    missing = [name for name, state in states.items() if name not in stored_hooks and jax.tree.leaves(state)]
-    return HookStateMatch(
-        states={name: state for name, state in states.items() if name not in missing},
-        missing=missing,
-        unused=sorted(stored_hooks - set(states)),
-        rename=rename,
-        ignore=ignore,
-    )
-
-
-def init_hook_states(runner: Runner, names: Iterable[str], params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
-    """Return initial states on the device for the hooks with these names, from the given weights."""
-    selected = set(names)
-
-    def init_states(params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
-        states = TracedHooks(runner.hooks).init(params, model_state)
-        return {name: state for name, state in states.items() if name in selected}
-
-    return runner.strategy.compile_init(init_states, params, model_state)(params, model_state) if selected else {}
-
-
-def _add_missing_hook_states(runner: Runner, state: TrainState, match: HookStateMatch, path: str) -> TrainState:
-    """Return `state` with initial states for the hooks that the checkpoint lacks."""
-    for name in match.unused:
-        runner.logger.warning(f"{path} has a state of {name}, which is not a hook of this run: it is ignored.")
-    for name in match.missing:
-        runner.logger.warning(f"{path} has no state of {name}, which starts from the weights of the checkpoint.")
-    initial = init_hook_states(runner, match.missing, state.params, state.model_state)
-    return state.replace(hook_state={**initial, **state.hook_state})
+    return {"state": {**_put_like(arrays, target), **fresh}, **rest}, match
 
 
 @contextlib.contextmanager
 def _name_versions(path: str, meta: Mapping[str, Any]) -> Iterator[None]:
-    """Name the packages whose versions are not those that wrote the checkpoint in an error of reading it."""
+    """Add the packages that had other versions when the checkpoint was written to an error inside."""
     try:
         yield
     except Exception as error:
@@ -275,13 +206,134 @@ def _name_versions(path: str, meta: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _put_like(tree: Any, like: Any) -> Any:
-    """Return `tree` with NumPy arrays moved to the devices of `like`."""
+    """Return `tree` with NumPy arrays moved to the devices that hold `like`."""
     return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding) if isinstance(x, np.ndarray) else x, tree, like)
 
 
-def _select_scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items() if np.ndim(value) == 0}
+# --- Hook states ---
 
 
-def _hook_name(path: str) -> str:
-    return path.split(".")[1]
+class HookStateMatch(NamedTuple):
+    """Match between the hook states of a run and those in a checkpoint."""
+
+    states: dict[str, PyTree]  # of this run, restricted to hooks with a state in the checkpoint
+    missing: list[str]  # hooks of this run without a state in the checkpoint
+    unused: list[str]  # hooks with a state in the checkpoint that this run does not have
+    rename: list[tuple[str, str]]  # stored prefix -> prefix in the training state, where they differ
+    ignore: list[str]  # stored prefixes that this run does not use
+
+
+def match_hook_states(
+    states: Mapping[str, PyTree], stored: Iterable[str], exchanged: Mapping[str, str]
+) -> HookStateMatch:
+    """Match traced states by hook to the dotted paths that a checkpoint has stored.
+
+    Args:
+      states: the run's traced states by hook.
+      stored: the checkpoint's dotted paths.
+      exchanged: items that were swapped with parts of a hook's state for the checkpoint, such as
+        `{'params': 'hook_state.EMAHook.params'}`. They are swapped back; without the hook only the item is restored.
+    """
+
+    def hook_name(path: str) -> str:
+        return path.split(".")[1]
+
+    paths = [path for path in stored if path.startswith("hook_state.")]
+    stored_hooks = {hook_name(path) for path in paths}
+    rename, ignore = [], []
+    for item, source in exchanged.items():
+        rename.append((source, item))
+        if hook_name(source) in states:
+            rename.append((item, source))
+        else:
+            ignore.append(item)
+    sources = tuple(f"{source}." for source in exchanged.values())
+    ignore += [path for path in paths if hook_name(path) not in states and not path.startswith(sources)]
+    missing = [name for name, state in states.items() if name not in stored_hooks and jax.tree.leaves(state)]
+    found = {name: state for name, state in states.items() if name not in missing}
+    return HookStateMatch(found, missing, sorted(stored_hooks - set(states)), rename, ignore)
+
+
+def init_hook_states(
+    runner: RunnerInternals, names: Iterable[str], params: PyTree, model_state: PyTree
+) -> dict[str, PyTree]:
+    """Return initial states on the device for the hooks with these names, from the given weights."""
+    selected = set(names)
+
+    def init_states(params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
+        states = TracedHooks(runner.hooks).init(params, model_state)
+        return {name: state for name, state in states.items() if name in selected}
+
+    return runner.strategy.compile_init(init_states, params, model_state)(params, model_state) if selected else {}
+
+
+def _add_missing_hook_states(
+    runner: RunnerInternals, state: TrainState, match: HookStateMatch, path: str
+) -> TrainState:
+    for name in match.unused:
+        runner.logger.warning(f"{path} has a state of {name}, which is not a hook of this run: it is ignored.")
+    for name in match.missing:
+        runner.logger.warning(f"{path} has no state of {name}, which starts from the weights of the checkpoint.")
+    initial = init_hook_states(runner, match.missing, state.params, state.model_state)
+    return state.replace(hook_state={**initial, **state.hook_state})
+
+
+# --- Starting from weights ---
+
+
+def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
+    """Load only the parameters and the model state, from a checkpoint or other pretrained weights."""
+    from jengine.checkpoint import load_pretrained, open_weights
+
+    is_evaluated = runner.train_loop is None  # then use the weights that the checkpoint's run has validated
+    opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated, verified=True)
+    rest = dict(opened.meta)
+    initial, to_run = loadable_variables(runner, [path.removeprefix("params.") for path in opened.structs])
+    replicas = runner.strategy.replicas, rest.get("replicas")
+    target = convert_replica_axis(initial, *replicas)
+    options = {name: value for name, value in vars(source).items() if name not in ("path", "raw")}
+    with _name_versions(opened.label, rest.get("meta", {})):
+        params, model_state, report = load_pretrained(opened, target["params"], target["model_state"], **options)
+    loaded = convert_replica_axis(_named(params, model_state), *reversed(replicas))
+    like = _named(runner.state.params, runner.state.model_state)
+    bundle: Bundle = {"state": _put_like(to_run(dict(loaded)), like), **rest}
+    runner.call_hook("after_load_checkpoint", checkpoint=bundle)
+    weights = {item: bundle["state"][item] for item in initial}
+    # Hook states derived from the weights, such as averages, start from the loaded weights
+    states = init_hook_states(runner, runner.state.hook_state, **weights)
+    runner.state = runner.state.replace(**weights, hook_state=states)
+    is_raw = source.raw or (is_evaluated and "evaluated" in rest)
+    averaged = "averaged " if "exchanged" in rest and not is_raw else ""
+    runner.logger.info(f"Loaded the {averaged}weights of {opened.label}:\n{report.summary()}")
+    if not report.fits:
+        runner.logger.warning(f"Not all parameters were loaded from {opened.label} (strict=False): {report}")
+
+
+def loadable_variables(
+    runner: RunnerInternals, stored: Iterable[str]
+) -> tuple[Variables, Callable[[Variables], Variables]]:
+    """Return the variables to load into, and a function from the loaded values to the run's variables.
+
+    They are the run's own, unless an adapter such as `LoRA` loads the weights at the dotted paths `stored` for the
+    model inside.
+    """
+    state, replicas = runner.state, runner.strategy.replicas
+    variables = _named(state.params, state.model_state)
+    model = get_model(runner.model)
+    base_params, _ = model.base_variables(state.params, state.model_state)
+    added = flatten(state.params).keys() - flatten(base_params).keys()
+    if not added or not added.isdisjoint(stored):
+        return variables, lambda loaded: loaded
+    fresh = convert_replica_axis(variables, replicas, None)
+    base = _named(*model.base_variables(fresh["params"], fresh["model_state"]))
+
+    def restore(loaded: Variables) -> Variables:
+        single = convert_replica_axis(loaded, replicas, None)
+        replaced = model.replace_base(fresh["params"], fresh["model_state"], single["params"], single["model_state"])
+        return dict(convert_replica_axis(_named(*replaced), None, replicas))
+
+    return dict(convert_replica_axis(base, None, replicas)), restore
+
+
+def _named(params: Any, model_state: Any) -> Variables:
+    return {"params": params, "model_state": model_state}

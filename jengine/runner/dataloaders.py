@@ -1,4 +1,4 @@
-"""Build the dataloaders of a run, each at its first use."""
+"""Dataloaders of a run, each built at the first use."""
 
 import contextlib
 import hashlib
@@ -15,7 +15,7 @@ from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, UnknownNameError, config_path
 from jengine.logging.slow_call import report_if_slow
 from jengine.runner.interrupts import Interrupts
-from jengine.runner.runner_protocol import TrainLoop
+from jengine.runner.runner_protocol import TrainLoopInternals
 from jengine.selection import describe_tree
 from jengine.sharding import DataShard
 
@@ -26,13 +26,9 @@ _CLEAR = ("in the config at ", "with the first batch of ")  # notes that say eno
 
 
 class DataLoaders:
-    """Hold the dataloaders for training, validation and test.
+    """Dataloaders for training, validation and test, from the sections '<mode>_dataloader'.
 
-    Args:
-      sections: configs, loaders, or iterables of batches under '<mode>_dataloader'; None for none.
-      seed: of the samplers.
-      processes: those of the run.
-      shard: the part of the data that this process reads.
+    Each section is a config, a loader, an iterable over batches, or None; `shard` is the part that this process reads.
     """
 
     def __init__(
@@ -43,10 +39,10 @@ class DataLoaders:
         self._processes = processes
         self._shard = shard
         self._loaders: dict[str, DataLoader | IterableLoader] = {}
-        self._host_entries: dict[str, dict[str, str]] = {}  # of the examples
-        self._example_reader: int | None = None  # the thread that reads an example of the training data
-        self._read_state = False  # in that example
-        self._examples: dict[str, str] = {}  # what they have
+        self._examples: dict[str, str] = {}  # descriptions of the first batches
+        self._host_entries: dict[str, dict[str, str]] = {}  # in them
+        self._example_reader: int | None = None  # the thread that reads the first training batch
+        self._read_state = False  # while that batch was read
 
     def get(self, mode: str) -> DataLoader | IterableLoader | None:
         """Return the loader for 'train', 'val' or 'test'; None without one."""
@@ -55,7 +51,7 @@ class DataLoaders:
             with config_path(name):
                 self._loaders[mode] = build_dataloader(
                     self._sections[name],
-                    train=mode == "train",
+                    train=mode == "train",  # shuffles by default
                     seed=self._seed,
                     process_index=self._shard.index,
                     process_count=self._shard.count,
@@ -64,11 +60,7 @@ class DataLoaders:
         return self._loaders.get(mode)
 
     def call_with_example(self, mode: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` with the arrays of the first batch, an example of the structure and shapes, and with `args`.
-
-        Raises:
-          ValueError: the loader has no batch.
-        """
+        """Call `function` with the arrays of the first batch, an example for structure and shapes, and with `args`."""
         loader = self.get(mode)
         assert loader is not None
         with config_path(f"{mode}_dataloader"):
@@ -77,29 +69,8 @@ class DataLoaders:
         self._host_entries[mode] = list_host_entries(batch)
         arrays = select_arrays(batch)
         self._examples[mode] = describe_tree(arrays, "batch")
-        with self.note_example(mode):
+        with self.note_example(mode):  # most errors of a first trace are about the batch
             return function(arrays, *args)
-
-    def _check_readers(self, mode: str, batch: PyTree) -> None:
-        """Check that processes whose devices hold the same rows have the same first batch.
-
-        Raises:
-          ProcessMismatchError: on every process.
-        """
-        if self._shard.count == self._processes.count:
-            return
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(select_arrays(batch))]
-        digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
-        gathered = self._processes.all_gather(f"the first batch of {mode}_dataloader", (self._shard.index, digest))
-        readers: dict[int, tuple[int, str]] = {}  # of each shard: the first process, and what it has read
-        for process, (shard, other) in enumerate(gathered):
-            first, expected = readers.setdefault(shard, (process, other))
-            if other != expected:
-                raise ProcessMismatchError(
-                    f"`{mode}_dataloader` must yield the same examples on processes {first} and {process}, because "
-                    "their devices hold the same rows of a batch, got different first batches; divide the data by "
-                    "`runner.strategy.data_shard`, and draw random numbers from its index, not from the process index"
-                )
 
     def _read_example(self, mode: str, loader: DataLoader | IterableLoader) -> Any:
         self._example_reader, self._read_state = threading.get_ident() if mode == "train" else None, False
@@ -112,12 +83,25 @@ class DataLoaders:
             loader.close()  # training reads this batch again, with the parameters that do not exist yet
         return example
 
-    def check_state_access(self, loop: TrainLoop, interrupts: Interrupts) -> None:
-        """Check an access to the state: training data that read it must not be read ahead of their iteration.
+    def _check_readers(self, mode: str, batch: PyTree) -> None:
+        """Raise ProcessMismatchError if processes whose devices hold the same rows have other first batches."""
+        if self._shard.count == self._processes.count:
+            return
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(select_arrays(batch))]
+        digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
+        gathered = self._processes.all_gather(f"the first batch of {mode}_dataloader", (self._shard.index, digest))
+        readers: dict[int, tuple[int, str]] = {}  # by shard: the first process, and what it has read
+        for process, (shard, other) in enumerate(gathered):
+            first, expected = readers.setdefault(shard, (process, other))
+            if other != expected:
+                raise ProcessMismatchError(
+                    f"`{mode}_dataloader` must yield the same examples on processes {first} and {process}, because "
+                    "their devices hold the same rows of a batch, got different first batches; divide the data by "
+                    "`runner.strategy.data_shard`, and draw random numbers from its index, not from the process index"
+                )
 
-        Raises:
-          ConfigError: the access is within the training data, and settings let batches be read ahead.
-        """
+    def check_state_access(self, loop: TrainLoopInternals, interrupts: Interrupts) -> None:
+        """Raise ConfigError if training data access the state, and settings let batches be read ahead."""
         thread, wait = threading.current_thread(), interrupts.wait
         in_pool = thread.name.startswith(_POOLS)
         if thread.ident == self._example_reader:
@@ -142,12 +126,7 @@ class DataLoaders:
 
     @contextlib.contextmanager
     def note_example(self, mode: str, ends: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Add the entries of the example to an error: those of the device, and those that stay on the host.
-
-        Args:
-          mode: of the loader.
-          ends: whether errors are no longer about the example.
-        """
+        """Add the entries of the first batch to an error inside, until `ends()` is true."""
         try:
             yield
         except Exception as error:
@@ -159,7 +138,7 @@ class DataLoaders:
             if entries and isinstance(error, UnknownNameError):
                 listed = ", ".join(f"{path} ({kind})" for path, kind in entries.items())
                 error.add_note(
-                    f"{mode}_dataloader yields entries that stay on the host, because a device has no form of strings, "
+                    f"{mode}_dataloader yields entries that stay on the host, because devices cannot store strings, "
                     f"dates and objects: {listed}; give the model numbers, with arrays of equal shapes in all samples"
                 )
             raise

@@ -1,4 +1,4 @@
-"""Define the loops of validation and test."""
+"""Evaluation loops: validation and test."""
 
 import contextlib
 import itertools
@@ -7,28 +7,29 @@ from typing import Any
 import jax
 
 from jengine.annotations import Count
-from jengine.data import BatchCheck, prefetch_to_device, put_arrays, select_arrays
+from jengine.data import BatchCheck, DataLoader, IterableLoader, prefetch_to_device, put_arrays, select_arrays
 from jengine.distributed import all_gather_objects, process_local_batch
 from jengine.errors import ConfigError
+from jengine.evaluation import Evaluator
 from jengine.model import CastModel, Precision
 from jengine.model.labels import LabelChecks
 from jengine.registry import LOOPS
-from jengine.runner.data_wait import Source, iterate
+from jengine.runner.end_report import wait_for_device
 from jengine.runner.failures import mark_inconsistent, step_failed
-from jengine.runner.out_of_memory import explain_out_of_memory
+from jengine.runner.interrupts import WaitedLoader, iterate
 from jengine.runner.programs import report_first_compile
-from jengine.runner.runner_protocol import Runner
-from jengine.runner.speed import wait_for_device
+from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train import RecompilationGuard, build_eval_step, compilation_counter
+from jengine.train.out_of_memory import explain_out_of_memory
 
 PyTree = Any
 
 
 class EvalLoop:
-    """Evaluate the model over the data of a validation or a test, with metrics accumulated on the device.
+    """Evaluation loop over a validation or test set, with metrics accumulated on the device.
 
     Args:
-      runner: its model is evaluated.
+      runner: provides the model.
       dataloader: yields host batches, with the last one padded.
       evaluator: the metrics.
       fp16: predict in float16.
@@ -38,19 +39,25 @@ class EvalLoop:
     mode: str
 
     def __init__(
-        self, runner: Runner, dataloader: Any, evaluator: Any, fp16: bool = False, epoch_length: Count | None = None
+        self,
+        runner: RunnerInternals,
+        dataloader: Any,
+        evaluator: Any,
+        fp16: bool = False,
+        epoch_length: Count | None = None,
     ) -> None:
         self.runner = runner
-        self.dataloader = dataloader
+        self.dataloader: DataLoader | IterableLoader = dataloader
         self._epoch_length = epoch_length
-        self._counted: int | None = None  # batches of the last evaluation
+        self._counted: int | None = None  # batches in the last evaluation
+        self._phase = "validation" if self.mode == "val" else self.mode
         self._check_batch = BatchCheck(f"{self.mode}_dataloader")
         if self.epoch_length is None and runner.processes.count > 1:
             raise ConfigError(
                 f"`{self.mode}_cfg.epoch_length` must be given for data without a length and several processes, "
                 "got none"
             )
-        self.evaluator = evaluator
+        self.evaluator: Evaluator = evaluator
         if (meta := dataloader.metainfo) is not None:
             evaluator.dataset_meta = meta
         self._fp16 = fp16
@@ -58,12 +65,12 @@ class EvalLoop:
 
     @property
     def epoch_length(self) -> int | None:
-        """The number of batches to evaluate on; None if it is unknown before the first evaluation."""
+        """Number of batches to evaluate on; None if it is unknown before the first evaluation."""
         lengths = [length for length in (self._epoch_length, self.dataloader.length) if length is not None]
         return min(lengths, default=self._counted)
 
     def predict_with(self, model: Any) -> None:
-        """Evaluate this model from now on, with the parameters of the run."""
+        """Evaluate this model from now on, with the run's parameters."""
         strategy = self.runner.strategy
         model = strategy.adapt_for_eval(CastModel(model, Precision(compute="float16")) if self._fp16 else model)
         self._label_checks = LabelChecks()
@@ -80,51 +87,43 @@ class EvalLoop:
         return self._step.trace(params, model_state, metrics, batch)
 
     def check(self, batch: PyTree, params: PyTree, model_state: PyTree) -> None:
-        """Trace the evaluation of a host batch, such that what does not fit is an error before the run has files."""
+        """Trace the evaluation for a host batch, such that what does not fit is an error before the run has files."""
         self._label_checks.add(batch)
         metrics = jax.eval_shape(self.evaluator.init)
         self.trace(params, model_state, metrics, self.runner.strategy.put_batch(batch))
 
     def run(self) -> dict[str, float]:
         """Evaluate once and return the metrics by name."""
-        wait_for_device(self.runner)
+        runner, mode, metrics = self.runner, self.mode, dict[str, float]()
+        wait_for_device(runner)
         try:
-            with self.runner.phase_timer.phase(self._phase):
-                return self._run()
+            with runner.phase_timer.phase(self._phase):
+                runner.call_hook(f"before_{mode}")
+                runner.call_hook(f"before_{mode}_epoch")
+                for suffix, (params, model_state) in runner.eval_variables().items():
+                    values = self._evaluate(params, model_state)
+                    metrics.update({f"{name}{suffix}": value for name, value in values.items()})
+                with mark_inconsistent(runner.train_loop):  # schedulers that follow a metric step here
+                    runner.call_hook(f"after_{mode}_epoch", metrics=metrics)
+                    runner.call_hook(f"after_{mode}")
+                return metrics
         except Exception as error:
-            if not step_failed(self.runner):
+            if not step_failed(runner):
                 explain_out_of_memory(error, self._traced.name, self._step, self._traced.shapes)
             raise
-
-    @property
-    def _phase(self) -> str:
-        return "validation" if self.mode == "val" else self.mode
-
-    def _run(self) -> dict[str, float]:
-        runner, mode = self.runner, self.mode
-        runner.call_hook(f"before_{mode}")
-        runner.call_hook(f"before_{mode}_epoch")
-        metrics: dict[str, float] = {}
-        for suffix, (params, model_state) in runner.eval_variables().items():
-            values = self._evaluate(params, model_state)
-            metrics.update({f"{name}{suffix}": value for name, value in values.items()})
-        with mark_inconsistent(runner.train_loop):  # schedulers that follow a metric step here
-            runner.call_hook(f"after_{mode}_epoch", metrics=metrics)
-            runner.call_hook(f"after_{mode}")
-        return metrics
 
     def _evaluate(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
         runner, mode, loader = self.runner, self.mode, self.dataloader
         sums = runner.strategy.put_replicated(self.evaluator.init())
-        loader.set_epoch(0)
-        with contextlib.closing(prefetch_to_device(loader, self._put_batch, loader.device_prefetch)) as batches:
-            source = Source(f"{mode}_dataloader", loader)
-            ready = iterate(itertools.islice(batches, self._epoch_length), source, runner.interrupts)
+        loader.set_epoch(0)  # the same order in each evaluation
+        with contextlib.closing(prefetch_to_device(loader, self._check_and_put, loader.device_prefetch)) as batches:
+            data = WaitedLoader(f"{mode}_dataloader", loader)
+            ready = iterate(itertools.islice(batches, self._epoch_length), data, runner.interrupts)
             for batch_idx, batch in enumerate(ready):
                 self._counted = batch_idx + 1
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
                 runner.dispatch_limiter.wait()
-                sums, predictions = self._call(params, model_state, sums, select_arrays(batch))
+                sums, predictions = self._call(params, model_state, sums, select_arrays(batch))  # on the device
                 runner.dispatch_limiter.add(jax.tree.leaves(predictions)[0])
                 self._process_host(predictions, batch)
                 runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
@@ -132,14 +131,7 @@ class EvalLoop:
         self._label_checks.stop()  # the next evaluation has the same data
         return self.evaluator.evaluate(sums, self._gather_results)
 
-    def _gather_results(self, values: list[Any], name: str) -> list[Any]:
-        """Return the results of all processes; of those that read the same examples, only the first contributes."""
-        processes = self.runner.processes
-        is_first = self.runner.strategy.data_shard.readers[0] == processes.index
-        return all_gather_objects(values if is_first else [], name, processes)
-
-    def _put_batch(self, batch: PyTree) -> PyTree:
-        """Check a host batch, and place its arrays on their device."""
+    def _check_and_put(self, batch: PyTree) -> PyTree:
         self._label_checks.add(self._check_batch(batch))
         return put_arrays(batch, self.runner.strategy.put_batch)
 
@@ -163,21 +155,27 @@ class EvalLoop:
         return outputs
 
     def _process_host(self, predictions: PyTree, batch: PyTree) -> None:
-        """Pass the examples of this process to the metrics on the host, if there are any."""
+        """Pass this process's examples to the metrics on the host, if there are any."""
         if self.evaluator.host_metrics:
             if self.runner.processes.count > 1:
                 predictions, batch = process_local_batch((predictions, batch), batch)
             self.evaluator.process_host(predictions, batch)
 
+    def _gather_results(self, values: list[Any], name: str) -> list[Any]:
+        # Only the first of the processes that read the same examples contributes
+        processes = self.runner.processes
+        is_first = self.runner.strategy.data_shard.readers[0] == processes.index
+        return all_gather_objects(values if is_first else [], name, processes)
+
 
 @LOOPS.register_module()
 class ValLoop(EvalLoop):
-    """Run a validation: see `EvalLoop`."""
+    """Validation loop: see `EvalLoop`."""
 
     mode = "val"
 
     def run(self) -> dict[str, float]:
-        """Validate once and record the metrics for the validation table of the run."""
+        """Validate once and record the metrics for the validation table at the end."""
         metrics = super().run()
         self.runner.record_validation(metrics)
         return metrics
@@ -185,7 +183,7 @@ class ValLoop(EvalLoop):
 
 @LOOPS.register_module()
 class TestLoop(EvalLoop):
-    """Run a test: see `EvalLoop`."""
+    """Test loop: see `EvalLoop`."""
 
     mode = "test"
     __test__ = False  # not one of pytest's classes

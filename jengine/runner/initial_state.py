@@ -1,36 +1,32 @@
-"""Create the initial training state of a run on its devices."""
+"""Initial training state, and the Flax module of a trained one."""
 
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jengine.hooks import Hook
 from jengine.logging.slow_call import report_if_slow
-from jengine.model import Model
+from jengine.model import Model, get_model
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.runner.out_of_memory import explain_out_of_memory
-from jengine.sharding import Strategy
+from jengine.runner.runner_protocol import RunnerInternals
+from jengine.sharding import Strategy, convert_replica_axis
 from jengine.train import TrainState, create_train_state
+from jengine.train.out_of_memory import explain_out_of_memory
 
 PyTree = Any
 
 
 class StateInitializer:
-    """Create the initial `TrainState` of a run.
-
-    Args:
-      model: initializes the parameters.
-      strategy: compiles the initialization, and places the state.
-      seed: of the keys for the parameters and for the steps.
-    """
+    """Creator of the initial `TrainState`, which the strategy places on devices."""
 
     def __init__(self, model: Model, strategy: Strategy, seed: int) -> None:
         self._model = model
         self._strategy = strategy
-        self._seed = np.int64(seed)
+        self._seed = np.int64(seed)  # seeds reach 2**32 - 1
 
     def param_shapes(self, batch: PyTree) -> PyTree:
         """Return the parameters for a batch like `batch` as `jax.ShapeDtypeStruct`s."""
@@ -43,17 +39,22 @@ class StateInitializer:
         optim_wrapper: OptimWrapper | OptimWrapperDict | None = None,
         hooks: Sequence[Hook] = (),
     ) -> tuple[jax.stages.Traced, Callable[[], TrainState]]:
-        """Return the program of the initial state, traced and not compiled, and a function that runs it.
+        """Return the program for the initial state, traced and not compiled, and a function that runs it.
 
         Args:
-          batch: an example of the structure and shapes of batches.
-          optim_wrapper: initializes the optimizer state; None for none, in a run that does not train.
+          batch: an example with the structure and shapes of all batches.
+          optim_wrapper: initializes the optimizer state; None in a run that does not train.
           hooks: those with traced state add theirs.
         """
-        program = self._compile(batch, optim_wrapper, hooks)
+        wrapper: Any = _NoOptimizer() if optim_wrapper is None else optim_wrapper
 
-        def init() -> TrainState:
-            """Compile the program, of which the trace is reused, and run it."""
+        def init_state(seed: jax.Array, batch: PyTree) -> TrainState:
+            params, model_state = self._init_model(seed, batch)
+            return create_train_state(params, model_state, wrapper, hooks, rng=_make_key(seed, 1))
+
+        program: Any = self._strategy.compile_init(init_state, self._seed, batch, model=self._model)
+
+        def init() -> TrainState:  # compiles the program, for which the trace is reused
             try:
                 with report_if_slow("creating the state"):
                     return program(self._seed, batch)
@@ -61,37 +62,46 @@ class StateInitializer:
                 explain_out_of_memory(error, "the creation of the state", program, (self._seed, batch))
                 raise
 
-        return program.trace(self._seed, batch), init
-
-    def _compile(
-        self, batch: PyTree, optim_wrapper: OptimWrapper | OptimWrapperDict | None, hooks: Sequence[Hook]
-    ) -> Any:
-        wrapper: Any = _NoOptimizer() if optim_wrapper is None else optim_wrapper
-
-        def init_state(seed: jax.Array, batch: PyTree) -> TrainState:
-            params, model_state = self._init_model(seed, batch)
-            return create_train_state(params, model_state, wrapper, hooks, rng=_make_key(seed, 1))
-
-        return self._strategy.compile_init(init_state, self._seed, batch, model=self._model)
+        return program.trace(self._seed, batch), init  # the shapes are checked before memory is used
 
     @functools.cached_property
     def _init_model(self) -> Any:
-        """`(seed, batch) -> (params, model_state)`, traced once for the shapes and for the state.
-
-        The key is created inside: outside, its operations would be separate programs, which take a while to compile.
-        """
+        """`(seed, batch) -> (params, model_state)`, traced once for the shapes and for the state."""
         init = self._strategy.with_explicit_mesh(self._model.init)
+        # Outside, the key's operations would be separate programs, which take a while to compile
         return jax.jit(lambda seed, batch: init(_make_key(seed, 0), batch))
 
 
 class _NoOptimizer:
-    """Replace the optimizer wrapper in runs that do not train."""
-
     def init(self, params: Any) -> None:
-        """Return None: there is no state."""
         return None
 
 
 def _make_key(seed: Any, purpose: int) -> jax.Array:
     """Return the key for the parameters (0) or for the steps (1)."""
     return jax.random.fold_in(jax.random.key(seed), purpose)
+
+
+def trained_module(runner: RunnerInternals, train: bool) -> Any:
+    """Return the Flax module with a copy of the run's weights, which further training neither changes nor donates.
+
+    The weights are those that evaluation uses, such as the averages from an `EMAHook`. Statistics that differ between
+    replicas are averaged.
+
+    Args:
+      runner: the run.
+      train: whether the module is in training or in inference mode.
+
+    Returns:
+      For an `NnxModel` the `nnx.Module`; for a `LinenModel` the bound module, whose `unbind()` returns
+      `(module, variables)`.
+
+    Raises:
+      RuntimeError: the run has no state yet. TypeError: the model is not made from a Flax module.
+    """
+    if runner.state is None:
+        raise RuntimeError("the run has no weights yet: call train, val or test before `module`")
+    params, model_state = runner.eval_variables()[""]
+    model_state = convert_replica_axis({"model_state": model_state}, runner.strategy.replicas, None)["model_state"]
+    params, model_state = jax.tree.map(jnp.copy, (params, model_state))
+    return get_model(runner.model).merge(params, model_state, train=train)

@@ -1,14 +1,17 @@
-"""End a run between two iterations on a signal, and all its processes together."""
+"""Signals that end a run between two iterations, in all processes together, and waits for data."""
 
 import contextlib
+import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
+from jengine.data import DataLoader, IterableLoader
+from jengine.data.batch_prefetcher import kill_workers
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, closest
 
@@ -17,40 +20,56 @@ _VARIABLE = "JENGINE_STOP_SIGNALS"
 _DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGUSR1,SIGUSR2"
 _ALWAYS_REPLACED = (signal.SIGTERM, signal.SIGINT)
 _UNCATCHABLE = ("SIGKILL", "SIGSTOP")
+_AFTER = 30.0  # seconds until a wait takes long
+_POLLS = 60  # by a thread in that time
+
+
+class WaitedLoader(NamedTuple):
+    """Loader with the name in the config, such as 'train_dataloader'."""
+
+    name: str
+    loader: DataLoader | IterableLoader
+
+    def __str__(self) -> str:
+        at = self.loader.state_dict()
+        return f"{self.name} ({self.loader.kind}), batch {at['position'] + 1} of pass {at['epoch'] + 1}"
 
 
 class Interrupts:
-    """Record the signals that end a run while entered; the loop calls `check` between two iterations.
+    """Recorder for signals that end a run while it is entered; the loop calls `check` between two iterations.
 
-    The first signal is recorded, so that the current iteration finishes and can be saved; a second one of the
-    same kind acts at once. Outside the main thread, where Python does not allow handlers, signals act as usual, and so
-    do SIGHUP and others that are ignored, as by `nohup`, or have a handler of the user's.
+    The first signal is recorded, so that the current iteration finishes and can be saved; a second one of the same kind
+    acts at once. Outside the main thread, where Python does not allow handlers, signals act as usual, and so do SIGHUP
+    and others that are ignored, as by `nohup`, or have a custom handler.
 
     The environment variable `JENGINE_STOP_SIGNALS` names the signals; SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 by
-    default.
-
-    In a run of several processes SIGTERM belongs to JAX's preemption service, which `jax.distributed.initialize` starts
-    and which agrees on the iteration at which all processes end; other signals are passed on to it as SIGTERM.
-
-    Args:
-      processes: the processes of the run.
+    default. With several processes SIGTERM belongs to JAX's preemption service, which agrees on the iteration at which
+    all of them end; other signals are passed on to it as SIGTERM.
 
     Attributes:
       signum: the signal that this process received; None for none.
       agreed: whether all processes end here, after a signal.
-      wait: the data that the loop waits for, see `data_wait`, since when, and in which thread; None while it does not.
+      wait: the data that the loop waits for, since when, and in which thread; None while it does not wait.
 
     Raises:
-      ConfigError: the environment variable has something else than names of signals.
+      ConfigError: the environment variable has something else than signal names.
     """
 
     def __init__(self, processes: SingleProcess | Processes) -> None:
         self.signum: int | None = None
         self.agreed = False
-        self.wait: tuple[Any, float, int] | None = None
+        self.wait: tuple[WaitedLoader, float, int] | None = None
         self._processes = processes
         self._previous_handlers: dict[int, Any] = {}
-        self._signals = _read_signals()
+        names = [name.strip() for name in os.environ.get(_VARIABLE, _DEFAULT).split(",") if name.strip()]
+        known = {known.name: known for known in signal.Signals if known.name not in _UNCATCHABLE}
+        for name in names:
+            if name not in known and _VARIABLE in os.environ:
+                raise ConfigError(
+                    f"the environment variable {_VARIABLE} must be names of signals, separated by commas, got "
+                    f"{name!r}{closest(name, known)}"
+                )
+        self._signals = [known[name] for name in names if name in known]  # Windows lacks some default ones
 
     def __enter__(self) -> "Interrupts":
         self.signum, self.agreed = None, False
@@ -65,24 +84,20 @@ class Interrupts:
             signal.signal(signum, handler)
         self._previous_handlers = {}
 
-    def start_waiting(self, data: Any) -> None:
-        """Let a signal end the run at once until `wait` is None again: the loop waits for `data`, perhaps forever.
-
-        With several processes signals are still only recorded, since all processes must end at the same iteration.
-
-        Raises:
-          KeyboardInterrupt, SystemExit: as `check`, for a signal that was received just before.
-        """
-        self.wait = (data, time.monotonic(), threading.get_ident())
-        if self.signum is not None and self._processes.count == 1:
+    def _record(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+        signal.signal(signum, self._previous_handlers[signum])
+        if self._processes.count > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif self.wait is not None:
             self.check()
 
     def check(self) -> None:
         """End the run if this process or another received a signal.
 
         Raises:
-          KeyboardInterrupt: after SIGINT. SystemExit: after another signal, with exit code 128 + its number: 143
-            after SIGTERM.
+          KeyboardInterrupt: after SIGINT. SystemExit: after another signal, with exit code 128 + the signal number:
+            143 after SIGTERM.
         """
         if self._processes.count > 1:
             if not self._processes.reached_sync_point():
@@ -95,45 +110,67 @@ class Interrupts:
             raise KeyboardInterrupt
         raise SystemExit(128 + self.signum)
 
-    def _record(self, signum: int, frame: FrameType | None) -> None:
-        self.signum = signum
-        signal.signal(signum, self._previous_handlers[signum])
-        if self._processes.count > 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        elif self.wait is not None:
+    def start_waiting(self, data: WaitedLoader) -> None:
+        """Let a signal end the run at once until `wait` is None again: `data` may take forever.
+
+        With several processes signals are still only recorded, since all processes must end at the same iteration.
+        """
+        self.wait = (data, time.monotonic(), threading.get_ident())
+        if self.signum is not None and self._processes.count == 1:
             self.check()
 
 
-def _read_signals() -> list[signal.Signals]:
-    """Return the signals that end a run."""
-    names = [name.strip() for name in os.environ.get(_VARIABLE, _DEFAULT).split(",") if name.strip()]
-    known = {known.name: known for known in signal.Signals if known.name not in _UNCATCHABLE}
-    for name in names:
-        if name not in known and _VARIABLE in os.environ:
-            raise ConfigError(
-                f"the environment variable {_VARIABLE} must be names of signals, separated by commas, got "
-                f"{name!r}{closest(name, known)}"
-            )
-    return [known[name] for name in names if name in known]  # Windows lacks some of the default
-
-
 def _is_free(signum: int) -> bool:
-    """Return whether a run may handle a signal: an ignored one, or one with a handler of the user's, stays as it is."""
+    # An ignored signal, or one with a custom handler, stays as it is
     return signum in _ALWAYS_REPLACED or signal.getsignal(signum) is signal.SIG_DFL
 
 
-def default_resume_command(load_from: Any, path: str | None, *, guard: bool = False) -> str:
-    """Return how to continue a run.
+def iterate(batches: Iterable[Any], data: WaitedLoader, interrupts: Interrupts) -> Iterator[Any]:
+    """Yield the batches of a loader; meanwhile the run waits for it."""
+    iterator = iter(batches)
+    while True:
+        try:
+            interrupts.start_waiting(data)
+            batch = next(iterator)
+        except StopIteration:
+            return
+        finally:
+            interrupts.wait = None
+        yield batch
 
-    Args:
-      load_from: that of the run.
-      path: a checkpoint; None for the newest of the work dir, '' to start from scratch.
-      guard: whether to add a numerics guard.
-    """
-    without = ["load_from=None"] if path is None and isinstance(load_from, str | os.PathLike) else []  # it would hold
-    resume = [] if path == "" else [f"resume={path or True!r}"]
-    hooks = ["default_hooks=dict(guard=dict(type='NumericsGuardHook'))"] if guard else []
-    return f"Runner({', '.join(['...', *without, *resume, *hooks])})"
+
+@contextlib.contextmanager
+def watch_waits(interrupts: Interrupts, logger: logging.Logger, after: float = _AFTER) -> Iterator[None]:
+    """Log a wait for data after `after` seconds and at each doubling; after SIGTERM, kill the data workers."""
+    done = threading.Event()
+
+    def end_workers() -> None:  # one that hangs would keep the run from ending
+        if interrupts.agreed and interrupts.signum != signal.SIGINT:  # after that a notebook continues
+            kill_workers()
+
+    # A thread looks at the wait twice a second, so that the loop only has to record its start
+    def watch() -> None:
+        reported, due = None, after
+        while not done.wait(after / _POLLS):
+            end_workers()
+            wait = interrupts.wait
+            if wait is None:
+                continue
+            if wait is not reported:
+                due = after
+            seconds = time.monotonic() - wait[1]
+            if seconds >= due:
+                logger.warning(f"The run has waited {seconds:.0f} s for {wait[0]}.")
+                reported, due = wait, 2 * due
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        end_workers()
 
 
 @contextlib.contextmanager
@@ -145,3 +182,20 @@ def abort_all_on_error(processes: SingleProcess | Processes, interrupts: Interru
         if not interrupts.agreed:
             processes.fail(error)
         raise
+
+
+def default_resume_command(load_from: Any, path: str | None, *, guard: bool = False) -> str:
+    """Return how to continue a run.
+
+    >>> default_resume_command(None, None)
+    'Runner(..., resume=True)'
+
+    Args:
+      load_from: the Runner's argument.
+      path: a checkpoint; None for the newest one in the work dir, '' to start from scratch.
+      guard: whether to add a numerics guard.
+    """
+    without = ["load_from=None"] if path is None and isinstance(load_from, str | os.PathLike) else []  # it would hold
+    resume = [] if path == "" else [f"resume={path or True!r}"]
+    hooks = ["default_hooks=dict(guard=dict(type='NumericsGuardHook'))"] if guard else []
+    return f"Runner({', '.join(['...', *without, *resume, *hooks])})"

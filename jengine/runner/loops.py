@@ -1,4 +1,13 @@
-"""Define the training loops: by epochs, and by iterations."""
+"""Training loops: by epochs, and by iterations.
+
+One iteration, in order (`TrainLoop.run_iters` and `run_iter`):
+
+* source: `BatchStream.take`, at most one batch ahead of the step;
+* check and put: `_check_and_put`, which sends checked batches to the device;
+* hooks: `before_train_iter`;
+* step: `Runner.train_step`, which calls `TrainPrograms.run_step`;
+* hooks and metrics: `after_train_iter`, with metrics that stay on the device.
+"""
 
 import bisect
 import contextlib
@@ -7,14 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
 from jengine.annotations import Ascending, Count, Index
-from jengine.data import BatchCheck, BatchStream, put_arrays
+from jengine.data import BatchCheck, BatchStream, DataLoader, IterableLoader, put_arrays
 from jengine.errors import ConfigError
 from jengine.logging import LossWatch
 from jengine.registry import LOOPS
-from jengine.runner.data_wait import Source
-from jengine.runner.failures import mark_inconsistent
-from jengine.runner.nonfinite import check_losses
-from jengine.runner.runner_protocol import Runner
+from jengine.runner.failures import check_losses, mark_inconsistent
+from jengine.runner.interrupts import WaitedLoader
+from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train import check_on_recompile
 
 PyTree = Any
@@ -22,20 +30,19 @@ Intervals = Annotated[Sequence[tuple[Index, Count]], Ascending()]  # (milestone,
 
 
 class TrainLoop:
-    """Implement the common parts of the training loops: the iterations, and the times of validations.
+    """Base class for training loops: the iterations, and when to validate; subclasses define the end.
 
     Args:
-      runner: its model is trained.
+      runner: provides the step, the hooks and the logs.
       dataloader: yields host batches.
       val_begin: first epoch (or iteration) after which a validation may run; 0 also validates before training.
       val_interval: epochs (or iterations) between validations.
-      dynamic_intervals: `(milestone, interval)` pairs with ascending milestones; from a milestone on its interval
-        replaces `val_interval`.
-      phases: with several optimizers, the order and the number of their updates in one iteration:
-        `[('disc', 2), ('gen', 1)]`.
+      dynamic_intervals: `(milestone, interval)` pairs with ascending milestones; the interval holds from the
+        milestone on.
+      phases: with several optimizers, the order and number of updates in one iteration: `[('disc', 2), ('gen', 1)]`.
       steps_per_call: iterations in a chunk, one call of the compiled step. If a hook acts between them, at the end of
         an epoch and before a validation, iterations run one by one. Parameters, logs and checkpoints are the same.
-      on_recompile: 'warn' or 'raise' if arguments of another structure or shape recompile a step; None for the
+      on_recompile: 'warn' or 'raise' if arguments with another structure or shape recompile a step; None for the
         environment variable `JENGINE_ON_RECOMPILE`, 'warn' by default.
       on_nonfinite: 'stop' ends training if a loss is not finite, when it is fetched for a log line, a checkpoint or the
         end; 'warn' logs a warning; 'ignore' does neither. Steps that a loss scale or a hook dropped do not count.
@@ -43,15 +50,15 @@ class TrainLoop:
     Attributes:
       by_epoch: whether the loop counts in epochs.
       stop_training: set it to True to end training after the current iteration or chunk. An epoch that this cuts short
-        does not end: without `after_train_epoch` and its validation, and a resumed run continues it.
-      iter: the number of completed training iterations, from which every other count is derived. During the stages and
-        the step of an iteration it is the index of that iteration.
-      epoch: the number of completed epochs; 0 throughout in an iteration loop.
+        does not end: without `after_train_epoch` and a validation, and a resumed run continues it.
+      iter: completed training iterations, from which every other count is derived. During the stages and the step of an
+        iteration it is the index of that iteration.
+      epoch: completed epochs; 0 throughout in an iteration loop.
       epoch_start: `iter` at the start of the current epoch.
-      position: the position in the data after the completed iterations, as `state_dict` of the loader returns it; None
-        before the first iteration.
-      is_consistent: False while counters, state and hooks disagree: from the first stage of an iteration to its last,
-        and in the stages at the end of an epoch and of a validation.
+      position: the position in the data after the completed iterations, from the loader's `state_dict`; None before the
+        first iteration.
+      is_consistent: False while counters, state and hooks disagree: from the first to the last stage of an
+        iteration, and in the stages at the end of an epoch and of a validation.
     """
 
     by_epoch: bool = True
@@ -66,7 +73,7 @@ class TrainLoop:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: RunnerInternals,
         dataloader: Any,
         val_begin: int,
         val_interval: int,
@@ -77,7 +84,7 @@ class TrainLoop:
         on_nonfinite: str = "stop",
     ) -> None:
         self.runner = runner
-        self.dataloader = dataloader
+        self.dataloader: DataLoader | IterableLoader = dataloader
         self.val_begin = val_begin
         self.phases = phases
         self.on_recompile = check_on_recompile(on_recompile)
@@ -86,32 +93,30 @@ class TrainLoop:
         runner.message_hub.losses = None if on_nonfinite == "ignore" else LossWatch()
         self.stop_training = False
         self.is_consistent = True
-        self._checked_scan = False
-        self._source = Source("train_dataloader", dataloader)
-        self._check_batch = BatchCheck("train_dataloader")
-        self._takes_host_batches = True  # not sent to the device ahead of their use
-        self.iter = 0
-        self.epoch = 0
-        self.epoch_start = 0
+        self.iter = self.epoch = self.epoch_start = 0
         self.position: Any = None
+        self._checked_scan = False
+        self._waited = WaitedLoader("train_dataloader", dataloader)
+        self._check_batch = BatchCheck("train_dataloader")
+        self._takes_host_batches = True  # not sent to the device ahead of time
         self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]
         self._intervals = [val_interval, *(interval for _, interval in dynamic_intervals or ())]
 
     @property
     def epoch_length(self) -> int | None:
-        """The number of iterations in an epoch, or in a pass over the data; None if unknown."""
+        """Iterations in an epoch, or in a pass over the data; None if unknown."""
         return self.dataloader.length
 
     @property
     def max_iters(self) -> int | float:
-        """The number of training iterations of the whole run; `math.inf` if unknown."""
+        """Training iterations in the whole run; `math.inf` if unknown."""
         raise NotImplementedError(f"{type(self).__name__} must define `max_iters`")
 
     def run(self) -> None:
         """Train to the end."""
         raise NotImplementedError(f"{type(self).__name__} must define `run()`")
 
-    # --- Iterations. ---
+    # --- Iterations ---
 
     def run_iters(self, batches: BatchStream, batch_idx: int, stop: int | float) -> int:
         """Train on `batches` up to iteration `stop`.
@@ -124,7 +129,7 @@ class TrainLoop:
         Returns:
           The number of iterations that ran: fewer if the batches ended or a hook set `stop_training`.
         """
-        start = self.iter
+        start, put_batch = self.iter, self.runner.strategy.put_batch
         while self.iter < stop and not self.stop_training:
             taken = self._take(batches, 1 if self.steps_per_call == 1 else self._chunk_size(stop))
             self.position = batches.position  # hooks save it with the iteration that follows
@@ -134,26 +139,79 @@ class TrainLoop:
                 self.run_chunk(batch_idx + self.iter - start, taken)
                 continue
             for batch, self.position in zip(taken, batches.positions, strict=True):
-                self.run_iter(batch_idx + self.iter - start, self._put(batch) if self._takes_host_batches else batch)
-                if self.stop_training:
+                on_device = put_arrays(batch, put_batch) if self._takes_host_batches else batch
+                self.run_iter(batch_idx + self.iter - start, on_device)
+                if self.stop_training:  # the remaining batches are taken again after a resume
                     break
         return self.iter - start
 
+    def _chunk_size(self, stop: int | float) -> int:
+        """Return the number of iterations for the next call: 1 if a hook acts within the chunk."""
+        size = self.steps_per_call
+        return size if self.iter + size <= stop and self.runner.hook_list.allows_chunk(self.runner, size) else 1
+
+    def _take(self, batches: BatchStream, size: int) -> list[PyTree]:
+        """Take at most `size` batches with one structure; a signal received meanwhile ends training at once."""
+        runner = self.runner
+        runner.phase_timer.enter("input")
+        try:
+            runner.interrupts.start_waiting(self._waited)
+            taken = batches.take(size)
+        except Exception as error:
+            at = self.position or {"epoch": 0, "position": 0}
+            error.add_note(
+                f"in train_dataloader ({self.dataloader.kind}), batch {at['position'] + 1} of pass {at['epoch'] + 1}"
+            )
+            raise
+        finally:
+            runner.interrupts.wait = None
+        if len(taken) == size > 1 and not self._checked_scan:  # once, with the first chunk
+            self._check_scan(taken)
+        runner.phase_timer.enter("hooks")
+        return taken
+
+    def _stream(self, source: Iterable[PyTree]) -> BatchStream:
+        """Return the batches from `source`; for single steps they are sent to the device ahead of time."""
+        loader = self.dataloader
+        self._check_batch.inspect = self.runner.programs.check_labels
+        self._takes_host_batches = self.steps_per_call > 1
+        if self._takes_host_batches:  # a chunk is stacked on the host
+            return BatchStream(source, self._check_batch, position=loader.state_dict)
+        return BatchStream(source, self._check_and_put, loader.device_prefetch, loader.state_dict)
+
+    def _check_and_put(self, batch: PyTree) -> PyTree:
+        return put_arrays(self._check_batch(batch), self.runner.strategy.put_batch)
+
+    def _repeat_data(self) -> Iterator[PyTree]:
+        """Yield the batches in one pass over the data after another, from the current position on."""
+        loader = self.dataloader
+        if self.position is not None:
+            loader.load_state_dict(self.position)
+        else:
+            loader.set_epoch(*(divmod(self.iter, loader.length) if loader.length else (0, 0)))
+        while True:
+            start, batch = loader.state_dict(), None
+            for batch in loader:
+                yield batch
+            if batch is None and not start["position"]:
+                self._raise_no_batches(start["epoch"])
+            loader.load_state_dict(loader.state_dict())  # starts the next pass
+
     def run_iter(self, batch_idx: int, batch: PyTree) -> None:
-        """Run one iteration: the hooks before the step, the step, and the hooks after it with its metrics."""
+        """Run one iteration: the hooks before the step, the step, and the hooks after it, which get the metrics."""
         runner = self.runner
         self.is_consistent = False
         runner.message_hub.start_iteration(self.iter)
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
-        metrics = runner.train_step(batch)
+        metrics = runner.train_step(batch)  # dispatched: the host does not wait for them
         runner.phase_timer.enter("hooks")
         runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=metrics)
-        self.iter += 1
+        self.iter += 1  # after the hooks, which see the index of the iteration
         self.is_consistent = True
         runner.interrupts.check()
 
     def run_chunk(self, batch_idx: int, batches: Sequence[PyTree]) -> None:
-        """Run an iteration for each batch in one call of the compiled chunk, with hooks at its start and end."""
+        """Run an iteration for each batch in one call, with hooks at the start and end."""
         runner, hooks = self.runner, self.runner.hook_list
         hyperparams, is_update = [], []
         self.is_consistent = False
@@ -175,31 +233,6 @@ class TrainLoop:
         self.is_consistent = True
         runner.interrupts.check()
 
-    def _chunk_size(self, stop: int | float) -> int:
-        """Return the number of iterations for the next call: `steps_per_call`, or 1 if a hook acts within the chunk."""
-        size = self.steps_per_call
-        return size if self.iter + size <= stop and self.runner.hook_list.allows_chunk(self.runner, size) else 1
-
-    def _take(self, batches: BatchStream, size: int) -> list[PyTree]:
-        """Take at most `size` batches of one structure; a signal received meanwhile ends training at once."""
-        runner = self.runner
-        runner.phase_timer.enter("input")
-        try:
-            runner.interrupts.start_waiting(self._source)
-            taken = batches.take(size)
-        except Exception as error:
-            at = self.position or {"epoch": 0, "position": 0}
-            error.add_note(
-                f"in train_dataloader ({self.dataloader.kind}), batch {at['position'] + 1} of pass {at['epoch'] + 1}"
-            )
-            raise
-        finally:
-            runner.interrupts.wait = None
-        if len(taken) == size > 1 and not self._checked_scan:
-            self._check_scan(taken)
-        runner.phase_timer.enter("hooks")
-        return taken
-
     def _check_scan(self, batches: Sequence[PyTree]) -> None:
         """Warn and run single steps from now on if a chunk would be slow on this device."""
         runner = self.runner
@@ -211,43 +244,13 @@ class TrainLoop:
             )
             self.steps_per_call = 1
 
-    def _stream(self, source: Iterable[PyTree]) -> BatchStream:
-        """Return the batches of `source`; for single steps they are sent to the device ahead of their use."""
-        loader = self.dataloader
-        self._check_batch.inspect = self.runner.programs.check_labels
-        self._takes_host_batches = self.steps_per_call > 1
-        if self._takes_host_batches:
-            return BatchStream(source, self._check_batch, position=loader.state_dict)
-        return BatchStream(source, self._check_and_put, loader.device_prefetch, loader.state_dict)
-
-    def _check_and_put(self, batch: PyTree) -> PyTree:
-        return put_arrays(self._check_batch(batch), self.runner.strategy.put_batch)
-
-    def _put(self, batch: PyTree) -> PyTree:
-        return put_arrays(batch, self.runner.strategy.put_batch)
-
-    def _repeat_data(self) -> Iterator[PyTree]:
-        """Yield the batches of one pass over the data after another, from the current position on."""
-        loader = self.dataloader
-        if self.position is not None:
-            loader.load_state_dict(self.position)
-        else:
-            loader.set_epoch(*(divmod(self.iter, loader.length) if loader.length else (0, 0)))
-        while True:
-            start, batch = loader.state_dict(), None
-            for batch in loader:
-                yield batch
-            if batch is None and not start["position"]:
-                self._raise_no_batches(start["epoch"])
-            loader.load_state_dict(loader.state_dict())
-
-    # --- Checks and validations. ---
+    # --- Checks and validations ---
 
     def check(self) -> None:
-        """Check the losses that were fetched, and that hooks are still as they were traced; called at log lines.
+        """Check at a log line that hooks are still as they were traced, and that the fetched losses are finite.
 
         Raises:
-          RuntimeError: an attribute that a traced method of a hook has read has changed.
+          RuntimeError: an attribute that a hook's traced method has read has changed.
           NonFiniteLossError: a loss is not finite.
         """
         self.runner.programs.check_hooks()
@@ -256,7 +259,7 @@ class TrainLoop:
     def _validate_if_due(self, count: int, end: int) -> None:
         """Validate if it is due after `count` epochs or iterations."""
         self.runner.programs.check_hooks()
-        check_losses(self.runner)
+        check_losses(self.runner)  # before a validation that would be wasted
         interval = self._get_interval(count + 1)
         in_turn = count >= max(self.val_begin, 1) and (count % interval == 0 or count == end)
         is_due = self.runner.val_loop is not None and in_turn
@@ -270,10 +273,7 @@ class TrainLoop:
         return self._intervals[bisect.bisect(self._milestones, number) - 1]
 
     def _validate_before_first(self, count: int, end: int, *, at_boundary: bool) -> None:
-        """Validate before the first iteration: at the start with `val_begin=0`, or if a resumed run is due to validate.
-
-        A checkpoint is written before the validation after the same iteration, so a resumed run must validate first.
-        """
+        """Validate at the start with `val_begin=0`, or if a resumed run is due to validate."""
         runner = self.runner
         if runner.val_loop is not None and self.val_begin > end:
             unit = "epochs" if self.by_epoch else "iterations"
@@ -282,7 +282,7 @@ class TrainLoop:
             )
         if runner.validations and runner.validations[-1][:2] == (self.epoch, self.iter):
             return
-        if self.iter > 0 and at_boundary:
+        if self.iter > 0 and at_boundary:  # a checkpoint is written before the validation after the same iteration
             self._validate_if_due(count, end)
         elif self.iter == 0 and self.val_begin == 0 and runner.val_loop is not None:
             runner.val_loop.run()
@@ -294,7 +294,7 @@ class TrainLoop:
 
 @LOOPS.register_module()
 class EpochBasedTrainLoop(TrainLoop):
-    """Train for a number of epochs. The other arguments are those of `TrainLoop`, counted in epochs.
+    """Training loop over a number of epochs. The other arguments are those of `TrainLoop`, counted in epochs.
 
     Args:
       max_epochs: epochs to train for.
@@ -305,7 +305,7 @@ class EpochBasedTrainLoop(TrainLoop):
 
     def __init__(
         self,
-        runner: Runner,
+        runner: RunnerInternals,
         dataloader: Any,
         max_epochs: Count,
         val_begin: Index = 1,
@@ -337,12 +337,12 @@ class EpochBasedTrainLoop(TrainLoop):
 
     @property
     def epoch_length(self) -> int | None:
-        """The number of iterations in an epoch; None if unknown."""
+        """Iterations in an epoch; None if unknown."""
         return self._epoch_length or self.dataloader.length
 
     @property
     def max_iters(self) -> int | float:
-        """The number of training iterations of the whole run; `math.inf` if unknown."""
+        """Training iterations in the whole run; `math.inf` if unknown."""
         if self.epoch_length is None:
             return math.inf
         return self.epoch_start + (self.max_epochs - self.epoch) * self.epoch_length
@@ -360,7 +360,7 @@ class EpochBasedTrainLoop(TrainLoop):
         self.runner.call_hook("after_train")
 
     def run_epoch(self) -> None:
-        """Run one epoch, or what is left of it after a resume, without validation.
+        """Run one epoch, or what is left after a resume, without validation.
 
         If a hook stops training within the epoch, it does not end: a resumed run continues it.
         """
@@ -383,13 +383,13 @@ class EpochBasedTrainLoop(TrainLoop):
             self.epoch, self.epoch_start = self.epoch + 1, self.iter
 
     def close(self) -> None:
-        """Close the data of epochs that are not passes; the next epoch continues at their position."""
+        """Close the data, if epochs are not passes; the next epoch continues at the same position."""
         if self._batches is not None:
             self._batches.close()
             self._batches = None
 
     def _run_pass(self, start: int) -> int:
-        """Train on what is left of the current pass over the data; return the number of iterations."""
+        """Train on what is left in the current pass over the data; return the number of iterations."""
         loader = self.dataloader
         if self.position is not None and (start or "state" in self.position):  # resumed
             loader.load_state_dict(self.position)
@@ -402,7 +402,7 @@ class EpochBasedTrainLoop(TrainLoop):
 
 @LOOPS.register_module()
 class IterBasedTrainLoop(TrainLoop):
-    """Train for a number of iterations, over the data repeatedly. The other arguments are those of `TrainLoop`.
+    """Training loop over a number of iterations. The other arguments are those of `TrainLoop`.
 
     Args:
       max_iters: iterations to train for.
@@ -413,7 +413,7 @@ class IterBasedTrainLoop(TrainLoop):
 
     def __init__(
         self,
-        runner: Runner,
+        runner: RunnerInternals,
         dataloader: Any,
         max_iters: Count,
         val_begin: Index = 1,
@@ -432,7 +432,7 @@ class IterBasedTrainLoop(TrainLoop):
 
     @property
     def max_iters(self) -> int:
-        """The number of training iterations of the whole run."""
+        """Training iterations in the whole run."""
         return self._max_iters
 
     def run(self) -> None:
@@ -444,13 +444,13 @@ class IterBasedTrainLoop(TrainLoop):
         with contextlib.closing(self._stream(self._repeat_data())) as batches:
             while self.iter < self.max_iters and not self.stop_training:
                 self.run_iters(batches, self.iter, self._next_stop())
-                self._validate_if_due(self.iter, self.max_iters)
+                self._validate_if_due(self.iter, self.max_iters)  # `_next_stop` has chosen this iteration
         if self.iter >= self.max_iters:  # otherwise the only epoch is not complete: a resumed run continues it
             runner.call_hook("after_train_epoch")
         runner.call_hook("after_train")
 
     def _next_stop(self) -> int:
-        """Return the next number of completed iterations at which a validation may run, or training ends."""
+        """Return the iteration count at which the next validation may run, or training ends."""
         if self.runner.val_loop is None:
             return self.max_iters
         interval = self._get_interval(self.iter + 1)

@@ -1,8 +1,9 @@
-"""Compile the programs of training: the update, the accumulation, and a chunk of both."""
+"""Compiled training programs (update, accumulation, and chunks of both) and hyperparameters."""
 
 import contextlib
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,13 +11,12 @@ import jax
 import numpy as np
 
 from jengine.data import select_arrays, stack_batches
+from jengine.hooks import Hook
 from jengine.logging import PhaseTimer
 from jengine.logging.slow_call import report_if_slow
 from jengine.model import Model
 from jengine.model.labels import LabelChecks
 from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.runner.hyperparams import HyperparamsRaveler, HyperparamsVector
-from jengine.runner.out_of_memory import explain_out_of_memory
 from jengine.sharding import DispatchLimiter, Strategy
 from jengine.train import (
     RecompilationGuard,
@@ -29,25 +29,104 @@ from jengine.train import (
 )
 from jengine.train.flops import Flops
 from jengine.train.jaxpr_hash import hash_jaxpr, hash_shapes
+from jengine.train.out_of_memory import explain_out_of_memory
 from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any
 
 logger = logging.getLogger("jengine")
+_NO_VALUES = np.empty(0, np.float32)  # an optax transformation may have no hyperparameters on the host
 _NO_REPORT = contextlib.nullcontext()
 _SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
 
 
+class Hyperparams(dict[str, np.float32]):
+    """Scalars by name, each stored as np.float32, so that a new value never causes a trace.
+
+    >>> hyperparams = Hyperparams()
+    >>> hyperparams["temperature"] = 1
+    >>> hyperparams
+    {'temperature': np.float32(1.0)}
+    """
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set a scalar; raise TypeError for anything else."""
+        array = np.asarray(value)
+        if array.size != 1 or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
+            raise TypeError(f"the hyperparameter {name!r} must be a number, got {value!r}")
+        # A scalar, not an array, which `hyperparams["x"] += 1` would modify while a dispatched step still reads it
+        super().__setitem__(name, np.float32(array.item()))
+
+
+@dataclasses.dataclass(frozen=True)
+class _VectorSpec:
+    """Structure of hyperparameters, with the shape and dtype of each leaf."""
+
+    treedef: Any
+    leaves: tuple[tuple[tuple[int, ...], np.dtype], ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class HyperparamsVector:
+    """Hyperparameters of a step, or of each step in a chunk, as one array, which is one transfer per call."""
+
+    vector: Any  # float[n]; float[K, n] for a chunk
+    spec: _VectorSpec = dataclasses.field(metadata=dict(static=True))  # the structure that `unravel` restores
+
+    def unravel(self) -> Any:
+        """Return the arrays in the original structure, within a compiled step."""
+        arrays, start = [], 0
+        for shape, dtype in self.spec.leaves:
+            stop = start + math.prod(shape)
+            arrays.append(self.vector[start:stop].reshape(shape).astype(dtype))
+            start = stop
+        return self.spec.treedef.unflatten(arrays)
+
+
+class HyperparamsRaveler:
+    """Builder of hyperparameter vectors, which share one spec, so that JAX compares it by identity."""
+
+    def __init__(self) -> None:
+        self._spec: _VectorSpec | None = None
+        self._size = 0
+
+    def ravel(self, hyperparams: Mapping[str, Any]) -> HyperparamsVector:
+        """Return the host arrays of a step, by name or in nested containers, as one vector."""
+        leaves, treedef = jax.tree.flatten(hyperparams)
+        vector = np.concatenate(leaves or [_NO_VALUES], axis=None)
+        if self._spec is None or treedef != self._spec.treedef or vector.size != self._size:
+            self._spec = _VectorSpec(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+            self._size = vector.size
+        return HyperparamsVector(vector, self._spec)
+
+    def stack(self, steps: Sequence[Mapping[str, Any]]) -> HyperparamsVector:
+        """Return the hyperparameters of all steps in a chunk as one array, float[K, n].
+
+        Raises:
+          ValueError: a name was added or removed between two steps.
+        """
+        vectors = [self.ravel(hyperparams) for hyperparams in steps]
+        spec = vectors[0].spec
+        if any(vector.spec is not spec for vector in vectors):
+            names = sorted({tuple(sorted(hyperparams)) for hyperparams in steps})
+            raise ValueError(
+                f"the steps of a chunk must have the same hyperparams, got {names}; set new ones before training, or "
+                "in a hook that acts at each step"
+            )
+        return HyperparamsVector(np.stack([vector.vector for vector in vectors]), spec)
+
+
 class TrainPrograms:
-    """Compile and dispatch training steps. Each program is compiled at its first call.
+    """Training steps, each compiled at the first call.
 
     Args:
       model: computes the losses.
       optim_wrapper: applies the gradients.
-      hooks: their traced points are part of the step.
+      hooks: supply the traced points in the step.
       strategy: places arrays and compiles.
       limiter: limits the number of steps in flight.
-      timer: attributes the time of calls to 'step' and 'compile'.
+      timer: attributes call time to 'step' and 'compile'.
       phases: see `build_train_step`.
       on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
       on_traced: called when the first step is traced, before it is compiled.
@@ -56,15 +135,16 @@ class TrainPrograms:
       update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
       accumulate: the step that only accumulates gradients.
       chunk: several steps, see `build_scanned_step`.
-      hashes: of the traced programs, by program, structure of the batch, devices and versions; at first those of the
-        checkpoint that the run continues.
+      check_labels: checks a host batch's labels, once a trace has shown the classes; raises ConfigError.
+      hashes: hashes of the traced programs, by program, batch structure, devices and versions; a resumed run starts
+        with those in the checkpoint.
     """
 
     def __init__(
         self,
         model: Model,
         optim_wrapper: OptimWrapper | OptimWrapperDict,
-        hooks: Sequence[Any],
+        hooks: Sequence[Hook],
         strategy: Strategy,
         limiter: DispatchLimiter,
         timer: PhaseTimer,
@@ -72,30 +152,27 @@ class TrainPrograms:
         on_recompile: str | None = None,
         on_traced: Callable[[], None] = lambda: None,
     ) -> None:
+        label_checks = LabelChecks()
+
         def guard(step: Callable[..., Any]) -> RecompilationGuard:
             return RecompilationGuard(step, ("state", "batch", "hyperparams"), on_recompile=on_recompile)
 
         def build_step(*, update: bool) -> TrainStep:
             step = build_train_step(
-                model,
-                optim_wrapper,
-                hooks,
-                update=update,
-                phases=phases,
-                constrain=strategy.constrain,
+                model, optim_wrapper, hooks, update=update, phases=phases, constrain=strategy.constrain,
                 gather_tables=strategy.gather_tables,
-            )
-            return dataclasses.replace(step, differentiate=self._label_checks.watch(step.differentiate, argument=1))
+            )  # fmt: skip
+            return dataclasses.replace(step, differentiate=label_checks.watch(step.differentiate, argument=1))
 
-        self._label_checks = LabelChecks()
-        update, accumulate = build_step(update=True), build_step(update=False)
+        update, accumulate = build_step(update=True), build_step(update=False)  # the host knows which one it needs
         steps = (update, accumulate) if optim_wrapper.accumulates else (update,)
-        self._traced_hooks = [step.hooks for step in steps]
         scanned = build_scanned_step(
             *(dataclasses.replace(step, differentiate=_with_hyperparams_vector(step.differentiate)) for step in steps)
         )
         self.update, self.accumulate = guard(update), guard(accumulate)
         self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
+        self.check_labels = label_checks.add
+        self.hashes: dict[str, str] = {}
         self._compiled: dict[RecompilationGuard, Any] = {
             self.update: strategy.compile_train_step(_with_flat_metrics(_with_hyperparams_vector(self.update))),
             self.accumulate: strategy.compile_train_step(_with_flat_metrics(_with_hyperparams_vector(self.accumulate))),
@@ -107,21 +184,13 @@ class TrainPrograms:
         self._on_traced = on_traced
         self._raveler = HyperparamsRaveler()
         self._accumulates = optim_wrapper.accumulates
-        self._last: RecompilationGuard | None = None
-        self._failed = False
+        self._traced_hooks = [step.hooks for step in steps]
+        self._last: RecompilationGuard | None = None  # the suspect if the device runs out of memory
+        self._failed = False  # whether a dispatch raised
         self._environment = (
             f"{type(strategy).__name__} {strategy.mesh_description or {}} {strategy.platform} jax-{jax.__version__}"
         )
-        self.hashes: dict[str, str] = {}
         self._not_hashed: list[tuple[RecompilationGuard, tuple[Any, ...]]] = []
-
-    def check_labels(self, batch: PyTree) -> None:
-        """Check the labels of a host batch that is to be used, once the classes are known from a trace.
-
-        Raises:
-          ConfigError: a label out of range.
-        """
-        self._label_checks.add(batch)
 
     def run_step(
         self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any], is_update: bool
@@ -130,7 +199,7 @@ class TrainPrograms:
 
         Args:
           state: donated.
-          batch: on its device; entries that stay on the host are left out.
+          batch: on the device; entries that stay on the host are left out.
           hyperparams: host arrays.
           is_update: whether the step updates or only accumulates gradients.
 
@@ -150,61 +219,72 @@ class TrainPrograms:
         hyperparams: Sequence[Mapping[str, Any]],
         is_update: Sequence[bool],
     ) -> tuple[TrainState, ChunkMetrics]:
-        """Dispatch the steps of a chunk in one call.
-
-        Args:
-          state: donated.
-          batches: K host batches of equal structure, shapes and dtypes.
-          hyperparams: of each step.
-          is_update: of each step.
-
-        Returns:
-          The new state and the metrics, both pending on the device.
-        """
-        updates = np.asarray(is_update)
-        batch = self._strategy.put_batch(stack_batches([select_arrays(batch) for batch in batches]), chunked=True)
-        new_state, metrics = self._call(self.chunk, state, batch, (self._raveler.stack(hyperparams), updates))
+        """Dispatch K steps in one call: `run_step` for K host batches with equal structures, shapes and dtypes."""
+        updates = np.asarray(is_update)  # `lax.cond` selects the program of each step
+        inputs = self._raveler.stack(hyperparams), updates
+        new_state, metrics = self._call(self.chunk, state, self._put_chunk(batches), inputs)
         self._limiter.add(metrics.values["loss"])
         return new_state, ChunkMetrics(metrics.values, updates, metrics.update_only)
+
+    def _put_chunk(self, batches: Sequence[PyTree]) -> PyTree:
+        return self._strategy.put_batch(stack_batches([select_arrays(batch) for batch in batches]), chunked=True)
+
+    def _call(self, step: RecompilationGuard, state: TrainState, batch: PyTree, inputs: PyTree) -> Any:
+        """Call a program; the timer runs for 'step' from now on."""
+        self._timer.enter("step")  # until the loop enters the next phase
+        compiled = compilation_counter.count
+        self._limiter.wait()  # bounds the run-ahead
+        if step.shapes is None:
+            if hasattr(program := self._compiled[step], "trace"):  # a pmap cannot be traced
+                program.trace(state, batch, inputs)  # the call below uses this trace
+            self._on_traced()
+        self._last = step
+        try:
+            with report_first_compile(step) if step.shapes is None else _NO_REPORT:
+                new_state, metrics = self._compiled[step](state, batch, inputs)
+        except jax.errors.JaxRuntimeError:
+            self._failed = True
+            step.record_shapes(state, batch, inputs)  # for the estimate in the note
+            raise
+        if compilation_counter.count != compiled:
+            self._timer.relabel("compile")  # the time since `enter`
+            step.check_shardings(state, batch, inputs)
+            self._not_hashed.append((step, step.shapes or ()))
+            if self.hashes:  # the run continues another, whose programs may differ
+                self.hash_jaxprs()
+        return new_state, metrics
 
     def is_slow_in_scan(self, state: TrainState, batches: Sequence[PyTree], hyperparams: Mapping[str, Any]) -> bool:
         """Return whether the step has convolutions, which XLA compiles to slow code within a loop on a CPU."""
         program = self._compiled[self.chunk]
-        if self._strategy.platform != "cpu" or not hasattr(program, "trace"):  # a pmap cannot be traced
+        if self._strategy.platform != "cpu" or not hasattr(program, "trace"):
             return False
         inputs = self._raveler.stack([hyperparams] * len(batches)), np.ones(len(batches), bool)
-        batch = self._strategy.put_batch(stack_batches([select_arrays(batch) for batch in batches]), chunked=True)
-        return _SLOW_IN_SCAN in str(program.trace(state, batch, inputs).jaxpr)
+        return _SLOW_IN_SCAN in str(program.trace(state, self._put_chunk(batches), inputs).jaxpr)
 
     def check_hooks(self) -> None:
-        """Check that the hooks' attributes are those that the compiled steps have read.
-
-        Raises:
-          RuntimeError: an attribute has changed.
-        """
+        """Raise RuntimeError if a hook attribute that the compiled steps have read has changed."""
         for hooks in self._traced_hooks:
             hooks.check_unchanged()
 
     def flops(self) -> Flops:
-        """Return the operations of an iteration over all devices, see `count_flops`; {} before the first iteration."""
+        """Return per-iteration FLOPs over all devices, see `count_flops`; {} before the first iteration."""
         for step, program in self._compiled.items():
-            if step.shapes is not None and hasattr(program, "trace"):  # a pmap cannot be traced
+            if step.shapes is not None and hasattr(program, "trace"):
                 flops = count_flops(program.trace(*step.shapes).jaxpr)
-                steps = len(step.shapes[2][1]) if step is self.chunk else 1
+                steps = len(step.shapes[2][1]) if step is self.chunk else 1  # `is_update` has one entry per step
                 return {kind: count / steps for kind, count in flops.items()}
         return {}
 
     def hash_jaxprs(self) -> dict[str, str]:
-        """Return `hashes`, with those of all programs compiled so far; log a warning for one that has changed.
-
-        JAX has kept what it traced for the compilation, so only the text of the program is new.
-        """
+        """Return `hashes` with those of all programs compiled so far; log a warning for one that has changed."""
         names = {self.update: "update", self.accumulate: "accumulate", self.chunk: "chunk"}
         while self._not_hashed:
             step, shapes = self._not_hashed.pop(0)
-            if not hasattr(self._compiled[step], "trace"):  # a pmap cannot be traced
+            if not hasattr(self._compiled[step], "trace"):
                 continue
             key = f"{names[step]} {hash_shapes(shapes[1])} {self._environment}"
+            # JAX has kept the trace from the compilation, so only the program text is new
             new = hash_jaxpr(self._compiled[step].trace(*shapes).jaxpr)
             if self.hashes.get(key, new) != new:
                 logger.warning(
@@ -220,10 +300,7 @@ class TrainPrograms:
     ) -> dict[str, jax.stages.Traced]:
         """Trace the programs that a run calls, by name, without compiling them.
 
-        Args:
-          state, batch: arrays, or `jax.ShapeDtypeStruct`s with shardings.
-          hyperparams: host arrays.
-          batches: the batch of a chunk, real[K, B, ...]; None for a run without chunks.
+        State and batch may be `jax.ShapeDtypeStruct`s with shardings; `batches`, real[K, B, ...], is for chunks.
         """
         vector = self._raveler.ravel(hyperparams)
         programs = {"update": self._compiled[self.update].trace(state, batch, vector)}
@@ -236,45 +313,15 @@ class TrainPrograms:
         return programs
 
     def explain_out_of_memory(self, error: BaseException, noticed: bool) -> None:
-        """Add a note to an error of a device that ran out of memory.
-
-        Args:
-          error: any error.
-          noticed: whether a step failed on the device, which whatever waited for it has noticed.
-        """
+        """Add a note to an error if the device ran out of memory; the host may have `noticed` that at a later wait."""
         if self._last is not None and (noticed or self._failed):
             kind = {self.update: "update", self.accumulate: "accumulation", self.chunk: "chunk"}[self._last]
             name = f"{self._last.name} ({kind})"
             explain_out_of_memory(error, name, self._compiled[self._last], self._last.shapes, noticed)
 
-    def _call(self, step: RecompilationGuard, state: TrainState, batch: PyTree, inputs: PyTree) -> Any:
-        """Call a program; the timer runs for 'step' from now on."""
-        self._timer.enter("step")
-        compiled = compilation_counter.count
-        self._limiter.wait()
-        if step.shapes is None:
-            if hasattr(program := self._compiled[step], "trace"):  # a pmap cannot be traced
-                program.trace(state, batch, inputs)  # the call below uses this trace
-            self._on_traced()
-        self._last = step
-        try:
-            with report_first_compile(step) if step.shapes is None else _NO_REPORT:
-                new_state, metrics = self._compiled[step](state, batch, inputs)
-        except jax.errors.JaxRuntimeError:
-            self._failed = True
-            step.record_shapes(state, batch, inputs)
-            raise
-        if compilation_counter.count != compiled:
-            self._timer.relabel("compile")
-            step.check_shardings(state, batch, inputs)
-            self._not_hashed.append((step, step.shapes or ()))
-            if self.hashes:  # the run continues another, whose programs may differ
-                self.hash_jaxprs()
-        return new_state, metrics
-
 
 def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[None]:
-    """Surround a call of a compiled step: if it is the first and takes long, report that it compiles."""
+    """Report that a step compiles, if the call inside is the first and takes long."""
     return report_if_slow(f"compiling {step.name}") if step.shapes is None else _NO_REPORT
 
 
@@ -296,7 +343,7 @@ def _with_flat_metrics(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_hyperparams_vector(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the step, or its first half, with its hyperparameters passed as one array."""
+    """Return the step, or the first half, with hyperparameters passed as one array."""
 
     def run(state: TrainState, batch: PyTree, hyperparams: HyperparamsVector, *is_update: jax.Array | bool) -> Any:
         return step(state, batch, hyperparams.unravel(), *is_update)

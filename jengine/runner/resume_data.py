@@ -1,4 +1,4 @@
-"""Save the position in the training data with a checkpoint, and continue there, as exactly as the data allow."""
+"""Position in the training data: saved with a checkpoint, and restored as exactly as the data allow."""
 
 import math
 from collections.abc import Mapping
@@ -6,18 +6,18 @@ from typing import Any
 
 from jengine.data.state_encoding import decode, encode
 from jengine.errors import ConfigError
-from jengine.runner.runner_protocol import Runner
+from jengine.runner.runner_protocol import RunnerInternals
 
 _IGNORED = {"replayed": "read and dropped", "lost": "repeated or lost"}
+_EFFECTS = {
+    "replayed": "a resumed run reads and drops the batches before its position, so it is exact only if they are the "
+    "same in each run",
+    "lost": "a resumed run continues with what it yields next",
+}
 
 
-def collect_position(runner: Runner, meta: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the position in the training data, as JSON-serializable values; None in a loop that does not keep it.
-
-    Args:
-      runner: between two iterations, or in the stages after one.
-      meta: the `epoch` and `iter` of the checkpoint.
-    """
+def collect_position(runner: RunnerInternals, meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the position between two iterations as JSON-serializable values; None in a loop without one."""
     loop, loader = runner.train_loop, runner.train_dataloader
     if loop is None or loop.position is None:
         return None
@@ -34,20 +34,12 @@ def collect_position(runner: Runner, meta: Mapping[str, Any]) -> dict[str, Any] 
     }
 
 
-def warn_if_inexact(runner: Runner) -> None:
-    """Log that the position in the training data cannot be restored, or raise if `resume_policy.data` is 'exact'.
-
-    Raises:
-      ConfigError: see above.
-    """
+def warn_if_inexact(runner: RunnerInternals) -> None:
+    """Log that the position cannot be saved, or raise ConfigError if `resume_policy.data` is 'exact'."""
     loader = runner.train_dataloader
     if loader.resume == "exact":
         return
-    effect = {
-        "replayed": "a resumed run reads and drops the batches before its position, so it is exact only if they are "
-        "the same in each run",
-        "lost": "a resumed run continues with what it yields next",
-    }[loader.resume]
+    effect = _EFFECTS[loader.resume]
     if runner.resume_policy.data == "exact":
         raise ConfigError(
             f"`train_dataloader` must be data whose position can be saved with resume_policy.data='exact', "
@@ -57,8 +49,8 @@ def warn_if_inexact(runner: Runner) -> None:
     runner.logger.info(f"The position in {loader.kind} cannot be saved: {effect}{advice}.")
 
 
-def restore_position(runner: Runner, saved: Mapping[str, Any] | None) -> None:
-    """Continue at the position of a checkpoint, after `iter` and `epoch` of the loop have been restored.
+def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -> None:
+    """Continue at a checkpoint's position, once the loop's `iter` and `epoch` have been restored.
 
     Another batch size or number of data shards continues at the same example if the data have access by index, or
     yield examples; otherwise, and with another dataset, the pass starts again. What is repeated or dropped is logged.
@@ -73,50 +65,46 @@ def restore_position(runner: Runner, saved: Mapping[str, Any] | None) -> None:
         return
     positions = [decode(position) for position in saved["positions"]]
     shard = runner.strategy.data_shard
-    count, index = shard.count, shard.index
-    changes = [
-        f"{name} {new} ({old} in the checkpoint)"
-        for name, old, new in (
-            ("batch size", saved["batch_size"], loader.batch_size),
-            ("dataset of", saved["dataset_size"], loader.dataset_size),
-            ("data shards:", len(positions), count),
-        )
-        if old != new
-    ]
+    compared = (
+        ("batch size", saved["batch_size"], loader.batch_size),
+        ("dataset of", saved["dataset_size"], loader.dataset_size),
+        ("data shards:", len(positions), shard.count),
+    )
+    changes = [f"{name} {new} ({old} in the checkpoint)" for name, old, new in compared if old != new]
     total = sum(position["examples"] for position in positions)
     if not changes:
-        loop.position = positions[index]
+        loop.position = positions[shard.index]
         loop.epoch_start = loop.iter - saved["inner_iter"]
         _report_inexact(runner, total)
         return
     first = positions[0]
-    is_divisible = len(positions) == count or loader.has_random_access
+    is_divisible = len(positions) == shard.count or loader.has_random_access
     if saved["dataset_size"] != loader.dataset_size or not is_divisible:
         position = {"epoch": first["epoch"], "position": 0, "examples": 0}
-    elif len(positions) == count:
-        position = positions[index]
+    elif len(positions) == shard.count:
+        position = positions[shard.index]
     else:
-        position = {"epoch": first["epoch"], "position": -1, "examples": total // count}
+        position = {"epoch": first["epoch"], "position": -1, "examples": total // shard.count}
     loader.load_state_dict(position)
     loop.position = loader.state_dict()
-    repeated = total - loop.position["examples"] * count
+    repeated = total - loop.position["examples"] * shard.count
     if saved["inner_iter"] and loop.by_epoch and loop.epoch_length == loader.length:
-        # some loaders give the position after the last batch of a pass as the start of the next
+        # Some loaders give the position after the last batch of a pass as the start of the next
         is_next_epoch = first["position"] == 0 or loop.position["epoch"] > first["epoch"]
         loop.epoch += is_next_epoch
         loop.epoch_start = loop.iter - loop.position["position"]
         repeated = 0 if is_next_epoch else repeated
     else:
         loop.epoch_start = loop.iter - saved["inner_iter"]
-    _report_changes(runner, saved, changes, first, repeated)
+    _report_changes(runner, saved, changes, first["epoch"] + 1, repeated)
 
 
-def _report_inexact(runner: Runner, examples: int) -> None:
-    loader, policy = runner.train_dataloader, runner.resume_policy.data
+def _report_inexact(runner: RunnerInternals, examples: int) -> None:
+    loader = runner.train_dataloader
     if loader.resume == "exact" or not examples:
         return
     effect = _IGNORED[loader.resume]
-    if policy == "exact":
+    if runner.resume_policy.data == "exact":
         raise ConfigError(
             f"`resume` must continue with the same examples with resume_policy.data='exact', got {loader.kind}, whose "
             f"position cannot be saved: {examples} examples are {effect}"
@@ -127,29 +115,24 @@ def _report_inexact(runner: Runner, examples: int) -> None:
 
 
 def _report_changes(
-    runner: Runner, saved: Mapping[str, Any], changes: list[str], first: Mapping[str, Any], repeated: int
+    runner: RunnerInternals, saved: Mapping[str, Any], changes: list[str], number: int, repeated: int
 ) -> None:
-    loop = runner.train_loop
-    if repeated == 0:
-        effect = "the run continues at the same example"
-    elif repeated > 0:
-        effect = f"{repeated} examples of pass {first['epoch'] + 1} over the data are repeated"
-    else:
-        effect = f"{-repeated} examples of pass {first['epoch'] + 1} over the data are skipped"
-    lengths = ""
-    if loop.epoch_length != saved["epoch_length"]:
-        lengths = f", an epoch has {loop.epoch_length} iterations instead of {saved['epoch_length']}"
-    if loop.max_iters == math.inf:
-        remaining = f"the run ends after {loop.max_epochs} epochs"
-    else:
-        remaining = f"{loop.max_iters - loop.iter} iterations remain"
-    message = (
-        f"The data differ from those of the checkpoint: {', '.join(changes)}: {effect}{lengths}, and {remaining}; "
-        "schedules by epoch and those converted from epochs keep their place in the epoch, others their iteration."
-    )
+    loop, effect = runner.train_loop, "the run continues at the same example"
+    if repeated:
+        what = "repeated" if repeated > 0 else "skipped"
+        effect = f"{abs(repeated)} examples of pass {number} over the data are {what}"
     if runner.resume_policy.data == "exact":
         raise ConfigError(
             f"the data must be those of the checkpoint with resume_policy.data='exact', got {', '.join(changes)}: "
             f"{effect}"
         )
-    runner.logger.warning(message)
+    lengths = ""
+    if loop.epoch_length != saved["epoch_length"]:
+        lengths = f", an epoch has {loop.epoch_length} iterations instead of {saved['epoch_length']}"
+    remaining = f"{loop.max_iters - loop.iter} iterations remain"
+    if loop.max_iters == math.inf:
+        remaining = f"the run ends after {loop.max_epochs} epochs"
+    runner.logger.warning(
+        f"The data differ from those of the checkpoint: {', '.join(changes)}: {effect}{lengths}, and {remaining}; "
+        "schedules by epoch and those converted from epochs keep their place in the epoch, others their iteration."
+    )

@@ -1,40 +1,35 @@
-"""Define the Runner, which trains, validates and tests a model from a config."""
+"""Runner: trains, validates and tests a model from a config."""
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jengine.annotations import checked
 from jengine.checkpoint import Checkpointer
-from jengine.config import resolve
+from jengine.config import format_config, resolve
 from jengine.distributed import get_processes
-from jengine.errors import config_path
 from jengine.hooks import Hook, Priority
+from jengine.hooks.hook_list import HookList
 from jengine.hooks.runner_protocol import MaybeNone
-from jengine.logging import PhaseTimer, parse_level
+from jengine.inference.predict import Predictor, open_batches
+from jengine.logging import PhaseTimer
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from jengine.runner import build, bundle, check, report, run_record
-from jengine.runner.compilation_cache import use_compilation_cache
+from jengine.optim.schedules import Schedulers
+from jengine.runner import bundle, components, config_checks
 from jengine.runner.dataloaders import DataLoaders
+from jengine.runner.end_report import use_compilation_cache
 from jengine.runner.eval_loops import EvalLoop
-from jengine.runner.extras import check_extras
 from jengine.runner.failures import check_consistent, close, closing
-from jengine.runner.fingerprint import describe_settings, saved_hashes
-from jengine.runner.hook_list import HookList
-from jengine.runner.hyperparams import Hyperparams
-from jengine.runner.initial_state import StateInitializer
+from jengine.runner.initial_state import StateInitializer, trained_module
 from jengine.runner.interrupts import Interrupts, abort_all_on_error, default_resume_command
-from jengine.runner.load_from import remove_in_memory
-from jengine.runner.predict import Predictor, open_batches
-from jengine.runner.programs import TrainPrograms
-from jengine.runner.resume_check import check_resume
-from jengine.runner.resume_optimizer import optimizer_settings
-from jengine.runner.resume_policy import parse_resume_policy
-from jengine.runner.session import RunFiles, record_session
-from jengine.runner.trained_module import trained_module
+from jengine.runner.loops import TrainLoop
+from jengine.runner.programs import Hyperparams, TrainPrograms
+from jengine.runner.resume_check import check_resume, describe_settings, optimizer_settings, saved_hashes
+from jengine.runner.session import GroupTable, RunFiles, record_session, update_record
+from jengine.runner.start_from import parse_resume_policy, remove_in_memory
 from jengine.runner.workdir import CheckpointDirectories, agree_on_identity
 from jengine.sharding import DispatchLimiter
 from jengine.train import TrainState
@@ -45,54 +40,71 @@ PyTree = Any
 
 @functools.partial(checked, owner="")
 class Runner:
-    """Train, validate and test a model, with hooks around one compiled step.
+    """Runner that trains, validates and tests a model, with hooks around one compiled step.
 
-    Each argument is an object or its config (`dict(type=..., ...)`); the arguments are MMEngine's. Invalid arguments
-    raise here, before anything is compiled; objects that depend on the data are built by `train`, `val` and `test`.
+    Each argument is an object or a config (`dict(type=..., ...)`), with MMEngine's names. Invalid arguments raise
+    here, with the path in the config; `train`, `val` and `test` build what depends on the data.
+
+    >>> from jengine.model import FunctionalModel
+    >>> model = FunctionalModel(lambda rng: {"w": 0.0}, lambda params, batch: (params["w"] - batch) ** 2)
+    >>> runner = Runner(
+    ...     model, "work_dirs/mean", train_dataloader=[jax.numpy.ones(4)], train_cfg=dict(max_epochs=9),
+    ...     optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+    ... )
+    >>> runner.train().params  # doctest: +SKIP
+    {'w': Array(0.86578226, dtype=float32)}
 
     Args:
-      model: a `Model`, or a config of one.
-      work_dir: directory of checkpoints and logs.
-      train_dataloader, val_dataloader, test_dataloader: config of a loader, or an iterable of batches.
+      model: a `Model`, or a config for one.
+      work_dir: directory for checkpoints and logs.
+      train_dataloader, val_dataloader, test_dataloader: a loader config, or an iterable over batches.
       train_cfg: `dict(by_epoch=True, max_epochs=...)`, `dict(by_epoch=False, max_iters=...)` or a loop by `type`, with
         `val_begin`, `val_interval`, `dynamic_intervals` and `steps_per_call`.
       val_cfg, test_cfg: `dict()` or a loop by `type`.
-      optim_wrapper: an `OptimWrapper`, a config of one, or an optax gradient transformation.
+      optim_wrapper: an `OptimWrapper`, a config for one, or an optax gradient transformation.
       param_scheduler: a scheduler config, an optax schedule (a function from the iteration to the learning rate), or a
         list of them, applied in order.
       val_evaluator, test_evaluator: metrics: a config, a list of them, or an `Evaluator`.
       default_hooks: changes to the six default hooks, by name; None removes one.
       custom_hooks: further hooks: a list, or one.
-      load_from: the initial weights: the path of a checkpoint or of pretrained weights, a pytree of arrays, an
-        `nnx.Module`, or a dict of the fields of `LoadFrom`: `path` (any of these), `rename=[(old, new), ...]`, ...
-      resume: a path continues from that checkpoint. True continues from `load_from` if that is the path of one, else
-        from the newest one of `work_dir` if there is one; 'must' does the same, and nothing to resume is an error.
+      load_from: the initial weights: a path to a checkpoint or to pretrained weights, a pytree of arrays, an
+        `nnx.Module`, or a dict with the fields of `LoadFrom`: `path` (any of these), `rename=[(old, new), ...]`, ...
+      resume: a path continues from that checkpoint. True continues from `load_from` if that is a checkpoint's path,
+        else from the newest one in `work_dir` if there is one; with 'must', nothing to resume is an error.
       parallel: the strategy, which places arrays on devices.
       precision: the dtype in which the network computes, or a dict of `Precision`'s fields.
       log_processor: formats log lines.
       visualizer: writes scalars and images; a LocalVisualizer with JSON lines and PNG files by default.
       randomness: `dict(seed=int)`; with None the seed is drawn, and saved in checkpoints.
       auto_scale_lr: `dict(enable=True, base_batch_size=...)` scales learning rates by the batch size.
-      experiment_name: name of the run in its logs.
-      cfg: the config of the run; written to the work dir and saved in checkpoints.
+      experiment_name: name in the logs.
+      cfg: the whole config; written to the work dir and saved in checkpoints.
       log_level: lowest level in the terminal and the log file, as in `logging`.
-      resume_policy: which settings hold after a resume, where those of config and checkpoint differ: a dict of
-        `optimizer`, `schedules` and `seed`, each 'checkpoint' (the default), 'config' or 'error', and of `data`,
-        'exact' if a position in the data that cannot be restored is an error (see `ResumePolicy`).
+      resume_policy: which settings hold after a resume, where config and checkpoint differ: a dict with `optimizer`,
+        `schedules` and `seed`, each 'checkpoint' (the default), 'config' or 'error', and `data`, 'exact' if a position
+        in the data that cannot be restored is an error (see `ResumePolicy`).
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it.
-      train_loop, val_loop, test_loop: the loops; None before `train`, `val` or `test` builds them.
-      optim_wrapper, param_schedulers: built with the training loop.
-      programs: the compiled programs of training; None before `train`.
-      resume_command: returns the text that an interrupted run logs as the way to continue; see
-        `default_resume_command` for its arguments.
-      hyperparams: scalars that hooks pass to the step in addition to those of the optimizer. Add a key before training;
-        its value may change at any time without a new trace.
-
-    Raises:
-      ConfigError, TypeError, ValueError, KeyError: an invalid argument; a note gives its path in the config.
+      train_loop, val_loop, test_loop: None before `train`, `val` or `test` builds them.
+      optim_wrapper, param_schedulers, programs: None before `train`.
+      resume_command: returns how an interrupted run can continue, with the arguments of `default_resume_command`.
+      hyperparams: scalars that hooks pass to the step besides the optimizer's. Add a key before training; the value may
+        change at any time without a new trace.
     """
+
+    train_loop: TrainLoop | MaybeNone = None
+    val_loop: EvalLoop | MaybeNone = None
+    test_loop: EvalLoop | MaybeNone = None
+    optim_wrapper: OptimWrapper | OptimWrapperDict | MaybeNone = None
+    param_schedulers: Schedulers | MaybeNone = None
+    programs: TrainPrograms | MaybeNone = None
+    _state: TrainState | MaybeNone = None
+    _is_loaded = False  # whether the state is from the checkpoint to resume or to load
+    _predictor: Predictor | None = None
+    _first_iter = 0
+    _group_table: GroupTable
+    _failure = ""  # the point at which training stopped with an error
 
     def __init__(
         self,
@@ -123,21 +135,14 @@ class Runner:
         log_level: int | str = "INFO",
         resume_policy: Mapping[str, Any] | None = None,
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name != "self"}
+        arguments = {name: value for name, value in locals().items() if name != "self"}  # before any other local
         self.settings = describe_settings(arguments, cfg) if train_cfg is not None else {}
-        sections = dict(
-            train_dataloader=train_dataloader, train_cfg=train_cfg, optim_wrapper=optim_wrapper,
-            val_dataloader=val_dataloader, val_cfg=val_cfg, val_evaluator=val_evaluator,
-            test_dataloader=test_dataloader, test_cfg=test_cfg, test_evaluator=test_evaluator,
-            param_scheduler=param_scheduler, auto_scale_lr=auto_scale_lr,
-        )  # fmt: skip
-        build.read_auto_scale_lr(auto_scale_lr)
-        self._sections, schedulers = check.check_sections(sections)
-        with config_path("log_level"):
-            level = parse_level(log_level)
+        self._auto_scale_lr = components.read_auto_scale_lr(auto_scale_lr)
+        self._sections, schedulers = config_checks.check_sections(arguments)  # refuses before anything is built
         self.resume_policy = parse_resume_policy(resume_policy)
         self.cfg = remove_in_memory(resolve(cfg)) if cfg is not None else {}
-        self.cfg_text, unwritable = report.format_config_file(self.cfg, work_dir)
+        config_file = os.path.join(work_dir, "config.py")
+        self.cfg_text, unwritable = format_config(self.cfg, config_file) if self.cfg else ("", [])
 
         self.processes = get_processes()
         identity = agree_on_identity(
@@ -148,98 +153,174 @@ class Runner:
         self.experiment_name, self.seed, self.run_id = identity.experiment_name, identity.seed, identity.run_id
         self.configured_seed = identity.configured_seed
         self._load_from, self._resume_from = identity.load_from, identity.resume_from
-        self.resume_command = functools.partial(default_resume_command, load_from)
+        self.resume_command: Callable[..., str] = functools.partial(default_resume_command, load_from)
 
         use_compilation_cache()
         self.phase_timer = PhaseTimer()
         self.interrupts = Interrupts(self.processes)
-        self.strategy = build.build_strategy(parallel)
+        self.strategy = components.build_strategy(parallel)
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
-        self.model = build.build_model(model, precision)
-        self.visualizer = build.build_visualizer(visualizer, self.log_dir)
-        self.hook_list = HookList(functools.partial(build.require_drawing, self.visualizer))
+        self.model = components.build_model(model, precision)
+        self.visualizer = components.build_visualizer(visualizer, self.log_dir)
+        self.hook_list = HookList(functools.partial(components.require_drawing, self.visualizer))
         self.register_hooks(default_hooks, custom_hooks)
-        check.check_names(self.hooks, schedulers, self._sections)
+        config_checks.check_names(self.hooks, schedulers, self._sections)
         self._directories = CheckpointDirectories(self.work_dir, self.hooks, self.run_id)
         self.files = RunFiles(self, self._directories, unwritable)
-        self.log_processor = build.build_log_processor(log_processor, by_epoch=check.is_epoch_based(train_cfg))
-        self.logger, self.log_writer, self.message_hub = build.build_logs(
-            self.log_dir, self.timestamp, self.experiment_name, level
-        )
-        if identity.resume_note:
-            self.logger.info(identity.resume_note)
-
-        self._state: TrainState | MaybeNone = None
-        self.train_loop: Any = None
-        self.val_loop: Any = None
-        self.test_loop: Any = None
-        self.optim_wrapper: Any = None
-        self.param_schedulers: Any = None
+        self.log_processor = components.build_log_processor(log_processor, train_cfg)
+        self.logger, self.log_writer, self.message_hub = components.build_logs(identity, log_level)
         self.optimizer_settings: dict[str, dict[str, Any]] = {}
-        self.programs: TrainPrograms | MaybeNone = None
         self.hyperparams = Hyperparams()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._loaders = DataLoaders(self._sections, self.seed, self.processes, self.strategy.data_shard)
+        self._initializer = StateInitializer(self.model, self.strategy, self.seed)
         self.checkpointer = Checkpointer(self.work_dir, self.run_id)
-        self._is_loaded = False  # from the checkpoint to resume or to load
-        self._first_iter = 0
-        self._failure = ""  # the point at which training stopped with an error
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> "Runner":
-        """Return a Runner from a config whose keys are the arguments of the constructor.
+        """Return a Runner from a config whose keys are the constructor's arguments.
 
-        The key `vars` is reserved for the user: its values are saved with the config and otherwise ignored. The log
-        names keys of MMEngine that mean nothing here.
+        The key `vars` is reserved for the user: saved with the config and otherwise ignored. The log names MMEngine
+        keys that mean nothing here.
 
         Raises:
           ConfigError: unknown keys, or `model` or `work_dir` is missing. MissingPackageError: an optional package
             that the config requires is not installed.
         """
-        plain, dropped = check.check_top_level(resolve(cfg), cls.__init__)
-        check_extras(plain)
+        plain, dropped = config_checks.check_top_level(resolve(cfg), cls.__init__)
+        config_checks.check_extras(plain)
         runner = cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
         if dropped:
             runner.logger.info(dropped)
         return runner
 
-    # --- Called by users. ---
+    # --- Training ---
 
     def train(self) -> TrainState:
         """Train to the end and return the final state.
 
         Raises:
-          RuntimeError: the Runner has no sections for training, or an earlier call stopped within an iteration, so that
-            counters, state and hooks disagree.
+          RuntimeError: the Runner has no sections for training, or an earlier call stopped within an iteration.
         """
         if not self.is_training_configured:
             raise RuntimeError("there is nothing to train: set train_dataloader, train_cfg and optim_wrapper")
         check_consistent(self, self._failure)
-        self.phase_timer.start("setup")
+        self.phase_timer.start("setup")  # `prepare_training` may compile
         self.prepare_training()
         try:
             with closing(self), abort_all_on_error(self.processes, self.interrupts):
-                self._train()
+                self._directories.lock()
+                self.call_hook("before_run")
+                self._load_or_resume()
+                self._run_train_loop()
+                self.call_hook("after_run")
         finally:
-            self._directories.unlock()
-        assert self.state is not None
+            self._directories.unlock()  # also after a refusal
         return self.state
 
-    def val(self) -> dict[str, float]:
-        """Validate once and return the metrics.
+    def prepare_training(self, abstract: bool = False) -> None:
+        """Build everything that depends on the data: loops, optimizer, schedulers, and the state.
 
-        Raises:
-          RuntimeError: the Runner has no sections for validation.
+        With `abstract` the state's leaves are only `jax.ShapeDtypeStruct`s.
         """
+        loader = self.train_dataloader
+        if self.train_loop is None:
+            self.train_loop = components.build_train_loop(self, self._sections["train_cfg"], loader)
+        wrapper = self.build_optimizer()
+        if self.param_schedulers is None:
+            batch_size = (loader.batch_size or 1) * self.strategy.data_shard.count
+            components.scale_lr(wrapper, self._auto_scale_lr, batch_size, self.logger)
+            self._group_table = wrapper.group_table()  # before a warm-up changes the hyperparameters
+            if warning := components.check_accumulation(wrapper, self.model.module_types):
+                self.logger.warning(warning)
+            self.optimizer_settings = optimizer_settings(wrapper)  # before schedulers change them
+            schedulers = self._sections["param_scheduler"]
+            self.param_schedulers = components.build_schedulers(self.train_loop, schedulers, wrapper)
+            if self._resume_from is not None:
+                check_resume(self, self._resume_from)
+        if self._sections["val_cfg"] is not None:
+            self._eval_loop("val")
+        if self.state is None or self.state.opt_state is None:
+            self._loaders.call_with_example("train", self._init_state, self.optim_wrapper, self.hooks, abstract)
+
+    def build_optimizer(self) -> Any:
+        """Return the optimizer wrapper, built for the parameters' shapes."""
+        if self.optim_wrapper is None:
+            optim_wrapper = self._sections["optim_wrapper"]
+            if not isinstance(optim_wrapper, OptimWrapper | OptimWrapperDict):
+                params = self._loaders.call_with_example("train", self._initializer.param_shapes)
+                optim_wrapper = build_optim_wrapper(params, optim_wrapper, module_types=self.model.module_types)
+            self.optim_wrapper = optim_wrapper
+            for wrapper in components.list_wrappers(optim_wrapper):
+                wrapper.axis_name = self.strategy.axis_name or wrapper.axis_name
+        return self.optim_wrapper
+
+    def _init_state(self, batch: PyTree, optim_wrapper: Any = None, hooks: Any = (), abstract: bool = False) -> None:
+        """Create the state, once the shapes are known to fit checkpoints and evaluations; see `StateInitializer`."""
+        traced, init = self._initializer.trace(batch, optim_wrapper, hooks)
+        shapes = traced.out_info
+        config_checks.check_state(self.hooks if optim_wrapper is not None else (), shapes)
+        if isinstance(self.val_loop, EvalLoop) and optim_wrapper is not None and not abstract:
+            self._loaders.call_with_example("val", self.val_loop.check, shapes.params, shapes.model_state)
+        self.state = shapes if abstract else init()
+        self._is_loaded = False
+
+    def _load_or_resume(self) -> None:
+        if not self._is_loaded:
+            self._is_loaded = True
+            bundle.load_or_resume(self, self._load_from, self._resume_from)
+
+    def build_programs(self) -> TrainPrograms:
+        """Return the training programs for this run's devices; each is compiled at the first call."""
+        parts = self.model, self.optim_wrapper, self.hooks, self.strategy, self.dispatch_limiter, self.phase_timer
+        return TrainPrograms(*parts, self.train_loop.phases, self.train_loop.on_recompile, self.files.open)
+
+    def _run_train_loop(self) -> None:
+        loop = self.train_loop
+        self.optim_wrapper.initialize_count_status(loop.iter, loop.max_iters)
+        self.programs = self.build_programs()
+        if self._resume_from is not None:
+            self.programs.hashes.update(saved_hashes(self._resume_from))
+        self._first_iter = loop.iter  # for the speed
+        self.files.expect_training(self._group_table)
+        with record_session(self, self._group_table):
+            try:
+                with self._loaders.note_example("train", ends=lambda: self.files.exist):
+                    loop.run()
+            except BaseException as error:
+                self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
+                raise
+
+    # --- Evaluation and prediction ---
+
+    def val(self) -> dict[str, float]:
+        """Validate once and return the metrics; raise RuntimeError without the sections for validation."""
         return self._evaluate("val")
 
     def test(self) -> dict[str, float]:
-        """Test once and return the metrics, of the trained state after `train`, else of `load_from`.
-
-        Raises:
-          RuntimeError: the Runner has no sections for a test.
-        """
+        """Test the trained state, or `load_from`, once and return the metrics; raise RuntimeError without a test."""
         return self._evaluate("test")
+
+    def _evaluate(self, mode: str) -> dict[str, float]:
+        if self._sections[f"{mode}_cfg"] is None:
+            raise RuntimeError(f"there is nothing to run: set {mode}_dataloader, {mode}_cfg and {mode}_evaluator")
+        if self.state is None:
+            self._loaders.call_with_example(mode, self._init_state)
+        loop = self._eval_loop(mode)
+        self.call_hook("before_run")
+        self._load_or_resume()
+        with closing(self), abort_all_on_error(self.processes, self.interrupts):
+            metrics = loop.run()
+            self.files.open()  # if a loop of the user ran no step
+            self.call_hook("after_run")
+        return metrics
+
+    def _eval_loop(self, mode: str) -> EvalLoop:
+        """Return the validation or test loop, built at the first use."""
+        name = f"{mode}_loop"
+        if getattr(self, name) is None:
+            setattr(self, name, components.build_eval_loop(self, mode, self._sections, self._loaders.get(mode)))
+        return getattr(self, name)
 
     def module(self, train: bool = False) -> Any:
         """Return a copy of the trained Flax module, in training or inference mode; see `trained_module`."""
@@ -249,50 +330,58 @@ class Runner:
         """Return the predictions for all examples of `data`, with the weights that a validation would use.
 
         Args:
-          data: arrays (one, or a dict or tuple of them), a map-style dataset or its config, a loader or its config, or
-            any iterable of batches, such as a list. A dict with the key `dataset` or `type` is a config.
-          batch_size: examples per batch of arrays and datasets on this process; 128 by default.
+          data: arrays (one, or a dict or tuple), a map-style dataset or its config, a loader or its config, or any
+            iterable over batches, such as a list. A dict with the key `dataset` or `type` is a config.
+          batch_size: examples per batch on this process, for arrays and datasets; 128 by default.
 
         Returns:
-          A pytree of NumPy arrays whose leading axis is the number of examples, in the order of `data`.
+          A pytree of NumPy arrays with one leading entry per example, in the order of `data`.
         """
-        example, batches = open_batches(self, data, batch_size)
+        example, batches = open_batches(data, batch_size, self.strategy, self.seed)
         if self.state is None:
             self._init_state(example)
         self._load_or_resume()
         self.files.open()
         with self.phase_timer.phase("prediction"), abort_all_on_error(self.processes, self.interrupts):
+            if self._predictor is None:
+                self._predictor = Predictor(self.model, self.strategy, self.processes)
             return self._predictor.predict(*self.eval_variables()[""], batches, self.dispatch_limiter)
 
+    def close(self) -> None:
+        """Finish background work, also after an error."""
+        close(self)
+
+    # --- Hooks ---
+
     def register_hook(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> None:
-        """Add a hook, given as an instance or a config; `priority` overrides that of the config and of the class."""
+        """Add a hook, an instance or a config; `priority` overrides the config's and the class's."""
         self.hook_list.register(hook, priority)
 
     def register_hooks(self, default_hooks: Mapping[str, Any] | None = None, custom_hooks: Any = None) -> None:
-        """Change the default hooks and add custom ones, as the constructor does with its arguments of these names."""
+        """Change the default hooks and add custom ones, as the constructor does."""
         self.register_default_hooks(default_hooks)
         self.register_custom_hooks(custom_hooks)
 
     def register_default_hooks(self, hooks: Mapping[str, Any] | None = None) -> None:
         """Replace, add or, with None, remove default hooks by name."""
-        build.register_default_hooks(self.hook_list, hooks)
+        components.register_default_hooks(self.hook_list, hooks)
 
     def register_custom_hooks(self, hooks: Any = None) -> None:
-        """Add hooks or configs of hooks: a list, or one."""
-        build.register_custom_hooks(self.hook_list, hooks)
+        """Add hooks or hook configs: a list, or one."""
+        components.register_custom_hooks(self.hook_list, hooks)
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
-        """Call every hook that defines `stage`, in priority order; your own loop may define its own stages."""
+        """Call every hook that defines `stage`, in priority order; your own loop may define other stages."""
         self.hook_list.call(self, stage, arguments)
 
     def get_hooks_info(self) -> str:
-        """Return a list of the hooks of each stage, in order, as text."""
+        """Return the hooks in each stage, in order, as text."""
         return self.hook_list.describe()
 
-    # --- Called by hooks and loops. ---
+    # --- Steps and checkpoints, called by loops and hooks ---
 
     def train_step(self, batch: PyTree) -> dict[str, jax.Array]:
-        """Run one training step on a batch on its device, and return the metrics, which stay on the device."""
+        """Run one training step on a batch on the device, and return the metrics, which stay there."""
         is_update = self.optim_wrapper.start_step(self.train_loop.iter)
         self._state, metrics = self.programs.run_step(self._state, batch, self.step_hyperparams(), is_update)
         return metrics
@@ -305,21 +394,20 @@ class Runner:
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:
-        """Return all hyperparameters of the step: the optimizer's and those that hooks set."""
+        """Return all hyperparameters: the optimizer's and those that hooks set."""
         return {**self.optim_wrapper.hyperparams, **self.hyperparams}
 
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
         """Return the variables to evaluate: suffix of the metric names -> `(params, model_state)`."""
-        assert self.state is not None
         variables = {"": (self.state.params, self.state.model_state)}
         for hook in self.hook_list:
             variables = hook.eval_variables(self, variables)
         return variables
 
     def record_validation(self, metrics: dict[str, float]) -> None:
-        """Record the metrics of a validation for the table at the end of the run."""
+        """Record validation metrics for the table at the end."""
         self.validations.append((self.epoch, self.iter, metrics))
-        run_record.update_record(self)
+        update_record(self)
 
     def save_checkpoint(
         self,
@@ -329,19 +417,21 @@ class Runner:
         """Write a checkpoint in the background and return its path.
 
         Args:
-          out_dir: its directory; the work dir by default.
-          filename: its name.
-          save_optimizer: save the optimizer's state and hyperparameters.
+          out_dir: the work dir by default.
+          filename: name of the checkpoint.
+          save_optimizer: save the optimizer state and hyperparameters.
           save_param_scheduler: save the schedulers.
           meta: entries that override the Runner's own (`epoch`, `iter`, …).
-          by_epoch: whether the checkpoint is one of the end of an epoch.
-          **options: arguments of `Checkpointer.save`.
+          by_epoch: whether the checkpoint marks the end of an epoch.
+          **options: arguments for `Checkpointer.save`.
         """
         saved = dict(save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler)
         path = os.path.join(out_dir or self.work_dir, filename)
         with self.phase_timer.phase("checkpoint"):
             bundle.save(self, path, meta={**(meta or {}), "by_epoch": by_epoch}, options=options, **saved)
         return path
+
+    # --- Attributes ---
 
     @property
     def state(self) -> TrainState | MaybeNone:
@@ -361,42 +451,42 @@ class Runner:
 
     @property
     def iter(self) -> int:
-        """The number of completed training iterations."""
+        """Completed training iterations."""
         return 0 if self.train_loop is None else self.train_loop.iter
 
     @property
     def epoch(self) -> int:
-        """The number of completed epochs; 0 throughout in an iteration loop."""
+        """Completed epochs; 0 throughout in an iteration loop."""
         return 0 if self.train_loop is None else self.train_loop.epoch
 
     @property
     def max_iters(self) -> int | float:
-        """The number of training iterations of the whole run; `math.inf` if unknown."""
+        """Training iterations in the whole run; `math.inf` if unknown."""
         return 0 if self.train_loop is None else self.train_loop.max_iters
 
     @property
     def max_epochs(self) -> int:
-        """The number of epochs of the whole run; 1 in an iteration loop."""
+        """Epochs in the whole run; 1 in an iteration loop."""
         return 0 if self.train_loop is None else self.train_loop.max_epochs
 
     @property
     def train_dataloader(self) -> Any:
-        """The loader of the training data, built at its first use."""
+        """Loader for the training data, built at the first use."""
         return self._loaders.get("train")
 
     @property
     def val_dataloader(self) -> Any:
-        """The loader of the validation data, built at its first use."""
+        """Loader for the validation data, built at the first use."""
         return self._loaders.get("val")
 
     @property
     def test_dataloader(self) -> Any:
-        """The loader of the test data, built at its first use."""
+        """Loader for the test data, built at the first use."""
         return self._loaders.get("test")
 
     @property
     def iters_this_session(self) -> int:
-        """The number of training iterations since `train` was called, without those of the resumed run."""
+        """Training iterations since `train` was called, without those before a resume."""
         return self.iter - self._first_iter
 
     @property
@@ -408,128 +498,3 @@ class Runner:
     def is_main_process(self) -> bool:
         """True if this process writes the logs."""
         return jax.process_index() == 0
-
-    # --- Phases of a run. ---
-
-    def build_optimizer(self) -> Any:
-        """Return the optimizer wrapper, built for the model's parameters, of which only the shapes are computed."""
-        if self.optim_wrapper is None:
-            optim_wrapper = self._sections["optim_wrapper"]
-            if not isinstance(optim_wrapper, OptimWrapper | OptimWrapperDict):
-                params = self._loaders.call_with_example("train", self._initializer.param_shapes)
-                optim_wrapper = build_optim_wrapper(params, optim_wrapper, module_types=self.model.module_types)
-            self.optim_wrapper = optim_wrapper
-            build.set_axis_name(self.strategy.axis_name, self.optim_wrapper)
-        return self.optim_wrapper
-
-    def _train(self) -> None:
-        """Run the training between setup and cleanup."""
-        self._directories.lock()
-        self.call_hook("before_run")
-        self._load_or_resume()
-        self.optim_wrapper.initialize_count_status(self.train_loop.iter, self.train_loop.max_iters)
-        self.programs = self.build_programs()
-        if self._resume_from is not None:
-            self.programs.hashes.update(saved_hashes(self._resume_from))
-        self._first_iter = self.train_loop.iter
-        self.files.expect_training(self._group_table)
-        with record_session(self, self._group_table):
-            try:
-                with self._loaders.note_example("train", ends=lambda: self.files.exist):
-                    self.train_loop.run()
-            except BaseException as error:
-                self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
-                raise
-        self.call_hook("after_run")
-
-    def build_programs(self) -> TrainPrograms:
-        """Return the programs of training for the devices of this run; each is compiled at its first call."""
-        loop = self.train_loop
-        return TrainPrograms(
-            self.model, self.optim_wrapper, self.hooks, self.strategy, self.dispatch_limiter, self.phase_timer,
-            phases=loop.phases, on_recompile=loop.on_recompile, on_traced=self.files.open,
-        )  # fmt: skip
-
-    def prepare_training(self, abstract: bool = False) -> None:
-        """Build everything that depends on the data: loops, optimizer, schedulers, and the state.
-
-        Args:
-          abstract: build only the structure of the state: its leaves are `jax.ShapeDtypeStruct`s.
-        """
-        loader = self.train_dataloader
-        if self.train_loop is None:
-            self.train_loop = build.build_train_loop(self, self._sections["train_cfg"], loader)
-        wrapper = self.build_optimizer()
-        if self.param_schedulers is None:
-            batch_size = (loader.batch_size or 1) * self.strategy.data_shard.count
-            build.scale_lr(wrapper, self._sections["auto_scale_lr"], batch_size, self.logger)
-            self._group_table = wrapper.group_table()  # before a warm-up changes the hyperparameters
-            if warning := build.check_accumulation(wrapper, self.model.module_types):
-                self.logger.warning(warning)
-            self.optimizer_settings = optimizer_settings(wrapper)  # before schedulers change them
-            self.param_schedulers = build.build_schedulers(self.train_loop, self._sections["param_scheduler"], wrapper)
-            if self._resume_from is not None:
-                check_resume(self, self._resume_from)
-        if self._sections["val_cfg"] is not None:
-            self._eval_loop("val")
-        if self.state is None or self.state.opt_state is None:
-            self._loaders.call_with_example("train", self._init_state, self.optim_wrapper, self.hooks, abstract)
-
-    @functools.cached_property
-    def _initializer(self) -> StateInitializer:
-        return StateInitializer(self.model, self.strategy, self.seed)
-
-    @functools.cached_property
-    def _predictor(self) -> Predictor:
-        return Predictor(self.model, self.strategy, self.processes)
-
-    def _init_state(self, batch: PyTree, optim_wrapper: Any = None, hooks: Any = (), abstract: bool = False) -> None:
-        """Create the state on the device, once its shapes are known to fit the checkpoints and evaluations of the run.
-
-        Args:
-          batch, optim_wrapper, hooks: see `StateInitializer.trace`; an evaluation passes only a batch.
-          abstract: create only the structure of the state.
-        """
-        traced, init = self._initializer.trace(batch, optim_wrapper, hooks)
-        shapes = traced.out_info
-        check.check_state(self.hooks if optim_wrapper is not None else (), shapes)
-        if isinstance(self.val_loop, EvalLoop) and optim_wrapper is not None and not abstract:
-            self._loaders.call_with_example("val", self.val_loop.check, shapes.params, shapes.model_state)
-        self.state = shapes if abstract else init()
-        self._is_loaded = False
-
-    def _load_or_resume(self) -> None:
-        if self._is_loaded:
-            return
-        self._is_loaded = True
-        bundle.load_or_resume(self, self._load_from, self._resume_from)
-
-    def _evaluate(self, mode: str) -> dict[str, float]:
-        if self._sections[f"{mode}_cfg"] is None:
-            raise RuntimeError(f"there is nothing to run: set {mode}_dataloader, {mode}_cfg and {mode}_evaluator")
-        if self.state is None:
-            self._loaders.call_with_example(mode, self._init_state)
-        loop = self._eval_loop(mode)
-        self.call_hook("before_run")
-        self._load_or_resume()
-        with closing(self), abort_all_on_error(self.processes, self.interrupts):
-            metrics = loop.run()
-            self.files.open()  # if a loop of the user ran no step
-            self.call_hook("after_run")
-        return metrics
-
-    def _eval_loop(self, mode: str) -> Any:
-        """Return the validation or test loop, built at its first use."""
-        loop = self.val_loop if mode == "val" else self.test_loop
-        if loop is None:
-            cfg, evaluator = self._sections[f"{mode}_cfg"], self._sections[f"{mode}_evaluator"]
-            loop = build.build_eval_loop(self, mode, cfg, self._loaders.get(mode), evaluator)
-            if mode == "val":
-                self.val_loop = loop
-            else:
-                self.test_loop = loop
-        return loop
-
-    def close(self) -> None:
-        """Finish background work, also after an error."""
-        close(self)

@@ -1,77 +1,290 @@
-"""Create the files of a run, and log and record the start and the end of training."""
+"""Sessions of a run: what is logged and recorded when training starts and ends, and when files are created."""
 
 import contextlib
+import json
+import math
+import os
+import pathlib
+import platform
+import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from jengine.runner import report, run_record
-from jengine.runner.failures import handle_failure
-from jengine.runner.nonfinite import check_losses
-from jengine.runner.runner_protocol import Runner
-from jengine.runner.start_report import GroupTable, log_start
+import jax
+
+from jengine.checkpoint.manifest import write_synced
+from jengine.config import write_config
+from jengine.errors import ConfigError
+from jengine.logging import format_table, open_log_file, shorten_rows
+from jengine.paths import flatten
+from jengine.runner.end_report import log_interruption, log_summary
+from jengine.runner.failures import check_losses, handle_failure
+from jengine.runner.resume_data import warn_if_inexact
+from jengine.runner.runner_protocol import RunnerInternals
 from jengine.runner.workdir import CheckpointDirectories
+from jengine.versions import describe_device, package_versions
+
+GroupTable = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""The columns and rows of a table with parameter groups."""
+
+FILE = "run.json"
+# With these limits the description and some warnings have at most 40 lines
+_MAX_GROUPS = 8
+_MAX_HOOKS = 10
+_MAX_PARAMETERS = 40
+_MAX_PATTERNS = 20  # characters, so that the table fits into 80 columns
+_MODES = ("train", "val", "test")
+
+
+@contextlib.contextmanager
+def record_session(runner: RunnerInternals, groups: GroupTable) -> Iterator[None]:
+    """Log and record the start and the end of training, which runs inside: complete, or by an error or a signal."""
+    log_start(runner, groups)
+    with runner.interrupts:
+        try:
+            yield
+            check_losses(runner, at_end=True)  # those that no log line has fetched
+        except BaseException as error:
+            if runner.files.exist:
+                update_record(runner, f"stopped by {type(error).__name__}")
+            handle_failure(runner, error)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                log_interruption(runner)
+            raise
+    runner.files.open()  # if a loop of the user ran no step
+    log_summary(runner)  # after the files exist: it writes scalars
+    update_record(runner, "finished")
 
 
 class RunFiles:
-    """Create the files of a run once nothing can be refused any more: when its first step or evaluation is traced.
+    """Files of a run, created when the first step or evaluation is traced: nothing can be refused any more.
 
     Args:
-      runner: the run; the other arguments are used when the files are created.
-      directories: with the checkpoints of other runs, which are moved out of the way of a training.
-      problems: why the config file does not reproduce a value, see `report.open_files`.
-
-    Attributes:
-      exist: whether the files exist.
+      runner: the run.
+      directories: other runs' checkpoints in these make room for a training.
+      problems: why the config file does not reproduce a value, see `format_config`.
     """
 
-    def __init__(self, runner: Runner, directories: CheckpointDirectories, problems: Sequence[str]) -> None:
+    def __init__(self, runner: RunnerInternals, directories: CheckpointDirectories, problems: Sequence[str]) -> None:
         self._runner = runner
         self._directories = directories
         self._problems = problems
-        self._has_log = False
+        self._has_log = False  # a second call of `train` keeps it
         self._groups: GroupTable | None = None
         self.exist = False
 
     def expect_training(self, groups: GroupTable) -> None:
-        """Have the next call of `open` also create the record of a training; `groups` is its table of groups."""
+        """Have the next call of `open` also create the record of a training with these parameter groups."""
         self._groups = groups
         self.exist = False
 
     def open(self) -> None:
-        """Create the files, unless they exist."""
+        """Create the files, unless they exist; raise ConfigError if the work dir cannot be written."""
         if self.exist:
             return
         self.exist, runner = True, self._runner
         if not self._has_log:
             self._has_log = True
-            report.open_files(runner, self._problems)
+            self._open_logs()
         if self._groups is not None:
             if runner.is_main_process:
                 for moved in self._directories.claim():
                     runner.logger.warning(f"The checkpoints of another run are now in {moved}.")
-            run_record.start_record(runner, *self._groups)
+            start_record(runner, self._groups)
             self._groups = None
 
-
-@contextlib.contextmanager
-def record_session(runner: Runner, groups: GroupTable) -> Iterator[None]:
-    """Log and record the start of training, and its end: complete, or by an error or a signal.
-
-    Args:
-      runner: about to train; the body trains.
-      groups: the table of its parameter groups.
-    """
-    log_start(runner, groups)
-    with runner.interrupts:
+    def _open_logs(self) -> None:
+        runner = self._runner
         try:
-            yield
-            check_losses(runner, at_end=True)
-        except BaseException as error:
-            if runner.files.exist:
-                run_record.update_record(runner, f"stopped by {type(error).__name__}")
-            handle_failure(runner, error)
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                report.log_interruption(runner)
-            raise
-    runner.files.open()  # if a loop of the user ran no step
-    report.log_summary(runner)
-    run_record.update_record(runner, "finished")
+            open_log_file(runner.logger)
+        except OSError as error:
+            raise ConfigError(f"`work_dir` must be writable, got {runner.work_dir}: {error}") from error
+        if runner.cfg_text and runner.is_main_process:
+            write_config(runner.cfg_text, os.path.join(runner.work_dir, "config.py"))
+            runner.visualizer.add_config(runner.cfg_text)
+            if self._problems:
+                problems = "; ".join(self._problems)
+                runner.logger.warning(f"The config in {runner.work_dir} cannot be run again: {problems}.")
+
+
+# --- The log at the start ---
+
+
+def log_start(runner: RunnerInternals, groups: GroupTable) -> None:
+    """Log a description before training, and what the run cannot do as configured.
+
+    The complete tables with parameters, groups and stages have the level DEBUG: the log file has them.
+
+    Raises:
+      ConfigError: the position in the data cannot be saved, and `resume_policy.data` is 'exact'.
+    """
+    parameters = [
+        [path, str(tuple(leaf.shape)), str(leaf.dtype), f"{math.prod(leaf.shape):,}"]
+        for path, leaf in flatten(runner.state.params).items()
+    ]
+    columns = ["parameter", "shape", "dtype", "size"]
+    details = [
+        format_table(columns, shorten_rows(parameters, _MAX_PARAMETERS), title="Parameters"),
+        parameter_size(runner.state.params),
+        format_groups(*groups),
+        "Hooks will be executed in the following order:",
+        runner.get_hooks_info(),
+    ]
+    runner.logger.debug("\n".join(details))
+    runner.logger.info(describe_start(runner, groups))
+    steps_per_call, blockers = runner.train_loop.steps_per_call, runner.hook_list.list_chunk_blockers(runner)
+    if steps_per_call > 1 and blockers:
+        names = ", ".join(type(hook).__name__ for hook in blockers)
+        runner.logger.warning(
+            f"steps_per_call={steps_per_call} has no effect: {names} may act at each step; "
+            "iterations run one by one. To allow chunks, define `next_step`, `runs_ahead` or `after_train_chunk`."
+        )
+    warn_if_inexact(runner)
+
+
+def describe_start(runner: RunnerInternals, groups: GroupTable) -> str:
+    """Return a short description: name, devices, seed, model size, groups, hooks, data, and the log path."""
+    columns, rows = groups
+    short = [[x if len(x) <= _MAX_PATTERNS else f"{x[: _MAX_PATTERNS - 1]}…" for x in row] for row in rows]
+    path = os.path.join(runner.log_dir, f"{runner.timestamp}.log")
+    relative = os.path.relpath(path)
+    lines = [
+        runner.experiment_name,
+        f"devices:    {_describe_devices(runner)}, jax {jax.__version__}, seed {runner.seed}",
+        f"model:      {parameter_size(runner.state.params)}",
+        *_describe_data(runner),
+        f"log:        {path if relative.startswith(os.pardir) else relative} (with all details)",
+        format_groups(columns, shorten_rows(short, _MAX_GROUPS)),
+        hook_table(runner),
+    ]
+    return "\n".join(lines)
+
+
+def hook_table(runner: RunnerInternals) -> str:
+    """Return a table with the hooks in order: priority, the loops in which they act, and the traced points."""
+    rows = []
+    for hook in runner.hook_list:
+        stages = hook.get_triggered_stages()
+        loops = [mode for mode in _MODES if any(f"_{mode}" in stage for stage in stages)]
+        others = [stage for stage in stages if not any(f"_{mode}" in stage for mode in _MODES)]
+        traced = [point.removeprefix("traced_") for point in hook.get_traced_points()]
+        priority = runner.hook_list.priority_name(hook)
+        rows.append([type(hook).__name__, priority, ", ".join(loops or others), ", ".join(traced)])
+    return format_table(["hooks, in order", "priority", "acts in", "in the step"], shorten_rows(rows, _MAX_HOOKS))
+
+
+def parameter_size(params: Any) -> str:
+    """Return the numbers of tensors and parameters, and the memory.
+
+    >>> parameter_size({"w": jax.ShapeDtypeStruct((1024, 256), "float32")})
+    '1 tensors, 262,144 parameters, 1.00 MiB'
+    """
+    tensors, parameters, size = _count(params)
+    return f"{tensors} tensors, {parameters:,} parameters, {size / 2**20:,.2f} MiB"
+
+
+def _count(params: Any) -> tuple[int, int, int]:
+    """Return the numbers of tensors, parameters and bytes."""
+    leaves = flatten(params).values()
+    sizes = [math.prod(leaf.shape) for leaf in leaves]
+    size = sum(size * leaf.dtype.itemsize for size, leaf in zip(sizes, leaves, strict=True))
+    return len(sizes), sum(sizes), size
+
+
+def format_groups(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return the table with parameter groups as text."""
+    return format_table(columns, rows, title="Parameter groups")
+
+
+def _describe_devices(runner: RunnerInternals) -> str:
+    kind = describe_device(jax.local_devices()[0])
+    mesh_shape, description = runner.strategy.mesh_shape, runner.strategy.mesh_description
+    mesh = f", mesh {description}" if description else ""
+    processes = f", {runner.processes.count} processes" if runner.processes.count > 1 else ""
+    return f"{math.prod(mesh_shape.values())} x {kind}{mesh}{processes}"
+
+
+def _describe_data(runner: RunnerInternals) -> list[str]:
+    """Return a line for the training data, and one for the validation data if there are any."""
+    loaders = {"train data": runner.train_dataloader}
+    if runner.val_dataloader is not None:
+        loaders["val data"] = runner.val_dataloader
+    lines = []
+    for name, loader in loaders.items():
+        batches = "length unknown" if loader.length is None else f"{loader.length:,} batches"
+        size = f" of {loader.batch_size}" if loader.batch_size else ""
+        if loader.batch_size and runner.processes.count > 1:
+            shard = runner.strategy.data_shard
+            size += f" per process, {loader.batch_size * shard.count} in all"
+            if len(shard.readers) > 1:
+                size += f"; each {len(shard.readers)} processes read the same"
+        lines.append(f"{name + ':':<11} {loader.kind}, {batches}{size}")
+    return lines
+
+
+# --- The record, a JSON file ---
+
+
+def start_record(runner: RunnerInternals, groups: GroupTable) -> None:
+    """Write the record before training; a resumed run adds a session to it."""
+    from jengine import __version__
+
+    if not runner.is_main_process:
+        return
+    tensors, parameters, size = _count(runner.state.params)
+    devices = jax.devices()
+    session = dict(
+        started=_now(),
+        status="training",
+        first_iter=runner.iter,
+        versions={"jengine": __version__, "python": platform.python_version(), **package_versions()},
+        devices=f"{len(devices)} x {describe_device(devices[0])}",
+        processes=runner.processes.count,
+    )
+    columns, rows = groups
+    record = dict(
+        experiment_name=runner.experiment_name,
+        seed=runner.seed,
+        max_iters=runner.max_iters if math.isfinite(runner.max_iters) else None,
+        max_epochs=runner.max_epochs if runner.train_loop.by_epoch else None,
+        epoch_length=runner.train_loop.epoch_length,
+        model=dict(tensors=tensors, parameters=parameters, bytes=size),
+        groups=dict(columns=list(columns), rows=[list(row) for row in rows]),
+        sessions=[*_read(runner).get("sessions", []), session],
+    )
+    _write(runner, record)
+    update_record(runner)
+
+
+def update_record(runner: RunnerInternals, status: str | None = None) -> None:
+    """Update the progress, the time by phase and the status ('finished', or why training stopped) in the record."""
+    if runner.train_loop is None or not runner.is_main_process:  # only training has a record
+        return
+    if record := _read(runner):
+        seconds = {phase: round(value, 3) for phase, value in runner.phase_timer.report().items()}
+        session = record["sessions"][-1]
+        session.update(updated=_now(), iter=runner.iter, epoch=runner.epoch, seconds=seconds)
+        session["status"] = status or session["status"]
+        _write(runner, record)
+
+
+def _read(runner: RunnerInternals) -> dict[str, Any]:
+    """Return the record; {} if there is none, as before training or in a deleted log directory."""
+    try:
+        return dict(json.loads(pathlib.Path(runner.log_dir, FILE).read_text()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        runner.logger.warning(f"{FILE} could not be read: {error}")
+        return {}
+
+
+def _write(runner: RunnerInternals, record: dict[str, Any]) -> None:
+    try:
+        write_synced(pathlib.Path(runner.log_dir, FILE), json.dumps(record, allow_nan=False, indent=1))
+    except OSError as error:  # training does not depend on it
+        runner.logger.warning(f"{FILE} could not be written: {error}")
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,4 +1,4 @@
-"""Determine the identity of a run: its name, seed, directories and initial weights."""
+"""Identity of a run (name, seed, directories and initial weights), and locks on the directories."""
 
 import contextlib
 import dataclasses
@@ -21,11 +21,10 @@ from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import ConfigError, config_path
 from jengine.hooks import Hook
 from jengine.logging import escape_name
-from jengine.runner.fingerprint import read_flags
-from jengine.runner.load_from import LoadFrom, parse_load_from
-from jengine.runner.resume_policy import ResumePolicy, choose_seed
+from jengine.runner.resume_check import read_flags
+from jengine.runner.start_from import LoadFrom, ResumePolicy, parse_load_from
 
-# Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts.
+# Taken from process 0: clocks, drawn seeds and views of a shared file system differ between hosts
 _SHARED_FIELDS = ("log_dir", "timestamp", "run_id", "experiment_name", "seed", "resume_from", "resume_note")
 _TAKEN: set[str] = set()  # log directories of this process, which are made later
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
@@ -37,55 +36,23 @@ class _Randomness(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """Identify a run. A resumed run has the name, seed and log directory of the run that it continues.
+    """Identity of a run. A resumed run has the name, seed and log directory of the run that it continues."""
 
-    Attributes:
-      work_dir: absolute path of the directory of checkpoints.
-      log_dir: `<work_dir>/<timestamp>`, the directory of logs.
-      timestamp: start time of the run, `20250131_235959`.
-      run_id: distinguishes its checkpoints from those of other runs.
-      experiment_name: name of the run in its logs.
-      seed: seed of its random numbers.
-      configured_seed: the seed in the config; None if it has none.
-      load_from: the weights that it starts from; None for random ones.
-      resume_from: the checkpoint that it continues; None for none.
-      resume_note: a line for the log about where `resume` looked for it; empty if `resume` is its path.
-    """
-
-    work_dir: str
-    log_dir: str
-    timestamp: str
-    run_id: str
+    work_dir: str  # an absolute path
+    log_dir: str  # `<work_dir>/<timestamp>`
+    timestamp: str  # the start, `20250131_235959`
+    run_id: str  # distinguishes this run's checkpoints from others
     experiment_name: str
     seed: int
-    configured_seed: int | None
-    load_from: LoadFrom | None
-    resume_from: str | None
-    resume_note: str
+    configured_seed: int | None  # None if the config has none
+    load_from: LoadFrom | None  # None for random weights
+    resume_from: str | None  # the checkpoint to continue
+    resume_note: str  # a line for the log about where `resume` looked for it; empty if `resume` is a path
 
 
 def agree_on_identity(
-    processes: SingleProcess | Processes, cfg: Mapping[str, Any], work_dir: Any, **arguments: Any
-) -> Identity:
-    """Determine the identity of a run, which all its processes share.
-
-    Args:
-      processes: those of the run.
-      cfg: the config, which must be the same on all.
-      work_dir: the work dir, which must be the same on all.
-      **arguments: of `identify`.
-    """
-    # A loader that is not a config has data of its process.
-    same = {name: value for name, value in cfg.items() if not name.endswith("_dataloader") or hasattr(value, "items")}
-    values = {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "jax.config": read_flags(), "config": same}
-    assert_equal_across_processes(processes, values)
-    identity = identify(processes, work_dir, **arguments)
-    fields = {name: getattr(identity, name) for name in _SHARED_FIELDS}
-    return dataclasses.replace(identity, **processes.broadcast("the name of the run", fields))
-
-
-def identify(
     processes: SingleProcess | Processes,
+    cfg: Mapping[str, Any],
     work_dir: Any,
     load_from: Any = None,
     resume: Any = False,
@@ -93,18 +60,20 @@ def identify(
     experiment_name: str | None = None,
     resume_policy: ResumePolicy | None = None,
 ) -> Identity:
-    """Determine the identity of a run, without writing anything. The other arguments are those of the Runner.
-
-    Args:
-      processes: those of the run, which verify the checkpoint together.
+    """Determine the identity that all processes share, without writing anything; the arguments are the Runner's.
 
     Raises:
+      ProcessMismatchError: the processes have other configs, work dirs or versions.
       FileNotFoundError: a named checkpoint does not exist. CorruptCheckpointError: it is damaged.
       ConfigError: an unknown key in `randomness`, a work dir that cannot be written, a seed that `resume_policy`
         refuses, or nothing to resume with 'must'.
     """
     from jengine import checkpoint
 
+    # A loader that is not a config has data for its process
+    same = {name: value for name, value in cfg.items() if not name.endswith("_dataloader") or hasattr(value, "items")}
+    values = {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "jax.config": read_flags(), "config": same}
+    assert_equal_across_processes(processes, values)
     if not os.fspath(work_dir).strip():
         raise ConfigError(f"`work_dir` must be the path of a directory, got {os.fspath(work_dir)!r}")
     work_dir = os.path.abspath(os.fspath(work_dir))
@@ -117,24 +86,25 @@ def identify(
     with config_path("randomness"):
         check_keys(dict(randomness or {}), ["seed"])
         check_values("", _Randomness, dict(randomness or {}))
-        configured = (randomness or {}).get("seed")
-        seed = _choose_seed(randomness, configured, earlier.get("seed"), resume_policy or ResumePolicy())
-    timestamp = str(earlier.get("timestamp", ""))
+        seed = _choose_seed(randomness, earlier.get("seed"), resume_policy or ResumePolicy())
+    timestamp = str(earlier.get("timestamp", ""))  # a resumed run appends to its logs
     if not _TIMESTAMP.fullmatch(timestamp):  # it names a directory: from a checkpoint, any other text is refused
         timestamp = _new_timestamp(work_dir)
     fresh_name = f"{experiment_name}_{timestamp}" if experiment_name else timestamp
-    return Identity(
+    identity = Identity(
         work_dir=work_dir,
         log_dir=os.path.join(work_dir, timestamp),
         timestamp=timestamp,
         run_id=str(earlier.get("run") or uuid.uuid4().hex),
         experiment_name=escape_name(str(earlier.get("experiment_name", fresh_name))),
         seed=seed,
-        configured_seed=configured,
+        configured_seed=(randomness or {}).get("seed"),
         load_from=parse_load_from(load_from, processes),
         resume_from=resume_path,
         resume_note=note,
     )
+    fields = {name: getattr(identity, name) for name in _SHARED_FIELDS}
+    return dataclasses.replace(identity, **processes.broadcast("the name of the run", fields))
 
 
 def _find_checkpoint_to_resume(
@@ -142,8 +112,8 @@ def _find_checkpoint_to_resume(
 ) -> tuple[str | None, str]:
     """Return the checkpoint to continue from, if there is one, and a line for the log.
 
-    As in MMEngine, `resume=True` continues from `load_from` if that is the path of a checkpoint of a run, and otherwise
-    from the newest one of the work dir. Other weights (a file, objects, a dict with options) cannot be continued.
+    As in MMEngine, `resume=True` continues from `load_from` if that is the path of a checkpoint, and otherwise from the
+    newest one in the work dir. Other weights (a file, objects, a dict with options) cannot be continued.
     """
     from jengine import checkpoint
     from jengine.checkpoint.manifest import read_manifest
@@ -172,7 +142,7 @@ def _find_checkpoint_to_resume(
 
 
 def _check_directory(name: str, path: str) -> None:
-    """Raise ConfigError unless a run can write its files to the directory, which need not exist yet."""
+    """Raise ConfigError unless a run can write files to the directory, which need not exist yet."""
     from jengine.checkpoint.layout import CURRENT_RUN, POINTER
     from jengine.checkpoint.lock import LOCK
 
@@ -183,7 +153,7 @@ def _check_directory(name: str, path: str) -> None:
         kind = "the file" if directory == path else f"{path} below the file"
         raise ConfigError(f"`{name}` must be a directory, got {kind} {directory}")
     try:
-        os.rmdir(tempfile.mkdtemp(dir=directory))  # its mode alone does not say so
+        os.rmdir(tempfile.mkdtemp(dir=directory))  # the mode alone does not say so
     except OSError as error:
         raise ConfigError(f"`{name}` must be writable, got {path}: {error.strerror}: {directory}") from error
     for file in (POINTER, CURRENT_RUN, LOCK, "config.py"):
@@ -192,7 +162,7 @@ def _check_directory(name: str, path: str) -> None:
 
 
 def _new_timestamp(work_dir: str) -> str:
-    """Return the local time, with a number if an earlier run of the work dir started in the same second."""
+    """Return the local time, with a number if an earlier run in the work dir started in the same second."""
     timestamp = name = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
     number = 1
     while (path := os.path.join(work_dir, name)) in _TAKEN or os.path.exists(path):
@@ -201,24 +171,25 @@ def _new_timestamp(work_dir: str) -> str:
     return name
 
 
-def _choose_seed(randomness: Any, configured: int | None, earlier: int | None, policy: ResumePolicy) -> int:
-    if earlier is not None:
-        return choose_seed(policy, configured, earlier)
-    if not randomness:
-        return 0
-    return int(np.random.SeedSequence().generate_state(1)[0]) if configured is None else int(configured)
+def _choose_seed(randomness: Mapping[str, Any] | None, saved: int | None, policy: ResumePolicy) -> int:
+    configured = (randomness or {}).get("seed")
+    if saved is not None and configured is not None and configured != saved and policy.seed == "error":
+        raise ConfigError(
+            f"`randomness.seed` must be {saved}, the seed of the checkpoint, with resume_policy.seed='error', "
+            f"got {configured}"
+        )
+    if saved is not None and (configured is None or policy.seed == "checkpoint"):
+        return saved
+    if configured is not None:
+        return int(configured)
+    return int(np.random.SeedSequence().generate_state(1)[0]) if randomness else 0
 
 
 class CheckpointDirectories:
-    """Lock the directories that a run writes checkpoints to, and move the checkpoints of other runs out of the way.
-
-    Args:
-      work_dir: absolute path of the work dir.
-      hooks: those that write checkpoints to other directories list these.
-      run_id: the identifier of the run.
+    """Directories that a run writes checkpoints to, including those that hooks list: locked, without other runs' ones.
 
     Raises:
-      ConfigError: one of them cannot be written, or has checkpoints of a run of another work dir.
+      ConfigError: a directory cannot be written, or has checkpoints from another work dir.
     """
 
     def __init__(self, work_dir: str, hooks: Iterable[Hook], run_id: str) -> None:
@@ -236,7 +207,7 @@ class CheckpointDirectories:
         """Lock all directories; on an error, call `unlock`.
 
         Raises:
-          WorkDirLockedError: another run has locked one of them. ConfigError: as the constructor.
+          WorkDirLockedError: another run has locked one. ConfigError: as the constructor.
         """
         missing = {path for own in self._directories for path in (own, *own.parents) if not path.exists()}
         self._made = sorted(missing, reverse=True)  # a directory before the one that it is in
@@ -247,17 +218,40 @@ class CheckpointDirectories:
                 raise ConfigError(f"`{self._name(directory)}` must be writable, got {directory}: {error}") from error
         self._check()  # again: another run may have trained since
 
+    def unlock(self) -> None:
+        """Release the locks, and remove the directories that a refused run has made."""
+        for lock in self._locks:
+            lock.release()
+        for directory in self._made:
+            with contextlib.suppress(OSError):  # not empty
+                directory.rmdir()
+
+    def claim(self) -> list[str]:
+        """Make the run the one that trains in the work dir, and move other checkpoints to `earlier_<n>`.
+
+        The first step is atomic: a process that is killed after it leaves no other run's checkpoint to resume from.
+
+        Returns:
+          The directories with the moved checkpoints.
+        """
+        from jengine.checkpoint.layout import write_current_run
+
+        self._work_dir.mkdir(parents=True, exist_ok=True)
+        write_current_run(self._work_dir, self._run_id)  # from here on `resume=True` finds only this run
+        moved = (_move_others(directory, self._run_id) for directory in self._directories)
+        return [str(path) for path in moved if path is not None]
+
+    def _name(self, directory: pathlib.Path) -> str:
+        return "work_dir" if directory == self._work_dir else "CheckpointHook.out_dir"
+
     def _check(self) -> None:
         for directory in self._directories:
             _check_directory(self._name(directory), str(directory))
             if directory != self._work_dir:
                 self._check_owner(directory)
 
-    def _name(self, directory: pathlib.Path) -> str:
-        return "work_dir" if directory == self._work_dir else "CheckpointHook.out_dir"
-
     def _check_owner(self, directory: pathlib.Path) -> None:
-        """Raise ConfigError if a run of another work dir, with the same last name, has checkpoints in `directory`."""
+        """Raise ConfigError if a run in another work dir, with the same last name, has checkpoints in `directory`."""
         from jengine.checkpoint import read_meta
 
         for path in _list_others(directory, self._run_id):
@@ -272,29 +266,6 @@ class CheckpointDirectories:
                     f"run {meta.get('experiment_name')} of {owner} besides this run of {self._work_dir}, which would "
                     "move them away: use another out_dir, or a work_dir with another last name"
                 )
-
-    def unlock(self) -> None:
-        """Release the locks that this run has, and remove the directories that it made if it was refused."""
-        for lock in self._locks:
-            lock.release()
-        for directory in self._made:
-            with contextlib.suppress(OSError):  # not empty
-                directory.rmdir()
-
-    def claim(self) -> list[str]:
-        """Make the run the one that trains in the work dir, and move the checkpoints of others to `earlier_<n>`.
-
-        The first step is atomic. A process that is killed after it leaves no checkpoint of another run to resume from.
-
-        Returns:
-          The directories with the moved checkpoints.
-        """
-        from jengine.checkpoint.layout import write_current_run
-
-        self._work_dir.mkdir(parents=True, exist_ok=True)
-        write_current_run(self._work_dir, self._run_id)
-        moved = (_move_others(directory, self._run_id) for directory in self._directories)
-        return [str(path) for path in moved if path is not None]
 
 
 def _list_others(directory: pathlib.Path, run_id: str) -> list[pathlib.Path]:
@@ -312,7 +283,6 @@ def _list_others(directory: pathlib.Path, run_id: str) -> list[pathlib.Path]:
 
 
 def _move_others(directory: pathlib.Path, run_id: str) -> pathlib.Path | None:
-    """Move the checkpoints in `directory` that another run wrote, and return their new directory."""
     others = _list_others(directory, run_id)
     if not others:
         return None

@@ -17,8 +17,8 @@ from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
 from jengine.model import FunctionalModel
 from jengine.runner import Runner
-from jengine.runner.peak_flops import get_peak_flops
 from jengine.sharding import build_mesh
+from jengine.train.peak_flops import get_peak_flops
 
 CONFIG = """
 import jax.numpy as jnp

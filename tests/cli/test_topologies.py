@@ -3,7 +3,7 @@ import pytest
 from jengine.cli.gpu_targets import GPU_TARGETS, format_target
 from jengine.cli.topologies import CHIPS, check_compiler, parse_topology
 from jengine.errors import ConfigError
-from jengine.runner.peak_flops import get_peak_flops
+from jengine.train.peak_flops import get_peak_flops
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from jengine.registry import (
     VISBACKENDS,
     VISUALIZERS,
 )
-from jengine.runner.check import train_loop_config
+from jengine.runner.config_checks import train_loop_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}

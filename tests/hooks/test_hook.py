@@ -3,7 +3,7 @@ import types
 import pytest
 
 from jengine.hooks import Hook, Priority, get_priority
-from jengine.runner.hook_list import HookList
+from jengine.hooks.hook_list import HookList
 
 
 def runner_at(epoch=0, iter=0, max_epochs=2, max_iters=8):

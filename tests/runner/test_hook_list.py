@@ -16,7 +16,7 @@ from jengine.hooks import (
     PreciseBNHook,
     ProfilerHook,
 )
-from jengine.runner.hook_list import HookList
+from jengine.hooks.hook_list import HookList
 from jengine.train.scanned_step import ChunkMetrics
 
 LENGTH, EPOCHS = 10, 4

@@ -19,8 +19,7 @@ from jengine.data import ArrayDataset, DataLoader
 from jengine.distributed.processes import SingleProcess
 from jengine.errors import ConfigError
 from jengine.hooks import Hook
-from jengine.runner.data_wait import Source, watch_waits
-from jengine.runner.interrupts import Interrupts
+from jengine.runner.interrupts import Interrupts, WaitedLoader, watch_waits
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=1))
 
@@ -216,10 +215,10 @@ def test_a_wait_for_data_is_logged_when_it_takes_long_and_at_each_doubling():
     logger.addHandler(Lines())
     with watch_waits(interrupts, logger, after=0.06):
         for _ in range(100):  # short waits
-            interrupts.start_waiting(Source("others", loader))
+            interrupts.start_waiting(WaitedLoader("others", loader))
             interrupts.wait = None
         start = time.monotonic()
-        interrupts.start_waiting(Source("train_dataloader", loader))
+        interrupts.start_waiting(WaitedLoader("train_dataloader", loader))
         assert three_lines.wait(10)
         interrupts.wait = None
     expected = "The run has waited 0 s for train_dataloader (DataLoader(ArrayDataset)), batch 3 of pass 2."

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from jengine.cli.schedule_curves import preview_schedules
 from jengine.data import ArrayDataset
 from jengine.errors import ConfigError
-from jengine.runner.preview import preview_schedules
 
 SGD = dict(optimizer=dict(type="SGD", lr=1.0, momentum=0.9))
 

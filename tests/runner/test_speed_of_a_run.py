@@ -7,8 +7,8 @@ import pytest
 
 from jengine.hooks import Hook
 from jengine.logging import PhaseTimer
-from jengine.runner import speed
-from jengine.runner.speed import format_speed, measure_speed
+from jengine.runner import end_report
+from jengine.runner.end_report import format_speed, measure_speed
 from jengine.sharding import DispatchLimiter
 
 # forward a product of (4, 2) and (2,), backward one of (2, 4) and (4,): 8 multiplications and 8 additions each
@@ -118,7 +118,7 @@ def test_utilisation_is_reported_for_devices_with_a_known_peak(make_runner, monk
         kinds.append((device_kind, devices))
         return FLOPS / seconds / 1000 if flops == {"float32": FLOPS} else None
 
-    monkeypatch.setattr(speed, "compute_utilisation", compute_utilisation)
+    monkeypatch.setattr(end_report, "compute_utilisation", compute_utilisation)
     scalars = measure_speed(runner)
     assert kinds == [("cpu", 1)]
     share = scalars["speed/model_flops_utilisation"]

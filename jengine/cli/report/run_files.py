@@ -12,7 +12,7 @@ from jengine.checkpoint.lock import is_locked
 from jengine.cli.report.foreign_files import ForeignFiles, conform, get_dict, is_number
 from jengine.config import parse_config
 from jengine.errors import ConfigError
-from jengine.runner.run_record import FILE as RECORD
+from jengine.runner.session import FILE as RECORD
 
 _SCALARS = pathlib.PurePath("vis_data", "scalars.json")
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")

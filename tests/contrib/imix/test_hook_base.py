@@ -4,7 +4,7 @@ import pytest
 
 from jengine.contrib.imix import HookBase, register_hooks
 from jengine.hooks import Hook
-from jengine.runner.hook_list import HookList
+from jengine.hooks.hook_list import HookList
 
 
 class Recorder(HookBase):

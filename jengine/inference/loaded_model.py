@@ -1,4 +1,4 @@
-"""Load a model with its weights from a checkpoint, as a function from batches to predictions."""
+"""Models loaded from checkpoints, as functions from batches to predictions."""
 
 import functools
 import os
@@ -15,9 +15,8 @@ from jengine.config.foreign import only_known_classes
 from jengine.data.collate import count_examples
 from jengine.distributed.processes import SingleProcess
 from jengine.errors import ConfigError
+from jengine.inference.predict import Predictor, iterate_batches
 from jengine.model import Model
-from jengine.runner.build import build_model
-from jengine.runner.predict import Predictor, iterate_batches
 from jengine.sharding import DispatchLimiter, SingleDevice, convert_replica_axis
 
 PyTree = Any
@@ -33,16 +32,16 @@ def load_model(
     weights: Weights = "evaluated",
     trust: bool = False,
 ) -> "LoadedModel":
-    """Return the model of a checkpoint as a function from batches to predictions, on the first device.
+    """Return a checkpoint's model as a function from batches to predictions, on the first device.
 
     The model is built from the config in the checkpoint. A checkpoint may be from anyone, so the config can name only
-    registered classes, classes of your own modules that are already imported, and networks of imported packages.
-    The weights are read at the first call, whose batch determines the structure of the parameters.
+    registered classes, classes in your own modules that are already imported, and networks from imported packages.
+    The weights are read at the first call, whose batch determines the parameter structure.
 
     Args:
-      checkpoint: a checkpoint, or a work dir for its newest one.
-      model: a `Model` or its config, used instead of that of the checkpoint and its precision.
-      batch_size: divide batches into parts of this size and pad the last one, so that one program serves all; None
+      checkpoint: a checkpoint, or a work dir for the newest one.
+      model: a `Model` or a config, which replaces the checkpoint's model and precision.
+      batch_size: divide batches into parts with this size and pad the last one, so that one program serves all; None
         compiles a program for each size.
       weights: 'evaluated' for those that the run validates: averages with an `EMAHook`; 'averaged' or 'trained'.
       trust: let the config import and call anything that it names; it can then run any code.
@@ -50,9 +49,10 @@ def load_model(
     Raises:
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist, or is incomplete or damaged.
       ConfigError: it has no config, so `model` must be passed, or one that needs `trust`. ValueError: it has no
-        averages. Also the errors of building the model.
+        averages. Building the model may raise others.
     """
     from jengine.checkpoint import find_checkpoint, read_meta
+    from jengine.runner.components import build_model  # the Runner imports this package, for `Runner.predict`
 
     path = str(find_checkpoint(checkpoint, checksums=True))
     meta = read_meta(path)
@@ -74,14 +74,14 @@ def load_model(
 
 
 class LoadedModel:
-    """Predict batches with the weights of a checkpoint; may be called from several threads.
+    """Model with weights from a checkpoint; may be called from several threads.
 
     Args:
       path: the checkpoint.
       model: the model, without variables.
       items: 'params' and 'model_state' -> the dotted path in the checkpoint.
-      replicas: number of replicas of the saved state; None if it has no replica axis.
-      cfg: the config of the run.
+      replicas: number of replicas in the saved state; None if it has no replica axis.
+      cfg: the run's config.
       batch_size, trust: see `load_model`.
     """
 
@@ -111,8 +111,7 @@ class LoadedModel:
         """Return the predictions for a batch.
 
         Args:
-          batch: an array, or a dict or tuple of arrays, with leading axis B; entries that `predict` does not use may be
-            left out.
+          batch: arrays with leading axis B (one, or a dict or tuple), without entries that `predict` does not use.
 
         Returns:
           A pytree of NumPy arrays with leading axis B.
@@ -126,10 +125,10 @@ class LoadedModel:
         """Return `(params, model_state)` on the device, read at the first call.
 
         Args:
-          batch: an example of the structure, shapes and dtypes of batches.
+          batch: an example with the structure, shapes and dtypes of all batches.
 
         Raises:
-          CheckpointMismatchError: the variables of the model are not those of the checkpoint.
+          CheckpointMismatchError: model and checkpoint have other variables.
         """
         with self._lock:
             if self._variables is None:
@@ -154,15 +153,15 @@ class LoadedModel:
 
 
 def select_items(meta: Mapping[str, Any], weights: Weights) -> dict[str, str]:
-    """Return the dotted paths in a checkpoint of the 'params' and the 'model_state' to use.
+    """Return where the 'params' and 'model_state' to use are in a checkpoint, as dotted paths.
+
+    >>> select_items({"exchanged": {"params": "hook_state.EMAHook.params"}}, "trained")
+    {'params': 'hook_state.EMAHook.params', 'model_state': 'model_state'}
 
     Args:
-      meta: the metadata of the checkpoint. `exchanged` has the paths of the trained values where averages replace them,
-        `evaluated` those of the values that the run validates.
+      meta: the checkpoint's metadata. `exchanged` has the paths to the trained values where averages replace them,
+        `evaluated` those to the values that the run validates.
       weights: see `load_model`.
-
-    Raises:
-      ValueError: 'averaged', and the checkpoint has no averages.
     """
     exchanged = meta.get("exchanged", {})
     if weights == "averaged" and "params" not in exchanged:
@@ -172,7 +171,7 @@ def select_items(meta: Mapping[str, Any], weights: Weights) -> dict[str, str]:
 
 
 def _read_config(path: str, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of the run from the metadata, or from its work dir; {} if there is none."""
+    """Return the run's config from the metadata, or from the work dir; {} if there is none."""
     text = meta.get("meta", {}).get("cfg")
     file = Path(path).parent / "config.py"
     if not text and file.is_file():  # a published copy may have no metadata

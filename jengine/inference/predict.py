@@ -1,4 +1,4 @@
-"""Predict data of any kind in batches of one shape, and collect the predictions on the host."""
+"""Predictions for data of any kind, in batches with one shape, collected on the host."""
 
 import collections
 import contextlib
@@ -21,11 +21,10 @@ from jengine.errors import ConfigError
 from jengine.evaluation.metric import drop_padding
 from jengine.model import Model
 from jengine.registry import DATASETS
-from jengine.runner.runner_protocol import Runner
 from jengine.sharding import DataShard, DispatchLimiter, Strategy
 
 PyTree = Any
-# A host batch with leading axis B, and the position of each example in the data, int32[B]; -1 for padding.
+# A host batch with leading axis B, and the position of each example in the data, int32[B]; -1 for padding
 PositionedBatch = tuple[PyTree, np.ndarray]
 
 _DEFAULT_BATCH_SIZE = 128
@@ -33,12 +32,12 @@ _ALL_DATA = DataShard()
 
 
 class Predictor:
-    """Predict batches with one compiled step; each shape of a batch is compiled once.
+    """Predictor with one compiled step, which is compiled once for each batch shape.
 
     Args:
       model: predicts.
       strategy: places batches and compiles.
-      processes: those of the run; each gets the predictions of all.
+      processes: the run's processes; each gets all predictions.
     """
 
     def __init__(self, model: Model, strategy: Strategy, processes: SingleProcess | Processes) -> None:
@@ -50,7 +49,7 @@ class Predictor:
             inputs, positions = batch
             predictions = adapted.predict(params, model_state, inputs)
             _check_batch_axis(predictions, positions.shape)
-            # The first result is copied to every device, where each process can read all of it.
+            # The first result is copied to every device, where each process can read all of it
             return ((predictions, positions), None) if self._is_shared else (None, (predictions, positions))
 
         self._step = strategy.compile_eval_step(step)
@@ -63,12 +62,12 @@ class Predictor:
         While the device computes, the next batches are sent to it and earlier predictions are fetched.
 
         Args:
-          params, model_state: the variables of the model, on their devices.
-          batches: of one shape; see `iterate_batches`.
+          params, model_state: the model's variables, on their devices.
+          batches: with one shape; see `iterate_batches`.
           limiter: limits the number of steps in flight.
 
         Returns:
-          A pytree of NumPy arrays whose leading axis is the number of examples.
+          A pytree of NumPy arrays with one leading entry per example.
         """
         parts: list[tuple[PyTree, np.ndarray]] = []
         pending: collections.deque[Any] = collections.deque()
@@ -90,14 +89,11 @@ class Predictor:
         return jax.tree.map(lambda leaf: leaf[order], predictions)
 
 
-def open_batches(runner: Runner, data: Any, batch_size: int | None) -> tuple[PyTree, Iterator[PositionedBatch]]:
-    """Return the first batch of `data`, an example for the state, and all batches; see `iterate_batches`.
-
-    Raises:
-      ConfigError: there is no batch.
-    """
-    multiple = runner.strategy.batch_multiple
-    batches = iterate_batches(data, batch_size, multiple=multiple, seed=runner.seed, shard=runner.strategy.data_shard)
+def open_batches(
+    data: Any, batch_size: int | None, strategy: Strategy, seed: int
+) -> tuple[PyTree, Iterator[PositionedBatch]]:
+    """Return the first batch in `data`, an example for the state, and all batches; see `iterate_batches`."""
+    batches = iterate_batches(data, batch_size, multiple=strategy.batch_multiple, seed=seed, shard=strategy.data_shard)
     for first in batches:
         return first[0], itertools.chain([first], batches)
     raise ConfigError("`data` must have at least one batch, got none")
@@ -112,13 +108,16 @@ def iterate_batches(
     seed: int = 0,
     shard: DataShard = _ALL_DATA,
 ) -> Iterator[PositionedBatch]:
-    """Return the host batches of `data`, all of the size of the first, with smaller ones padded.
+    """Return host batches, all as large as the first one, with smaller ones padded.
+
+    >>> [positions.tolist() for _, positions in iterate_batches(np.zeros(5), 2)]
+    [[0, 1], [2, 3], [4, -1]]
 
     Args:
       data: see `Runner.predict`.
-      batch_size: examples per batch on this process, of arrays and datasets; by default 128, or fewer for fewer data.
-      multiple: a number that divides every batch of arrays, datasets and foreign iterables.
-      seed: of the samplers.
+      batch_size: examples per batch on this process, for arrays and datasets; by default 128, or fewer for fewer data.
+      multiple: a number that divides every batch size for arrays, datasets and foreign iterables.
+      seed: for the samplers.
       shard: the part of the data that this process reads.
 
     Raises:
@@ -155,21 +154,21 @@ def _is_config(data: Any) -> bool:
 
 
 def _is_arrays(data: Any) -> bool:
-    """Return whether `data` is an array, or a pytree of arrays other than a list, which is one of batches."""
+    # A list has batches
     if _is_config(data) or isinstance(data, list) or data is None:
         return False
     return not jax.tree_util.all_leaves([data]) or (hasattr(data, "dtype") and hasattr(data, "shape"))
 
 
 def _is_dataset(data: Any) -> bool:
-    """Return whether `data` is a map-style dataset; one that can also be iterated has a method to fetch several."""
+    # A map-style dataset that can also be iterated has a method to fetch several examples
     if _is_config(data) or not jax.tree_util.all_leaves([data]) or _is_arrays(data):
         return False
     return hasattr(data, "__getitems__") or (hasattr(data, "__getitem__") and not hasattr(data, "__iter__"))
 
 
 def _slice_arrays(arrays: PyTree, size: int, shard: DataShard) -> Iterator[PositionedBatch]:
-    """Yield batches of one of S shards: s has the s-th, (s + S)-th ... example."""
+    """Yield batches for one of S shards: s has the s-th, (s + S)-th ... example."""
     arrays = jax.tree.map(np.asarray, arrays)
     total = count_examples(arrays)
     for start in range(0, total, size * shard.count):
@@ -205,7 +204,6 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def _fetch(outputs: tuple[PyTree, jax.Array]) -> tuple[PyTree, np.ndarray]:
-    """Return the predictions of a batch and their positions, without padding, as NumPy arrays."""
     predictions, positions = jax.device_get(outputs)
     is_real = positions >= 0
     return (predictions, positions) if is_real.all() else drop_padding((predictions, positions), is_real)

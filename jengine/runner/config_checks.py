@@ -1,46 +1,89 @@
-"""Check the whole config of a run, before anything is built from data, compiled, or written to the work dir."""
+"""Config checks before anything is built."""
 
 import copy
 import difflib
+import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.checkpoint import check_storable
 from jengine.config import check_keys, drop_without_effect
 from jengine.data import DataLoader, IterableLoader, check_dataloader
 from jengine.data.find_source import as_source, is_stream
-from jengine.errors import ConfigError, closest, config_path
+from jengine.errors import ConfigError, MissingPackageError, closest, config_path
 from jengine.evaluation import Evaluator, build_evaluator
 from jengine.hooks import CheckpointHook, Hook
 from jengine.optim import OptimWrapper, OptimWrapperDict, check_optim_wrapper
 from jengine.optim.schedules import ParamScheduler, check_param_schedulers
-from jengine.registry import LOOPS, OPTIM_WRAPPERS, as_config, is_built_in
+from jengine.registry import LOOPS, OPTIM_WRAPPERS, as_config, find_registered, is_built_in
 from jengine.train import TrainState
 
+# Extras: the module that each installs, and the types that require it
+_EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "tensorboard": ("tensorboard", ("TensorboardVisBackend", "TensorboardLoggerHook")),
+    "wandb": ("wandb", ("WandbVisBackend",)),
+    "mlflow": ("mlflow", ("MLflowVisBackend",)),
+    "draw": ("PIL", ("LocalVisualizer", "SelfSupVisualizer", "NaiveVisualizationHook", "SegVisualizationHook")),
+    "examples": ("sklearn", ("Digits", "Kmeans", "PIC")),
+    "safetensors": ("safetensors", ()),
+}
+_EXTRA_OF_TYPE = {name: extra for extra, (_, names) in _EXTRAS.items() for name in names}
+_SAFETENSORS = (".safetensors", ".safetensors.index.json")
 _SECTIONS = {
     "train": ("train_dataloader", "train_cfg", "optim_wrapper"),
     "val": ("val_dataloader", "val_cfg", "val_evaluator"),
     "test": ("test_dataloader", "test_cfg", "test_evaluator"),
 }
-_EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
-# Entries of a checkpoint; hooks may add others in `before_save_checkpoint`.
+_TRAINING_OPTIONS = ("param_scheduler", "auto_scale_lr")
+EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
+# Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
 _CHECKPOINT_KEYS = (
     *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
     "replicas", "validations", "optimizer", "param_schedulers", "data", "accumulated", "exchanged",
     "optimizer_settings", "fingerprint",
 )  # fmt: skip
-_ALMOST = 0.9  # similarity of names from which one is a misspelling of the other; hooks may define their own stages
+_ALMOST = 0.9  # similarity at which a method is a misspelled stage; hooks may define their own stages
+
+
+def check_extras(cfg: Mapping[str, Any]) -> None:
+    """Raise MissingPackageError, with the command to install them, if types or weights in a config lack packages."""
+    missing: dict[str, str] = {}
+    for path, extra in _list_extras({key: value for key, value in cfg.items() if key != "vars"}, ""):
+        module, _ = _EXTRAS[extra]
+        if importlib.util.find_spec(module) is None:
+            missing.setdefault(extra, f"{module} (for `{path}`)")
+    if missing:
+        raise MissingPackageError(
+            f"the config requires packages that are not installed: {', '.join(missing.values())}; "
+            f"install all of them with: pip install 'jengine[{','.join(sorted(missing))}]'"
+        )
+
+
+def _list_extras(node: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and the extra of each config part that requires one."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _list_extras(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(node, list | tuple):
+        for index, value in enumerate(node):
+            yield from _list_extras(value, f"{path}[{index}]")
+    elif path in ("load_from", "load_from.path"):
+        if str(node).endswith(_SAFETENSORS):
+            yield path, "safetensors"
+    elif path == "visualizer" or "." in path or "[" in path:  # other values at the top level are no types
+        name = node.rpartition(".")[2] if isinstance(node, str) else getattr(node, "__name__", "")
+        entries = [node] if isinstance(node, type) else find_registered(name)
+        if name in _EXTRA_OF_TYPE and all(map(is_built_in, entries)):
+            yield path.removesuffix(".type"), _EXTRA_OF_TYPE[name]
 
 
 def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> tuple[dict[str, Any], str]:
-    """Check that the keys of a resolved config are arguments of `constructor`, or `vars`, which is the user's.
+    """Check that a resolved config has `model`, `work_dir`, other arguments of `constructor`, and `vars` as keys.
 
     Returns:
-      The config without keys of MMEngine that mean nothing here, and one line that names those, or "".
-
-    Raises:
-      ConfigError: unknown keys, or `model` or `work_dir` is missing.
+      The config without MMEngine keys that mean nothing here, and one line that names those, or "".
     """
     cfg, dropped = drop_without_effect(cfg)
     known = [name for name in inspect.signature(constructor).parameters if name not in ("self", "cfg")]
@@ -52,18 +95,12 @@ def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> tup
 
 
 def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[ParamScheduler]]:
-    """Check the sections of training, validation and test, and build what depends on neither data nor model.
-
-    Args:
-      sections: the arguments of the Runner by name.
+    """Check the sections for training, validation and test, among the Runner's arguments by name.
 
     Returns:
       The sections, with built evaluators; and the schedulers, built for an optimizer without parameters.
-
-    Raises:
-      ConfigError, TypeError, ValueError, KeyError: an illegal section; its note gives the path in the config.
     """
-    checked = dict(sections)
+    checked = {name: sections[name] for name in (*itertools.chain(*_SECTIONS.values()), *_TRAINING_OPTIONS)}
     for mode, names in _SECTIONS.items():
         missing = [name for name in names if sections[name] is None]
         if missing and len(missing) < len(names):
@@ -72,10 +109,11 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
                 f"the {mode} sections must be complete or absent, "
                 f"got {', '.join(given)} without {', '.join(missing)}; give all of {', '.join(names)}, or none"
             )
-        if not missing:
-            _check_loader(f"{mode}_dataloader", sections[f"{mode}_dataloader"])
-            _check_loop(mode, sections[f"{mode}_cfg"])
-        if not missing and mode != "train":
+        if missing:
+            continue
+        _check_loader(f"{mode}_dataloader", sections[f"{mode}_dataloader"])
+        _check_loop(mode, sections[f"{mode}_cfg"])
+        if mode != "train":
             with config_path(f"{mode}_evaluator"):
                 checked[f"{mode}_evaluator"] = build_evaluator(sections[f"{mode}_evaluator"])
     if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
@@ -86,10 +124,10 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
 
 
 def train_loop_config(cfg: Any) -> dict[str, Any]:
-    """Return the config of a training loop with its `type`, which `by_epoch` (default True) may replace.
+    """Return the training loop config with a `type`, which `by_epoch` (default True) may replace.
 
-    Raises:
-      ConfigError: both, or a number of epochs for a loop over iterations, or the reverse. TypeError: no bool.
+    >>> train_loop_config(dict(by_epoch=False, max_iters=100))
+    {'type': 'IterBasedTrainLoop', 'max_iters': 100}
     """
     cfg = dict(as_config(cfg))
     for name in ("max_iters", "max_epochs"):
@@ -111,7 +149,11 @@ def train_loop_config(cfg: Any) -> dict[str, Any]:
 
 
 def is_epoch_based(train_cfg: Any) -> bool:
-    """Return whether the training loop of `train_cfg` counts in epochs; True for a run without training."""
+    """Return whether the training loop counts in epochs; True for a run without training.
+
+    >>> is_epoch_based(dict(type="IterBasedTrainLoop", max_iters=100))
+    False
+    """
     if train_cfg is not None and _is_config(train_cfg):
         kind = train_loop_config(train_cfg)["type"]
         train_cfg = LOOPS.get(kind) if isinstance(kind, str) else kind
@@ -119,15 +161,11 @@ def is_epoch_based(train_cfg: Any) -> bool:
 
 
 def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sections: Mapping[str, Any]) -> None:
-    """Check the names that hooks and schedules expect elsewhere in the config.
-
-    Args:
-      hooks: those of the run.
-      schedulers, sections: as returned by `check_sections`.
+    """Check the names that hooks and schedules expect elsewhere in the config, from `check_sections`.
 
     Raises:
       ConfigError: a metric that the evaluator does not compute, a misspelled key or stage, or two checkpoint hooks
-        with the same names of files.
+        with the same file names.
     """
     monitored = [
         (f"{type(hook).__name__}.{name}", metric) for hook in hooks for name, metric, _ in hook.monitored_metrics()
@@ -153,21 +191,13 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
 
 
 def check_state(hooks: Sequence[Hook], shapes: TrainState) -> None:
-    """Check that the state of a run can be saved, if one of its hooks saves it.
-
-    Args:
-      hooks: those of the run.
-      shapes: the state as `jax.ShapeDtypeStruct`s.
-
-    Raises:
-      ConfigError: see `check_storable`.
-    """
+    """Raise ConfigError if a hook saves the state, given as `jax.ShapeDtypeStruct`s, and it cannot be stored."""
     if any(isinstance(hook, CheckpointHook) for hook in hooks):
         check_storable({name: getattr(shapes, name) for name in TrainState.__dataclass_fields__})
 
 
 def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of all metrics of a validation; () if classes of the user may add others."""
+    """Return the names of all validation metrics; () if custom classes may add others."""
     evaluator, cfg = sections["val_evaluator"], sections["val_cfg"]
     if type(evaluator) is not Evaluator or not _is_config(cfg) or as_config(cfg).get("type", "ValLoop") != "ValLoop":
         return ()
@@ -186,7 +216,7 @@ def _check_published_keys(hook: CheckpointHook, hooks: Sequence[Hook]) -> None:
 
 
 def _check_stages(hook: Hook) -> None:
-    """Check that no method is a misspelled stage or traced point, which nothing would call."""
+    # Nothing would call a method that is a misspelled stage or traced point
     known = (*Hook.stages, *Hook.traced_points)
     for method in dir(type(hook)):
         if method.startswith("_") or hasattr(Hook, method):
@@ -212,13 +242,12 @@ def _check_loop(mode: str, cfg: Any) -> None:
             if mode == "train":
                 LOOPS.check(train_loop_config(cfg), **supplied)
             else:
-                LOOPS.check({"type": _EVAL_LOOPS[mode], **as_config(cfg)}, **supplied, evaluator=None)
+                LOOPS.check({"type": EVAL_LOOPS[mode], **as_config(cfg)}, **supplied, evaluator=None)
         elif not callable(getattr(cfg, "run", None)):
             raise TypeError(f"`{mode}_cfg` must be a dict or a loop with a method `run`, got {cfg!r}")
 
 
 def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: Any) -> Sequence[ParamScheduler]:
-    """Build the wrapper and its schedulers without parameters; return the schedulers."""
     check_optim_wrapper(cfg)
     wrappers = wrappers_without_params(cfg)
     loop = train_loop_config(train_cfg) if _is_config(train_cfg) else {}
@@ -232,7 +261,7 @@ def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: Any) -> Sequence[Para
 
 
 def wrappers_without_params(cfg: Any) -> dict[str, Any]:
-    """Return the optimizer wrapper of a config as '', or several by name, all without parameters."""
+    """Return the optimizer wrapper as '', or several by name, all without parameters."""
     if isinstance(cfg, OptimWrapperDict):
         return {name: copy.deepcopy(wrapper) for name, wrapper in cfg.items()}
     if not hasattr(cfg, "items"):
@@ -240,7 +269,7 @@ def wrappers_without_params(cfg: Any) -> dict[str, Any]:
     with config_path("optim_wrapper"):
         if "optimizer" in cfg:
             return {"": _wrapper(cfg)}
-        wrappers = {}
+        wrappers: dict[str, Any] = {}
         for name, own in cfg.items():
             if hasattr(own, "items"):
                 with config_path(name):

@@ -1,29 +1,64 @@
-"""Read the argument `load_from` of the Runner: the weights that a run starts from."""
+"""Where a run starts: the Runner's arguments `load_from` and `resume_policy`."""
 
 import dataclasses
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jengine.distributed.processes import Processes, SingleProcess
 from jengine.errors import config_path
 from jengine.registry import check_arguments
 
+Choice = Literal["checkpoint", "config", "error"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumePolicy:
+    """Choice which settings hold after a resume, where config and checkpoint differ.
+
+    For each kind, 'checkpoint' continues as the run began, 'config' uses the config from the next iteration on, and
+    'error' refuses to resume.
+
+    >>> ResumePolicy(schedules="config").schedules
+    'config'
+
+    Attributes:
+      optimizer: the settings of the parameter groups (lr, weight_decay, betas, ...), and the optimizer type. With
+        'config', the optimizer starts with a new state if that in the checkpoint does not fit.
+      schedules: the schedules with all settings. With 'config', values are set as if they had run from the start.
+      seed: the seed for random numbers and for the data order.
+      data: 'closest' continues as near to the position in the data as they allow, and logs what is repeated or skipped;
+        'exact' refuses data whose position cannot be saved, and another batch size or dataset.
+    """
+
+    optimizer: Choice = "checkpoint"
+    schedules: Choice = "checkpoint"
+    seed: Choice = "checkpoint"
+    data: Literal["closest", "exact"] = "closest"
+
+
+def parse_resume_policy(cfg: Mapping[str, Any] | None) -> ResumePolicy:
+    """Return the policy from the config `resume_policy`."""
+    with config_path("resume_policy"):
+        options = dict((cfg or {}).items())
+        check_arguments(ResumePolicy, options)
+        return ResumePolicy(**options)
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadFrom:
-    """Describe the weights that a run starts from; see `jengine.checkpoint.load_pretrained`.
+    """Weights that a run starts from; see `jengine.checkpoint.load_pretrained`.
 
     Attributes:
       path: where the weights are, or an object in memory: a pytree of arrays, an `nnx.State` or an `nnx.Module`.
       rename: `(old, new)` prefixes of parameter paths, for a model with other names.
       strict: False keeps the model's own values where there are no matching ones.
-      raw: True loads the raw parameters of a run that saved averages.
-      exclude: paths of parameters that keep their initial values.
-      interpolate: paths of position embeddings that are resized if they are of another grid.
+      raw: True loads the raw parameters from a run that saved averages.
+      exclude: paths of parameters that keep the initial values.
+      interpolate: paths of position embeddings that are resized to the model's grid.
       interpolation: how they are resized.
-      item: dotted path of the weights in their tree, if it is not that of the parameters.
+      item: dotted path to the weights in a tree, if it is not that of the parameters.
     """
 
     path: Any
@@ -40,11 +75,11 @@ def parse_load_from(load_from: Any, processes: SingleProcess | Processes) -> Loa
     """Return the weights to start from, and check that they exist.
 
     Args:
-      load_from: a path, an object in memory, or a dict of the fields of `LoadFrom`; None for none.
-      processes: those of the run, which verify a checkpoint together.
+      load_from: a path, an object in memory, or a dict with fields of `LoadFrom`; None for none.
+      processes: the run's processes, which verify a checkpoint together.
 
     Raises:
-      FileNotFoundError: nothing is at the path. CorruptCheckpointError: a checkpoint is damaged. ValueError: a file of
+      FileNotFoundError: nothing is at the path. CorruptCheckpointError: a checkpoint is damaged. ValueError: a file in
         another format. TypeError: neither a path nor a pytree of arrays, or an unknown field.
     """
     from jengine import checkpoint
@@ -64,7 +99,7 @@ def parse_load_from(load_from: Any, processes: SingleProcess | Processes) -> Loa
 
 
 def remove_in_memory(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of a run without `load_from` if that is an object in memory, and warn about it."""
+    """Return the config without `load_from` if that is an object in memory, and warn about it."""
     load_from: Any = cfg.get("load_from")
     weights = load_from["path"] if _is_options(load_from) and "path" in load_from else load_from
     if weights is None or isinstance(weights, str | os.PathLike) or _is_options(weights):
@@ -78,7 +113,7 @@ def remove_in_memory(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_options(load_from: Any) -> bool:
-    """Return whether `load_from` is a dict of options, and not a pytree of arrays."""
+    """Return whether `load_from` is a dict with options, not a pytree of arrays."""
     from jengine import checkpoint
 
     return hasattr(load_from, "items") and ("path" in load_from or not checkpoint.is_pytree_of_arrays(load_from))

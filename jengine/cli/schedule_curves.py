@@ -6,7 +6,7 @@ from typing import Any
 from jengine.data import build_dataloader
 from jengine.errors import ConfigError, config_path
 from jengine.optim.schedules import build_param_schedulers, flatten_schedulers
-from jengine.runner.check import is_epoch_based, train_loop_config, wrappers_without_params
+from jengine.runner.config_checks import is_epoch_based, train_loop_config, wrappers_without_params
 
 Curves = dict[str, list[float]]
 

@@ -1,21 +1,23 @@
-"""Build a Runner with test-time augmentation."""
+"""Test-time augmentation in a Runner."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jengine.config import resolve
 from jengine.errors import ConfigError
 from jengine.hooks import PrepareTTAHook
-from jengine.runner.runner import Runner
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
 
 
-def build_runner_with_tta(cfg: Any) -> Runner:
-    """Return a Runner whose test merges predictions for several views of each batch.
+def build_runner_with_tta(cfg: Any) -> "Runner":
+    """Return a Runner whose test merges predictions for several views on each batch.
 
     Args:
-      cfg: a config for `Runner.from_cfg`, with `tta_model`, the config of a `BaseTTAModel`, which receives the run's
-        model as `module`; and optionally `tta_pipeline`, transforms of the test data that replace the configured ones.
-        Both may also be given under the key `vars`, which `Runner.from_cfg` ignores. It is not modified.
+      cfg: a config for `Runner.from_cfg`, with `tta_model`, a config for a `BaseTTAModel`, which receives the run's
+        model as `module`; and optionally `tta_pipeline`, which replaces the test data's transforms. Both may also be
+        given under the key `vars`, which `Runner.from_cfg` ignores.
 
     Returns:
       The Runner; training and validation do not augment.
@@ -23,6 +25,8 @@ def build_runner_with_tta(cfg: Any) -> Runner:
     Raises:
       ConfigError: `tta_model` or the test is missing.
     """
+    from jengine.runner import Runner  # it imports this package, for `Runner.predict`
+
     plain = resolve(cfg)
     tta = {name: plain.pop(name) for name in ("tta_model", "tta_pipeline") if name in plain}
     tta = {**dict(plain.get("vars") or {}), **tta}

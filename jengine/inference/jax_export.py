@@ -1,4 +1,4 @@
-"""Export the predictions of a loaded model as a `jax.export` artifact, which runs without the model's code."""
+"""Export of a loaded model as a `jax.export` artifact, which runs without the model's code."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jengine.data.collate import count_examples
 from jengine.errors import ConfigError, MissingPackageError
-from jengine.runner.loaded_model import LoadedModel
+from jengine.inference.loaded_model import LoadedModel
 
 PyTree = Any
 
@@ -26,17 +26,17 @@ def export_model(
     batch_size: int | None = None,
     platforms: Sequence[str] = PLATFORMS,
 ) -> Any:
-    """Write the predictions of a model as a serialized `jax.export.Exported`, with its weights in it.
+    """Write a model and weights as a serialized `jax.export.Exported`.
 
     `jax.export.deserialize(data).call(batch)` predicts batches like `batch`, without the entries that do not affect the
     predictions.
 
     Args:
-      model: the result of `load_model`.
-      batch: an example of the structure, shapes and dtypes of batches; its arrays may be `jax.ShapeDtypeStruct`s.
+      model: from `load_model`.
+      batch: an example with the structure, shapes and dtypes of all batches; may have `jax.ShapeDtypeStruct`s.
       path: the file to write; an existing one is replaced.
-      batch_size: the only batch size of the artifact; None for any.
-      platforms: the kinds of devices on which it can run.
+      batch_size: the only batch size that the artifact accepts; None for any.
+      platforms: the device kinds on which it can run.
 
     Returns:
       The `jax.export.Exported`.
@@ -47,7 +47,8 @@ def export_model(
     """
     from jax import export
 
-    _check_installed()
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise MissingPackageError("jax.export files require the package flatbuffers: pip install 'jengine[export]'")
     size = count_examples(batch) if batch_size is None else batch_size
     shapes = _set_batch_size(batch, size)
     params, model_state = jax.device_get(model.load(shapes))
@@ -80,7 +81,7 @@ def export_model(
 
 
 def _set_batch_size(batch: PyTree, size: Any) -> PyTree:
-    """Return the structs of a batch of this size, which may be symbolic, in the dtypes that JAX computes with."""
+    """Return structs with this batch size, which may be symbolic, in the dtypes that JAX computes with."""
 
     def struct(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))
@@ -108,8 +109,3 @@ def _fill_unused(inputs: PyTree, shapes: PyTree) -> PyTree:
     size = jax.tree.leaves(inputs)[0].shape[0]
     zeros = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape[1:]), leaf.dtype), dict(shapes))
     return {**zeros, **inputs}
-
-
-def _check_installed() -> None:
-    if importlib.util.find_spec("flatbuffers") is None:
-        raise MissingPackageError("jax.export files require the package flatbuffers: pip install 'jengine[export]'")

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jengine.runner.versions import describe_device
+from jengine.versions import describe_device
 
 _EXPLANATION = "the device ran out of memory"
 _REMEDIES = (
