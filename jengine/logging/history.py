@@ -1,4 +1,4 @@
-"""Record the history of one logged scalar: the newest values in a ring buffer, and totals over all values."""
+"""History of one logged scalar: the newest values in a ring buffer, and totals over all values."""
 
 import math
 import types
@@ -16,16 +16,15 @@ _NUM_SAVED_VALUES = 256  # per history in a checkpoint: enough for the windows o
 
 
 class HistoryBuffer:
-    """Keep the values of one scalar in a bounded ring buffer.
+    """Ring buffer with the newest `capacity` values of one scalar, at least 1.
 
-    The cost of an update does not depend on the length of the run. The ring holds the newest `capacity` values. The
-    sum, count, maximum and minimum of *all* values are kept too, so that statistics over the whole run are exact.
+    The cost of an update does not depend on the run length. The sum, count, maximum and minimum of *all* values are
+    kept too, so that statistics over the whole run are exact.
 
-    Args:
-      capacity: number of values to keep, at least 1.
-
-    Raises:
-      ValueError: `capacity` is below 1.
+    >>> losses = HistoryBuffer(capacity=2)
+    >>> losses.extend([8.0, 4.0, 2.0])
+    >>> losses.mean(2), losses.mean(), losses.max()
+    (3.0, 4.666666666666667, 8.0)
     """
 
     _statistics: ClassVar[dict[str, Callable[..., Any]]] = {}
@@ -54,11 +53,7 @@ class HistoryBuffer:
         return method
 
     def update(self, value: float, count: int = 1) -> None:
-        """Append a value.
-
-        Args:
-          value: the logged number; for `count` > 1, the sum over the samples.
-          count: number of samples in `value`.
+        """Append a value: a number, or the sum over `count` samples.
 
         Raises:
           TypeError: `value` is not a real number. ValueError: `value` has several elements, or `count` is below 1.
@@ -70,18 +65,17 @@ class HistoryBuffer:
         num_values = len(values)
         if count != 1 and self._counts is None:
             self._counts = np.ones_like(self._values)
-        end = self._next_index + num_values
-        if end <= len(self._values):
-            self._write(values, count, end)
-        else:
-            start = 0
-            while start < num_values:
-                if self._next_index == len(self._values):
-                    self._grow_or_wrap()
-                end = min(self._next_index + num_values - start, len(self._values))
-                stop = start + end - self._next_index
-                self._write(values[start:stop], count, end)
-                start = stop
+        start = 0
+        while start < num_values:
+            if self._next_index == len(self._values):
+                self._grow_or_wrap()
+            end = min(self._next_index + num_values - start, len(self._values))
+            stop = start + end - self._next_index
+            self._values[self._next_index : end] = values[start:stop]
+            if self._counts is not None:
+                self._counts[self._next_index : end] = count
+            start, self._next_index = stop, end
+            self._num_kept = max(self._num_kept, end)
         self._updates += num_values
         self._count += num_values * count
         total = self._sum
@@ -98,15 +92,6 @@ class HistoryBuffer:
                 if value < self._min or value != value:
                     self._min = value
 
-    def _write(self, values: Sequence[float], count: int, end: int) -> None:
-        """Write values into the ring from the next position to `end`."""
-        self._values[self._next_index : end] = values
-        if self._counts is not None:
-            self._counts[self._next_index : end] = count
-        self._next_index = end
-        if end > self._num_kept:
-            self._num_kept = end
-
     @property
     def updates(self) -> int:
         """The number of updates in total, including values no longer in the ring."""
@@ -119,11 +104,9 @@ class HistoryBuffer:
         return self._values[indices].copy(), self._counts_at(indices).copy()
 
     def mean(self, window_size: int | None = None) -> float:
-        """Return the sum of the newest `window_size` values over the sum of their counts.
+        """Return the sum of the newest `window_size` values, divided by their sample count.
 
-        Args:
-          window_size: number of values. None, or at least the number of updates, is exact over all values; any other
-            window longer than the ring is cut to the ring.
+        Without a window, or if it covers all updates, the mean is exact; other windows are cut to the ring.
 
         Raises:
           ValueError: the history is empty, or `window_size` is below 1. TypeError: `window_size` is not an int.
@@ -144,20 +127,16 @@ class HistoryBuffer:
         return self._min if self._covers_all(window_size) else float(self._values[self._newest(window_size)].min())
 
     def current(self, window_size: int | None = None) -> float:
-        """Return the newest value, for any window.
-
-        Raises:
-          ValueError: the history is empty.
-        """
+        """Return the newest value, for any window; ValueError if the history is empty."""
         self._covers_all(window_size)
         return float(self._values[self._next_index - 1])
 
     def statistics(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the statistic `method_name` with the remaining arguments; names and errors as in `statistic`."""
+        """Call the statistic `method_name` with the other arguments; names and errors as in `statistic`."""
         return self.statistic(method_name)(*args, **kwargs)
 
     def statistic(self, method_name: str) -> Callable[..., Any]:
-        """Return the statistic `method_name` of this history: 'mean', 'max', 'min', 'current' or a registered one.
+        """Return the bound statistic `method_name`: 'mean', 'max', 'min', 'current' or a registered one.
 
         Raises:
           KeyError: no statistic has that name.
@@ -219,16 +198,15 @@ class HistoryBuffer:
         return window_size >= self._updates
 
     def _newest(self, window_size: int | None) -> slice | np.ndarray:
-        """Return the indices of the newest values in order; at most all values in the ring."""
+        """Return the ring indices of the newest values, oldest first."""
         size = self._num_kept if window_size is None else min(window_size, self._num_kept)
         if size <= self._next_index:
             return slice(self._next_index - size, self._next_index)
-        return np.arange(
-            self._next_index - size, self._next_index
-        )  # negative indices, from the end of the ring, are older values
+        # negative indices, from the end of the ring, are older values
+        return np.arange(self._next_index - size, self._next_index)
 
     def _counts_at(self, indices: slice | np.ndarray) -> np.ndarray:
-        """Return the counts at the indices, float64[n]."""
+        """Return the sample counts at the indices, float64[n]."""
         counts: np.ndarray = np.ones_like(self._values[indices]) if self._counts is None else self._counts[indices]
         return counts
 
@@ -255,11 +233,7 @@ def to_float(value: Any) -> float:
 
 
 def check_count(count: Any) -> int:
-    """Return `count` as a Python int, at least 1.
-
-    Raises:
-      TypeError: `count` is not an int. ValueError: `count` is below 1.
-    """
+    """Return `count` as a Python int; TypeError if it is not an int, ValueError if it is below 1."""
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
         raise TypeError(f"`count` of a logged scalar must be an int, got {count!r}")
     if count < 1:
