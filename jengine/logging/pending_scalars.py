@@ -46,13 +46,12 @@ class PendingScalars:
                 error.add_note(f"{sorted(deleted)} were logged from donated arrays: log outputs of the step instead")
             raise
         for key, value, step, samples in rows:
-            is_one = type(samples) is int
-            count = samples if is_one else 1
+            count = samples if isinstance(samples, int) else 1
             segments = self._segments.get(key) or self._segments.setdefault(key, [])
             if not segments or segments[-1][0] != count:
                 segments.append((count, [], []))
             _, steps, values = segments[-1]
-            if is_one:
+            if isinstance(samples, int):
                 values.append(value if type(value) is float else next(fetched).item())
                 steps.append(step)
             else:

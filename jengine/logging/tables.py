@@ -50,11 +50,11 @@ def format_table(
             raise ValueError(f"`rows[{index}]` must have {len(columns)} cells, got {len(row)}: {row!r}")
     if align is None:
         filled = [[row[i] for row in cells if row[i] is not None] for i in range(len(columns))]
-        align = ["right" if column and all(map(_is_number, column)) else "left" for column in filled]
-    elif len(align) != len(columns):
+        sides: list[Align] = ["right" if column and all(map(_is_number, column)) else "left" for column in filled]
+    elif len(sides := list(align)) != len(columns):
         raise ValueError(f"`align` must have {len(columns)} entries, one per column, got {len(align)}")
     table = Table(box=box.ASCII2)
-    for heading, side in zip(columns, align, strict=True):
+    for heading, side in zip(columns, sides, strict=True):
         table.add_column(Text(heading), justify=side, no_wrap=True)
     for row in cells:
         table.add_row(*(Text(_format_cell(value)) for value in row))

@@ -208,4 +208,7 @@ class CSVVisBackend(FilesVisBackend):
 
 
 def _json_line(values: Mapping[str, Any]) -> str:
-    return _encode_json(to_jsonable(values)) + "\n"
+    try:
+        return _encode_json(values) + "\n"  # finite numbers and strings, nearly always
+    except (TypeError, ValueError):
+        return _encode_json(to_jsonable(values)) + "\n"
