@@ -1,5 +1,6 @@
 """History of one logged scalar: the newest values in a ring buffer, and totals over all values."""
 
+import collections
 import math
 import types
 from collections.abc import Callable, Sequence
@@ -10,8 +11,8 @@ import numpy as np
 from jengine.errors import UnknownNameError, closest
 
 Statistic = TypeVar("Statistic", bound=Callable[..., Any])
+Number = TypeVar("Number", int, float)
 
-_INITIAL_SIZE = 64  # most histories are short (metrics); the ring doubles up to its capacity
 _NUM_SAVED_VALUES = 256  # per history in a checkpoint: enough for the windows of log lines
 
 
@@ -36,10 +37,8 @@ class HistoryBuffer:
         self._clear()
 
     def _clear(self) -> None:
-        self._values = np.empty(min(self._capacity, _INITIAL_SIZE), np.float64)
-        self._counts: np.ndarray | None = None  # None as long as all counts are 1
-        self._num_kept = 0
-        self._next_index = 0
+        self._values: collections.deque[float] = collections.deque(maxlen=self._capacity)
+        self._counts: collections.deque[int] | None = None  # None as long as all counts are 1
         self._updates = 0
         self._sum = 0.0
         self._count = 0
@@ -64,18 +63,10 @@ class HistoryBuffer:
         """Append several values that are already checked, each the sum over `count` samples."""
         num_values = len(values)
         if count != 1 and self._counts is None:
-            self._counts = np.ones_like(self._values)
-        start = 0
-        while start < num_values:
-            if self._next_index == len(self._values):
-                self._grow_or_wrap()
-            end = min(self._next_index + num_values - start, len(self._values))
-            stop = start + end - self._next_index
-            self._values[self._next_index : end] = values[start:stop]
-            if self._counts is not None:
-                self._counts[self._next_index : end] = count
-            start, self._next_index = stop, end
-            self._num_kept = max(self._num_kept, end)
+            self._counts = collections.deque([1] * len(self._values), self._capacity)
+        self._values.extend(map(float, values))
+        if self._counts is not None:
+            self._counts.extend([count] * num_values)
         self._updates += num_values
         self._count += num_values * count
         total = self._sum
@@ -100,8 +91,8 @@ class HistoryBuffer:
     @property
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """Copies of the values and counts in the ring, oldest first, float64[n] each."""
-        indices = self._newest(self._num_kept)
-        return self._values[indices].copy(), self._counts_at(indices).copy()
+        counts = [1] * len(self) if self._counts is None else self._counts
+        return np.array(self._values, np.float64), np.array(counts, np.float64)
 
     def mean(self, window_size: int | None = None) -> float:
         """Return the sum of the newest `window_size` values, divided by their sample count.
@@ -113,23 +104,22 @@ class HistoryBuffer:
         """
         if self._covers_all(window_size):
             return self._sum / self._count
-        indices = self._newest(window_size)
-        values = self._values[indices]
-        samples = len(values) if self._counts is None else np.add.reduce(self._counts[indices])
-        return float(np.add.reduce(values) / samples)
+        values = _newest(self._values, window_size)
+        samples = len(values) if self._counts is None else sum(_newest(self._counts, window_size))
+        return float(np.add.reduce(values)) / samples
 
     def max(self, window_size: int | None = None) -> float:
         """Return the largest of the newest `window_size` values; arguments and errors as in `mean`."""
-        return self._max if self._covers_all(window_size) else float(self._values[self._newest(window_size)].max())
+        return self._max if self._covers_all(window_size) else float(np.max(_newest(self._values, window_size)))
 
     def min(self, window_size: int | None = None) -> float:
         """Return the smallest of the newest `window_size` values; arguments and errors as in `mean`."""
-        return self._min if self._covers_all(window_size) else float(self._values[self._newest(window_size)].min())
+        return self._min if self._covers_all(window_size) else float(np.min(_newest(self._values, window_size)))
 
     def current(self, window_size: int | None = None) -> float:
         """Return the newest value, for any window; ValueError if the history is empty."""
         self._covers_all(window_size)
-        return float(self._values[self._next_index - 1])
+        return self._values[-1]
 
     def statistics(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Call the statistic `method_name` with the other arguments; names and errors as in `statistic`."""
@@ -150,10 +140,10 @@ class HistoryBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return at most the newest 256 values, and the totals over all values, as a JSON-serializable dict."""
-        indices = self._newest(min(self._num_kept, _NUM_SAVED_VALUES))
+        values = _newest(self._values, _NUM_SAVED_VALUES)
         return {
-            "values": self._values[indices].tolist(),
-            "counts": self._counts_at(indices).astype(np.int64).tolist(),
+            "values": values,
+            "counts": [1] * len(values) if self._counts is None else _newest(self._counts, _NUM_SAVED_VALUES),
             "updates": self._updates,
             "sum": self._sum,
             "count": self._count,
@@ -171,20 +161,10 @@ class HistoryBuffer:
         self._max, self._min = float(state["max"]), float(state["min"])
 
     def __len__(self) -> int:
-        return self._num_kept
+        return len(self._values)
 
     def __repr__(self) -> str:
-        return f"HistoryBuffer({self._updates} values, the newest {self._num_kept} kept)"
-
-    def _grow_or_wrap(self) -> None:
-        size = len(self._values)
-        if size == self._capacity:
-            self._next_index = 0
-            return
-        larger = min(self._capacity, 2 * size)
-        self._values = np.resize(self._values, larger)
-        if self._counts is not None:
-            self._counts = np.resize(self._counts, larger)
+        return f"HistoryBuffer({self._updates} values, the newest {len(self)} kept)"
 
     def _covers_all(self, window_size: int | None) -> bool:
         if not self._updates:
@@ -197,18 +177,12 @@ class HistoryBuffer:
             raise ValueError(f"`window_size` must be at least 1, got {window_size}")
         return window_size >= self._updates
 
-    def _newest(self, window_size: int | None) -> slice | np.ndarray:
-        """Return the ring indices of the newest values, oldest first."""
-        size = self._num_kept if window_size is None else min(window_size, self._num_kept)
-        if size <= self._next_index:
-            return slice(self._next_index - size, self._next_index)
-        # negative indices, from the end of the ring, are older values
-        return np.arange(self._next_index - size, self._next_index)
 
-    def _counts_at(self, indices: slice | np.ndarray) -> np.ndarray:
-        """Return the sample counts at the indices, float64[n]."""
-        counts: np.ndarray = np.ones_like(self._values[indices]) if self._counts is None else self._counts[indices]
-        return counts
+def _newest(values: "collections.deque[Number]", size: int | None) -> "list[Number]":
+    """Return the newest `size` entries, oldest first; at most all that are kept."""
+    if size is None or size >= len(values):
+        return list(values)
+    return [values[i] for i in range(-size, 0)]
 
 
 for _method in (HistoryBuffer.mean, HistoryBuffer.max, HistoryBuffer.min, HistoryBuffer.current):
