@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jengine.annotations import Count
 from jengine.data import prefetch_to_device, select_arrays
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.paths import flatten, map_with_path
 from jengine.registry import HOOKS
@@ -60,9 +60,7 @@ class PreciseBNHook(Hook):
         """Return the next step after which statistics are computed; never in an epoch loop."""
         return math.inf if runner.train_loop.by_epoch else self.next_multiple(self.interval, step)
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Recompute the statistics if it is due, in an iteration loop."""
         if not runner.train_loop.by_epoch and self.every_n_train_iters(runner, self.interval):
             self._recompute(runner, runner.iter // (runner.train_loop.epoch_length or 1))

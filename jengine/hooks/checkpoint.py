@@ -13,7 +13,7 @@ from jengine.checkpoint import infer_rule, pick_metric, publish
 from jengine.checkpoint.layout import INCOMING, OUTGOING
 from jengine.checkpoint.retention import GREATER_KEYS, LESS_KEYS, check_rule, keep_best, keep_regular
 from jengine.errors import ArgumentError, ConfigError
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 
@@ -184,9 +184,7 @@ class CheckpointHook(Hook):
         ):
             self._save_regular(runner, runner.epoch + 1, epoch=runner.epoch + 1, iteration=runner.iter)
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Save the iteration if it is due."""
         if not self.by_epoch and (
             self.every_n_train_iters(runner, self.interval, self.save_begin)

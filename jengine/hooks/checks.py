@@ -8,7 +8,7 @@ import numpy as np
 
 from jengine.annotations import Count
 from jengine.errors import ConfigError
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 
@@ -38,9 +38,7 @@ class CheckInvalidLossHook(Hook):
         """Return the step of the next check."""
         return self.next_multiple(self.interval, step)
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Check the loss if it is due."""
         if outputs and self.every_n_train_iters(runner, self.interval):
             loss = float(outputs["loss"])

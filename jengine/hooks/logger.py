@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from jengine.annotations import Count
 from jengine.errors import ConfigError
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
@@ -81,9 +81,7 @@ class LoggerHook(Hook):
                 "the step of validation metrics is the iteration."
             )
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Log the iteration if it is due."""
         self._log_train(runner, batch_idx, 1)
 

@@ -12,7 +12,7 @@ import numpy as np
 from jengine.annotations import Count, Range
 from jengine.data import select_arrays
 from jengine.errors import ConfigError
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.optim.transforms import LossScaleState, get_field
 from jengine.paths import flatten
@@ -142,9 +142,7 @@ class NumericsGuardHook(Hook):
         self._recent.clear()
         self._num_reported = 0 if runner.state.is_abstract else int(self._get_state(runner).dropped)
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Keep the batch, and read the results every `interval` iterations."""
         wrapper = runner.optim_wrapper
         hyperparams = {**wrapper.hyperparams, **runner.hyperparams}

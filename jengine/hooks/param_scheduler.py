@@ -1,11 +1,11 @@
 """Set hyperparameters ahead of each step: by the parameter schedulers, or by a linear warm-up."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jengine.annotations import Finite, Positive
 from jengine.errors import ConfigError
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.optim.schedules import flatten_schedulers
 from jengine.registry import HOOKS
@@ -23,9 +23,7 @@ class ParamSchedulerHook(Hook):
     is_single = True
     runs_ahead = True
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Step the schedulers that count iterations."""
         schedulers = runner.param_schedulers
         for scheduler in schedulers if type(schedulers) is list else _list_schedulers(runner):

@@ -10,7 +10,7 @@ import jax
 from jengine.annotations import Count, Index
 from jengine.errors import ConfigError, closest
 from jengine.hooks.arguments import check_integer
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 
@@ -79,9 +79,7 @@ class ProfilerHook(Hook):
             self._path = os.path.join(runner.log_dir, self._dir_name, f"iter_{runner.iter}")
             jax.profiler.start_trace(self._path)
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """End the trace after its last iteration."""
         is_last = self._path is not None and not self._is_traced(runner, runner.iter + 1 - self._start)
         if is_last or (self._path is not None and self._ends_cycle(runner.iter - self._start)):

@@ -2,10 +2,9 @@
 
 import math
 import numbers
-from collections.abc import Mapping
 from typing import Any
 
-from jengine.hooks.hook import Hook
+from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Runner
 from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
@@ -65,9 +64,7 @@ class RuntimeInfoHook(Hook):
             rates[f"train/{name}"] = values[0]
         hub.update_scalars(rates)
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Mapping[str, Any] | None = None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """Record the metrics of the step."""
         scalars = {}
         for name, value in (outputs or {}).items():
