@@ -1,4 +1,4 @@
-"""Record a profile of host and devices for some iterations, for TensorBoard and Perfetto."""
+"""Profile of host and devices for some iterations, for TensorBoard and Perfetto."""
 
 import math
 import os
@@ -20,11 +20,11 @@ _SCHEDULE = {"skip_first": 0, "wait": 0, "warmup": 0, "active": 1, "repeat": 1}
 
 @HOOKS.register_module()
 class ProfilerHook(Hook):
-    """Trace training iterations with `jax.profiler`.
+    """Trace of training iterations with `jax.profiler`.
 
     Without a `schedule` the hook traces the first epoch, or with `by_epoch=False` the first `profile_times` iterations.
     With a schedule it skips the first `skip_first` iterations; then, `repeat` times (0: to the end), it skips `wait`
-    and `warmup` iterations and traces `active` ones. The first two iterations compile, so a schedule should skip them.
+    and `warmup` iterations and traces `active` ones. You should skip the first two iterations, which compile.
 
     Each trace is a directory `iter_<first>` that TensorBoard's profile plugin opens.
 
@@ -36,7 +36,9 @@ class ProfilerHook(Hook):
         dir_name=...)` with the directory of traces relative to the log directory, by default `tf_tracing_logs`.
 
     Raises:
-      ConfigError: more than one epoch, an invalid number or key; from the hook, more than the length of the run.
+      ConfigError: more than one epoch, an invalid number or key; from the hook, more than the run length.
+
+    >>> hook = ProfilerHook(by_epoch=False, schedule=dict(skip_first=10, active=5))
     """
 
     priority = "VERY_LOW"
@@ -81,9 +83,10 @@ class ProfilerHook(Hook):
 
     def after_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Outputs = None) -> None:
         """End the trace after its last iteration."""
-        is_last = self._path is not None and not self._is_traced(runner, runner.iter + 1 - self._start)
-        if is_last or (self._path is not None and self._ends_cycle(runner.iter - self._start)):
-            self._end_trace(runner, outputs)
+        if self._path is not None:
+            index = runner.iter - self._start
+            if not self._is_traced(runner, index + 1) or self._ends_cycle(index):
+                self._end_trace(runner, outputs)
 
     def after_train(self, runner: Runner) -> None:
         """End the trace that is open at the end of training."""
@@ -102,7 +105,7 @@ class ProfilerHook(Hook):
         return self._start + index if self._is_traced(runner, index) else math.inf
 
     def _is_traced(self, runner: Runner, index: int) -> bool:
-        """Return whether an iteration is traced; `index` counts from the first iteration of this session."""
+        """Return whether to trace an iteration; `index` counts from the first iteration of this session."""
         if (schedule := self.schedule) is None:
             return index < ((runner.train_loop.epoch_length or math.inf) if self.by_epoch else self.profile_times)
         idle = schedule["wait"] + schedule["warmup"]
@@ -135,7 +138,7 @@ def _check_schedule(schedule: Mapping[str, int]) -> dict[str, int]:
 
 
 def _parse_on_trace_ready(on_trace_ready: Any) -> tuple[str, Callable[[str], Any] | None]:
-    """Return the directory of the traces, and the function to call with the directory of each trace."""
+    """Return the directory of the traces, and the function to call with each trace directory."""
     if on_trace_ready is None:
         return _DIR_NAME, None
     if hasattr(on_trace_ready, "items"):
