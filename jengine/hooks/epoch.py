@@ -37,7 +37,8 @@ class DistSamplerSeedHook(Hook):
         """Pass the epoch to the data."""
         loader: Any = runner.train_loop.dataloader  # in a custom loop, perhaps the loader of another library
         nested_sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-        for owner in (loader, getattr(loader, "sampler", None), nested_sampler):
+        owners: list[Any] = [loader, getattr(loader, "sampler", None), nested_sampler]
+        for owner in owners:
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(runner.epoch)
                 return
