@@ -34,11 +34,12 @@ class Accuracy(BaseMetric):
     Raises:
       ValueError: `topk` is empty, or has duplicates or values below 1.
 
-    >>> metric = Accuracy(topk=(1, 2))
-    >>> logits = jnp.array([[0.1, 0.9, 0.0], [0.5, 0.2, 0.3]])
-    >>> state = metric.update(metric.init(), logits, {"label": jnp.array([1, 2])})
-    >>> metric.compute(state)
-    {'top1': 0.5, 'top2': 1.0}
+    Examples:
+      >>> metric = Accuracy(topk=(1, 2))
+      >>> logits = jnp.array([[0.1, 0.9, 0.0], [0.5, 0.2, 0.3]])
+      >>> state = metric.update(metric.init(), logits, {"label": jnp.array([1, 2])})
+      >>> metric.compute(state)
+      {'top1': 0.5, 'top2': 1.0}
     """
 
     default_prefix = "accuracy"

@@ -34,12 +34,13 @@ class Evaluator:
     Raises:
       ValueError: there is no metric, or two results have the same name. TypeError: an entry is not a metric.
 
-    >>> from jengine.evaluation import Accuracy
-    >>> evaluator = Evaluator(Accuracy())
-    >>> batch = {"label": jnp.array([1, 0])}
-    >>> state = evaluator.update(evaluator.init(), jnp.array([1, 1]), batch)
-    >>> evaluator.evaluate(state)
-    {'accuracy/top1': 0.5}
+    Examples:
+      >>> from jengine.evaluation import Accuracy
+      >>> evaluator = Evaluator(Accuracy())
+      >>> batch = {"label": jnp.array([1, 0])}
+      >>> state = evaluator.update(evaluator.init(), jnp.array([1, 1]), batch)
+      >>> evaluator.evaluate(state)
+      {'accuracy/top1': 0.5}
     """
 
     def __init__(self, metrics: Any) -> None:
@@ -127,8 +128,9 @@ class Evaluator:
 def build_evaluator(cfg: Any) -> Evaluator:
     """Build an evaluator from `dict(metrics=...)` with an optional `type`, or from the argument of `Evaluator`.
 
-    >>> build_evaluator(dict(type="Accuracy", topk=(1, 5))).names
-    ('accuracy/top1', 'accuracy/top5')
+    Examples:
+      >>> build_evaluator(dict(type="Accuracy", topk=(1, 5))).names
+      ('accuracy/top1', 'accuracy/top5')
     """
     if isinstance(cfg, Evaluator):
         return cfg

@@ -28,10 +28,11 @@ class MeanLoss(BaseMetric):
     Raises:
       TypeError: `loss` is not callable. ValueError: a part is named `loss`, or no part has 'loss' in its name.
 
-    >>> metric = MeanLoss(lambda predictions, batch: (predictions - batch["target"]) ** 2)
-    >>> state = metric.update(metric.init(), jnp.array([1.0, 3.0]), {"target": jnp.array([0.0, 0.0])})
-    >>> metric.compute(state)
-    {'loss': 5.0}
+    Examples:
+      >>> metric = MeanLoss(lambda predictions, batch: (predictions - batch["target"]) ** 2)
+      >>> state = metric.update(metric.init(), jnp.array([1.0, 3.0]), {"target": jnp.array([0.0, 0.0])})
+      >>> metric.compute(state)
+      {'loss': 5.0}
     """
 
     def __init__(

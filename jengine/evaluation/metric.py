@@ -25,17 +25,18 @@ class BaseMetric:
     Args:
       prefix: prefix of the result names, `prefix/name`; by default the class attribute `default_prefix`.
 
-    >>> class PositiveRate(BaseMetric):
-    ...     def init(self):
-    ...         return Mean.zero()
-    ...     def update(self, state, predictions, batch):
-    ...         mask = example_mask(batch)
-    ...         return state.add(((predictions > 0) & mask).sum(), mask.sum())
-    ...     def compute(self, state):
-    ...         return {"positive": state.value()}
-    >>> metric, batch = PositiveRate(), {"x": jnp.zeros(4)}
-    >>> metric.compute(metric.update(metric.init(), jnp.array([1, 2, 3, -1]), batch))
-    {'positive': 0.75}
+    Examples:
+      >>> class PositiveRate(BaseMetric):
+      ...     def init(self):
+      ...         return Mean.zero()
+      ...     def update(self, state, predictions, batch):
+      ...         mask = example_mask(batch)
+      ...         return state.add(((predictions > 0) & mask).sum(), mask.sum())
+      ...     def compute(self, state):
+      ...         return {"positive": state.value()}
+      >>> metric, batch = PositiveRate(), {"x": jnp.zeros(4)}
+      >>> metric.compute(metric.update(metric.init(), jnp.array([1, 2, 3, -1]), batch))
+      {'positive': 0.75}
     """
 
     default_prefix: str | None = None

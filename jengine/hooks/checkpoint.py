@@ -55,8 +55,9 @@ class CheckpointHook(Hook):
     Raises:
       TypeError, ValueError, KeyError, ArgumentError: an invalid argument; ValueError if no rule can be inferred.
 
-    >>> CheckpointHook(interval=2, save_best="accuracy/top1").monitored_metrics()
-    [('save_best', 'accuracy/top1', 'greater')]
+    Examples:
+      >>> CheckpointHook(interval=2, save_best="accuracy/top1").monitored_metrics()
+      [('save_best', 'accuracy/top1', 'greater')]
     """
 
     priority = "VERY_LOW"

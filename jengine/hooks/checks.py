@@ -23,6 +23,9 @@ class CheckInvalidLossHook(Hook):
 
     Each check waits for the device, errors are detected late, and nothing is saved: you should prefer
     `NumericsGuardHook`, which checks every step and skips the bad ones.
+
+    Args:
+      interval: iterations between two checks.
     """
 
     def __init__(self, interval: Count = 50) -> None:

@@ -35,8 +35,9 @@ class EarlyStoppingHook(Hook):
     Raises:
       ValueError: an unknown rule, or none that can be inferred. TypeError: `patience` is not an integer.
 
-    >>> EarlyStoppingHook(monitor="accuracy/top1", min_delta=0.001, patience=3).rule
-    'greater'
+    Examples:
+      >>> EarlyStoppingHook(monitor="accuracy/top1", min_delta=0.001, patience=3).rule
+      'greater'
     """
 
     priority = "LOWEST"

@@ -57,8 +57,9 @@ class EMAHook(Hook):
       ArgumentError: a negative begin, or both `begin_iter` and `begin_epoch`. ConfigError: both `begin_iter` and
         `start_iters`. KeyError: an unknown `ema_type`. TypeError: an unknown argument, or a begin that is no integer.
 
-    >>> EMAHook(momentum=0.001, begin_epoch=5).average.interval
-    1
+    Examples:
+      >>> EMAHook(momentum=0.001, begin_epoch=5).average.interval
+      1
     """
 
     priority = "NORMAL"

@@ -47,11 +47,12 @@ class Hook:
       is_single: whether a run has at most one hook of the class, subclasses included.
       draws_samples: whether the hook calls `runner.visualizer.add_datasample`, which is then checked before training.
 
-    >>> class StopAtLoss(Hook):
-    ...     def after_val_epoch(self, runner, metrics=None):
-    ...         runner.train_loop.stop_training = metrics["loss"] < 0.1
-    >>> StopAtLoss().get_triggered_stages()
-    ['after_val_epoch']
+    Examples:
+      >>> class StopAtLoss(Hook):
+      ...     def after_val_epoch(self, runner, metrics=None):
+      ...         runner.train_loop.stop_training = metrics["loss"] < 0.1
+      >>> StopAtLoss().get_triggered_stages()
+      ['after_val_epoch']
     """
 
     priority: int | str | Priority = "NORMAL"
@@ -246,8 +247,9 @@ class Hook:
     def next_multiple(self, n: int, step: int, begin: int = 0) -> float:
         """Return the first step from `step` on for which `every_n_train_iters(runner, n, begin)` is true.
 
-        >>> Hook().next_multiple(10, step=3)
-        9
+        Examples:
+          >>> Hook().next_multiple(10, step=3)
+          9
         """
         if n <= 0:
             return math.inf

@@ -39,7 +39,8 @@ class LoggerHook(Hook):
         their step.
       file_client_args, backend_args: arguments in MMEngine; must be None, see `out_dir`.
 
-    >>> hook = LoggerHook(interval=50, out_dir="gs://bucket/logs")
+    Examples:
+      >>> hook = LoggerHook(interval=50, out_dir="gs://bucket/logs")
     """
 
     priority = "BELOW_NORMAL"

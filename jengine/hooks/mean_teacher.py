@@ -39,8 +39,9 @@ class MeanTeacherHook(Hook):
       skip_buffer: do not average the model state (batch statistics): the teacher uses that of the model.
       evaluate_on_teacher: validate and test the teacher instead of the model.
 
-    >>> MeanTeacherHook(momentum=0.01).get_traced_points()
-    ['traced_batch', 'traced_update', 'traced_accumulate']
+    Examples:
+      >>> MeanTeacherHook(momentum=0.01).get_traced_points()
+      ['traced_batch', 'traced_update', 'traced_accumulate']
     """
 
     def __init__(

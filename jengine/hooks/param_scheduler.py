@@ -63,7 +63,8 @@ class WarmupParamHook(Hook):
       value: the value after the warm-up.
       warmup_epochs: warm-up length in epochs, fractions included.
 
-    >>> hook = WarmupParamHook("mixup", value=0.2, warmup_epochs=5)
+    Examples:
+      >>> hook = WarmupParamHook("mixup", value=0.2, warmup_epochs=5)
     """
 
     runs_ahead = True

@@ -39,8 +39,9 @@ def get_priority(priority: int | str | Priority) -> int:
     Raises:
       ValueError: an integer outside 0 to 100. KeyError: an unknown name. TypeError: anything else.
 
-    >>> get_priority("low")
-    70
+    Examples:
+      >>> get_priority("low")
+      70
     """
     if isinstance(priority, bool) or not isinstance(priority, int | str):
         raise TypeError(f"a priority must be a name or an integer from 0 to 100, got {priority!r}")

@@ -38,7 +38,8 @@ class ProfilerHook(Hook):
     Raises:
       ConfigError: more than one epoch, an invalid number or key; from the hook, more than the run length.
 
-    >>> hook = ProfilerHook(by_epoch=False, schedule=dict(skip_first=10, active=5))
+    Examples:
+      >>> hook = ProfilerHook(by_epoch=False, schedule=dict(skip_first=10, active=5))
     """
 
     priority = "VERY_LOW"

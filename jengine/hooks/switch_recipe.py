@@ -40,8 +40,9 @@ class SwitchRecipeHook(Hook):
       ConfigError: an invalid change; two changes in one epoch; a hyperparameter without a first value; from the hook, a
         dataset without a pipeline, a training loop that counts iterations, an augmentation that changes shapes.
 
-    >>> first, last = dict(action_epoch=1, hyperparams={"mixup": 0.2}), dict(action_epoch=90, hyperparams={"mixup": 0})
-    >>> hook = SwitchRecipeHook(schedule=[first, last])
+    Examples:
+      >>> first, last = dict(action_epoch=1, hyperparams={"mixup": 1}), dict(action_epoch=90, hyperparams={"mixup": 0})
+      >>> hook = SwitchRecipeHook(schedule=[first, last])
     """
 
     def __init__(self, schedule: Sequence[Mapping[str, Any]]) -> None:

@@ -14,12 +14,13 @@ class AsyncWriter:
 
     The next call of `submit` or `flush` raises the error of a failed job, once.
 
-    >>> lines, writer = [], AsyncWriter()
-    >>> writer.submit(lines.append, "loss: 0.5")
-    >>> writer.flush()
-    >>> lines
-    ['loss: 0.5']
-    >>> writer.close()
+    Examples:
+      >>> lines, writer = [], AsyncWriter()
+      >>> writer.submit(lines.append, "loss: 0.5")
+      >>> writer.flush()
+      >>> lines
+      ['loss: 0.5']
+      >>> writer.close()
     """
 
     def __init__(self) -> None:

@@ -146,8 +146,9 @@ def _is_tty(file: IO[str]) -> bool:
 def escape_control(text: str) -> str:
     """Escape control characters except tabs and newlines: they could clear the terminal or hide a line.
 
-    >>> print(escape_control("x\\x1b[2J größe"))
-    x\\x1b[2J größe
+    Examples:
+      >>> print(escape_control("x\\x1b[2J größe"))
+      x\\x1b[2J größe
     """
     if text.isprintable():  # nearly always, and much faster
         return text

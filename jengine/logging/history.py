@@ -22,10 +22,11 @@ class HistoryBuffer:
     The cost of an update does not depend on the run length. The sum, count, maximum and minimum of *all* values are
     kept too, so that statistics over the whole run are exact.
 
-    >>> losses = HistoryBuffer(capacity=2)
-    >>> losses.extend([8.0, 4.0, 2.0])
-    >>> losses.mean(2), losses.mean(), losses.max()
-    (3.0, 4.666666666666667, 8.0)
+    Examples:
+      >>> losses = HistoryBuffer(capacity=2)
+      >>> losses.extend([8.0, 4.0, 2.0])
+      >>> losses.mean(2), losses.mean(), losses.max()
+      (3.0, 4.666666666666667, 8.0)
     """
 
     _statistics: ClassVar[dict[str, Callable[..., Any]]] = {}

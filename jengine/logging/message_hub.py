@@ -41,11 +41,12 @@ class MessageHub:
       last_snapshot: iteration of the last snapshot.
       losses: receives the fetched scalars; None in runs that do not check losses.
 
-    >>> hub = MessageHub("run")
-    >>> hub.update_scalars({"train/loss": jax.numpy.ones(())})
-    >>> hub.update_scalar("train/loss", 3.0)
-    >>> hub.get_scalar("train/loss").mean()
-    2.0
+    Examples:
+      >>> hub = MessageHub("run")
+      >>> hub.update_scalars({"train/loss": jax.numpy.ones(())})
+      >>> hub.update_scalar("train/loss", 3.0)
+      >>> hub.get_scalar("train/loss").mean()
+      2.0
     """
 
     _instances: ClassVar["weakref.WeakValueDictionary[str, MessageHub]"] = weakref.WeakValueDictionary()

@@ -14,13 +14,14 @@ class PhaseTimer:
     Attributes:
       seconds: time by phase, up to the last switch.
 
-    >>> clock = iter([0.0, 0.0, 2.0, 5.0, 6.0])
-    >>> timer = PhaseTimer(clock=lambda: next(clock))
-    >>> timer.start("step")
-    >>> with timer.phase("logging"):
-    ...     pass
-    >>> timer.report()
-    {'step': 3.0, 'logging': 3.0}
+    Examples:
+      >>> clock = iter([0.0, 0.0, 2.0, 5.0, 6.0])
+      >>> timer = PhaseTimer(clock=lambda: next(clock))
+      >>> timer.start("step")
+      >>> with timer.phase("logging"):
+      ...     pass
+      >>> timer.report()
+      {'step': 3.0, 'logging': 3.0}
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -72,8 +72,9 @@ class LogProcessor:
       TypeError: a window is not an int, 'epoch' or 'global', or the statistic does not take an argument.
       ValueError: a window is below 1.
 
-    >>> entry = dict(data_src="loss", log_name="worst", method_name="max", window_size="global")
-    >>> processor = LogProcessor(window_size=20, custom_cfg=[entry])
+    Examples:
+      >>> entry = dict(data_src="loss", log_name="worst", method_name="max", window_size="global")
+      >>> processor = LogProcessor(window_size=20, custom_cfg=[entry])
     """
 
     def __init__(

@@ -36,13 +36,14 @@ def format_table(
     Raises:
       ValueError: a row or `align` differs in length from `columns`.
 
-    >>> print(format_table(["phase", "steps"], [["train", 12000], ["val", None]]))
-    +-------+--------+
-    | phase |  steps |
-    +-------+--------+
-    | train | 12,000 |
-    | val   |        |
-    +-------+--------+
+    Examples:
+      >>> print(format_table(["phase", "steps"], [["train", 12000], ["val", None]]))
+      +-------+--------+
+      | phase |  steps |
+      +-------+--------+
+      | train | 12,000 |
+      | val   |        |
+      +-------+--------+
     """
     cells = [list(row) for row in rows]
     for index, row in enumerate(cells):

@@ -24,8 +24,9 @@ def to_jsonable(value: Any, name: str = "") -> Any:
     Raises:
       TypeError: something else.
 
-    >>> to_jsonable({"loss": np.float32(0.5), "norms": np.array([1.0, np.inf])})
-    {'loss': 0.5, 'norms': [1.0, 'Infinity']}
+    Examples:
+      >>> to_jsonable({"loss": np.float32(0.5), "norms": np.array([1.0, np.inf])})
+      {'loss': 0.5, 'norms': [1.0, 'Infinity']}
     """
     if isinstance(value, Mapping):
         return {str(key): to_jsonable(item, name or str(key)) for key, item in value.items()}
@@ -52,8 +53,9 @@ class Histogram(NamedTuple):
 def histogram(values: Any, bins: int = 64) -> Histogram:
     """Bin an array of real numbers, of any shape, between minimum and maximum; skip NaN and infinity.
 
-    >>> histogram([0.0, 1.0, 1.0, np.nan], bins=2).counts
-    array([1, 2])
+    Examples:
+      >>> histogram([0.0, 1.0, 1.0, np.nan], bins=2).counts
+      array([1, 2])
     """
     array = np.asarray(values)
     if array.dtype.kind not in _REAL_KINDS:

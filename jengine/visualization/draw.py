@@ -15,8 +15,9 @@ Color = tuple[int, int, int]
 def default_palette(count: int) -> list[Color]:
     """Return the RGB colors of `count` classes from the PASCAL VOC color map, which starts with black.
 
-    >>> default_palette(3)
-    [(0, 0, 0), (128, 0, 0), (0, 128, 0)]
+    Examples:
+      >>> default_palette(3)
+      [(0, 0, 0), (128, 0, 0), (0, 128, 0)]
     """
     # The bits of the class index go to red, green and blue in turn, starting from the highest bit of each channel, so
     # that small indices get clearly different colors.

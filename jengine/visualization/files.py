@@ -107,11 +107,12 @@ class LocalVisBackend(FilesVisBackend):
     Each line is complete on disk when the call returns. JSON has no NaN or infinity: they are written as the strings
     "NaN", "Infinity" and "-Infinity", which `float()` reads. The arguments are those of `FilesVisBackend`.
 
-    >>> import tempfile
-    >>> backend = LocalVisBackend(tempfile.mkdtemp())
-    >>> backend.add_scalars({"loss": 0.5, "mode": "train"}, step=10)
-    >>> (backend.save_dir / "scalars.json").read_text()
-    '{"loss": 0.5, "mode": "train", "step": 10}\\n'
+    Examples:
+      >>> import tempfile
+      >>> backend = LocalVisBackend(tempfile.mkdtemp())
+      >>> backend.add_scalars({"loss": 0.5, "mode": "train"}, step=10)
+      >>> (backend.save_dir / "scalars.json").read_text()
+      '{"loss": 0.5, "mode": "train", "step": 10}\\n'
     """
 
     suffix = ".json"

@@ -43,10 +43,11 @@ class LocalVisualizer(Visualizer):
     Attributes:
       kinds: the entries in a sample, each after `gt_` or `pred_`; subclasses may add entries that `draw_side` draws.
 
-    >>> visualizer = LocalVisualizer(classes=["cat", "dog"], zoom=4)
-    >>> picture = visualizer.draw(np.zeros((8, 8, 3), np.uint8), {"gt_sem_seg": np.ones((8, 8), int)})
-    >>> picture.shape
-    (32, 32, 3)
+    Examples:
+      >>> visualizer = LocalVisualizer(classes=["cat", "dog"], zoom=4)
+      >>> picture = visualizer.draw(np.zeros((8, 8, 3), np.uint8), {"gt_sem_seg": np.ones((8, 8), int)})
+      >>> picture.shape
+      (32, 32, 3)
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("label", "sem_seg", "instances")

@@ -19,8 +19,9 @@ def to_entry(value: Any, argument: str) -> tuple[str, np.ndarray]:
     Raises:
       ConfigError: an array of another shape or dtype.
 
-    >>> to_entry([0.1, 0.7, 0.2], "prediction")
-    ('label', array(1))
+    Examples:
+      >>> to_entry([0.1, 0.7, 0.2], "prediction")
+      ('label', array(1))
     """
     array = np.asarray(value)
     is_index = array.dtype.kind in "biu"

@@ -36,10 +36,11 @@ class Visualizer:
     Raises:
       TypeError: `vis_backends` is not a list. RuntimeError: two backends have the same name.
 
-    >>> import tempfile
-    >>> visualizer = Visualizer([dict(type="CSVVisBackend")], save_dir=tempfile.mkdtemp())
-    >>> visualizer.add_scalar("lr", 0.1, step=5)
-    >>> visualizer.close()
+    Examples:
+      >>> import tempfile
+      >>> visualizer = Visualizer([dict(type="CSVVisBackend")], save_dir=tempfile.mkdtemp())
+      >>> visualizer.add_scalar("lr", 0.1, step=5)
+      >>> visualizer.close()
     """
 
     def __init__(
