@@ -31,9 +31,6 @@ class Accuracy(BaseMetric):
       prefix: prefix of the result names, 'accuracy' by default.
       ignore_index: the label of examples that do not count; None for no such label.
 
-    Raises:
-      ValueError: `topk` is empty, or has duplicates or values below 1.
-
     Examples:
       >>> metric = Accuracy(topk=(1, 2))
       >>> logits = jnp.array([[0.1, 0.9, 0.0], [0.5, 0.2, 0.3]])

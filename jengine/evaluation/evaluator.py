@@ -31,9 +31,6 @@ class Evaluator:
     Args:
       metrics: a metric, the config of one, or a list of these.
 
-    Raises:
-      ValueError: there is no metric, or two results have the same name. TypeError: an entry is not a metric.
-
     Examples:
       >>> from jengine.evaluation import Accuracy
       >>> evaluator = Evaluator(Accuracy())

@@ -34,9 +34,6 @@ class PreciseBNHook(Hook):
     Args:
       num_samples: number of examples to use over all devices, at most one epoch.
       interval: epochs or iterations, as the training loop counts, between two computations.
-
-    Raises:
-      ConfigError: an argument below 1. ValueError: from the hook, a foreign loader that cannot be copied.
     """
 
     priority = "ABOVE_NORMAL"

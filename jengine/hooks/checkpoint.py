@@ -52,9 +52,6 @@ class CheckpointHook(Hook):
       checksums: whether to store the SHA-256 of each file, which a resume compares; it takes about a second per
         gigabyte, in the background when saving. You should set False for very large checkpoints.
 
-    Raises:
-      TypeError, ValueError, KeyError, ArgumentError: an invalid argument; ValueError if no rule can be inferred.
-
     Examples:
       >>> CheckpointHook(interval=2, save_best="accuracy/top1").monitored_metrics()
       [('save_best', 'accuracy/top1', 'greater')]

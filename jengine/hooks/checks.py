@@ -55,9 +55,6 @@ class ClassNumCheckHook(Hook):
 
     Args:
       skip: attribute names to ignore; a region proposal head, for example, has another number of classes.
-
-    Raises:
-      ConfigError: from the hook, the numbers differ. TypeError: from the hook, `classes` is a string.
     """
 
     def __init__(self, skip: Sequence[str] = ("rpn_head",)) -> None:

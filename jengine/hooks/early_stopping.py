@@ -32,9 +32,6 @@ class EarlyStoppingHook(Hook):
       patience: number of validations without improvement after which training ends.
       stopping_threshold: end training at once when the score is strictly better than this.
 
-    Raises:
-      ValueError: an unknown rule, or none that can be inferred. TypeError: `patience` is not an integer.
-
     Examples:
       >>> EarlyStoppingHook(monitor="accuracy/top1", min_delta=0.001, patience=3).rule
       'greater'

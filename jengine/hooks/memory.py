@@ -29,9 +29,6 @@ class EmptyCacheHook(Hook):
       after_epoch: collect after each epoch.
       after_iter: collect after each iteration.
       clear_caches: also drop compiled functions and the memory they use; each will be compiled again.
-
-    Raises:
-      ConfigError: `clear_caches` after each iteration, which would recompile the step each time.
     """
 
     def __init__(

@@ -40,9 +40,6 @@ class NaiveVisualizationHook(Hook):
         floats from 0 to 1.
       label: the batch entry with the ground truth, if any.
       prediction: the entry in the predictions; None if they are an array.
-
-    Raises:
-      ConfigError: from the hook, labels or predictions of another shape. KeyError: from the hook, no images.
     """
 
     priority = "LOWEST"

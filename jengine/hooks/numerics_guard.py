@@ -48,7 +48,8 @@ class NumericsGuardHook(Hook):
 
     The check is part of the compiled step. The host reads the result every `interval` iterations. After `max_in_row`
     dropped steps all further steps are dropped, so that the result does not depend on when the host reads. It then
-    writes the arguments of the step that exceeded the limit to a file, for `jengine replay`, and every process raises.
+    writes the arguments of the step that exceeded the limit to a file, for `jengine replay`, and every process raises
+    FloatingPointError.
 
     With a loss scale (`AmpOptimWrapper`) the scale handles overflowing gradients: it skips the update and backs off.
     The loss is checked as usual.
@@ -59,9 +60,6 @@ class NumericsGuardHook(Hook):
         None checks only for non-finite values.
       window: number of steps in the median; spikes are detected after that many steps.
       interval: iterations between two reads by the host. The batches in between are kept in memory.
-
-    Raises:
-      FloatingPointError: from the hook, `max_in_row` steps in a row were dropped.
     """
 
     priority = "HIGHEST"

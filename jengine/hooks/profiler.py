@@ -35,9 +35,6 @@ class ProfilerHook(Hook):
       on_trace_ready: a function that receives the directory of each trace, or `dict(type='tb_trace',
         dir_name=...)` with the directory of traces relative to the log directory, by default `tf_tracing_logs`.
 
-    Raises:
-      ConfigError: more than one epoch, an invalid number or key; from the hook, more than the run length.
-
     Examples:
       >>> hook = ProfilerHook(by_epoch=False, schedule=dict(skip_first=10, active=5))
     """

@@ -126,9 +126,6 @@ class PipelineSwitchHook(Hook):
     Args:
       switch_epoch: the first epoch with the new pipeline, counted from 0.
       switch_pipeline: the transforms; see `jengine.data.Pipeline`.
-
-    Raises:
-      ConfigError: from the hook, a dataset without a pipeline, or a training loop that counts iterations.
     """
 
     def __init__(self, switch_epoch: Index, switch_pipeline: Any) -> None:

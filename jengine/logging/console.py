@@ -41,9 +41,6 @@ def build_logger(
       log_file: a file to append to; its directory is created. None writes to the terminal only.
       wait: keep the records for the file in memory, and create nothing, until `open_log_file`.
       level: the lowest level to print on the terminal: 'DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL' or a number.
-
-    Raises:
-      ValueError: unknown level.
     """
     level_number = parse_level(level)
     logger = logging.getLogger(name)
@@ -104,9 +101,6 @@ def print_log(msg: Any, logger: logging.Logger | str | None = None, level: int =
       logger: None prints to the terminal, 'silent' does nothing, 'current' uses the logger built last; otherwise a
         logger, or the name of one that `build_logger` built.
       level: the level of the record; not used without a logger.
-
-    Raises:
-      ValueError: no logger of that name was built. TypeError: `logger` has another type.
     """
     if logger is None:
         write_line(str(msg))

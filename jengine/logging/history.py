@@ -127,11 +127,7 @@ class HistoryBuffer:
         return self.statistic(method_name)(*args, **kwargs)
 
     def statistic(self, method_name: str) -> Callable[..., Any]:
-        """Return the bound statistic `method_name`: 'mean', 'max', 'min', 'current' or a registered one.
-
-        Raises:
-          KeyError: no statistic has that name.
-        """
+        """Return the bound statistic `method_name`: 'mean', 'max', 'min', 'current' or a registered one."""
         if method_name not in self._statistics:
             raise UnknownNameError(
                 f"no statistic is called {method_name!r}{closest(method_name, self._statistics)} "
@@ -191,11 +187,7 @@ for _method in (HistoryBuffer.mean, HistoryBuffer.max, HistoryBuffer.min, Histor
 
 
 def to_float(value: Any) -> float:
-    """Convert a Python number, NumPy number or one-element array to a Python float.
-
-    Raises:
-      TypeError: `value` is not a real number. ValueError: an array does not have one element.
-    """
+    """Convert a Python number, NumPy number or one-element array to a Python float."""
     size = getattr(value, "size", 1)
     if size != 1:
         raise ValueError(f"a logged scalar must have one element, got {size} (shape {tuple(value.shape)})")

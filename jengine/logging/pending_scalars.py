@@ -31,9 +31,6 @@ class PendingScalars:
 
         Returns:
           True if there were arrays to transfer.
-
-        Raises:
-          RuntimeError: the device failed, or an array was donated. All pending values are dropped.
         """
         rows, self.rows, self.size = self.rows, [], 0
         arrays = [value for _, value, _, _ in rows if type(value) is not float]

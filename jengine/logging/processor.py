@@ -106,9 +106,6 @@ class LogProcessor:
 
         Returns:
           The tag (name -> number, with `epoch` and `iter`, both from 1, and `memory` if available) and the line.
-
-        Raises:
-          ArgumentError: unknown mode.
         """
         _check_mode(mode, ("train", "val", "test"))
         scalars = self._compute_statistics(runner.message_hub, batch_idx, mode, self.custom_cfg)
@@ -148,9 +145,6 @@ class LogProcessor:
 
         Returns:
           The tag and the line.
-
-        Raises:
-          ArgumentError: unknown mode.
         """
         _check_mode(mode, ("val", "test"))
         size = _epoch_length(runner, mode) or batch_idx

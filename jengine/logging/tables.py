@@ -33,9 +33,6 @@ def format_table(
       title: a line above the table.
       align: 'left', 'center' or 'right' for each column; by default numbers are aligned right, all else left.
 
-    Raises:
-      ValueError: a row or `align` differs in length from `columns`.
-
     Examples:
       >>> print(format_table(["phase", "steps"], [["train", 12000], ["val", None]]))
       +-------+--------+

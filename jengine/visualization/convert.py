@@ -21,9 +21,6 @@ def to_jsonable(value: Any, name: str = "") -> Any:
       value: a number, string, None or array, or lists, tuples and dicts with these.
       name: what it is, for the error; by default the key in `value`.
 
-    Raises:
-      TypeError: something else.
-
     Examples:
       >>> to_jsonable({"loss": np.float32(0.5), "norms": np.array([1.0, np.inf])})
       {'loss': 0.5, 'norms': [1.0, 'Infinity']}

@@ -33,9 +33,6 @@ def to_rgb(image: Any) -> np.ndarray:
     Args:
       image: [H, W] or [H, W, C] with C of 1, 3 or 4 (alpha is dropped); uint8, bool, or floats, which are clipped to
         [0, 1].
-
-    Raises:
-      ValueError: wrong shape. TypeError: wrong dtype.
     """
     array = np.asarray(image)
     if array.ndim == 2:
@@ -56,9 +53,6 @@ def draw_sem_seg(image: np.ndarray, labels: np.ndarray, palette: Sequence[Color]
       labels: int[H, W], class indices; pixels whose class has no color are unchanged.
       palette: one color per class.
       alpha: weight of the color; the image has weight `1 - alpha`.
-
-    Raises:
-      ValueError: `labels` and `image` differ in size.
     """
     labels = np.asarray(labels)
     if labels.shape != image.shape[:2]:

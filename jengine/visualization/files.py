@@ -28,9 +28,6 @@ class FilesVisBackend(BaseVisBackend):
 
     Attributes:
       suffix: the suffix of the scalar and histogram files.
-
-    Raises:
-      ValueError: `scalar_save_file` has another suffix.
     """
 
     suffix: ClassVar[str]

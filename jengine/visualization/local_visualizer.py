@@ -101,9 +101,6 @@ class LocalVisualizer(Visualizer):
           step: iteration of the sample.
           out_file: a PNG file to write instead of writing to the backends.
           with_labels: whether to draw class names.
-
-        Raises:
-          KeyError: an unknown entry in the sample.
         """
         if jax.process_index() != 0:
             return

@@ -16,9 +16,6 @@ def to_entry(value: Any, argument: str) -> tuple[str, np.ndarray]:
         indices int[H, W]; or logits float[H, W, C].
       argument: the argument that selects it, for the error message.
 
-    Raises:
-      ConfigError: an array of another shape or dtype.
-
     Examples:
       >>> to_entry([0.1, 0.7, 0.2], "prediction")
       ('label', array(1))

@@ -33,9 +33,6 @@ class Visualizer:
       vis_backends: the backends by name.
       dataset_meta: dataset metadata (class names, palette), for subclasses that draw.
 
-    Raises:
-      TypeError: `vis_backends` is not a list. RuntimeError: two backends have the same name.
-
     Examples:
       >>> import tempfile
       >>> visualizer = Visualizer([dict(type="CSVVisBackend")], save_dir=tempfile.mkdtemp())
