@@ -18,7 +18,6 @@ from jengine.logging.history import HistoryBuffer, check_count, to_float
 from jengine.logging.loss_watch import LossWatch
 from jengine.logging.pending_scalars import PendingScalars
 
-_NOT_JSON = object()
 # device array types seen so far: `isinstance(value, jax.Array)` is slower than an update
 _ARRAY_TYPES: set[type] = set()
 
@@ -235,16 +234,15 @@ class MessageHub:
         scalars = {key: h.state_dict() for key, h in self.log_scalars.items() if self._resumed[key]}
         infos = {}
         for key, value in self._runtime_info.items():
-            if self._resumed[key]:
-                plain = _to_json(value)
-                if plain is _NOT_JSON:
-                    kind = type(value).__name__ + (f" of shape {value.shape}" if hasattr(value, "shape") else "")
-                    logging.getLogger("jengine").warning(
-                        f"info {key!r} is not saved: {kind} is not JSON-serializable "
-                        "(resumed=False silences this warning)"
-                    )
-                else:
-                    infos[key] = plain
+            if not self._resumed[key]:
+                continue
+            try:
+                infos[key] = _to_json(value)
+            except TypeError:
+                kind = type(value).__name__ + (f" of shape {value.shape}" if hasattr(value, "shape") else "")
+                logging.getLogger("jengine").warning(
+                    f"info {key!r} is not saved: {kind} is not JSON-serializable (resumed=False silences this warning)"
+                )
         return {"log_scalars": scalars, "runtime_info": infos}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -339,15 +337,13 @@ def _check_scalar(key: str, value: Any) -> Any:
 
 
 def _to_json(value: Any) -> Any:
-    """Convert `value` to JSON types; return `_NOT_JSON` if that is not possible."""
+    """Return `value` in JSON types; TypeError if JSON cannot store it."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        items = [_to_json(item) for item in value]
-        return _NOT_JSON if any(item is _NOT_JSON for item in items) else items
+        return [_to_json(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        plain = {key: _to_json(item) for key, item in value.items()}
-        return _NOT_JSON if any(item is _NOT_JSON for item in plain.values()) else plain
-    return _NOT_JSON
+        return {key: _to_json(item) for key, item in value.items()}
+    raise TypeError(f"JSON cannot store a {type(value).__name__}")

@@ -90,15 +90,12 @@ class LocalVisualizer(Visualizer):
     ) -> None:
         """Draw a sample, ground truth on the left and prediction on the right if the sample has both.
 
+        The arguments are those of `Visualizer.add_datasample`, except:
+
         Args:
-          name: the name of the picture.
           image: [H, W, C], see `draw.to_rgb`.
           data_sample: a dict of NumPy arrays as described for the class.
-          draw_gt: whether to draw the ground truth.
-          draw_pred: whether to draw the prediction.
           show: open a window instead of writing; without a display, write a file and log the path once.
-          wait_time: seconds to wait after opening the window.
-          step: iteration of the sample.
           out_file: a PNG file to write instead of writing to the backends.
           with_labels: whether to draw class names.
         """

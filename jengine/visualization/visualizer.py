@@ -171,11 +171,9 @@ class Visualizer:
 
     def _add_backend(self, cfg: Any, defaults: dict[str, str]) -> None:
         name = None
-        backend = cfg
-        if not isinstance(cfg, BaseVisBackend):
-            if hasattr(cfg, "items"):
-                name, cfg = cfg.get("name"), {key: value for key, value in cfg.items() if key != "name"}
-            backend = VISBACKENDS.build(cfg, **defaults)
+        if hasattr(cfg, "items"):
+            name, cfg = cfg.get("name"), {key: value for key, value in cfg.items() if key != "name"}
+        backend = cfg if isinstance(cfg, BaseVisBackend) else VISBACKENDS.build(cfg, **defaults)
         name = name or type(backend).__name__
         if name in self.vis_backends:
             raise RuntimeError(
