@@ -10,9 +10,9 @@ _MAX_PENDING_JOBS = 256  # without a bound, pending jobs could hold any number o
 
 
 class AsyncWriter:
-    """Background thread that runs jobs in the order of submission; the first job starts it.
+    """Background thread that runs submitted jobs in order; the first job starts it.
 
-    The next call of `submit` or `flush` raises the error of a failed job, once.
+    If a job fails, the next `submit` or `flush` raises the error, once.
 
     Examples:
       >>> lines, writer = [], AsyncWriter()

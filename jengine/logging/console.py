@@ -28,17 +28,17 @@ _loggers: dict[str, logging.Logger] = {}
 def build_logger(
     name: str = "jengine", log_file: str | None = None, level: int | str = "INFO", wait: bool = False
 ) -> logging.Logger:
-    """Set up and return `logging.getLogger(name)` as the logger of a run.
+    """Set up and return `logging.getLogger(name)` as the run logger.
 
     It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, preceded by the year and at every level, to
     `log_file`. Records do not propagate to the root logger, where handlers of other libraries would print them again.
     Identical warnings are printed once. Processes other than the first only print errors.
 
-    Building a logger again replaces its handlers: a second run in the same process writes to its own file.
+    Building a logger again replaces the handlers: a second run in the same process writes to another file.
 
     Args:
-      name: the name of the logger, which also prints the records of child loggers, such as 'name.child'.
-      log_file: a file to append to; its directory is created. None writes to the terminal only.
+      name: the logger name; it also prints the records of child loggers, such as 'name.child'.
+      log_file: a file to append to, in a directory that will be created. None writes to the terminal only.
       wait: keep the records for the file in memory, and create nothing, until `open_log_file`.
       level: the lowest level to print on the terminal: 'DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL' or a number.
     """
@@ -67,7 +67,7 @@ def build_logger(
 
 
 def log_error(error: BaseException) -> str | None:
-    """Write a traceback to the log file of the logger built last, once; return the path of the file, None without."""
+    """Write a traceback to the log file of the newest logger, once; return the file path, None without a file."""
     logger = current_logger()
     handlers = [handler for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
     files = [handler.baseFilename for handler in handlers if handler.waiting is None]

@@ -19,8 +19,8 @@ _NUM_SAVED_VALUES = 256  # per history in a checkpoint: enough for the windows o
 class HistoryBuffer:
     """Ring buffer with the newest `capacity` values of one scalar, at least 1.
 
-    The cost of an update does not depend on the run length. The sum, count, maximum and minimum of *all* values are
-    kept too, so that statistics over the whole run are exact.
+    An update costs the same at any run length. Sum, count, maximum and minimum cover *all* values, so that statistics
+    over the whole run are exact.
 
     Examples:
       >>> losses = HistoryBuffer(capacity=2)
@@ -96,7 +96,7 @@ class HistoryBuffer:
         return np.array(self._values, np.float64), np.array(counts, np.float64)
 
     def mean(self, window_size: int | None = None) -> float:
-        """Return the sum of the newest `window_size` values, divided by their sample count.
+        """Return the mean of the newest `window_size` values, weighted by sample counts.
 
         Without a window, or if it covers all updates, the mean is exact; other windows are cut to the ring.
 

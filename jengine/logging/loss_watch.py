@@ -10,9 +10,9 @@ _COUNTERS = ("train/skipped_steps", "train/dropped_steps")
 
 
 class LossWatch:
-    """Record of the non-finite losses, except those of steps that a loss scale skipped or a hook dropped.
+    """Record of non-finite losses, except in steps that a loss scale skipped or a hook dropped.
 
-    A larger value of a counter of such steps excludes all steps since the counter's previous value.
+    When a counter of such steps grows, all steps since its previous value are excluded.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class LossWatch:
             self._counters[key] = last, count
 
     def pop(self, last: float = math.inf, *, waits: bool = False) -> tuple[int, float] | None:
-        """Return the iteration and value of the first non-finite loss of a step that counts, and forget those seen.
+        """Return iteration and value of the first non-finite loss in a step that counts, and forget those seen.
 
         Args:
           last: the last iteration to consider; later losses are kept.

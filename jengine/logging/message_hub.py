@@ -1,4 +1,4 @@
-"""Message hub: the scalars of a run with their histories, and other infos, for loggers to read.
+"""Message hub: scalars with histories, and other infos, for loggers to read.
 
 Step metrics stay on the device, so that the loop never waits for them; the first read of a scalar fetches all pending
 arrays in one transfer.
@@ -25,15 +25,15 @@ _ARRAY_TYPES: set[type] = set()
 class MessageHub:
     """Store of scalars with history, and of infos without.
 
-    A scalar (`update_scalar`) has a `HistoryBuffer`; an info (`update_info`) is the latest value, of any type. The keys
-    of a loop start with 'train/', 'val/' or 'test/'.
+    A scalar (`update_scalar`) has a `HistoryBuffer`; an info (`update_info`) is only the latest value, of any type. Keys
+    start with the loop: 'train/', 'val/' or 'test/'.
 
     Args:
-      name: the name of the hub.
+      name: the hub name.
       capacity: number of pending scalar updates beyond which the hub fetches them, so that memory is bounded.
 
     Attributes:
-      iteration: the training iteration of subsequent scalar updates.
+      iteration: the training iteration for subsequent scalar updates.
       fetches: number of transfers from the device so far.
       before_read: called before a scalar is read; the Runner flushes its log writer here, whose pending jobs hold
         earlier scalars (see `snapshot`).
@@ -92,7 +92,7 @@ class MessageHub:
         return hubs[-1] if hubs else cls.get_instance("jengine")
 
     def start_iteration(self, iteration: int) -> None:
-        """Set the training iteration of subsequent scalars; fetch pending ones from half of the capacity on."""
+        """Set the iteration for subsequent scalars; fetch pending ones from half the capacity on."""
         self.iteration = iteration
         if 2 * self._pending.size >= self._capacity:
             self.flush()
@@ -226,7 +226,7 @@ class MessageHub:
         return HubSnapshot(self, pending, dict(self._runtime_info))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the JSON-serializable state for checkpoints; its size does not grow with the run.
+        """Return the JSON-serializable state for checkpoints, whose size does not grow with the run.
 
         Keys with `resumed=False` are omitted, infos that JSON cannot store are omitted with a warning; tuples become
         lists, and NumPy numbers become Python numbers.

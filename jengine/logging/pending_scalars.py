@@ -60,7 +60,7 @@ class PendingScalars:
         """Remove the fetched values up to and including `step`.
 
         Yields:
-          The key, the steps of its values, the values in order, and the number of samples in each.
+          The key, the steps, the values in order, and the number of samples in each.
         """
         taken, self._segments = self._segments, {}
         for key, segments in taken.items():

@@ -58,7 +58,7 @@ class LogProcessor:
     Args:
       window_size: number of values in a mean.
       by_epoch: whether headers count epochs, `Epoch(train) [1][2/4]`, or iterations, `Iter(train) [2/40]`.
-      custom_cfg: list of `dict(data_src, method_name, window_size, log_name)`: the scalar (without its loop), the
+      custom_cfg: list of `dict(data_src, method_name, window_size, log_name)`: the scalar (without the loop), the
         statistic, the window (an int, 'epoch' or 'global'), and the result name (default: `data_src`, which replaces
         the default statistic). Other keys are passed to the statistic.
       num_digits: digits after the decimal point.
@@ -101,7 +101,7 @@ class LogProcessor:
 
         Args:
           runner: the runner.
-          batch_idx: index of the batch in its loop, from 0.
+          batch_idx: index of the batch in the loop, from 0.
           mode: 'train', 'val' or 'test'.
 
         Returns:
@@ -169,9 +169,9 @@ class LogProcessor:
     def _compute_statistics(
         self, hub: MessageHub | HubSnapshot, batch_idx: int, mode: Mode, custom_cfg: Sequence[Mapping[str, Any]]
     ) -> dict[str, float]:
-        """Compute the statistic of each scalar of the loop, by name without the loop.
+        """Compute one statistic per scalar in the loop, by name without the loop.
 
-        Metrics of a validation or test pass are exact: only times are averaged there.
+        Validation and test metrics are exact: only times are averaged there.
         """
         histories = _select_mode(hub.log_scalars, mode)
         scalars = {}
@@ -229,7 +229,7 @@ class LogProcessor:
 
 
 def _select_mode(values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
-    """Return the entries of the loop, by name without the loop."""
+    """Return the entries in the loop, by name without the loop."""
     prefix = f"{mode}/"
     return {key[len(prefix) :]: value for key, value in values.items() if key.startswith(prefix)}
 
@@ -259,7 +259,7 @@ _ENTRY_KEYS = ("data_src", "log_name", "method_name", "window_size")
 def _check_entry(
     data_src: str, window_size: Count | Literal["epoch", "global"] = 1, log_name: str = "", method_name: str = ""
 ) -> None:
-    """Check the types of an entry of `custom_cfg`."""
+    """Check the types in an entry of `custom_cfg`."""
 
 
 def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -> None:
