@@ -123,17 +123,12 @@ class EarlyStoppingHook(Hook):
         if self.stopping_threshold is not None and is_better(self.rule, score, self.stopping_threshold):
             self.best_score = score
             return f"is {score:.4g}, beyond the threshold {self.stopping_threshold:.4g}"
-        if self._is_improvement(score):
+        delta = self.min_delta if self.rule == "greater" else -self.min_delta
+        required = None if self.best_score is None else self.best_score + delta
+        if not math.isnan(score) and (required is None or score == required or is_better(self.rule, score, required)):
             self.best_score, self.wait_count = score, 0
             return None
         self.wait_count += 1
         if self.wait_count < self.patience:
             return None
         return f"did not improve in the last {self.wait_count} validations, the best was {best}"
-
-    def _is_improvement(self, score: float) -> bool:
-        """Return whether `score` beats the best by at least `min_delta`; NaN never does."""
-        if self.best_score is None or math.isnan(score):
-            return not math.isnan(score)
-        required = self.best_score + (self.min_delta if self.rule == "greater" else -self.min_delta)
-        return score == required or is_better(self.rule, score, required)

@@ -301,12 +301,14 @@ class Hook:
 
     def get_triggered_stages(self) -> list[str]:
         """Return the host stages that this hook defines, in the order of `stages`."""
-        return [stage for stage in Hook.stages if self._overrides(stage)]
+        own, cls = self.__dict__, type(self)
+        names = {stage: (stage, _SHARED_METHODS.get(stage, stage)) for stage in Hook.stages}
+        return [
+            stage
+            for stage, methods in names.items()
+            if any(name in own or getattr(cls, name) is not getattr(Hook, name) for name in methods)
+        ]
 
     def get_traced_points(self) -> list[str]:
         """Return the traced points that this hook defines."""
         return [point for point in Hook.traced_points if getattr(type(self), point) is not getattr(Hook, point)]
-
-    def _overrides(self, stage: str) -> bool:
-        names = (stage, _SHARED_METHODS[stage]) if stage in _SHARED_METHODS else (stage,)
-        return any(name in self.__dict__ or getattr(type(self), name) is not getattr(Hook, name) for name in names)

@@ -93,7 +93,12 @@ class MemoryProfilerHook(Hook):
         else:
             is_due = self.every_n_inner_iters(batch_idx, self.interval)
         if is_due:
-            runner.logger.info("Memory " + ", ".join([*_host_memory(), *_device_memory()]))
+            entries = _host_memory()
+            for device in jax.local_devices():
+                if stats := device.memory_stats():  # some devices do not report it
+                    use, peak = stats["bytes_in_use"] // _MB, stats.get("peak_bytes_in_use", 0) // _MB
+                    entries.append(f"{device.platform}:{device.id}: {use} MB (peak {peak} MB)")
+            runner.logger.info("Memory " + ", ".join(entries))
 
 
 def _host_memory() -> list[str]:
@@ -108,13 +113,3 @@ def _host_memory() -> list[str]:
         available=memory.available, used=memory.used, swap=swap.used, process=psutil.Process().memory_info().rss
     )
     return [f"{name}: {size // _MB} MB" for name, size in sizes.items()]
-
-
-def _device_memory() -> list[str]:
-    """Return the memory use of each device that reports it, in MB."""
-    entries = []
-    for device in jax.local_devices():
-        if stats := device.memory_stats():
-            use, peak = stats["bytes_in_use"] // _MB, stats.get("peak_bytes_in_use", 0) // _MB
-            entries.append(f"{device.platform}:{device.id}: {use} MB (peak {peak} MB)")
-    return entries

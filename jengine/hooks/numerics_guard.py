@@ -96,7 +96,9 @@ class NumericsGuardHook(Hook):
     def traced_grads(self, ctx: StepContext) -> StepContext:
         """Check the loss and the gradients, before other hooks change them."""
         state: NumericsGuardState = ctx.hook_state
-        scales = _loss_scales(ctx.opt_state)
+        opt_states = ctx.opt_state.values() if isinstance(ctx.opt_state, Mapping) else [ctx.opt_state]
+        found = [get_field(opt_state, LossScaleState, "loss_scale") for opt_state in opt_states]
+        scales: list[jax.Array] = [scale for scale in found if scale is not None]
         squared_norm, leaf = _check_gradients(ctx)
         norm = jnp.sqrt(squared_norm) / (scales[0] if len(scales) == 1 else 1.0)
         losses = [_mean(value, ctx) for name, value in ctx.metrics.items() if "loss" in name]
@@ -229,10 +231,3 @@ def _add_to_history(
         norms=jnp.where(is_oldest, norm, state.norms).astype(jnp.float32),
         seen=state.seen + is_good,
     )
-
-
-def _loss_scales(opt_state: PyTree) -> list[jax.Array]:
-    """Return the loss scale, f32[], of each optimizer with one."""
-    states = opt_state.values() if isinstance(opt_state, Mapping) else [opt_state]
-    scales = [get_field(state, LossScaleState, "loss_scale") for state in states]
-    return [scale for scale in scales if scale is not None]

@@ -25,8 +25,8 @@ _ARRAY_TYPES: set[type] = set()
 class MessageHub:
     """Store of scalars with history, and of infos without.
 
-    A scalar (`update_scalar`) has a `HistoryBuffer`; an info (`update_info`) is just the latest value, of any type. Keys
-    start with the loop: 'train/', 'val/' or 'test/'.
+    A scalar (`update_scalar`) has a `HistoryBuffer`; an info (`update_info`) is just the latest value, of any type.
+    Keys start with the loop: 'train/', 'val/' or 'test/'.
 
     Args:
       name: the hub name.

@@ -103,7 +103,10 @@ class LocalVisualizer(Visualizer):
             return
         picture = self.draw(image, data_sample or {}, draw_gt=draw_gt, draw_pred=draw_pred, with_labels=with_labels)
         if show and not show_image(picture, name, wait_time):
-            self._write_fallback(name, picture, step)
+            path = self._fallback_dir / f"{name}_{step}.png"
+            _write_png(path, picture)
+            text = f"There is no display to show {name} on: it was written to {path}, as later ones will be."
+            self._warn_once("display", text)
         if out_file is not None:
             _write_png(pathlib.Path(out_file), picture)
         elif not show:
@@ -127,7 +130,9 @@ class LocalVisualizer(Visualizer):
             entries = {kind: entry for kind, entry in entries.items() if entry is not None}
             label = entries.pop("label", None)
             if label is not None and with_labels:
-                captions.append(f"{side}: {self._name_label(label)}")
+                value = np.asarray(label).item()  # a real number or a class
+                text = f"{value:.4g}" if isinstance(value, float) else self._names_and_colors([value])[0][value]
+                captions.append(f"{side}: {text}")
             if entries:
                 pictures.append(self.draw_side(canvas, entries, with_labels))
         return draw.add_captions(draw.place_side_by_side(pictures or [canvas]), captions)
@@ -145,11 +150,6 @@ class LocalVisualizer(Visualizer):
         if "instances" in entries:
             picture = self._draw_instances(picture, entries["instances"], with_labels)
         return picture
-
-    def _name_label(self, label: Any) -> str:
-        """Return the name of a class, or a real number as text."""
-        value = np.asarray(label).item()
-        return f"{value:.4g}" if isinstance(value, float) else self._names_and_colors([value])[0][value]
 
     def _draw_sem_seg(self, picture: np.ndarray, labels: np.ndarray, with_labels: bool) -> np.ndarray:
         classes = [int(label) for label in np.unique(labels) if label >= 0]
@@ -198,12 +198,6 @@ class LocalVisualizer(Visualizer):
         class_names = dict(enumerate(classes or ()))
         names = {label: str(class_names.get(label, label)) for label in labels}
         return names, [(int(c[0]), int(c[1]), int(c[2])) for c in palette]
-
-    def _write_fallback(self, name: str, picture: np.ndarray, step: int) -> None:
-        path = self._fallback_dir / f"{name}_{step}.png"
-        _write_png(path, picture)
-        text = f"There is no display to show {name} on: it was written to {path}, as later ones will be."
-        self._warn_once("display", text)
 
     def _check_texts(self, texts: Sequence[str], picture: np.ndarray) -> None:
         """Log a warning if a class name does not fit into the picture."""

@@ -55,7 +55,18 @@ class Visualizer:
         defaults = {} if save_dir is None else {"save_dir": str(pathlib.Path(save_dir) / "vis_data")}
         for index, backend in enumerate(vis_backends):
             with config_path("vis_backends", index):
-                self._add_backend(backend, defaults)
+                custom_name = None
+                if hasattr(backend, "items"):
+                    custom_name = backend.get("name")
+                    backend = {key: value for key, value in backend.items() if key != "name"}
+                if not isinstance(backend, BaseVisBackend):
+                    backend = VISBACKENDS.build(backend, **defaults)
+                key = custom_name or type(backend).__name__
+                if key in self.vis_backends:
+                    raise RuntimeError(
+                        f"names of visualization backends must be unique, got {key!r} twice; set another `name`"
+                    )
+                self.vis_backends[key] = backend
 
     def get_backend(self, name: str) -> BaseVisBackend:
         """Return the backend called `name`; KeyError, with a suggestion, if there is none."""
@@ -168,15 +179,3 @@ class Visualizer:
     def _active_backends(self) -> list[BaseVisBackend]:
         """Return the backends that this process writes to."""
         return list(self.vis_backends.values()) if jax.process_index() == 0 else []
-
-    def _add_backend(self, cfg: Any, defaults: dict[str, str]) -> None:
-        name = None
-        if hasattr(cfg, "items"):
-            name, cfg = cfg.get("name"), {key: value for key, value in cfg.items() if key != "name"}
-        backend = cfg if isinstance(cfg, BaseVisBackend) else VISBACKENDS.build(cfg, **defaults)
-        name = name or type(backend).__name__
-        if name in self.vis_backends:
-            raise RuntimeError(
-                f"names of visualization backends must be unique, got {name!r} twice; set another `name`"
-            )
-        self.vis_backends[name] = backend
